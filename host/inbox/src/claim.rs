@@ -1,0 +1,134 @@
+//! The claim: which messages of a batch are new, decided by the database.
+
+use sqlx::Row;
+
+use crate::{error::InboxError, headers, hooks, message::Message, policy::PayloadPolicy, session::Transaction, tx::bounded};
+
+/// A message on its way into the inbox.
+#[derive(Debug, Clone)]
+pub struct Offered {
+    /// The message; for one that could not be decoded, what is known of it.
+    pub message: Message,
+    /// The version that will run it.
+    pub version: Option<i32>,
+    /// Why it is parked, where it is.
+    pub reason: Option<String>,
+}
+
+/// What a claim makes of a message that nobody has seen before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum As {
+    /// It is run in this very transaction; the guard keeps it from being committed before
+    /// its completion.
+    Completed,
+    /// It is stored, to be run under a lease.
+    Received,
+    /// It is kept for a person.
+    Parked,
+}
+
+impl As {
+    fn status(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Received => "received",
+            Self::Parked => "parked",
+        }
+    }
+}
+
+/// The answer to the claim of one message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Claimed {
+    /// Nobody had it; it is ours.
+    New,
+    /// It is in the inbox already, so its delivery is settled.
+    Known {
+        /// The state of its row.
+        status: String,
+        /// Whether the payload is the same.
+        same_payload: bool,
+        /// What its completion kept.
+        result: Option<String>,
+    },
+}
+
+impl Claimed {
+    /// Name in metrics and logs: `new`, `already_done` or `in_flight_elsewhere`, where the last
+    /// stands for a message that waits in the inbox for one of its workers.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::Known { status, .. } if is_open(status) => "in_flight_elsewhere",
+            Self::Known { .. } => "already_done",
+        }
+    }
+}
+
+/// Whether a row of this status is still to be run.
+pub fn is_open(status: &str) -> bool {
+    matches!(status, "received" | "in_progress" | "failed_retryable" | "waiting")
+}
+
+/// Which consumer claims, with what it has loaded.
+#[derive(Debug, Clone, Copy)]
+pub struct Claimant {
+    /// The consumer.
+    pub consumer_id: i32,
+    /// Generation of deployments.
+    pub generation: i64,
+    /// Which rows keep payloads.
+    pub payload: PayloadPolicy,
+}
+
+const CLAIM: &str =
+    "SELECT * FROM oncebox_host.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21)";
+
+/// Claim a batch of one partition. One answer for each message, in order.
+pub async fn claim(transaction: &Transaction<'_>, claimant: Claimant, offered: &[&Offered], r#as: As) -> Result<Vec<Claimed>, InboxError> {
+    hooks::point("inbox:claim:before");
+    let messages = || offered.iter().map(|offered| &offered.message);
+    let Some(first) = messages().next() else { return Ok(Vec::new()) };
+    let keep =
+        r#as != As::Completed && claimant.payload != PayloadPolicy::None || r#as == As::Received || claimant.payload == PayloadPolicy::All;
+    let query = sqlx::query(CLAIM)
+        .bind(transaction.secret())
+        .bind(claimant.consumer_id)
+        .bind(claimant.generation)
+        .bind(r#as.status())
+        .bind(offered.iter().map(|o| o.reason.as_deref()).collect::<Vec<_>>())
+        .bind(&*first.record.topic)
+        .bind(first.record.partition)
+        .bind(messages().map(|m| m.id.as_str()).collect::<Vec<_>>())
+        .bind(messages().map(|m| m.record.offset).collect::<Vec<_>>())
+        .bind(messages().map(|m| m.record.timestamp_ms).collect::<Vec<_>>())
+        .bind(messages().map(|m| m.record.key.as_deref()).collect::<Vec<_>>())
+        .bind(messages().map(|m| m.ordering_key.as_deref()).collect::<Vec<_>>())
+        .bind(messages().map(|m| m.source.as_str()).collect::<Vec<_>>())
+        .bind(messages().map(|m| m.event_type.as_str()).collect::<Vec<_>>())
+        .bind(messages().map(|m| m.event_version.as_deref()).collect::<Vec<_>>())
+        .bind(messages().map(|m| m.content_type.as_deref()).collect::<Vec<_>>())
+        .bind(messages().map(|m| m.trace_parent.as_deref()).collect::<Vec<_>>())
+        .bind(messages().map(|m| m.payload_hash.as_ref().map(|hash| hash.as_slice())).collect::<Vec<_>>())
+        .bind(offered.iter().map(|o| o.version).collect::<Vec<_>>())
+        .bind(messages().map(|m| keep.then(|| headers::encode(&m.record.headers))).collect::<Vec<_>>())
+        .bind(messages().map(|m| m.record.payload.as_deref().filter(|_| keep)).collect::<Vec<_>>());
+    let mut statement = transaction.tx().statement().await;
+    let rows = bounded(query.fetch_all(statement.connection())).await;
+    statement.finish(rows.as_ref().err());
+    let claimed = rows?.iter().map(read).collect();
+    hooks::point("inbox:claim:after");
+    claimed
+}
+
+fn read(row: &sqlx::postgres::PgRow) -> Result<Claimed, InboxError> {
+    match row.try_get::<&str, _>("outcome")? {
+        "new" => Ok(Claimed::New),
+        "known" => Ok(Claimed::Known {
+            status: row.try_get("known_status")?,
+            same_payload: row.try_get("same_payload")?,
+            result: row.try_get("known_result")?,
+        }),
+        _ => Err(InboxError::InFlightElsewhere),
+    }
+}

@@ -1,0 +1,229 @@
+//! The completion: the last statement of the host before COMMIT.
+
+use std::time::Duration;
+
+use crate::{
+    error::InboxError,
+    handler::{Failure, FailureKind},
+    headers, hooks,
+    message::Message,
+    policy::{PayloadPolicy, Policy, Retry},
+    session::Transaction,
+    tx::bounded,
+};
+
+/// What became of a message that ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Disposition {
+    /// Its effect is committed.
+    Completed,
+    /// It will run again.
+    FailedRetryable,
+    /// It is a dead letter.
+    FailedTerminal,
+    /// It waits for a person.
+    Parked,
+}
+
+impl Disposition {
+    /// The status of its row.
+    pub fn status(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::FailedRetryable => "failed_retryable",
+            Self::FailedTerminal => "failed_terminal",
+            Self::Parked => "parked",
+        }
+    }
+}
+
+/// What a failure makes of a message after this many attempts.
+pub fn disposition(failure: &Failure, attempts: u32, retry: &Retry) -> Disposition {
+    match failure.kind {
+        FailureKind::Reject => Disposition::FailedTerminal,
+        FailureKind::Park | FailureKind::NoRoute | FailureKind::Crashed => Disposition::Parked,
+        _ if attempts >= retry.attempts_max => Disposition::FailedTerminal,
+        _ => Disposition::FailedRetryable,
+    }
+}
+
+/// Delay before the next attempt: what the handler asked for, else exponential with full jitter.
+pub fn delay(failure: &Failure, attempts: u32, retry: &Retry) -> Duration {
+    if let FailureKind::Retry { delay: Some(delay) } = failure.kind {
+        return delay.min(DELAY_MAX);
+    }
+    let doublings = attempts.saturating_sub(1).min(32);
+    let bound = retry.backoff_min_ms.saturating_mul(1 << doublings).min(retry.backoff_max_ms);
+    Duration::from_millis(rand::random_range(0..=bound))
+}
+
+/// Longest delay a handler can ask for: thirty days.
+const DELAY_MAX: Duration = Duration::from_secs(30 * 24 * 3_600);
+
+/// What one transaction has to write at its end. A message that completed without a result and
+/// was claimed in this transaction needs nothing: its claim says it all.
+#[derive(Debug, Default)]
+pub struct Completion {
+    withdrawn: Vec<String>,
+    rows: Vec<Row>,
+}
+
+#[derive(Debug)]
+struct Row {
+    id: String,
+    epoch: i64,
+    disposition: Disposition,
+    reason: Option<String>,
+    error: Option<String>,
+    result: Option<String>,
+    delay: Option<Duration>,
+    version: Option<i32>,
+    keep: bool,
+    headers: Option<Vec<u8>>,
+    payload: Option<Vec<u8>>,
+}
+
+/// Longest text kept in `last_error`, bytes.
+const ERROR_BYTES_MAX: usize = 4_096;
+
+/// A run that came to an end.
+#[derive(Clone, Copy)]
+pub struct Ran<'a> {
+    /// The message.
+    pub message: &'a Message,
+    /// Epoch of its lease; 0 for a claim of this transaction.
+    pub epoch: i64,
+    /// The version that ran it, where one did.
+    pub version: Option<i32>,
+    /// Which run it was, from 1.
+    pub attempt: u32,
+}
+
+impl Completion {
+    /// A claim that was not run; it comes again.
+    pub fn withdraw(&mut self, id: &str) {
+        self.withdrawn.push(id.to_owned());
+    }
+
+    /// A run that succeeded.
+    pub fn succeeded(&mut self, ran: Ran<'_>, result: Option<String>, policy: &Policy) {
+        if ran.epoch == 0 && result.is_none() {
+            return;
+        }
+        self.rows.push(Row {
+            id: ran.message.id.clone(),
+            epoch: ran.epoch,
+            disposition: Disposition::Completed,
+            reason: None,
+            error: None,
+            result,
+            delay: None,
+            version: ran.version,
+            keep: policy.payload == PayloadPolicy::All,
+            headers: None,
+            payload: None,
+        });
+    }
+
+    /// A run that failed: the claim row becomes the failure record, in the same transaction.
+    pub fn failed(&mut self, ran: Ran<'_>, failure: &Failure, policy: &Policy) -> Disposition {
+        let disposition = disposition(failure, ran.attempt, &policy.retry);
+        // A row that is to run again needs its payload whatever the policy says.
+        let keep = disposition == Disposition::FailedRetryable || policy.payload != PayloadPolicy::None;
+        let record = &ran.message.record;
+        self.rows.push(Row {
+            id: ran.message.id.clone(),
+            epoch: ran.epoch,
+            disposition,
+            reason: Some(failure.kind.reason()),
+            error: Some(storable(&failure.text)),
+            result: None,
+            delay: (disposition == Disposition::FailedRetryable).then(|| delay(failure, ran.attempt, &policy.retry)),
+            version: ran.version,
+            keep,
+            headers: keep.then(|| headers::encode(&record.headers)),
+            payload: record.payload.clone().filter(|_| keep),
+        });
+        disposition
+    }
+}
+
+/// A text that PostgreSQL takes and a row can afford.
+fn storable(text: &str) -> String {
+    let mut end = text.len().min(ERROR_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].replace('\0', "\u{fffd}")
+}
+
+const COMPLETE: &str = "SELECT * FROM oncebox_host.complete($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
+
+/// Write the completion. Raises unless the claim is in this very transaction, and in a transaction
+/// that a swallowed error has aborted.
+pub async fn complete(transaction: &Transaction<'_>, consumer_id: i32, completion: &Completion) -> Result<(), InboxError> {
+    hooks::point("inbox:complete:before");
+    let rows = || completion.rows.iter();
+    let query = sqlx::query(COMPLETE)
+        .bind(transaction.secret())
+        .bind(consumer_id)
+        .bind(&completion.withdrawn)
+        .bind(rows().map(|r| r.id.as_str()).collect::<Vec<_>>())
+        .bind(rows().map(|r| r.epoch).collect::<Vec<_>>())
+        .bind(rows().map(|r| r.disposition.status()).collect::<Vec<_>>())
+        .bind(rows().map(|r| r.reason.as_deref()).collect::<Vec<_>>())
+        .bind(rows().map(|r| r.error.as_deref()).collect::<Vec<_>>())
+        .bind(rows().map(|r| r.result.as_deref()).collect::<Vec<_>>())
+        .bind(rows().map(|r| r.delay.map(|delay| delay.as_millis() as i64)).collect::<Vec<_>>())
+        .bind(rows().map(|r| r.version).collect::<Vec<_>>())
+        .bind(rows().map(|r| r.keep).collect::<Vec<_>>())
+        .bind(rows().map(|r| r.headers.as_deref()).collect::<Vec<_>>())
+        .bind(rows().map(|r| r.payload.as_deref()).collect::<Vec<_>>());
+    let mut statement = transaction.tx().statement().await;
+    let answer = bounded(query.execute(statement.connection())).await;
+    statement.finish(answer.as_ref().err());
+    answer?;
+    hooks::point("inbox:complete:after");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(kind: FailureKind, attempts: u32, expected: Disposition) {
+        let retry = Retry { attempts_max: 3, ..Retry::default() };
+        assert_eq!(disposition(&Failure::new(kind, ""), attempts, &retry), expected);
+    }
+
+    // S1-067, S1-068, S1-115, S2-013: which failures are tried again, and how often.
+    #[test]
+    fn failures_are_retried_until_the_limit() {
+        check(FailureKind::Trap, 1, Disposition::FailedRetryable);
+        check(FailureKind::Trap, 3, Disposition::FailedTerminal);
+        check(FailureKind::Retry { delay: None }, 2, Disposition::FailedRetryable);
+        check(FailureKind::Reject, 1, Disposition::FailedTerminal);
+        check(FailureKind::Park, 1, Disposition::Parked);
+        check(FailureKind::NoRoute, 1, Disposition::Parked);
+    }
+
+    #[test]
+    fn delays_stay_below_their_bound_and_vary() {
+        let retry = Retry { backoff_min_ms: 100, backoff_max_ms: 1_000, ..Retry::default() };
+        let failure = Failure::new(FailureKind::Trap, "");
+        for (attempts, bound) in [(1, 100), (2, 200), (4, 800), (5, 1_000), (200, 1_000)] {
+            let delays: Vec<_> = (0..200).map(|_| delay(&failure, attempts, &retry).as_millis()).collect();
+            assert!(delays.iter().all(|delay| *delay <= bound));
+            assert!(delays.iter().any(|delay| *delay > bound / 2) && delays.iter().any(|delay| *delay < bound / 2));
+        }
+    }
+
+    #[test]
+    fn a_delay_asked_for_is_honoured() {
+        let asked = Duration::from_millis(123_456);
+        let failure = Failure::new(FailureKind::Retry { delay: Some(asked) }, "");
+        assert_eq!(delay(&failure, 4, &Retry::default()), asked);
+        let endless = Failure::new(FailureKind::Retry { delay: Some(Duration::MAX) }, "");
+        assert_eq!(delay(&endless, 1, &Retry::default()), DELAY_MAX);
+    }
+}

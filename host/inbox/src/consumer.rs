@@ -1,0 +1,156 @@
+//! A consumer as one host runs it.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, RwLock},
+};
+
+use crate::{
+    claim::{Claimant, Claimed},
+    complete::Disposition,
+    handler::{Failure, Handlers},
+    message::Message,
+    pace::Pace,
+    policy::Policy,
+    session::Sessions,
+};
+
+/// A consumer's inbox: its policy, its tenant's sessions, its live handlers and its pace.
+/// Partitions and retry workers share it.
+pub struct ConsumerInbox {
+    /// The consumer's row.
+    pub consumer_id: i32,
+    /// Name of the tenant.
+    pub tenant: String,
+    /// Name of the consumer.
+    pub name: String,
+    /// Its policy.
+    pub policy: Policy,
+    /// Names this process in leases.
+    pub owner: String,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) pace: Pace,
+    handlers: RwLock<Arc<dyn Handlers>>,
+    /// Event types that have metrics of their own; a producer can invent any number of them.
+    event_types: Mutex<HashSet<String>>,
+}
+
+/// Event types of a consumer with metrics of their own; further ones share `other`.
+const EVENT_TYPES_MAX: usize = 100;
+
+impl ConsumerInbox {
+    /// A consumer with the handlers loaded for it.
+    pub fn new(
+        consumer_id: i32,
+        tenant: String,
+        name: String,
+        policy: Policy,
+        owner: String,
+        sessions: Arc<Sessions>,
+        handlers: Arc<dyn Handlers>,
+    ) -> Arc<Self> {
+        let pace = Pace::new(policy.batch.messages_max);
+        Arc::new(Self {
+            consumer_id,
+            tenant,
+            name,
+            policy,
+            owner,
+            sessions,
+            pace,
+            handlers: RwLock::new(handlers),
+            event_types: Mutex::default(),
+        })
+    }
+
+    /// Switch to another set of handlers; it takes effect with the next transaction.
+    pub fn set_handlers(&self, handlers: Arc<dyn Handlers>) {
+        *self.handlers.write().expect("no panic while held") = handlers;
+    }
+
+    /// The live handlers.
+    pub fn handlers(&self) -> Arc<dyn Handlers> {
+        self.handlers.read().expect("no panic while held").clone()
+    }
+
+    /// `generation` is that of the handlers that were asked where the messages go: those loaded by now
+    /// may be newer, and would speak for a version that is not theirs.
+    pub(crate) fn claimant(&self, generation: i64) -> Claimant {
+        Claimant { consumer_id: self.consumer_id, generation, payload: self.policy.payload }
+    }
+
+    /// The event type as a label of metrics.
+    fn label(&self, event_type: &str) -> String {
+        let mut known = self.event_types.lock().expect("no panic while held");
+        if known.len() < EVENT_TYPES_MAX && !known.contains(event_type) {
+            known.insert(event_type.to_owned());
+        }
+        if known.contains(event_type) { event_type.to_owned() } else { "other".to_owned() }
+    }
+
+    /// Count and log what a claim answered (S0-009, S0-040).
+    pub(crate) fn count_claim(&self, message: &Message, claimed: &Claimed) {
+        metrics::counter!("oncebox_claims_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
+            "event_type" => self.label(&message.event_type), "outcome" => claimed.name())
+        .increment(1);
+        if let Claimed::Known { status, same_payload, .. } = claimed {
+            tracing::debug!(
+                tenant = self.tenant,
+                consumer = self.name,
+                message_id = message.id,
+                trace_id = message.trace_id(),
+                status,
+                same_payload,
+                "duplicate skipped"
+            );
+        }
+    }
+
+    /// A claim that waited in vain for another session's claim of the same message; it is made again.
+    pub(crate) fn count_elsewhere(&self) {
+        metrics::counter!("oncebox_claims_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
+            "event_type" => "", "outcome" => "in_flight_elsewhere")
+        .increment(1);
+    }
+
+    pub(crate) fn count_run(&self, message: &Message, disposition: Disposition) {
+        metrics::counter!("oncebox_messages_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
+            "event_type" => self.label(&message.event_type), "disposition" => disposition.status())
+        .increment(1);
+    }
+
+    /// Log a failure once, where it becomes a row.
+    pub(crate) fn log_failure(&self, message: &Message, failure: &Failure, disposition: Disposition, attempt: u32) {
+        metrics::counter!("oncebox_failures_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
+            "event_type" => self.label(&message.event_type), "reason" => failure.kind.name())
+        .increment(1);
+        tracing::warn!(
+            tenant = self.tenant,
+            consumer = self.name,
+            message_id = message.id,
+            event_type = message.event_type,
+            trace_id = message.trace_id(),
+            attempt,
+            reason = failure.kind.reason(),
+            error = failure.text,
+            disposition = disposition.status(),
+            "message failed"
+        );
+    }
+
+    /// Log a message that is kept for a person.
+    pub(crate) fn log_parked(&self, message: &Message, reason: &str) {
+        metrics::counter!("oncebox_parked_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
+            "reason" => reason.split(':').next().unwrap_or(reason).to_owned())
+        .increment(1);
+        tracing::warn!(
+            tenant = self.tenant,
+            consumer = self.name,
+            message_id = message.id,
+            event_type = message.event_type,
+            trace_id = message.trace_id(),
+            reason,
+            "message parked"
+        );
+    }
+}

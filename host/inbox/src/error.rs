@@ -1,0 +1,89 @@
+//! What can go wrong in the inbox, and whose fault it is.
+
+use crate::tx::{StatementError, answered};
+
+/// An error of the inbox itself. A handler's failure is not one: it becomes a row.
+#[derive(Debug, thiserror::Error)]
+pub enum InboxError {
+    /// The database cannot be reached, or a connection broke outside a handler.
+    #[error("the database is not reachable: {}", plain(.0))]
+    Unreachable(#[source] sqlx::Error),
+    /// The answer to COMMIT was lost. Claiming again finds out what became of it.
+    #[error("the answer to a commit was lost: {}", plain(.0))]
+    CommitUnknown(#[source] sqlx::Error),
+    /// The connection broke while a handler ran; its message is suspect now.
+    #[error("the connection broke while message `{message_id}` ran")]
+    LostInHandler {
+        /// The message that ran.
+        message_id: String,
+    },
+    /// Another session holds a claim on one of these messages.
+    #[error("a message of the batch is in flight elsewhere")]
+    InFlightElsewhere,
+    /// The consumer requires a newer generation of deployments than this host has loaded.
+    #[error("the deployments loaded here are stale")]
+    StaleDeployments,
+    /// PostgreSQL refused a statement of the host.
+    #[error("the database refused a statement of the host: {}", plain(.0))]
+    Refused(#[source] sqlx::Error),
+    /// A setting that cannot work.
+    #[error("{0}")]
+    Invalid(String),
+    /// Something named does not exist.
+    #[error("{0}")]
+    NotFound(String),
+    /// A migration failed.
+    #[error("a migration failed: {0}")]
+    Migration(#[from] sqlx::migrate::MigrateError),
+}
+
+/// Who has to do something about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// The host or its database; a message's attempts stay untouched.
+    Host,
+    /// Whoever called, with what they asked for.
+    Caller,
+}
+
+impl InboxError {
+    /// Whose fault it is.
+    pub fn blame(&self) -> Blame {
+        match self {
+            Self::Invalid(_) | Self::NotFound(_) => Blame::Caller,
+            _ => Blame::Host,
+        }
+    }
+
+    /// Whether the same call may succeed later.
+    pub fn is_retryable(&self) -> bool {
+        self.blame() == Blame::Host && !matches!(self, Self::Migration(_))
+    }
+
+    /// Whether it is known that nothing was committed.
+    pub fn is_outcome_known(&self) -> bool {
+        !matches!(self, Self::CommitUnknown(_))
+    }
+}
+
+/// What happened, without the driver's frame around it.
+pub(crate) fn plain(error: &sqlx::Error) -> String {
+    match error {
+        sqlx::Error::Database(answer) => answer.message().to_owned(),
+        sqlx::Error::Io(error) => error.to_string(),
+        other => other.to_string(),
+    }
+}
+
+impl From<sqlx::Error> for InboxError {
+    fn from(error: sqlx::Error) -> Self {
+        match answered(&error) {
+            Some(StatementError { sqlstate, .. }) => match sqlstate.as_str() {
+                "55P03" | "40P01" | "40001" => Self::InFlightElsewhere,
+                "OB005" => Self::StaleDeployments,
+                _ => Self::Refused(error),
+            },
+            None => Self::Unreachable(error),
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Leases: the attempt is counted and committed before it runs, so that a message that kills the
+//! process is counted too.
+
+use sqlx::{Row, postgres::PgRow};
+
+use crate::{
+    consumer::ConsumerInbox,
+    error::InboxError,
+    headers, hooks,
+    message::{Message, Record},
+    process::commit_host,
+    session::Transaction,
+    tx::bounded,
+};
+
+/// A message that is ours until its lease runs out.
+#[derive(Debug, Clone)]
+pub(crate) struct Leased {
+    pub(crate) message: Message,
+    /// Which run this is, from 1.
+    pub(crate) attempt: u32,
+    pub(crate) epoch: i64,
+}
+
+/// Messages under one lease: when the process dies, an attempt is counted of the message that ran, and of
+/// no other.
+const LEASE_MESSAGES: i32 = 1;
+/// Attempts that ended without an answer, before a message is parked as `crashed`.
+const CRASHES_MAX: i32 = 3;
+
+impl ConsumerInbox {
+    /// Lease one message that is due.
+    pub(crate) async fn lease(&self) -> Result<Option<Leased>, InboxError> {
+        const LEASE: &str = "SELECT * FROM oncebox_host.lease($1, $2, $3, $4, $5, $6)";
+        hooks::point("retry:lease:before");
+        let transaction = self.sessions.begin().await?;
+        let query = sqlx::query(LEASE)
+            .bind(transaction.secret())
+            .bind(self.consumer_id)
+            .bind(&self.owner)
+            .bind(LEASE_MESSAGES)
+            .bind(self.policy.retry.lease_ms as i64)
+            .bind(CRASHES_MAX);
+        let mut statement = transaction.tx().statement().await;
+        let rows = bounded(query.fetch_all(statement.connection())).await;
+        statement.finish(rows.as_ref().err());
+        let rows = commit_host(transaction, rows).await?;
+        let leased = rows.first().map(read).transpose()?;
+        if leased.is_some() {
+            hooks::point("retry:lease:after");
+        }
+        Ok(leased)
+    }
+
+    /// Lock a leased message's row for the working transaction. False: the lease is lost.
+    pub(crate) async fn resume(&self, transaction: &Transaction<'_>, generation: i64, leased: &Leased) -> Result<bool, InboxError> {
+        const RESUME: &str = "SELECT * FROM oncebox_host.resume($1, $2, $3, $4, $5)";
+        let query = sqlx::query_scalar(RESUME)
+            .bind(transaction.secret())
+            .bind(self.consumer_id)
+            .bind(generation)
+            .bind(&leased.message.id)
+            .bind(leased.epoch);
+        let mut statement = transaction.tx().statement().await;
+        let ours = bounded(query.fetch_one(statement.connection())).await;
+        statement.finish(ours.as_ref().err());
+        Ok(ours?)
+    }
+
+    /// Give a lease back unused; the attempt did not happen.
+    pub(crate) async fn release(&self, leased: &Leased, delay_ms: i64) -> Result<bool, InboxError> {
+        const RELEASE: &str = "SELECT * FROM oncebox_host.release($1, $2, $3, $4, $5)";
+        let transaction = self.sessions.begin().await?;
+        let query = sqlx::query_scalar(RELEASE)
+            .bind(transaction.secret())
+            .bind(self.consumer_id)
+            .bind(&leased.message.id)
+            .bind(leased.epoch)
+            .bind(delay_ms);
+        let mut statement = transaction.tx().statement().await;
+        let released = bounded(query.fetch_one(statement.connection())).await;
+        statement.finish(released.as_ref().err());
+        commit_host(transaction, released).await
+    }
+}
+
+fn read(row: &PgRow) -> Result<Leased, sqlx::Error> {
+    let message = read_message(row)?;
+    Ok(Leased { message, attempt: row.try_get::<i32, _>("attempts")?.max(1) as u32, epoch: row.try_get("epoch")? })
+}
+
+fn read_message(row: &PgRow) -> Result<Message, sqlx::Error> {
+    let record = Record {
+        topic: row.try_get::<String, _>("topic")?.into(),
+        topic_id: None,
+        partition: row.try_get("partition")?,
+        offset: row.try_get("offset")?,
+        timestamp_ms: row.try_get("timestamp_ms")?,
+        key: row.try_get("key")?,
+        headers: headers::decode(row.try_get::<Option<&[u8]>, _>("headers")?.unwrap_or_default()),
+        payload: row.try_get("payload")?,
+    };
+    Ok(Message {
+        id: row.try_get("id")?,
+        source: row.try_get::<Option<String>, _>("source")?.unwrap_or_default(),
+        event_type: row.try_get::<Option<String>, _>("event_type")?.unwrap_or_default(),
+        event_version: row.try_get("event_version")?,
+        ordering_key: row.try_get("ordering_key")?,
+        content_type: row.try_get("content_type")?,
+        trace_parent: row.try_get("trace_parent")?,
+        payload_hash: row.try_get::<Option<&[u8]>, _>("payload_hash")?.and_then(|hash| hash.try_into().ok()),
+        record,
+    })
+}

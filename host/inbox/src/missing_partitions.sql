@@ -1,0 +1,13 @@
+-- The leaf partitions that the present and the next $1 buckets of each retention class still lack.
+SELECT p.parent, p.name, p.from_at::text, p.to_at::text
+FROM (
+    SELECT 'inbox_' || r.name AS parent,
+           'inbox_' || r.name || to_char(b.from_at AT TIME ZONE 'UTC', '_YYYYMMDDHH24MISS') AS name,
+           b.from_at, b.from_at + r.bucket AS to_at
+    FROM oncebox.retention_class r,
+         generate_series(0, $1) AS n,
+         LATERAL (SELECT date_bin(r.bucket, now(), '2000-01-03 00:00:00+00') + n * r.bucket AS from_at) b
+) p
+WHERE NOT EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace s ON s.oid = c.relnamespace
+                  WHERE s.nspname = 'oncebox' AND c.relname = p.name)
+ORDER BY p.name

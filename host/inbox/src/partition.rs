@@ -1,0 +1,237 @@
+//! One partition's way into the inbox: decode, set aside what cannot be handled, settle the rest in
+//! order.
+
+use std::sync::Arc;
+
+use crate::{
+    claim::{As, Claimed, Offered},
+    consumer::ConsumerInbox,
+    error::InboxError,
+    handler::Handlers,
+    hooks, identity,
+    message::{Message, Record},
+    parking,
+    policy::{Ack, Collision},
+    process::{Routed, Settled},
+    suspects::Suspects,
+};
+
+/// Messages that are run under a lease after a sign that one of them kills the process.
+const PROBATION_MESSAGES: usize = 64;
+
+/// The records of one assigned partition.
+pub struct PartitionInbox {
+    consumer: Arc<ConsumerInbox>,
+    topic: String,
+    partition: i32,
+    /// Messages that are still to be stored instead of run.
+    probation: usize,
+    /// Messages that are to be settled one by one, after a batch failed at its commit.
+    singles: usize,
+    /// Something new was settled: the process did not die at what it found here first. Duplicates
+    /// of a redelivery say nothing about the message behind them.
+    moved: bool,
+    /// The probation row is gone.
+    cleared: bool,
+    suspects: Suspects,
+}
+
+/// Where a decoded record goes.
+enum Route {
+    Run(Routed),
+    Park(Offered),
+}
+
+impl PartitionInbox {
+    /// Take a partition that was assigned, at the offset it goes on from.
+    pub async fn open(consumer: Arc<ConsumerInbox>, topic: &str, partition: i32, next_offset: i64) -> Result<Self, InboxError> {
+        let suspect = consumer.partition_taken(topic, partition, next_offset).await?;
+        if suspect {
+            tracing::warn!(
+                tenant = consumer.tenant,
+                consumer = consumer.name,
+                topic,
+                partition,
+                next_offset,
+                "an earlier process died at this offset; the next messages run alone, under a lease"
+            );
+        }
+        let probation = if suspect { PROBATION_MESSAGES } else { 0 };
+        let suspects = Suspects::default();
+        Ok(Self { consumer, topic: topic.to_owned(), partition, probation, singles: 0, moved: false, cleared: false, suspects })
+    }
+
+    /// Records a call can make use of.
+    pub fn batch_max(&self) -> usize {
+        self.consumer.policy.batch.messages_max
+    }
+
+    /// Work through the front of `records`. The answer is how many of them, from the first, are settled:
+    /// completed, or durably in the inbox in a state that someone can see.
+    pub async fn process(&mut self, records: &[Record]) -> Result<usize, InboxError> {
+        let handlers = self.consumer.handlers();
+        let routes = self.route(&*handlers, records);
+        let settled = match routes.first() {
+            None => return Ok(0),
+            Some(Route::Park(_)) => self.park_front(handlers.generation(), &routes).await?,
+            Some(Route::Run(_)) => self.run_front(handlers.generation(), routes).await?,
+        };
+        if self.moved {
+            self.progressed().await?;
+        }
+        Ok(settled)
+    }
+
+    /// The partition is given up cleanly.
+    pub async fn close(mut self) {
+        if let Err(error) = self.progressed().await {
+            tracing::debug!(%error, "failed to clear the probation row; the next process will be careful");
+        }
+    }
+
+    fn route(&mut self, handlers: &dyn Handlers, records: &[Record]) -> Vec<Route> {
+        let generation = handlers.generation();
+        let records = records.iter().take(self.batch_max()).cloned();
+        let mut routes = Vec::with_capacity(records.len());
+        for record in records {
+            let route = match identity::decode(record, &self.consumer.policy.identity) {
+                Err((record, why)) => Route::Park(parking::undecodable(&record, &why)),
+                Ok(message) => match handlers.resolve(&message.event_type) {
+                    None => Route::Park(parking::unrouted(&message)),
+                    Some(handler) => {
+                        self.suspects.observe(&self.consumer, &message);
+                        let version = Some(handler.version());
+                        Route::Run(Routed { offered: Offered { message, version, reason: None }, handler, generation })
+                    }
+                },
+            };
+            routes.push(route);
+        }
+        routes
+    }
+
+    /// Everything at the front that is to be parked.
+    async fn park_front(&mut self, generation: i64, routes: &[Route]) -> Result<usize, InboxError> {
+        let parked: Vec<_> = routes
+            .iter()
+            .map_while(|route| match route {
+                Route::Park(offered) => Some(offered.clone()),
+                Route::Run(_) => None,
+            })
+            .collect();
+        if !hooks::sabotage("undecodable_dropped") {
+            self.park(generation, &parked).await?;
+        }
+        Ok(parked.len())
+    }
+
+    /// Keep messages for a person; those whose id is taken by another payload under an id of their own.
+    async fn park(&mut self, generation: i64, parked: &[Offered]) -> Result<(), InboxError> {
+        let claims = self.consumer.store(generation, parked, As::Parked).await?;
+        self.moved |= claims.contains(&Claimed::New);
+        for (offered, claimed) in parked.iter().zip(&claims) {
+            if *claimed == Claimed::New {
+                self.consumer.log_parked(&offered.message, offered.reason.as_deref().unwrap_or_default());
+            }
+        }
+        let messages: Vec<_> = parked.iter().map(|offered| &offered.message).collect();
+        let collisions = self.collisions(&messages, &claims);
+        if collisions.is_empty() || is_collision(&parked[0]) {
+            return Ok(());
+        }
+        Box::pin(self.park(generation, &collisions)).await
+    }
+
+    /// What came with a known id and another payload: neither a duplicate, nor to be lost.
+    fn collisions(&self, messages: &[&Message], claims: &[Claimed]) -> Vec<Offered> {
+        if self.consumer.policy.collision == Collision::Ignore || hooks::sabotage("collisions_dropped") {
+            return Vec::new();
+        }
+        let collides = |claimed: &Claimed| matches!(claimed, Claimed::Known { same_payload: false, .. });
+        let collided = messages.iter().zip(claims).filter(|(_, claimed)| collides(claimed));
+        collided.map(|(message, _)| parking::collision(message)).collect()
+    }
+
+    /// Everything at the front that is to be run, or stored to be run.
+    async fn run_front(&mut self, generation: i64, routes: Vec<Route>) -> Result<usize, InboxError> {
+        let batch: Vec<_> = routes
+            .into_iter()
+            .map_while(|route| match route {
+                Route::Run(routed) => Some(routed),
+                Route::Park(_) => None,
+            })
+            .collect();
+        let settled = if self.probation > 0 || self.consumer.policy.ack == Ack::AfterInsert {
+            self.store(generation, &batch).await?
+        } else {
+            self.settle(&batch).await?
+        };
+        self.moved |= settled.claims.contains(&Claimed::New);
+        let messages: Vec<_> = batch.iter().map(message).collect();
+        let collisions = self.collisions(&messages, &settled.claims);
+        if !collisions.is_empty() {
+            self.park(generation, &collisions).await?;
+        }
+        self.report(&batch, &settled);
+        Ok(settled.claims.len())
+    }
+
+    /// Store messages instead of running them: the retry workers count each attempt before it runs.
+    async fn store(&mut self, generation: i64, batch: &[Routed]) -> Result<Settled, InboxError> {
+        let reason = (self.probation > 0).then(|| "probation".to_owned());
+        let offered: Vec<_> = batch.iter().map(|routed| Offered { reason: reason.clone(), ..routed.offered.clone() }).collect();
+        let claims = self.consumer.store(generation, &offered, As::Received).await?;
+        let new = claims.iter().filter(|claimed| **claimed == Claimed::New).count();
+        self.probation = self.probation.saturating_sub(new);
+        Ok(Settled { claims, ran: Vec::new(), alone: false })
+    }
+
+    async fn settle(&mut self, batch: &[Routed]) -> Result<Settled, InboxError> {
+        let size = if self.singles > 0 { 1 } else { batch.len() };
+        match self.consumer.settle(batch, size).await {
+            Ok(settled) => {
+                if self.singles > 0 {
+                    self.singles -= 1;
+                } else if settled.alone {
+                    self.singles = batch.len() - 1;
+                }
+                Ok(settled)
+            }
+            Err(error) => {
+                match error {
+                    InboxError::LostInHandler { .. } => self.probation = PROBATION_MESSAGES,
+                    InboxError::InFlightElsewhere => self.consumer.count_elsewhere(),
+                    _ => {}
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn report(&self, batch: &[Routed], settled: &Settled) {
+        for (routed, claimed) in batch.iter().zip(&settled.claims) {
+            self.consumer.count_claim(&routed.offered.message, claimed);
+        }
+        for (index, disposition, _) in &settled.ran {
+            self.consumer.count_run(message(&batch[*index]), *disposition);
+        }
+    }
+
+    /// The first progress says that the process did not die at the offset it started from.
+    async fn progressed(&mut self) -> Result<(), InboxError> {
+        if !self.cleared {
+            self.consumer.partition_cleared(&self.topic, self.partition).await?;
+            self.cleared = true;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a message is parked because its id collided; its new id holds its hash, so it cannot again.
+fn is_collision(offered: &Offered) -> bool {
+    offered.reason.as_deref() == Some("collision")
+}
+
+fn message(routed: &Routed) -> &Message {
+    &routed.offered.message
+}

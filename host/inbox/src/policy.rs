@@ -1,0 +1,351 @@
+//! What a consumer is told to do, as its owner writes it in TOML and as its row keeps it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::InboxError;
+
+/// The policy of one consumer. Unknown keys are refused.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Policy {
+    /// Topics to read.
+    pub topics: Vec<String>,
+    /// When the broker is told that a message is done. Chosen, never implied.
+    pub ack: Ack,
+    /// How long the inbox remembers a completed message.
+    #[serde(default)]
+    pub retention: Retention,
+    /// Which rows keep payload and headers.
+    #[serde(default)]
+    pub payload: PayloadPolicy,
+    /// What becomes of a known id that comes with another payload.
+    #[serde(default)]
+    pub collision: Collision,
+    /// Where id, event type and ordering key are found.
+    #[serde(default)]
+    pub identity: Identity,
+    /// Bounds of a transaction.
+    #[serde(default)]
+    pub batch: Batch,
+    /// What happens after a failure.
+    #[serde(default)]
+    pub retry: Retry,
+    /// Caps on one run of a handler.
+    #[serde(default)]
+    pub limits: Limits,
+    /// How records are read.
+    #[serde(default)]
+    pub kafka: Kafka,
+}
+
+/// When the broker is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ack {
+    /// After the effect is committed; the broker's lag is the backlog.
+    AfterCommit,
+    /// After the message is stored; workers run it from the inbox under a lease.
+    AfterInsert,
+}
+
+/// Retention classes; each has its own set of time partitions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Retention {
+    /// Seven days.
+    #[default]
+    #[serde(rename = "7d")]
+    SevenDays,
+    /// Thirty days.
+    #[serde(rename = "30d")]
+    ThirtyDays,
+    /// One year.
+    #[serde(rename = "1y")]
+    OneYear,
+    /// For ever.
+    #[serde(rename = "permanent")]
+    Permanent,
+}
+
+impl Retention {
+    /// The class's key in `oncebox.retention_class`.
+    pub fn class(self) -> i16 {
+        match self {
+            Self::SevenDays => 1,
+            Self::ThirtyDays => 2,
+            Self::OneYear => 3,
+            Self::Permanent => 4,
+        }
+    }
+}
+
+/// Which rows keep payload and headers. A row that is still to be run always has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PayloadPolicy {
+    /// Rows that did not complete.
+    #[default]
+    Failed,
+    /// Every row.
+    All,
+    /// No row once it is settled.
+    None,
+}
+
+/// What becomes of a known id with another payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Collision {
+    /// It is kept as a parked row of its own, `<id>#<hash>`.
+    #[default]
+    Park,
+    /// It is taken for a duplicate.
+    Ignore,
+}
+
+/// Where a message's identity is found: ordered lists, the first that yields wins.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Identity {
+    /// Sources of the message id.
+    pub id: Vec<IdSource>,
+    /// Sources of the event type.
+    pub event_type: Vec<TypeSource>,
+    /// Source of the ordering key.
+    pub ordering_key: KeySource,
+    /// Put the event type before the id, for producers whose ids are unique only within
+    /// a type.
+    pub scoped_by_event_type: bool,
+}
+
+impl Default for Identity {
+    fn default() -> Self {
+        Self {
+            id: vec![IdSource::Cloudevents],
+            event_type: vec![TypeSource::Cloudevents, TypeSource::Topic],
+            ordering_key: KeySource::RecordKey,
+            scoped_by_event_type: false,
+        }
+    }
+}
+
+/// One place to look for a message id.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IdSource {
+    /// The value of a header, as UTF-8.
+    Header(String),
+    /// CloudEvents `source` and `id` together.
+    Cloudevents,
+    /// A JSON pointer (RFC 6901) into the payload; the value is a string or an integer.
+    JsonPointer(String),
+    /// Topic, topic id, partition and offset. Collapses redeliveries of one record, not
+    /// one event that was produced twice.
+    Position,
+}
+
+/// One place to look for an event type.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TypeSource {
+    /// CloudEvents `type`.
+    Cloudevents,
+    /// The value of a header, as UTF-8.
+    Header(String),
+    /// A JSON pointer into the payload.
+    JsonPointer(String),
+    /// The topic's name.
+    Topic,
+}
+
+/// Where the ordering key is found.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeySource {
+    /// The record's key.
+    #[default]
+    RecordKey,
+    /// A JSON pointer into the payload.
+    JsonPointer(String),
+}
+
+/// Bounds of one transaction.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Batch {
+    /// Messages, at most; 1 to 64.
+    pub messages_max: usize,
+    /// Milliseconds after which no further message of the batch is started.
+    pub duration_ms: u64,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self { messages_max: 64, duration_ms: 50 }
+    }
+}
+
+/// What happens after a failure that may pass.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Retry {
+    /// Runs of one message, the first included, before it becomes a dead letter.
+    pub attempts_max: u32,
+    /// Upper bound of the first delay; it doubles with each attempt, and the delay taken
+    /// is uniform between zero and the bound.
+    pub backoff_min_ms: u64,
+    /// Upper bound of any delay.
+    pub backoff_max_ms: u64,
+    /// How long a leased attempt may take before another worker takes it over.
+    pub lease_ms: u64,
+    /// Messages one host retries at the same time for this consumer.
+    pub workers: usize,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { attempts_max: 5, backoff_min_ms: 1_000, backoff_max_ms: 3_600_000, lease_ms: 30_000, workers: 2 }
+    }
+}
+
+/// Caps on one run of a handler.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Wall clock around the whole call, milliseconds.
+    pub deadline_ms: u64,
+    /// Linear memory of the instance, bytes, all memories together.
+    pub memory_bytes: usize,
+    /// SQL calls per message.
+    pub statements_max: u32,
+    /// Different statement texts per message.
+    pub statement_texts_max: usize,
+    /// Bytes of one statement's text.
+    pub statement_bytes_max: usize,
+    /// Parameters of one statement.
+    pub params_max: usize,
+    /// Bytes of one statement's parameters.
+    pub params_bytes_max: usize,
+    /// Rows of one result.
+    pub rows_max: usize,
+    /// Bytes of one result.
+    pub result_bytes_max: usize,
+    /// Savepoints open at the same time.
+    pub savepoints_max: usize,
+    /// Bytes of log lines per message.
+    pub log_bytes_max: usize,
+    /// Bytes of the JSON result kept in the inbox row.
+    pub outcome_bytes_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            deadline_ms: 5_000,
+            memory_bytes: 64 << 20,
+            statements_max: 1_000,
+            statement_texts_max: 100,
+            statement_bytes_max: 64 << 10,
+            params_max: 1_000,
+            params_bytes_max: 8 << 20,
+            rows_max: 10_000,
+            result_bytes_max: 8 << 20,
+            savepoints_max: 16,
+            log_bytes_max: 64 << 10,
+            outcome_bytes_max: 64 << 10,
+        }
+    }
+}
+
+/// How records are read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Kafka {
+    /// Group id; empty for `oncebox.<tenant>.<consumer>`.
+    pub group: String,
+    /// Records held per partition before it is paused.
+    pub prefetch_messages: usize,
+    /// Bytes held per partition before it is paused.
+    pub prefetch_bytes: usize,
+    /// Any property of librdkafka, over the host's own.
+    pub properties: BTreeMap<String, String>,
+}
+
+impl Default for Kafka {
+    fn default() -> Self {
+        Self { group: String::new(), prefetch_messages: 512, prefetch_bytes: 8 << 20, properties: BTreeMap::new() }
+    }
+}
+
+impl Policy {
+    /// Refuse what cannot work, naming the key.
+    pub fn check(&self) -> Result<(), InboxError> {
+        let Self { topics, batch, retry, limits, kafka, identity, .. } = self;
+        let wrong = |what: String| Err(InboxError::Invalid(what));
+        if topics.is_empty() || topics.iter().any(String::is_empty) {
+            return wrong("`topics` must name at least one topic".to_owned());
+        }
+        if !(1..=64).contains(&batch.messages_max) {
+            return wrong(format!("`batch.messages_max` is {}; it must be 1 to 64", batch.messages_max));
+        }
+        if identity.id.is_empty() || identity.event_type.is_empty() {
+            return wrong("`identity.id` and `identity.event_type` must each name at least one source".to_owned());
+        }
+        let positive = [
+            ("batch.duration_ms", batch.duration_ms),
+            ("retry.attempts_max", retry.attempts_max.into()),
+            ("retry.backoff_min_ms", retry.backoff_min_ms),
+            ("retry.lease_ms", retry.lease_ms),
+            ("retry.workers", retry.workers as u64),
+            ("limits.deadline_ms", limits.deadline_ms),
+            ("limits.memory_bytes", limits.memory_bytes as u64),
+            ("kafka.prefetch_messages", kafka.prefetch_messages as u64),
+            ("kafka.prefetch_bytes", kafka.prefetch_bytes as u64),
+        ];
+        if let Some((key, _)) = positive.iter().find(|(_, value)| *value == 0) {
+            return wrong(format!("`{key}` is 0; it must be at least 1"));
+        }
+        if retry.backoff_max_ms < retry.backoff_min_ms {
+            return wrong("`retry.backoff_max_ms` is below `retry.backoff_min_ms`".to_owned());
+        }
+        if retry.lease_ms <= limits.deadline_ms {
+            return wrong(format!("`retry.lease_ms` is {}; it must be over `limits.deadline_ms`, {}", retry.lease_ms, limits.deadline_ms));
+        }
+        const MONTH_MS: u64 = 30 * 24 * 3_600 * 1_000;
+        let bounded = [
+            ("batch.duration_ms", batch.duration_ms, 60_000),
+            ("retry.attempts_max", retry.attempts_max.into(), 1_000),
+            ("retry.backoff_max_ms", retry.backoff_max_ms, MONTH_MS),
+            ("retry.lease_ms", retry.lease_ms, MONTH_MS),
+            ("retry.workers", retry.workers as u64, 64),
+            ("limits.deadline_ms", limits.deadline_ms, 600_000),
+            ("limits.memory_bytes", limits.memory_bytes as u64, 128 << 20),
+            ("kafka.prefetch_messages", kafka.prefetch_messages as u64, 100_000),
+        ];
+        if let Some((key, value, most)) = bounded.iter().find(|(_, value, most)| value > most) {
+            return wrong(format!("`{key}` is {value}; it must be at most {most}"));
+        }
+        Ok(())
+    }
+
+    /// A policy from TOML; the error names the key.
+    pub fn parse(text: &str) -> Result<Self, InboxError> {
+        let policy: Self = toml::from_str(text).map_err(|error| InboxError::Invalid(toml_error(text, &error)))?;
+        policy.check()?;
+        Ok(policy)
+    }
+}
+
+/// An error of TOML in one line, without the text it was found in: that may hold a password.
+pub fn toml_error(text: &str, error: &toml::de::Error) -> String {
+    let line = |start: usize| text.get(..start).map_or(1, |before| before.matches('\n').count() + 1);
+    let message = match error.message().split_once(" string \"") {
+        Some((before, value)) => format!("{before} string{}", value.rfind("\", ").map_or("", |end| &value[end + 1..])),
+        None => error.message().to_owned(),
+    };
+    match error.span() {
+        Some(span) => format!("line {}: {message}", line(span.start)),
+        None => message,
+    }
+}

@@ -1,0 +1,385 @@
+//! The protocol: one transaction from claim to commit, and what is done when it stops.
+
+use std::{sync::Arc, time::Duration};
+
+use sqlx::Executor;
+use tokio::time::Instant;
+
+use crate::{
+    claim::{As, Claimed, Offered, claim},
+    complete::{Completion, Disposition, Ran, complete},
+    consumer::ConsumerInbox,
+    error::InboxError,
+    handler::{DeliveryKind, Failure, FailureKind, Handler},
+    hooks,
+    message::Message,
+    pace::Mode,
+    run::{Ended, Job, run},
+    session::{CommitError, Transaction},
+    tx::{StatementError, Tx, bounded},
+};
+
+/// A message with the handler it goes to.
+pub(crate) struct Routed {
+    pub(crate) offered: Offered,
+    pub(crate) handler: Arc<dyn Handler>,
+    /// Generation of the set of handlers that this one is of.
+    pub(crate) generation: i64,
+}
+
+impl Routed {
+    /// The first run of a message that was claimed in this transaction.
+    fn ran(&self) -> Ran<'_> {
+        Ran { message: &self.offered.message, epoch: 0, version: Some(self.handler.version()), attempt: 1 }
+    }
+}
+
+/// What a committed transaction did.
+#[derive(Debug)]
+pub(crate) struct Settled {
+    /// The answer to each claim that counts; claims behind these were withdrawn and come again.
+    pub(crate) claims: Vec<Claimed>,
+    /// What became of each message that ran.
+    pub(crate) ran: Vec<(usize, Disposition, Option<FailureKind>)>,
+    /// The batch could only be settled message by message.
+    pub(crate) alone: bool,
+}
+
+/// Why a transaction stopped. Nothing of it remains.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// A message failed and there was no savepoint before it.
+    Failed,
+    /// A message was stopped in the middle of a statement; its failure is to be recorded alone.
+    Abandoned { index: usize, failure: Failure },
+    /// Deadlock, serialization failure or lock timeout in a message's statement.
+    Contention { failure: Failure },
+    /// Something of some message was refused at the end: a deferred constraint, a result.
+    AtCommit { failure: Failure },
+    /// The claim's data was refused, for some message.
+    AtClaim { failure: Failure },
+    /// The connection broke while a message ran.
+    Lost { index: usize },
+    /// The host's own trouble.
+    Host(InboxError),
+}
+
+impl From<InboxError> for Stop {
+    fn from(error: InboxError) -> Self {
+        Self::Host(error)
+    }
+}
+
+/// Repetitions of a message that meets contention alone, before that is an attempt.
+const CONTENTION_REPEATS: u32 = 5;
+
+impl ConsumerInbox {
+    /// One transaction: claim, handle, complete, commit. What it returns as settled may be acked.
+    async fn transact(&self, batch: &[Routed], mode: Mode) -> Result<Settled, Stop> {
+        let transaction = self.sessions.begin().await?;
+        match self.work(&transaction, batch, mode).await {
+            Ok(settled) => commit(transaction).await.map(|()| settled),
+            Err(stop) => {
+                transaction.rollback().await;
+                Err(stop)
+            }
+        }
+    }
+
+    /// Everything between BEGIN and COMMIT, in order.
+    async fn work(&self, transaction: &Transaction<'_>, batch: &[Routed], mode: Mode) -> Result<Settled, Stop> {
+        let started = Instant::now();
+        let offered: Vec<_> = batch.iter().map(|routed| &routed.offered).collect();
+        let mut claims = claim(transaction, self.claimant(batch[0].generation), &offered, As::Completed).await.map_err(at_claim)?;
+        let mut completion = Completion::default();
+        let mut ran = Vec::new();
+        for (index, routed) in batch.iter().enumerate() {
+            if claims[index] != Claimed::New && !hooks::sabotage("duplicates_run") {
+                continue; // a duplicate: settled by its row, nothing runs for it
+            }
+            if !ran.is_empty() && started.elapsed() >= self.batch_duration() {
+                withdraw(&mut completion, batch, &mut claims, index);
+                break;
+            }
+            let (disposition, kind) = self.handle(transaction.tx(), routed, index, mode, &mut completion).await?;
+            ran.push((index, disposition, kind));
+        }
+        complete(transaction, self.consumer_id, &completion).await.map_err(at_completion)?;
+        Ok(Settled { claims, ran, alone: false })
+    }
+
+    /// Run one claimed message; under a savepoint its failure becomes its row.
+    async fn handle(
+        &self,
+        tx: &Tx,
+        routed: &Routed,
+        index: usize,
+        mode: Mode,
+        completion: &mut Completion,
+    ) -> Result<(Disposition, Option<FailureKind>), Stop> {
+        let message = &routed.offered.message;
+        if mode == Mode::Savepoints {
+            host_statement(tx, "SAVEPOINT m").await?;
+        }
+        hooks::point("inbox:handle:before");
+        let ended = run(self.job(routed, 1, DeliveryKind::Live), tx).await;
+        hooks::point("inbox:handle:after");
+        match ended {
+            Ended::Ok(result) => {
+                if mode == Mode::Savepoints {
+                    host_statement(tx, "RELEASE SAVEPOINT m").await?;
+                }
+                completion.succeeded(routed.ran(), result, &self.policy);
+                Ok((Disposition::Completed, None))
+            }
+            Ended::Failed(failure) if mode == Mode::Optimistic && hooks::sabotage("failure_written_by_upsert") => {
+                Err(Stop::Abandoned { index, failure })
+            }
+            Ended::Failed(_) if mode == Mode::Optimistic => Err(Stop::Failed),
+            Ended::Failed(failure) => {
+                if let Err(error) = undo_message(tx).await {
+                    // A statement of the guest ended the transaction, or took the savepoint away.
+                    let answered = refused(&error).is_some();
+                    return Err(if answered { Stop::Abandoned { index, failure } } else { Stop::Host(error) });
+                }
+                hooks::point("inbox:fail:after");
+                let disposition = completion.failed(routed.ran(), &failure, &self.policy);
+                self.log_failure(message, &failure, disposition, 1);
+                Ok((disposition, Some(failure.kind)))
+            }
+            Ended::Contention(failure) => Err(Stop::Contention { failure }),
+            Ended::Abandoned(failure) => Err(Stop::Abandoned { index, failure }),
+            Ended::Lost => Err(Stop::Lost { index }),
+        }
+    }
+
+    /// Bring the front of a batch to an end, however often its transaction has to be repeated: at
+    /// least one message is settled, or the trouble is the host's. `size` bounds the first try.
+    pub(crate) async fn settle(&self, batch: &[Routed], size: usize) -> Result<Settled, InboxError> {
+        let (pace, mut mode) = self.pace.next();
+        let mut size = size.min(pace).clamp(1, batch.len());
+        let mut repeats = 0;
+        let mut alone = false;
+        loop {
+            let stop = match self.transact(&batch[..mode.limit(size).min(batch.len())], mode).await {
+                Ok(mut settled) => {
+                    settled.alone = alone;
+                    let failed = settled.ran.iter().filter(|(_, disposition, _)| *disposition != Disposition::Completed).count();
+                    self.pace.committed(settled.ran.len(), failed);
+                    return Ok(settled);
+                }
+                Err(stop) => stop,
+            };
+            tracing::debug!(consumer = self.name, size, ?mode, ?stop, "a transaction stopped");
+            match stop {
+                Stop::Failed => mode = Mode::Savepoints,
+                Stop::Contention { .. } | Stop::AtClaim { .. } | Stop::AtCommit { .. } if size > 1 => {
+                    if matches!(stop, Stop::Contention { .. }) {
+                        self.pace.contended();
+                        size /= 2;
+                    } else {
+                        (size, mode, alone) = (1, Mode::Savepoints, true);
+                    }
+                }
+                Stop::Contention { failure } if repeats >= CONTENTION_REPEATS => return self.record_alone(&batch[0], failure).await,
+                Stop::Contention { .. } => {
+                    repeats += 1;
+                    tokio::time::sleep(Duration::from_millis(rand::random_range(1..=10 << repeats))).await;
+                }
+                Stop::AtCommit { failure } => return self.record_alone(&batch[0], failure).await,
+                Stop::AtClaim { failure } => {
+                    let Routed { offered, generation, .. } = &batch[0];
+                    let claimed = self.park_unclaimable(*generation, &offered.message, &failure).await?;
+                    return Ok(Settled { claims: vec![claimed], ran: Vec::new(), alone });
+                }
+                Stop::Abandoned { index: 0, failure } => return self.record_alone(&batch[0], failure).await,
+                // What stands before it is settled first, so that positions stay in order.
+                Stop::Abandoned { index, .. } => size = index,
+                Stop::Lost { index } => return Err(InboxError::LostInHandler { message_id: batch[index].offered.message.id.clone() }),
+                Stop::Host(error) if hooks::sabotage("attempt_on_host_fault") => {
+                    return self.record_alone(&batch[0], Failure::new(FailureKind::Other, error.to_string())).await;
+                }
+                Stop::Host(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Record a failure whose transaction is gone, through the claim: refused means that someone else
+    /// has the message, and nothing is written.
+    async fn record_alone(&self, routed: &Routed, failure: Failure) -> Result<Settled, InboxError> {
+        let transaction = self.sessions.begin().await?;
+        let message = &routed.offered.message;
+        let mut claims = claim(&transaction, self.claimant(routed.generation), &[&routed.offered], As::Completed).await?;
+        let mut completion = Completion::default();
+        let mut ran = Vec::new();
+        if claims[0] == Claimed::New || hooks::sabotage("failure_written_by_upsert") {
+            let disposition = completion.failed(routed.ran(), &failure, &self.policy);
+            self.log_failure(message, &failure, disposition, 1);
+            ran.push((0, disposition, Some(failure.kind)));
+        }
+        complete(&transaction, self.consumer_id, &completion).await?;
+        commit(transaction).await.map_err(stopped)?;
+        claims.truncate(1);
+        Ok(Settled { claims, ran, alone: false })
+    }
+
+    /// A message whose row PostgreSQL does not take is kept under its position.
+    async fn park_unclaimable(&self, generation: i64, message: &Message, failure: &Failure) -> Result<Claimed, InboxError> {
+        let parked = crate::parking::unclaimable(message, failure);
+        let claims = self.store_together(generation, std::slice::from_ref(&parked), As::Parked).await.map_err(stopped)?;
+        self.log_parked(message, parked.reason.as_deref().unwrap_or_default());
+        claims.into_iter().next().ok_or_else(|| InboxError::Invalid("a claim of one message had no answer".to_owned()))
+    }
+
+    /// Write messages that are not run now, in a transaction of their own; when PostgreSQL does not
+    /// take the row of one of them, in one each.
+    pub(crate) async fn store(&self, generation: i64, offered: &[Offered], r#as: As) -> Result<Vec<Claimed>, InboxError> {
+        match self.store_together(generation, offered, r#as).await {
+            Err(Stop::AtClaim { .. }) => {}
+            answer => return answer.map_err(stopped),
+        }
+        let mut claims = Vec::with_capacity(offered.len());
+        for one in offered {
+            match self.store_together(generation, std::slice::from_ref(one), r#as).await {
+                Err(Stop::AtClaim { failure }) => claims.push(self.park_unclaimable(generation, &one.message, &failure).await?),
+                answer => claims.extend(answer.map_err(stopped)?),
+            }
+        }
+        Ok(claims)
+    }
+
+    async fn store_together(&self, generation: i64, offered: &[Offered], r#as: As) -> Result<Vec<Claimed>, Stop> {
+        let transaction = self.sessions.begin().await?;
+        let claims = match claim(&transaction, self.claimant(generation), &offered.iter().collect::<Vec<_>>(), r#as).await {
+            Ok(claims) => claims,
+            Err(error) => {
+                transaction.rollback().await;
+                return Err(at_claim(error));
+            }
+        };
+        hooks::point("inbox:park:before");
+        commit(transaction).await?;
+        hooks::point("inbox:park:after");
+        Ok(claims)
+    }
+
+    pub(crate) fn job<'a>(&'a self, routed: &'a Routed, attempt: u32, kind: DeliveryKind) -> Job<'a> {
+        Job {
+            tenant: &self.tenant,
+            consumer: &self.name,
+            handler: &routed.handler,
+            message: &routed.offered.message,
+            attempt,
+            kind,
+            deadline: Duration::from_millis(self.policy.limits.deadline_ms),
+        }
+    }
+
+    fn batch_duration(&self) -> Duration {
+        Duration::from_millis(self.policy.batch.duration_ms)
+    }
+}
+
+/// COMMIT, after the checked completion.
+pub(crate) async fn commit(transaction: Transaction<'_>) -> Result<(), Stop> {
+    hooks::point("inbox:commit:before");
+    let answer = transaction.commit().await;
+    if matches!(answer, Err(CommitError::Unknown(_))) && hooks::sabotage("lost_commit_is_done") {
+        return Ok(());
+    }
+    answer.map_err(|error| match error {
+        // Whatever its code: a deferred trigger of the tenant can raise any, and the completion before
+        // has shown that the guard is gone.
+        CommitError::RolledBack(error) if error.is_contention() => Stop::Contention { failure: sql_failure(error) },
+        CommitError::RolledBack(error) => Stop::AtCommit { failure: sql_failure(error) },
+        CommitError::Unknown(error) => Stop::Host(InboxError::CommitUnknown(error)),
+    })?;
+    hooks::point("inbox:commit:after");
+    Ok(())
+}
+
+/// The end of a transaction that holds one statement of the host and no claim to run.
+pub(crate) async fn commit_host<T>(transaction: Transaction<'_>, answer: Result<T, sqlx::Error>) -> Result<T, InboxError> {
+    match answer {
+        Ok(answer) => transaction.commit().await.map(|()| answer).map_err(|error| match error {
+            CommitError::RolledBack(error) => InboxError::Invalid(error.message),
+            CommitError::Unknown(error) => InboxError::CommitUnknown(error),
+        }),
+        Err(error) => {
+            transaction.rollback().await;
+            Err(error.into())
+        }
+    }
+}
+
+/// Claims that were not run are taken back, from `index` on; they come again.
+fn withdraw(completion: &mut Completion, batch: &[Routed], claims: &mut Vec<Claimed>, index: usize) {
+    for (routed, claimed) in batch.iter().zip(claims.iter()).skip(index) {
+        if *claimed == Claimed::New && !hooks::sabotage("withdrawn_claims_stay") {
+            completion.withdraw(&routed.offered.message.id);
+        }
+    }
+    claims.truncate(index);
+}
+
+/// Back to before the message, and out of its savepoint.
+pub(crate) async fn undo_message(tx: &Tx) -> Result<(), InboxError> {
+    if hooks::sabotage("failed_effect_stays") && tx.error().await.is_none() {
+        return host_statement(tx, "RELEASE SAVEPOINT m").await;
+    }
+    host_statement(tx, "ROLLBACK TO SAVEPOINT m; RELEASE SAVEPOINT m").await?;
+    tx.recovered().await;
+    Ok(())
+}
+
+/// A constant statement of the host.
+pub(crate) async fn host_statement(tx: &Tx, text: &'static str) -> Result<(), InboxError> {
+    let mut statement = tx.statement().await;
+    let answer = bounded(statement.connection().execute(sqlx::raw_sql(text))).await.map(drop);
+    statement.finish(answer.as_ref().err());
+    Ok(answer?)
+}
+
+fn at_claim(error: InboxError) -> Stop {
+    match refused(&error) {
+        // A CHECK without a name is a missing partition: the host's.
+        Some(answer) if answer.sqlstate == "23514" && answer.constraint.is_none() => Stop::Host(error),
+        Some(answer) if is_about_data(&answer) => Stop::AtClaim { failure: sql_failure(answer) },
+        _ => Stop::Host(error),
+    }
+}
+
+pub(crate) fn at_completion(error: InboxError) -> Stop {
+    match refused(&error) {
+        Some(answer) if is_about_data(&answer) => Stop::AtCommit { failure: Failure::new(FailureKind::BadResult, answer.message) },
+        _ => Stop::Host(error),
+    }
+}
+
+/// Data exceptions, constraints and limits of size: something about a message, where the statement is
+/// the host's. A full disk or a timeout is not.
+fn is_about_data(error: &StatementError) -> bool {
+    ["22", "23", "54"].iter().any(|class| error.sqlstate.starts_with(class))
+}
+
+pub(crate) fn refused(error: &InboxError) -> Option<StatementError> {
+    match error {
+        InboxError::Refused(error) => crate::tx::answered(error),
+        _ => None,
+    }
+}
+
+fn sql_failure(error: StatementError) -> Failure {
+    if error.is_contention() {
+        return Failure::new(FailureKind::Contention, error.message);
+    }
+    Failure::new(FailureKind::Sql { sqlstate: error.sqlstate }, error.message)
+}
+
+/// The host's error for a stop of a transaction in which no handler ran.
+pub(crate) fn stopped(stop: Stop) -> InboxError {
+    match stop {
+        Stop::Host(error) => error,
+        other => InboxError::Invalid(format!("a transaction of the host alone stopped: {other:?}")),
+    }
+}

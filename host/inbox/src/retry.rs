@@ -1,0 +1,189 @@
+//! The workers that run what is due in the inbox: retries, messages on probation, and everything of
+//! a consumer that acks after the insert.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    claim::Offered,
+    complete::{Completion, Disposition, Ran, complete},
+    consumer::ConsumerInbox,
+    error::InboxError,
+    handler::{DeliveryKind, Failure, FailureKind},
+    hooks,
+    lease::Leased,
+    process::{Routed, Stop, commit, host_statement, refused, undo_message},
+    run::{Ended, run},
+    session::Transaction,
+};
+
+/// Pause when nothing is due.
+const IDLE: Duration = Duration::from_millis(250);
+/// Pause after trouble of the host.
+const TROUBLE: Duration = Duration::from_secs(1);
+
+/// Run a worker until it is told to stop. A message that runs then is brought to its end.
+pub async fn work(consumer: Arc<ConsumerInbox>, stop: CancellationToken) {
+    while !stop.is_cancelled() {
+        let pause = match step(&consumer, &stop).await {
+            Ok(0) => IDLE,
+            Ok(_) => continue,
+            Err(error) => {
+                tracing::warn!(tenant = consumer.tenant, consumer = consumer.name, %error, "the retry worker waits");
+                TROUBLE
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+}
+
+/// Lease one message that is due and run it, in a transaction of its own. The answer is how many were due.
+pub async fn step(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<usize, InboxError> {
+    let Some(leased) = consumer.lease().await? else { return Ok(0) };
+    if stop.is_cancelled() {
+        // The attempt did not happen.
+        consumer.release(&leased, 0).await?;
+    } else {
+        consumer.run_leased(&leased).await?;
+    }
+    Ok(1)
+}
+
+/// Why the work of a lease ended without a commit.
+enum Undone {
+    /// Someone else has the message.
+    NotOurs,
+    /// Its failure is to be recorded in a new transaction.
+    Failed(Failure),
+    /// The connection broke while it ran: the lease runs out, and the crash is counted.
+    Lost,
+    /// The host's trouble.
+    Host(InboxError),
+}
+
+impl From<InboxError> for Undone {
+    fn from(error: InboxError) -> Self {
+        Self::Host(error)
+    }
+}
+
+impl From<Stop> for Undone {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::AtCommit { failure } | Stop::Contention { failure } => Self::Failed(failure),
+            Stop::Host(error) => Self::Host(error),
+            other => Self::Host(InboxError::Invalid(format!("a leased message stopped: {other:?}"))),
+        }
+    }
+}
+
+impl Leased {
+    fn ran(&self, version: Option<i32>) -> Ran<'_> {
+        Ran { message: &self.message, epoch: self.epoch, version, attempt: self.attempt }
+    }
+}
+
+impl ConsumerInbox {
+    /// Resume, handle, complete, commit, in one transaction.
+    async fn run_leased(&self, leased: &Leased) -> Result<(), InboxError> {
+        let handlers = self.handlers();
+        let generation = handlers.generation();
+        let Some(handler) = handlers.resolve(&leased.message.event_type) else {
+            return self
+                .record_leased(leased, generation, None, Failure::new(FailureKind::NoRoute, "no deployment takes this event type"))
+                .await;
+        };
+        let offered = Offered { message: leased.message.clone(), version: Some(handler.version()), reason: None };
+        let routed = Routed { offered, handler, generation };
+        let mut repeats = 0;
+        loop {
+            let undone = match self.transact_leased(leased, &routed).await {
+                Ok(disposition) => {
+                    self.count_run(&leased.message, disposition);
+                    return Ok(());
+                }
+                Err(undone) => undone,
+            };
+            match undone {
+                Undone::NotOurs => return Ok(()),
+                Undone::Lost => return Err(InboxError::LostInHandler { message_id: leased.message.id.clone() }),
+                Undone::Failed(failure) if failure.kind == FailureKind::Contention && repeats < 5 => {
+                    repeats += 1;
+                    tokio::time::sleep(Duration::from_millis(rand::random_range(1..=10 << repeats))).await;
+                }
+                Undone::Failed(failure) => return self.record_leased(leased, generation, Some(routed.handler.version()), failure).await,
+                Undone::Host(error) => {
+                    // Best effort: without it the lease runs out, and the attempt counts as a crash. After a
+                    // commit whose answer was lost it waits for that commit, and releases only what was
+                    // rolled back.
+                    let _ = self.release(leased, TROUBLE.as_millis() as i64).await;
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    async fn transact_leased(&self, leased: &Leased, routed: &Routed) -> Result<Disposition, Undone> {
+        let transaction = self.sessions.begin().await?;
+        match self.work_leased(&transaction, leased, routed).await {
+            Ok(disposition) => {
+                hooks::point("retry:commit:before");
+                commit(transaction).await?;
+                hooks::point("retry:commit:after");
+                Ok(disposition)
+            }
+            Err(undone) => {
+                transaction.rollback().await;
+                Err(undone)
+            }
+        }
+    }
+
+    async fn work_leased(&self, transaction: &Transaction<'_>, leased: &Leased, routed: &Routed) -> Result<Disposition, Undone> {
+        let (message, tx) = (&leased.message, transaction.tx());
+        if !self.resume(transaction, routed.generation, leased).await? {
+            return Err(Undone::NotOurs);
+        }
+        host_statement(tx, "SAVEPOINT m").await?;
+        let ended = run(self.job(routed, leased.attempt, DeliveryKind::Retry), tx).await;
+        hooks::point("retry:handle:after");
+        let (mut completion, version) = (Completion::default(), Some(routed.handler.version()));
+        let disposition = match ended {
+            Ended::Ok(result) => {
+                completion.succeeded(leased.ran(version), result, &self.policy);
+                Disposition::Completed
+            }
+            Ended::Failed(failure) => {
+                if let Err(error) = undo_message(tx).await {
+                    return Err(if refused(&error).is_some() { Undone::Failed(failure) } else { Undone::Host(error) });
+                }
+                let disposition = completion.failed(leased.ran(version), &failure, &self.policy);
+                self.log_failure(message, &failure, disposition, leased.attempt);
+                disposition
+            }
+            Ended::Contention(failure) | Ended::Abandoned(failure) => return Err(Undone::Failed(failure)),
+            Ended::Lost => return Err(Undone::Lost),
+        };
+        complete(transaction, self.consumer_id, &completion).await.map_err(crate::process::at_completion)?;
+        Ok(disposition)
+    }
+
+    /// Record a failure whose transaction is gone, under the same lease.
+    async fn record_leased(&self, leased: &Leased, generation: i64, version: Option<i32>, failure: Failure) -> Result<(), InboxError> {
+        let transaction = self.sessions.begin().await?;
+        if !self.resume(&transaction, generation, leased).await? {
+            transaction.rollback().await;
+            return Ok(());
+        }
+        let mut completion = Completion::default();
+        let disposition = completion.failed(leased.ran(version), &failure, &self.policy);
+        complete(&transaction, self.consumer_id, &completion).await?;
+        commit(transaction).await.map_err(crate::process::stopped)?;
+        self.log_failure(&leased.message, &failure, disposition, leased.attempt);
+        Ok(())
+    }
+}

@@ -1,0 +1,110 @@
+//! The host's own schema: the role that owns it, its migrations, and what is taken from PUBLIC.
+
+use sqlx::{Connection, Executor, PgConnection, PgPool, postgres::PgConnectOptions};
+
+use crate::error::InboxError;
+
+static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
+
+/// Functions of `pg_catalog` that reach past a role, out of a transaction or into another session.
+/// Taken from PUBLIC where this login may.
+const REVOKE_FUNCTIONS: &str = include_str!("revoke_functions.sql");
+
+/// A function that a migration adds is executable by PUBLIC, and by no tenant in particular.
+const GRANTS: &str = "DO $$ DECLARE guest text; BEGIN \
+    REVOKE ALL ON ALL FUNCTIONS IN SCHEMA oncebox, oncebox_host FROM PUBLIC; \
+    FOR guest IN SELECT login FROM oncebox.tenant LOOP \
+        EXECUTE format('GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA oncebox_host TO %I', guest); \
+    END LOOP; END $$";
+
+/// Bring a database up to date. Safe to repeat, and to run from several hosts at once. The answer
+/// lists what this login was not allowed to close.
+pub async fn migrate(options: &PgConnectOptions) -> Result<Vec<String>, InboxError> {
+    let mut admin = PgConnection::connect_with(options).await?;
+    admin.execute("SELECT pg_advisory_lock(hashtextextended('oncebox migrate', 0))").await?;
+    let owner = owner_role(&mut admin).await?;
+    let mut migrator = PgConnection::connect_with(&options.clone().options([("role", owner.as_str()), ("search_path", "oncebox")])).await?;
+    MIGRATIONS.run(&mut migrator).await?;
+    migrator.execute(sqlx::raw_sql(GRANTS)).await?;
+    migrator.close().await?;
+    let open = close_public(&mut admin, &owner).await;
+    admin.close().await?;
+    Ok(open)
+}
+
+/// The role without login that owns the host's schemas. Its name is random, since roles belong to the
+/// whole cluster.
+async fn owner_role(admin: &mut PgConnection) -> Result<String, InboxError> {
+    const OWNER: &str = "SELECT pg_get_userbyid(nspowner)::text FROM pg_namespace WHERE nspname = 'oncebox'";
+    if let Some(owner) = sqlx::query_scalar(OWNER).fetch_optional(&mut *admin).await? {
+        return Ok(owner);
+    }
+    let owner = format!("oncebox_{}", hex::encode(rand::random::<[u8; 5]>()));
+    let create = format!(
+        "BEGIN; CREATE ROLE {owner} NOLOGIN; GRANT {owner} TO CURRENT_USER; \
+         CREATE SCHEMA oncebox AUTHORIZATION {owner}; CREATE SCHEMA oncebox_host AUTHORIZATION {owner}; COMMIT"
+    );
+    admin.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(create))).await?;
+    Ok(owner)
+}
+
+/// Close what PostgreSQL leaves open to every role. Each step is tried by itself: on a managed
+/// database some are not allowed.
+async fn close_public(admin: &mut PgConnection, owner: &str) -> Vec<String> {
+    let database: String = match sqlx::query_scalar("SELECT quote_ident(current_database())").fetch_one(&mut *admin).await {
+        Ok(database) => database,
+        Err(error) => return vec![format!("the database's name: {error}")],
+    };
+    let steps = [
+        ("the database is closed to PUBLIC", format!("REVOKE ALL ON DATABASE {database} FROM PUBLIC")),
+        ("the schema `public` is closed to PUBLIC", "REVOKE ALL ON SCHEMA public FROM PUBLIC".to_owned()),
+        ("functions that reach past a role are closed to PUBLIC", REVOKE_FUNCTIONS.replace("{owner}", owner)),
+        (
+            "the language `plpgsql` is closed to PUBLIC",
+            format!("GRANT USAGE ON LANGUAGE plpgsql TO {owner}; REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC"),
+        ),
+        (
+            "the language `sql` is closed to PUBLIC",
+            format!("GRANT USAGE ON LANGUAGE sql TO {owner}; REVOKE USAGE ON LANGUAGE sql FROM PUBLIC"),
+        ),
+    ];
+    let mut open = Vec::new();
+    for (what, sql) in steps {
+        if let Err(error) = admin.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql))).await {
+            open.push(format!(
+                "not so: {what} ({})",
+                crate::tx::answered(&error).map_or_else(|| error.to_string(), |answer| answer.message)
+            ));
+        }
+    }
+    open
+}
+
+/// Buckets for which partitions are made: the present one and two ahead.
+const BUCKETS_AHEAD: i32 = 2;
+
+/// Make the inbox's partitions of the present and the next buckets. The answer is how many were made.
+pub async fn ensure_partitions(pool: &PgPool) -> Result<usize, InboxError> {
+    const MISSING: &str = include_str!("missing_partitions.sql");
+    let missing: Vec<(String, String, String, String)> = sqlx::query_as(MISSING).bind(BUCKETS_AHEAD).fetch_all(pool).await?;
+    for (parent, name, from, to) in &missing {
+        // ATTACH takes a lock that claims do not wait for; CREATE … PARTITION OF would stop them.
+        let sql = format!(
+            "BEGIN; SELECT pg_advisory_xact_lock(hashtextextended('oncebox partitions', 0)); SET LOCAL lock_timeout = '5s'; \
+             CREATE TABLE IF NOT EXISTS oncebox.{name} (LIKE oncebox.inbox INCLUDING DEFAULTS INCLUDING CONSTRAINTS); \
+             DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = 'oncebox.{name}'::regclass) THEN \
+             ALTER TABLE oncebox.{name} OWNER TO {owner}; \
+             ALTER TABLE oncebox.{parent} ATTACH PARTITION oncebox.{name} FOR VALUES FROM ('{from}') TO ('{to}'); END IF; END $$; COMMIT",
+            owner = owner_of_inbox(pool).await?,
+        );
+        let mut connection = pool.acquire().await?.detach();
+        connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql))).await?;
+        connection.close().await?;
+    }
+    Ok(missing.len())
+}
+
+async fn owner_of_inbox(pool: &PgPool) -> Result<String, InboxError> {
+    const OWNER: &str = "SELECT quote_ident(pg_get_userbyid(relowner)) FROM pg_class WHERE oid = 'oncebox.inbox'::regclass";
+    Ok(sqlx::query_scalar(OWNER).fetch_one(pool).await?)
+}

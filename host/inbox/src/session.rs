@@ -1,0 +1,282 @@
+//! Sessions of a tenant: connections that log in as its guest role, and transactions on them.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use sqlx::{ConnectOptions, Connection, Executor, PgConnection, PgPool, postgres::PgConnectOptions};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::{
+    admin::{Admin, Tenant},
+    error::InboxError,
+    keys::Role,
+    tx::{Tx, bounded},
+};
+
+/// Settings of every session of a tenant. They travel as startup options, so that they hold after
+/// `RESET ALL` and over anything a role was made to default to.
+#[derive(Debug, Clone)]
+pub struct SessionSettings {
+    /// Longest statement of a guest, milliseconds.
+    pub statement_timeout_ms: u64,
+    /// Longest wait for a lock, milliseconds.
+    pub lock_timeout_ms: u64,
+    /// Longest pause between two statements of an open transaction, milliseconds.
+    pub idle_in_transaction_timeout_ms: u64,
+}
+
+impl Default for SessionSettings {
+    fn default() -> Self {
+        Self { statement_timeout_ms: 5_000, lock_timeout_ms: 2_000, idle_in_transaction_timeout_ms: 60_000 }
+    }
+}
+
+/// The connections of one tenant. Each is opened when it is needed and counts against the host's
+/// budget for as long as it lives.
+pub struct Sessions {
+    options: PgConnectOptions,
+    secret: [u8; 32],
+    budget: Arc<Budget>,
+    /// The host's own connections, to end a backend whose client went away.
+    admin: PgPool,
+    idle: Mutex<VecDeque<Session>>,
+}
+
+/// How long a transaction waits for a connection before it looks for an idle one again.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
+/// The host's bound on connections of all tenants together. Over it, transactions wait.
+pub struct Budget {
+    permits: Arc<Semaphore>,
+    /// Transactions that wait for a permit.
+    waiting: AtomicUsize,
+    tenants: Mutex<Vec<Weak<Sessions>>>,
+}
+
+impl Budget {
+    /// A budget of this many connections.
+    pub fn new(connections_max: usize) -> Arc<Self> {
+        Arc::new(Self { permits: Arc::new(Semaphore::new(connections_max)), waiting: AtomicUsize::new(0), tenants: Mutex::default() })
+    }
+
+    /// A permit for one connection. When none is left, a connection that only idles makes room.
+    async fn permit(&self) -> OwnedSemaphorePermit {
+        if let Ok(permit) = self.permits.clone().try_acquire_owned() {
+            return permit;
+        }
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let permit = loop {
+            self.close_idle();
+            // Again after a while: a connection may have been put back just as this began to wait.
+            if let Ok(permit) = tokio::time::timeout(LOOK_AGAIN, self.permits.clone().acquire_owned()).await {
+                break permit.expect("the budget is never closed");
+            }
+        };
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        permit
+    }
+
+    /// Whether a connection is better closed than kept.
+    fn is_short(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
+    /// Close one idle connection, of whichever tenant.
+    fn close_idle(&self) {
+        let mut tenants = self.tenants.lock().expect("no panic while held");
+        tenants.retain(|tenant| tenant.upgrade().is_some());
+        let idle = tenants.iter().filter_map(Weak::upgrade).find_map(|sessions| sessions.take_oldest());
+        drop(idle);
+    }
+}
+
+/// One connection, its backend and its share of the budget.
+struct Session {
+    connection: PgConnection,
+    backend: i32,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// An open transaction of a tenant.
+pub struct Transaction<'a> {
+    sessions: &'a Sessions,
+    tx: Option<Tx>,
+    backend: i32,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+/// Connections kept open per tenant when nothing runs.
+const IDLE_MAX: usize = 8;
+
+/// How long a connection may take to open.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Sessions {
+    /// The sessions of a tenant's guest role, under the host's budget.
+    pub fn of(admin: &Admin, tenant: &Tenant, settings: &SessionSettings, budget: Arc<Budget>) -> Arc<Self> {
+        let password = admin.key.password(&tenant.login, Role::Guest);
+        let options = admin.options.clone().username(&tenant.login).password(&password);
+        Self::new(options, admin.key.secret(&tenant.login), settings, &tenant.schema_name, admin.pool.clone(), budget)
+    }
+
+    fn new(
+        options: PgConnectOptions,
+        secret: [u8; 32],
+        settings: &SessionSettings,
+        schema: &str,
+        admin: PgPool,
+        budget: Arc<Budget>,
+    ) -> Arc<Self> {
+        // A guest's texts and notices are its own; the host's log carries none of them.
+        let options = options.disable_statement_logging().statement_cache_capacity(200).options([
+            ("statement_timeout", settings.statement_timeout_ms.to_string()),
+            ("lock_timeout", settings.lock_timeout_ms.to_string()),
+            ("idle_in_transaction_session_timeout", settings.idle_in_transaction_timeout_ms.to_string()),
+            ("client_connection_check_interval", "500".to_owned()),
+            ("default_transaction_read_only", "on".to_owned()),
+            ("search_path", schema.to_owned()),
+            ("application_name", "oncebox".to_owned()),
+        ]);
+        let sessions = Arc::new(Self { options, secret, budget, admin, idle: Mutex::default() });
+        sessions.budget.tenants.lock().expect("no panic while held").push(Arc::downgrade(&sessions));
+        sessions
+    }
+
+    /// The secret that host functions ask for.
+    pub(crate) fn secret(&self) -> &[u8] {
+        &self.secret
+    }
+
+    /// Begin a transaction, on an idle connection or a new one.
+    pub async fn begin(&self) -> Result<Transaction<'_>, InboxError> {
+        while let Some(session) = self.take_idle() {
+            // An idle connection may have died with its server; that says nothing about a new one.
+            if let Ok(transaction) = self.begin_on(session).await {
+                return Ok(transaction);
+            }
+            // The others are as old.
+            self.idle.lock().expect("no panic while held").clear();
+        }
+        self.begin_on(self.connect().await?).await
+    }
+
+    async fn begin_on(&self, mut session: Session) -> Result<Transaction<'_>, InboxError> {
+        const BEGIN: &str = "RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+        bounded(session.connection.execute(sqlx::raw_sql(BEGIN))).await?;
+        Ok(Transaction { sessions: self, tx: Some(Tx::on(session.connection)), backend: session.backend, permit: Some(session._permit) })
+    }
+
+    async fn connect(&self) -> Result<Session, InboxError> {
+        let permit = self.budget.permit().await;
+        let connecting = PgConnection::connect_with(&self.options);
+        let timed_out = |_| InboxError::Unreachable(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()));
+        let mut connection = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.map_err(timed_out)??;
+        let backend = bounded(sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut connection)).await?;
+        Ok(Session { connection, backend, _permit: permit })
+    }
+
+    fn take_oldest(&self) -> Option<Session> {
+        self.idle.lock().expect("no panic while held").pop_front()
+    }
+
+    fn take_idle(&self) -> Option<Session> {
+        self.idle.lock().expect("no panic while held").pop_back()
+    }
+
+    fn keep(&self, session: Session) {
+        let mut idle = self.idle.lock().expect("no panic while held");
+        // A waiting tenant is better served by the budget than this one by a warm connection.
+        if idle.len() < IDLE_MAX && !self.budget.is_short() {
+            idle.push_back(session);
+        }
+    }
+}
+
+impl Transaction<'_> {
+    /// The handle that handlers get.
+    pub fn tx(&self) -> &Tx {
+        self.tx.as_ref().expect("taken only by commit and rollback, which consume")
+    }
+
+    /// The secret that host functions ask for.
+    pub(crate) fn secret(&self) -> &[u8] {
+        self.sessions.secret()
+    }
+
+    /// Check deferred constraints at top level, as the tenant, then commit, in one round trip.
+    /// The checked completion stands right before it.
+    pub async fn commit(self) -> Result<(), CommitError> {
+        const COMMIT: &str = "SET CONSTRAINTS ALL IMMEDIATE; COMMIT";
+        let mut statement = self.tx().statement().await;
+        let answer = bounded(statement.connection().execute(sqlx::raw_sql(COMMIT))).await.map(drop);
+        statement.finish(answer.as_ref().err());
+        match answer {
+            Ok(()) => {
+                self.end().await;
+                Ok(())
+            }
+            Err(error) => match crate::tx::answered(&error) {
+                Some(answered) => {
+                    self.rollback().await;
+                    Err(CommitError::RolledBack(answered))
+                }
+                None => Err(CommitError::Unknown(error)),
+            },
+        }
+    }
+
+    /// Undo everything and give the connection back. A connection in doubt is closed, and its
+    /// backend ended, so that its locks do not outlive it.
+    pub async fn rollback(self) {
+        if !self.tx().is_broken().await {
+            let mut statement = self.tx().statement().await;
+            let answer = bounded(statement.connection().execute(sqlx::raw_sql("ROLLBACK"))).await.map(drop);
+            statement.finish(answer.as_ref().err());
+        }
+        self.end().await;
+    }
+
+    async fn end(mut self) {
+        let tx = self.tx.take().expect("a transaction ends once");
+        let permit = self.permit.take();
+        match (tx.into_connection(), permit) {
+            (Some(connection), Some(permit)) => self.sessions.keep(Session { connection, backend: self.backend, _permit: permit }),
+            _ => self.terminate().await,
+        }
+    }
+
+    async fn terminate(&self) {
+        // Process ids are used again; the role makes sure that it is still one of ours.
+        const TERMINATE: &str = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid = $1 AND usename = $2";
+        let terminate = sqlx::query(TERMINATE).bind(self.backend).bind(self.sessions.options.get_username());
+        let ended = bounded(terminate.execute(&self.sessions.admin)).await;
+        if let Err(error) = ended {
+            tracing::warn!(backend = self.backend, %error, "failed to end the backend of an abandoned statement");
+        }
+    }
+}
+
+/// What became of a COMMIT that did not succeed.
+#[derive(Debug)]
+pub enum CommitError {
+    /// PostgreSQL answered with an error: nothing was committed.
+    RolledBack(crate::tx::StatementError),
+    /// The answer was lost.
+    Unknown(sqlx::Error),
+}
+
+impl Drop for Transaction<'_> {
+    /// A transaction that is neither committed nor rolled back closes its connection: dropping the
+    /// handle does, and PostgreSQL aborts what it held.
+    fn drop(&mut self) {
+        if self.tx.is_some() {
+            tracing::debug!(backend = self.backend, "a transaction was dropped; its connection is closed");
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! The open transaction, as a handler may use it.
+
+use std::{sync::Arc, time::Duration};
+
+use sqlx::{PgConnection, postgres::PgDatabaseError, postgres::PgSeverity};
+use tokio::sync::{Mutex, MutexGuard};
+
+/// A handle on the host's open transaction. Clones share it; one statement runs at a time.
+#[derive(Clone)]
+pub struct Tx {
+    state: Arc<Mutex<State>>,
+}
+
+/// The connection and what is known about the transaction on it.
+struct State {
+    connection: PgConnection,
+    /// A statement was sent and its answer not read to the end: the future that ran it
+    /// was dropped. Nothing may be sent on this connection again.
+    in_flight: bool,
+    /// The connection itself failed.
+    broken: bool,
+    /// The statement that put the transaction into its aborted state.
+    error: Option<StatementError>,
+}
+
+/// An error that PostgreSQL answered to a statement of a handler.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatementError {
+    /// PostgreSQL's five-character code.
+    pub sqlstate: String,
+    /// Its message.
+    pub message: String,
+    /// The constraint it names, if any.
+    pub constraint: Option<String>,
+}
+
+impl StatementError {
+    /// Deadlock, serialization failure or lock timeout: nobody's fault, worth another try.
+    pub fn is_contention(&self) -> bool {
+        is_contention(&self.sqlstate)
+    }
+}
+
+/// Deadlock, serialization failure and lock timeout.
+pub(crate) fn is_contention(sqlstate: &str) -> bool {
+    matches!(sqlstate, "40001" | "40P01" | "55P03")
+}
+
+impl Tx {
+    /// A handle on the transaction that was begun on this connection.
+    pub fn on(connection: PgConnection) -> Self {
+        let state = State { connection, in_flight: false, broken: false, error: None };
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Start a statement. Call [`Statement::finish`] when its answer has been read; a
+    /// statement that is dropped before that condemns the connection.
+    pub async fn statement(&self) -> Statement<'_> {
+        let mut state = self.state.lock().await;
+        state.in_flight = true;
+        Statement { state }
+    }
+
+    /// The first error since the transaction was last sound; the transaction is aborted.
+    pub async fn error(&self) -> Option<StatementError> {
+        self.state.lock().await.error.clone()
+    }
+
+    /// Forget the error after a rollback to a savepoint.
+    pub async fn recovered(&self) {
+        self.state.lock().await.error = None;
+    }
+
+    /// Whether the connection can no longer be used.
+    pub async fn is_broken(&self) -> bool {
+        let state = self.state.lock().await;
+        state.broken || state.in_flight
+    }
+
+    /// Whether a statement was abandoned half way, as opposed to a connection that failed.
+    pub(crate) async fn is_abandoned(&self) -> bool {
+        let state = self.state.lock().await;
+        state.in_flight && !state.broken
+    }
+
+    /// The connection back, when no clone is left and it is sound.
+    pub(crate) fn into_connection(self) -> Option<PgConnection> {
+        let state = Arc::into_inner(self.state)?.into_inner();
+        (!state.broken && !state.in_flight).then_some(state.connection)
+    }
+}
+
+/// A statement under way.
+pub struct Statement<'a> {
+    state: MutexGuard<'a, State>,
+}
+
+impl Statement<'_> {
+    /// The connection to run it on.
+    pub fn connection(&mut self) -> &mut PgConnection {
+        &mut self.state.connection
+    }
+
+    /// The answer has been read to the end. An error answered by PostgreSQL aborts the
+    /// transaction; any other error means that the connection is lost.
+    pub fn finish(mut self, error: Option<&sqlx::Error>) {
+        self.state.in_flight = false;
+        match error {
+            None => {}
+            Some(error) => match answered(error) {
+                Some(answered) => {
+                    self.state.error.get_or_insert(answered);
+                }
+                None => self.state.broken |= !is_local(error),
+            },
+        }
+    }
+}
+
+/// The error PostgreSQL answered while the connection lives, if it is one. FATAL and
+/// worse end the connection, and no SQL of a tenant can raise them.
+pub(crate) fn answered(error: &sqlx::Error) -> Option<StatementError> {
+    let database = error.as_database_error()?.try_downcast_ref::<PgDatabaseError>()?;
+    if matches!(database.severity(), PgSeverity::Fatal | PgSeverity::Panic) {
+        return None;
+    }
+    Some(StatementError {
+        sqlstate: database.code().to_owned(),
+        message: database.message().to_owned(),
+        constraint: database.constraint().map(str::to_owned),
+    })
+}
+
+/// How long a statement of the host may take on the client's side. The server's own timeouts are far
+/// below; this one notices a server that nothing is heard of any more.
+const HOST_STATEMENT_MAX: Duration = Duration::from_secs(60);
+
+/// The answer to a statement of the host, or the error that none came.
+pub(crate) async fn bounded<T>(answer: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
+    let silence = |_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into());
+    tokio::time::timeout(HOST_STATEMENT_MAX, answer).await.map_err(silence)?
+}
+
+/// An error made on this side of the connection, which is as sound as before.
+fn is_local(error: &sqlx::Error) -> bool {
+    use sqlx::Error as E;
+    matches!(
+        error,
+        E::Encode(_) | E::Decode(_) | E::ColumnDecode { .. } | E::ColumnNotFound(_) | E::TypeNotFound { .. } | E::InvalidArgument(_)
+    )
+}
