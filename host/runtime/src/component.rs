@@ -1,0 +1,116 @@
+//! A component that passed every check, compiled and linked.
+
+use std::sync::Arc;
+
+use wasmtime::{
+    Engine,
+    component::{Component, Linker, types::ComponentItem},
+};
+
+use crate::{
+    bindings::{HandlerPre, oncebox::handler::types},
+    error::LoadError,
+    state::State,
+};
+
+/// The interface a component must export.
+pub(crate) const EXPORT: &str = "oncebox:handler/incoming-handler@0.1.0";
+
+/// Interfaces of the contract that a component may import, without their version.
+const CONTRACT: &[&str] = &["types", "context", "sql", "log", "config"];
+
+/// Parts of WASI 0.2 that are linked, as far as stock toolchains import them. What they
+/// reach is empty: no files, no sockets, no environment.
+const WASI: &[&str] = &["wasi:io/", "wasi:cli/", "wasi:clocks/", "wasi:random/", "wasi:filesystem/", "wasi:sockets/"];
+
+/// A component, compiled and linked. Clones share it.
+#[derive(Clone)]
+pub struct LoadedComponent {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    digest: [u8; 32],
+    size: usize,
+    imports: Vec<String>,
+    pre: HandlerPre<State>,
+}
+
+impl LoadedComponent {
+    /// SHA-256 of the uploaded bytes, the version's identity.
+    pub fn digest(&self) -> [u8; 32] {
+        self.inner.digest
+    }
+
+    /// What the component imports, which is everything it can reach.
+    pub fn imports(&self) -> &[String] {
+        &self.inner.imports
+    }
+
+    /// Bytes of the upload.
+    pub fn size(&self) -> usize {
+        self.inner.size
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        self.inner.pre.engine()
+    }
+
+    pub(crate) fn pre(&self) -> &HandlerPre<State> {
+        &self.inner.pre
+    }
+
+    /// Check imports and exports against the contract, and link.
+    pub(crate) fn link(linker: &Linker<State>, component: &Component, digest: [u8; 32], size: usize) -> Result<Self, LoadError> {
+        let imports = imports(linker.engine(), component);
+        let unknown: Vec<String> = imports.iter().filter(|name| !is_given(name)).cloned().collect();
+        if !unknown.is_empty() {
+            return Err(LoadError::UnknownImports(unknown));
+        }
+        let instance = linker.instantiate_pre(component).map_err(|error| LoadError::WrongImport(one_line(&error)))?;
+        check_export(linker.engine(), component)?;
+        let pre = HandlerPre::new(instance).map_err(|error| LoadError::WrongExport(EXPORT, one_line(&error)))?;
+        Ok(Self { inner: Arc::new(Inner { digest, size, imports, pre }) })
+    }
+}
+
+fn imports(engine: &Engine, component: &Component) -> Vec<String> {
+    component.component_type().imports(engine).map(|(name, _)| name.to_owned()).collect()
+}
+
+/// The handler function must be there and have the contract's type; otherwise the first
+/// message would find out.
+fn check_export(engine: &Engine, component: &Component) -> Result<(), LoadError> {
+    let world = component.component_type();
+    let Some((_, export)) = world.exports(engine).find(|(name, _)| is_same_interface(name, EXPORT)) else {
+        return Err(LoadError::MissingExport(world.exports(engine).map(|(name, _)| name.to_owned()).collect()));
+    };
+    let wrong = |reason: String| LoadError::WrongExport(EXPORT, reason);
+    let ComponentItem::ComponentInstance(interface) = export.ty else {
+        return Err(wrong("it is not an interface".to_owned()));
+    };
+    match interface.get_export(engine, "handle").map(|export| export.ty) {
+        Some(ComponentItem::ComponentFunc(handle)) => handle
+            .typecheck::<(types::Message,), (Result<Option<String>, types::Failure>,)>(&world.instance_type())
+            .map_err(|error| wrong(one_line(&error))),
+        _ => Err(wrong("it has no function `handle`".to_owned())),
+    }
+}
+
+/// Whether handlers are given an interface of this name; its type is the linker's affair.
+fn is_given(import: &str) -> bool {
+    let (interface, version) = import.split_once('@').unwrap_or((import, ""));
+    let contract = interface.strip_prefix("oncebox:handler/").is_some_and(|name| CONTRACT.contains(&name));
+    (contract && version.starts_with("0.1.")) || (WASI.iter().any(|name| interface.starts_with(name)) && version.starts_with("0.2."))
+}
+
+/// Equal but for the last number of the version, which never changes a type.
+fn is_same_interface(name: &str, wanted: &str) -> bool {
+    let stem = |text: &str| text.rsplit_once('.').map(|(stem, _)| stem.to_owned());
+    stem(name) == stem(wanted)
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn one_line(error: &wasmtime::Error) -> String {
+    format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ")
+}

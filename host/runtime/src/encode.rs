@@ -1,0 +1,58 @@
+//! From a core module, as compilers write it, to a component.
+
+use wasi_preview1_component_adapter_provider::{WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER};
+use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata, metadata};
+use wit_parser::{Resolve, SourceMap};
+
+use crate::{
+    error::EncodeError,
+    load::{Kind, kind},
+};
+
+/// The contract, for modules that do not say what they export: text modules and Go's.
+const WIT: &[(&str, &str)] = &[
+    ("config.wit", include_str!("../../../wit/config.wit")),
+    ("context.wit", include_str!("../../../wit/context.wit")),
+    ("incoming-handler.wit", include_str!("../../../wit/incoming-handler.wit")),
+    ("log.wit", include_str!("../../../wit/log.wit")),
+    ("sql.wit", include_str!("../../../wit/sql.wit")),
+    ("types.wit", include_str!("../../../wit/types.wit")),
+    ("world.wit", include_str!("../../../wit/world.wit")),
+];
+
+/// Make a component of a core module. A module without a world of its own gets the
+/// `handler` world; one that was built for WASI 0.1 gets the adapter to WASI 0.2.
+pub fn encode_component(core: &[u8]) -> Result<Vec<u8>, EncodeError> {
+    match kind(core) {
+        Kind::Unknown => return Err(EncodeError::NotWasm),
+        Kind::Component => return Err(EncodeError::AlreadyComponent),
+        Kind::CoreModule => {}
+    }
+    let core = with_world(core)?;
+    let mut encoder = ComponentEncoder::default();
+    encoder.validate(true).module(&core).map_err(invalid)?;
+    encoder.adapter(WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER).map_err(invalid)?;
+    encoder.encode().map_err(invalid)
+}
+
+/// The module with a world, its own or ours.
+fn with_world(core: &[u8]) -> Result<Vec<u8>, EncodeError> {
+    let mut core = core.to_vec();
+    let (stripped, _) = metadata::decode(&core).map_err(invalid)?;
+    if stripped.is_none() {
+        let mut sources = SourceMap::default();
+        for (name, text) in WIT {
+            sources.push_str(name, *text);
+        }
+        let group = sources.parse().map_err(|(_, error)| EncodeError::Invalid(error.to_string()))?;
+        let mut resolve = Resolve::default();
+        let package = resolve.push_group(group).map_err(|error| EncodeError::Invalid(error.to_string()))?;
+        let world = resolve.select_world(&[package], Some("handler")).map_err(invalid)?;
+        embed_component_metadata(&mut core, &resolve, world, StringEncoding::UTF8).map_err(invalid)?;
+    }
+    Ok(core)
+}
+
+fn invalid(error: impl std::fmt::Display) -> EncodeError {
+    EncodeError::Invalid(format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" "))
+}

@@ -1,0 +1,110 @@
+//! The engine: what is switched on, how much every instance may have, and the clock that
+//! makes a spinning guest yield.
+
+use std::{path::PathBuf, time::Duration};
+
+use wasmtime::{Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
+
+use crate::error::LoadError;
+
+/// How often the epoch moves; a spinning guest yields to its neighbours that often.
+const EPOCH: Duration = Duration::from_millis(10);
+
+/// Linear memories of one component. QuickJS brings three.
+pub(crate) const MEMORIES_MAX: u32 = 4;
+/// Tables of one component.
+pub(crate) const TABLES_MAX: u32 = 8;
+/// Core instances of one component. Python brings about thirty.
+const CORE_INSTANCES_MAX: u32 = 64;
+/// Elements of one table. SpiderMonkey needs 7,697.
+const TABLE_ELEMENTS_MAX: usize = 20_000;
+
+/// What the operator decides about the runtime.
+#[derive(Debug, Clone)]
+pub struct RuntimeConfig {
+    /// Instances alive at the same time; further messages wait. Keep it above the number
+    /// of partitions and retry workers of a host, since waiting counts against the deadline.
+    pub instances_max: u32,
+    /// Bytes of one linear memory, whatever a consumer's policy allows.
+    pub memory_bytes_max: usize,
+    /// Bytes of an uploaded component.
+    pub component_bytes_max: usize,
+    /// Where compiled code is kept between runs. It must belong to the host alone: its
+    /// content is executed. None compiles at every start.
+    pub cache_dir: Option<PathBuf>,
+    /// Reserve no more address space than memories can use, for machines with a limit on
+    /// virtual memory. Guests then check every access and run about a third slower.
+    pub small_virtual_memory: bool,
+}
+
+impl Default for RuntimeConfig {
+    fn default() -> Self {
+        Self { instances_max: 64, memory_bytes_max: 128 << 20, component_bytes_max: 64 << 20, cache_dir: None, small_virtual_memory: false }
+    }
+}
+
+/// The engine and its ticker, which ends with the engine's last clone.
+pub(crate) fn start(config: &RuntimeConfig) -> Result<Engine, LoadError> {
+    // With the kernel's page map only written pages are cleared between two instances.
+    let engine = Engine::new(&settings(config, true))
+        .or_else(|_| Engine::new(&settings(config, false)))
+        .map_err(|error| LoadError::Engine(format!("{error:#}")))?;
+    let weak = engine.weak();
+    let ticker = move || {
+        while let Some(engine) = weak.upgrade() {
+            engine.increment_epoch();
+            drop(engine);
+            std::thread::sleep(EPOCH);
+        }
+    };
+    std::thread::Builder::new().name("epoch".to_owned()).spawn(ticker).map_err(|error| LoadError::Engine(error.to_string()))?;
+    Ok(engine)
+}
+
+fn settings(config: &RuntimeConfig, has_page_map: bool) -> Config {
+    let mut settings = Config::new();
+    settings.epoch_interruption(true);
+    settings.concurrency_support(false);
+    settings.relaxed_simd_deterministic(true);
+    // A stack of the pool goes from one tenant to the next.
+    settings.async_stack_zeroing(true);
+    if config.small_virtual_memory {
+        settings.memory_reservation(config.memory_bytes_max as u64);
+        settings.memory_guard_size(0);
+        settings.memory_reservation_for_growth(0);
+    }
+    settings.allocation_strategy(InstanceAllocationStrategy::Pooling(pool(config, has_page_map)));
+    settings
+}
+
+/// Every total is the number of instances times what one component may have, so whoever
+/// holds a permit of the semaphore finds everything it needs.
+fn pool(config: &RuntimeConfig, has_page_map: bool) -> PoolingAllocationConfig {
+    let instances = config.instances_max.max(1);
+    let memories = if config.small_virtual_memory { MEMORIES_MAX.min(3) } else { MEMORIES_MAX };
+    let mut pool = PoolingAllocationConfig::new();
+    pool.total_component_instances(instances)
+        .total_core_instances(instances * CORE_INSTANCES_MAX)
+        .total_memories(instances * memories)
+        .total_tables(instances * TABLES_MAX)
+        .total_stacks(instances)
+        .max_core_instances_per_component(CORE_INSTANCES_MAX)
+        .max_memories_per_component(memories)
+        .max_tables_per_component(TABLES_MAX)
+        .table_elements(TABLE_ELEMENTS_MAX)
+        .max_memory_size(config.memory_bytes_max)
+        .async_stack_keep_resident(64 << 10)
+        .decommit_batch_size(16);
+    keep_resident(&mut pool, has_page_map);
+    pool
+}
+
+/// Pages that stay mapped between two instances. Without the page map all of them are
+/// cleared, written or not, so fewer are kept.
+fn keep_resident(pool: &mut PoolingAllocationConfig, has_page_map: bool) {
+    let (memory, table, scan) = match has_page_map {
+        true => (1 << 20, 64 << 10, Enabled::Yes),
+        false => (128 << 10, 8 << 10, Enabled::No),
+    };
+    pool.linear_memory_keep_resident(memory).table_keep_resident(table).pagemap_scan(scan);
+}

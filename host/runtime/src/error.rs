@@ -1,0 +1,77 @@
+//! Why a component cannot be taken. Each text is one line that says what to do.
+
+use std::path::PathBuf;
+
+/// Why a file cannot be loaded as a handler, or the runtime not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// Larger than the configured maximum.
+    #[error("the component has {size} bytes, more than the {max} of `component_bytes_max`")]
+    TooLarge {
+        /// Bytes of the file.
+        size: usize,
+        /// Bytes allowed.
+        max: usize,
+    },
+    /// The file does not begin like WebAssembly.
+    #[error("this is not a WebAssembly file")]
+    NotWasm,
+    /// Machine code of some wasmtime. It would run outside every sandbox.
+    #[error("this is precompiled machine code, which is never accepted; upload the component it was made from")]
+    Precompiled,
+    /// A core module where a component is needed.
+    #[error("this is a core module, not a component; run `oncebox component encode <file> -o <out>`")]
+    CoreModule,
+    /// The file is damaged, uses a proposal that is switched off, or needs more than a slot
+    /// of the pool has.
+    #[error("this component cannot be compiled: {0}")]
+    Invalid(String),
+    /// Imports outside the contract.
+    #[error("imports that handlers are not given: {}; a handler has no network, no files and no environment", quoted(.0))]
+    UnknownImports(Vec<String>),
+    /// An import of the contract with another type.
+    #[error("an import differs from the host's: {0}; build the component against the `wit` folder of this release")]
+    WrongImport(String),
+    /// The component does not export the handler interface.
+    #[error("the export `{}` is missing; the component exports {}", crate::component::EXPORT, quoted(.0))]
+    MissingExport(Vec<String>),
+    /// The handler interface is exported with another type.
+    #[error("the export `{0}` differs from the host's: {1}; build the component against the `wit` folder of this release")]
+    WrongExport(&'static str, String),
+    /// The engine cannot be set up on this machine.
+    #[error("the WebAssembly engine cannot start: {0}; where virtual memory is limited, set `small_virtual_memory`")]
+    Engine(String),
+    /// The folder for compiled code cannot be used.
+    #[error("the folder for compiled code, `{}`, cannot be used: {reason}", .path.display())]
+    Cache {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The task that compiled it did not come to an end.
+    #[error("compiling was interrupted")]
+    Interrupted,
+}
+
+/// Why a core module cannot be turned into a component.
+#[derive(Debug, thiserror::Error)]
+pub enum EncodeError {
+    /// The file does not begin like WebAssembly.
+    #[error("this is not a WebAssembly file")]
+    NotWasm,
+    /// There is nothing to do.
+    #[error("this is a component already")]
+    AlreadyComponent,
+    /// The encoder refused it.
+    #[error("this core module cannot be made a component: {0}")]
+    Invalid(String),
+}
+
+/// Names in backticks, or the word for none.
+fn quoted(names: &[String]) -> String {
+    if names.is_empty() {
+        return "nothing".to_owned();
+    }
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,30 @@
+//! The host's side of what a component may import, one file per interface.
+
+pub(crate) mod clock;
+mod config;
+mod context;
+pub(crate) mod log;
+pub(crate) mod random;
+pub(crate) mod savepoint;
+pub mod sql;
+pub(crate) mod wasi;
+
+use wasmtime::{
+    Engine,
+    component::{HasSelf, Linker},
+};
+
+use crate::{
+    bindings::{Handler, oncebox::handler::types},
+    state::State,
+};
+
+/// Everything a component can be given; it takes only what it imports.
+pub(crate) fn linker(engine: &Engine) -> wasmtime::Result<Linker<State>> {
+    let mut linker = Linker::new(engine);
+    Handler::add_to_linker::<_, HasSelf<State>>(&mut linker, |state| state)?;
+    wasi::link(&mut linker)?;
+    Ok(linker)
+}
+
+impl types::Host for State {}

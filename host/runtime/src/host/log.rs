@@ -1,0 +1,176 @@
+//! `log`, and what a component writes to its standard output and error: lines of the
+//! handler, under the span that the inbox opened for the message.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::{
+    bindings::oncebox::handler::log::{self, Level},
+    state::State,
+    text::{bounded, printable},
+};
+
+/// Bytes of one line; a longer one is cut.
+const LINE_BYTES_MAX: usize = 8 << 10;
+/// What a line costs besides its text, so that empty lines are not free.
+const LINE_COST: usize = 64;
+/// Bytes of the last lines that are kept for the failure's text.
+const LAST_WORDS_BYTES: usize = 1024;
+
+/// The handler's log for one message. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Log {
+    lines: Arc<Mutex<Lines>>,
+}
+
+struct Lines {
+    bytes_left: usize,
+    is_truncated: bool,
+    /// The last error line, and what came on standard error after it.
+    last_words: String,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+}
+
+/// Where a piece of output came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Output {
+    Stdout,
+    Stderr,
+}
+
+impl Log {
+    pub(crate) fn new(bytes_max: usize) -> Self {
+        let lines = Lines { bytes_left: bytes_max, is_truncated: false, last_words: String::new(), stdout: Vec::new(), stderr: Vec::new() };
+        Self { lines: Arc::new(Mutex::new(lines)) }
+    }
+
+    /// Bytes of standard output or error; whole lines are logged at once.
+    pub(crate) fn write(&self, output: Output, bytes: &[u8]) {
+        let mut lines = self.lines();
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let buffer = lines.buffer(output);
+            let room = LINE_BYTES_MAX.saturating_sub(buffer.len());
+            buffer.extend_from_slice(&piece[..piece.len().min(room)]);
+            if piece.ends_with(b"\n") {
+                lines.flush(output);
+            }
+        }
+    }
+
+    /// What the guest said last before it failed, if anything.
+    pub(crate) fn last_words(&self) -> Option<String> {
+        let mut lines = self.lines();
+        lines.flush(Output::Stdout);
+        lines.flush(Output::Stderr);
+        let words = lines.last_words.trim();
+        (!words.is_empty()).then(|| words.to_owned())
+    }
+
+    fn line(&self, level: Level, text: &str) {
+        let mut lines = self.lines();
+        if level == Level::Error {
+            lines.last_words.clear();
+            lines.remember(text);
+        }
+        lines.emit(level, text);
+    }
+
+    fn lines(&self) -> MutexGuard<'_, Lines> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lines {
+    fn buffer(&mut self, output: Output) -> &mut Vec<u8> {
+        match output {
+            Output::Stdout => &mut self.stdout,
+            Output::Stderr => &mut self.stderr,
+        }
+    }
+
+    fn flush(&mut self, output: Output) {
+        let line = std::mem::take(self.buffer(output));
+        let text = String::from_utf8_lossy(&line);
+        let text = text.trim_end();
+        if text.is_empty() {
+            return;
+        }
+        match output {
+            Output::Stdout => self.emit(Level::Info, text),
+            Output::Stderr => {
+                self.remember(text);
+                self.emit(Level::Warn, text);
+            }
+        }
+    }
+
+    /// Keep the end of what was said; a panic comes last.
+    fn remember(&mut self, text: &str) {
+        self.last_words.push_str(&printable(&bounded(text, LAST_WORDS_BYTES)));
+        self.last_words.push('\n');
+        let excess = self.last_words.len().saturating_sub(LAST_WORDS_BYTES);
+        let start = self.last_words.ceil_char_boundary(excess);
+        self.last_words.drain(..start);
+    }
+
+    fn emit(&mut self, level: Level, text: &str) {
+        let text = printable(&bounded(text, LINE_BYTES_MAX));
+        let cost = text.len() + LINE_COST;
+        if cost <= self.bytes_left && !self.is_truncated {
+            self.bytes_left -= cost;
+            event(level, &text);
+        } else if !self.is_truncated {
+            self.is_truncated = true;
+            event(Level::Warn, "log output truncated");
+        }
+    }
+}
+
+fn event(level: Level, text: &str) {
+    match level {
+        Level::Trace => tracing::trace!(target: "handler", "{text}"),
+        Level::Debug => tracing::debug!(target: "handler", "{text}"),
+        Level::Info => tracing::info!(target: "handler", "{text}"),
+        Level::Warn => tracing::warn!(target: "handler", "{text}"),
+        Level::Error => tracing::error!(target: "handler", "{text}"),
+    }
+}
+
+impl log::Host for State {
+    async fn log(&mut self, level: Level, message: String) -> wasmtime::Result<()> {
+        self.log.line(level, &message);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_ends_with_one_last_line_and_keeps_the_last_words() {
+        let log = Log::new(1000);
+        for _ in 0..100 {
+            log.write(Output::Stderr, b"line\n");
+        }
+        log.write(Output::Stderr, b"the ");
+        log.write(Output::Stderr, b"end");
+        assert!(log.last_words().expect("words").ends_with("the end"));
+        let lines = log.lines();
+        assert!(lines.is_truncated && lines.bytes_left < 2 * LINE_COST && lines.last_words.len() <= LAST_WORDS_BYTES);
+    }
+
+    #[test]
+    fn a_line_without_end_takes_no_memory() {
+        let log = Log::new(1000);
+        for _ in 0..100 {
+            log.write(Output::Stdout, &[b'x'; 10_000]);
+        }
+        assert_eq!(log.lines().stdout.len(), LINE_BYTES_MAX);
+    }
+
+    #[test]
+    fn a_line_cannot_pretend_to_be_two() {
+        assert_eq!(printable("a\nINFO fake\u{1b}[2J\tb"), "a\\nINFO fake\\u{1b}[2J\tb");
+    }
+}

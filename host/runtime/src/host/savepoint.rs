@@ -1,0 +1,100 @@
+//! The savepoint resource of `sql`. Names are the host's, and a guest cannot speak them.
+
+use wasmtime::component::Resource;
+
+use super::sql::{Error, Stopped, control};
+use crate::{bindings::oncebox::handler::sql, state::State};
+
+/// A guest's handle on a savepoint, which may be gone.
+#[derive(Debug, Clone, Copy)]
+pub struct Savepoint {
+    id: u64,
+}
+
+impl sql::HostSavepoint for State {
+    async fn open(&mut self) -> wasmtime::Result<Result<Resource<Savepoint>, Error>> {
+        let result = self.open_savepoint().await;
+        match self.session.answer(result)? {
+            Ok(savepoint) => Ok(Ok(self.table.push(savepoint)?)),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    async fn rollback(&mut self, handle: Resource<Savepoint>) -> wasmtime::Result<Result<(), Error>> {
+        let savepoint = *self.table.get(&handle)?;
+        let result = self.roll_back_to(savepoint).await;
+        self.session.answer(result)
+    }
+
+    async fn release(&mut self, handle: Resource<Savepoint>) -> wasmtime::Result<Result<(), Error>> {
+        let savepoint = *self.table.get(&handle)?;
+        let result = self.release_savepoint(savepoint).await;
+        self.session.answer(result)
+    }
+
+    async fn drop(&mut self, handle: Resource<Savepoint>) -> wasmtime::Result<()> {
+        let savepoint = self.table.delete(handle)?;
+        self.forget(savepoint.id).await
+    }
+}
+
+impl State {
+    async fn open_savepoint(&mut self) -> Result<Savepoint, Stopped> {
+        self.session.admit_call(&self.limits).map_err(Stopped::Guest)?;
+        self.session.may_open(&self.limits).map_err(Stopped::Guest)?;
+        let id = self.session.next_savepoint();
+        control(&self.tx, format!("SAVEPOINT guest_{id}")).await?;
+        self.session.opened(id);
+        Ok(Savepoint { id })
+    }
+
+    async fn roll_back_to(&mut self, Savepoint { id }: Savepoint) -> Result<(), Stopped> {
+        self.admit_savepoint(id)?;
+        control(&self.tx, format!("ROLLBACK TO SAVEPOINT guest_{id}")).await?;
+        // An aborted transaction opens no savepoint, so whatever error there is came after.
+        self.tx.recovered().await;
+        self.session.rolled_back(id);
+        Ok(())
+    }
+
+    async fn release_savepoint(&mut self, Savepoint { id }: Savepoint) -> Result<(), Stopped> {
+        self.admit_savepoint(id)?;
+        control(&self.tx, format!("RELEASE SAVEPOINT guest_{id}")).await?;
+        self.session.released(id);
+        Ok(())
+    }
+
+    fn admit_savepoint(&mut self, id: u64) -> Result<(), Stopped> {
+        self.session.admit_call(&self.limits).map_err(Stopped::Guest)?;
+        match self.session.is_open(id) {
+            true => Ok(()),
+            false => Err(Stopped::Guest(Error::Refused(
+                "this savepoint is gone: it was released, or an earlier one was released or rolled back".to_owned(),
+            ))),
+        }
+    }
+
+    /// Release a savepoint that its guest let go. In an aborted transaction there is
+    /// nothing to release, and trying would only be a second error.
+    async fn forget(&mut self, id: u64) -> wasmtime::Result<()> {
+        if !self.session.is_open(id) {
+            return Ok(());
+        }
+        if self.tx.error().await.is_none()
+            && let Err(Stopped::Host(lost)) = control(&self.tx, format!("RELEASE SAVEPOINT guest_{id}")).await
+        {
+            return Err(lost.into());
+        }
+        self.session.released(id);
+        Ok(())
+    }
+
+    /// Release what the guest left open, so that the next message in this transaction
+    /// does not begin inside it.
+    pub(crate) async fn forget_savepoints(&mut self) -> wasmtime::Result<()> {
+        match self.session.outermost() {
+            Some(id) => self.forget(id).await,
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Components in wasmtime: compiling and checking them, running them with limits, and the
+//! host's side of every interface they may import.
+//!
+//! A message is handled by a fresh instance in a store of its own. No state of a message
+//! or a tenant reaches the next one, and a trap takes nothing with it.
+
+mod bindings;
+mod cache;
+mod component;
+mod encode;
+mod ending;
+mod engine;
+mod error;
+mod handler;
+mod host;
+mod limiter;
+mod load;
+mod state;
+mod text;
+
+pub use component::LoadedComponent;
+pub use encode::encode_component;
+pub use engine::RuntimeConfig;
+pub use error::{EncodeError, LoadError};
+pub use handler::{ComponentHandler, HandlerSettings};
+pub use host::sql;
+pub use load::Runtime;
+
+#[cfg(test)]
+mod tests;

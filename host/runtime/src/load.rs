@@ -1,0 +1,119 @@
+//! From uploaded bytes to a component that can run.
+
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+use tokio::sync::Semaphore;
+use wasmtime::{
+    Engine,
+    component::{Component, Linker},
+};
+
+use crate::{
+    cache::Cache,
+    component::{LoadedComponent, one_line},
+    engine::{self, RuntimeConfig},
+    error::LoadError,
+    handler::{ComponentHandler, HandlerSettings},
+    host,
+    state::State,
+};
+
+/// Loads components and makes handlers of them. Clones share one engine and one pool.
+#[derive(Clone)]
+pub struct Runtime {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    engine: Engine,
+    linker: Linker<State>,
+    instances: Arc<Semaphore>,
+    /// Compiling uses every core already; two at a time would only take twice the memory.
+    compiling: Semaphore,
+    cache: Option<Cache>,
+    component_bytes_max: usize,
+}
+
+impl Runtime {
+    /// Start the engine and link the host's interfaces.
+    pub fn new(config: RuntimeConfig) -> Result<Self, LoadError> {
+        let engine = engine::start(&config)?;
+        let linker = host::linker(&engine).map_err(|error| LoadError::Engine(one_line(&error)))?;
+        let inner = Inner {
+            linker,
+            instances: Arc::new(Semaphore::new(config.instances_max.max(1) as usize)),
+            compiling: Semaphore::new(1),
+            cache: config.cache_dir.as_deref().map(Cache::open).transpose()?,
+            component_bytes_max: config.component_bytes_max,
+            engine,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Check, compile and link a component; or take the compiled code from the cache.
+    /// Takes up to ten seconds for a Python or JavaScript runtime that is not cached.
+    pub async fn load(&self, component: &[u8]) -> Result<LoadedComponent, LoadError> {
+        check_kind(component, self.inner.component_bytes_max)?;
+        let _turn = self.inner.compiling.acquire().await.map_err(|_| LoadError::Interrupted)?;
+        let (inner, bytes) = (self.inner.clone(), component.to_vec());
+        tokio::task::spawn_blocking(move || inner.load(&bytes)).await.map_err(|_| LoadError::Interrupted)?
+    }
+
+    /// A handler that runs this component under these settings.
+    pub fn handler(&self, component: &LoadedComponent, settings: HandlerSettings) -> ComponentHandler {
+        ComponentHandler::new(self.inner.instances.clone(), component.clone(), settings)
+    }
+}
+
+impl Inner {
+    fn load(&self, bytes: &[u8]) -> Result<LoadedComponent, LoadError> {
+        let digest: [u8; 32] = Sha256::digest(bytes).into();
+        let component = match self.cache.as_ref().and_then(|cache| cache.read(&self.engine, &digest)) {
+            Some(component) => component,
+            None => self.compile(bytes, &digest)?,
+        };
+        LoadedComponent::link(&self.linker, &component, digest, bytes.len())
+    }
+
+    fn compile(&self, bytes: &[u8], digest: &[u8; 32]) -> Result<Component, LoadError> {
+        let component = Component::from_binary(&self.engine, bytes).map_err(|error| LoadError::Invalid(one_line(&error)))?;
+        if let Some(cache) = &self.cache
+            && let Err(error) = cache.write(&self.engine, digest, &component)
+        {
+            tracing::warn!(%error, "compiled code could not be kept, it will be compiled again at the next start");
+        }
+        Ok(component)
+    }
+}
+
+/// What can be told from the first bytes, before anything is parsed.
+fn check_kind(bytes: &[u8], max: usize) -> Result<(), LoadError> {
+    if bytes.len() > max {
+        return Err(LoadError::TooLarge { size: bytes.len(), max });
+    }
+    if Engine::detect_precompiled(bytes).is_some() {
+        return Err(LoadError::Precompiled);
+    }
+    match kind(bytes) {
+        Kind::Component => Ok(()),
+        Kind::CoreModule => Err(LoadError::CoreModule),
+        Kind::Unknown => Err(LoadError::NotWasm),
+    }
+}
+
+/// What a WebAssembly file begins with.
+pub(crate) enum Kind {
+    CoreModule,
+    Component,
+    Unknown,
+}
+
+/// Magic number and layer, the first eight bytes of the binary format.
+pub(crate) fn kind(bytes: &[u8]) -> Kind {
+    match bytes {
+        [0, b'a', b's', b'm', _, _, 1, 0, ..] => Kind::Component,
+        [0, b'a', b's', b'm', _, _, 0, 0, ..] => Kind::CoreModule,
+        _ => Kind::Unknown,
+    }
+}

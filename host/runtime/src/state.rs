@@ -1,0 +1,95 @@
+//! What a store holds while one message is handled.
+
+use std::sync::Arc;
+
+use oncebox_inbox::{
+    handler::{DeliveryKind, Run},
+    policy::Limits,
+    tx::Tx,
+};
+use tokio::time::Instant;
+use wasmtime::component::ResourceTable;
+use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
+
+use crate::{
+    handler::Settings,
+    host::{clock::Clock, log::Log, random::Random, sql::Session, wasi},
+    limiter::MemoryLimiter,
+};
+
+/// Host resources a guest may hold at the same time: streams, pollables, savepoints.
+const RESOURCES_MAX: usize = 1024;
+
+/// The host's side of one run.
+pub(crate) struct State {
+    pub(crate) facts: Facts,
+    pub(crate) tx: Tx,
+    pub(crate) limits: Arc<Limits>,
+    pub(crate) config: Arc<Vec<(String, String)>>,
+    pub(crate) session: Session,
+    pub(crate) log: Log,
+    pub(crate) memory: MemoryLimiter,
+    pub(crate) table: ResourceTable,
+    pub(crate) clock: Clock,
+    pub(crate) random: Random,
+    wasi: WasiCtx,
+}
+
+/// What `context` answers.
+pub(crate) struct Facts {
+    pub(crate) tenant: String,
+    pub(crate) consumer: String,
+    pub(crate) topic: Arc<str>,
+    pub(crate) partition: i32,
+    pub(crate) offset: i64,
+    pub(crate) attempt: u32,
+    pub(crate) kind: DeliveryKind,
+    pub(crate) event_version: Option<String>,
+    pub(crate) trace_parent: Option<String>,
+    pub(crate) deadline: Instant,
+}
+
+impl State {
+    pub(crate) fn new(tx: &Tx, run: &Run<'_>, settings: &Settings) -> Self {
+        let log = Log::new(settings.limits.log_bytes_max);
+        let mut table = ResourceTable::new();
+        table.set_max_capacity(RESOURCES_MAX);
+        Self {
+            facts: Facts::of(run),
+            tx: tx.clone(),
+            session: Session::default(),
+            memory: MemoryLimiter::new(settings.limits.memory_bytes),
+            clock: Clock::starting_at(run.message.record.timestamp_ms),
+            random: Random::new(&settings.random_key, run.consumer, &run.message.id),
+            wasi: wasi::context(&log),
+            limits: settings.limits.clone(),
+            config: settings.config.clone(),
+            log,
+            table,
+        }
+    }
+}
+
+impl Facts {
+    fn of(run: &Run<'_>) -> Self {
+        let message = run.message;
+        Self {
+            tenant: run.tenant.to_owned(),
+            consumer: run.consumer.to_owned(),
+            topic: message.record.topic.clone(),
+            partition: message.record.partition,
+            offset: message.record.offset,
+            attempt: run.attempt,
+            kind: run.kind,
+            event_version: message.event_version.clone(),
+            trace_parent: message.trace_parent.clone(),
+            deadline: run.deadline,
+        }
+    }
+}
+
+impl WasiView for State {
+    fn ctx(&mut self) -> WasiCtxView<'_> {
+        WasiCtxView { ctx: &mut self.wasi, table: &mut self.table }
+    }
+}

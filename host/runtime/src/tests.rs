@@ -1,0 +1,98 @@
+//! Hostile and clumsy components, written as text, so that no toolchain is needed.
+
+mod endings;
+mod guests;
+mod loading;
+mod wasi;
+
+use std::{sync::Arc, time::Duration};
+
+use oncebox_inbox::{
+    handler::{DeliveryKind, Failure, Handler, Run},
+    message::{Message, Record},
+    policy::Limits,
+    tx::Tx,
+};
+use sqlx::{Connection, PgConnection};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+    time::Instant,
+};
+
+use crate::{ComponentHandler, HandlerSettings, Runtime, RuntimeConfig, encode_component};
+
+/// A runtime that is small enough for many to exist side by side.
+fn runtime() -> Runtime {
+    Runtime::new(config()).expect("an engine")
+}
+
+fn config() -> RuntimeConfig {
+    RuntimeConfig { instances_max: 2, ..RuntimeConfig::default() }
+}
+
+/// A component made of the text of a core module.
+fn component(core: &str) -> Vec<u8> {
+    encode_component(&wat::parse_str(core).expect("WebAssembly text")).expect("a component")
+}
+
+async fn handler(core: &str, limits: Limits) -> ComponentHandler {
+    let runtime = runtime();
+    let loaded = runtime.load(&component(core)).await.expect("a sound component");
+    let config = vec![("colour".to_owned(), "green".to_owned())];
+    runtime.handler(&loaded, HandlerSettings { version: 7, limits, config, random_key: [1; 32] })
+}
+
+/// Run a guest once on a message, without a database behind it.
+async fn run(core: &str, limits: Limits) -> Result<Option<String>, Failure> {
+    let tx = Tx::on(connection_to_nowhere().await);
+    let handler = handler(core, limits).await;
+    handle(&handler, &tx, &message()).await
+}
+
+async fn handle(handler: &ComponentHandler, tx: &Tx, message: &Message) -> Result<Option<String>, Failure> {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let run = Run { tenant: "acme", consumer: "orders", message, attempt: 1, kind: DeliveryKind::Live, deadline };
+    handler.handle(tx, &run).await
+}
+
+fn message() -> Message {
+    Message {
+        id: "m-1".to_owned(),
+        source: "orders".to_owned(),
+        event_type: "order.placed".to_owned(),
+        event_version: None,
+        ordering_key: None,
+        content_type: None,
+        trace_parent: None,
+        payload_hash: None,
+        record: Record {
+            topic: Arc::from("orders"),
+            topic_id: None,
+            partition: 3,
+            offset: 42,
+            timestamp_ms: 1_700_000_000_000,
+            key: None,
+            headers: vec![("a".to_owned(), vec![1, 2, 3])],
+            payload: Some(b"{}".to_vec()),
+        },
+    }
+}
+
+/// A connection to a server that says hello and nothing else, for guests that send nothing.
+async fn connection_to_nowhere() -> PgConnection {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let server = async {
+        let (mut stream, _) = listener.accept().await.expect("a client");
+        let mut startup = [0; 1024];
+        assert!(stream.read(&mut startup).await.expect("a startup message") > 0);
+        // AuthenticationOk, ReadyForQuery in a transaction.
+        stream.write_all(b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05T").await.expect("an open connection");
+        stream
+    };
+    let url = format!("postgres://nobody@127.0.0.1:{port}/nowhere?sslmode=disable");
+    let (stream, connection) = tokio::join!(server, PgConnection::connect(&url));
+    drop(stream);
+    connection.expect("a greeting")
+}
