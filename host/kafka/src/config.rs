@@ -1,0 +1,294 @@
+//! How a consumer is configured, and which properties of librdkafka are not anyone's to set.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use oncebox_inbox::policy;
+use rdkafka::{ClientConfig, config::RDKafkaLogLevel};
+
+use crate::error::ConsumerError;
+
+/// Everything that one consumer needs to know about Kafka.
+#[derive(Clone)]
+pub struct ConsumerConfig {
+    /// Name of the tenant.
+    pub tenant: String,
+    /// Name of the consumer within the tenant.
+    pub consumer: String,
+    /// Topics to read; a name that starts with `^` is a regular expression.
+    pub topics: Vec<String>,
+    /// The consumer's policy: group, prefetch bounds and properties of its own.
+    pub kafka: policy::Kafka,
+    /// Properties of the host's configuration, such as `bootstrap.servers`. The policy's
+    /// stand above them. Values are secrets.
+    pub host_properties: BTreeMap<String, String>,
+    /// Deadlines.
+    pub timing: Timing,
+}
+
+/// Deadlines of a consumer.
+#[derive(Debug, Clone)]
+pub struct Timing {
+    /// How long a partition that is taken away may finish what it runs. Must stay well
+    /// below `max.poll.interval.ms`.
+    pub revoke: Duration,
+    /// How long a synchronous commit may take.
+    pub commit: Duration,
+    /// How long one question to a broker may take: watermarks, committed offsets, topic ids.
+    pub lookup: Duration,
+    /// How often lag is measured.
+    pub tick: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            revoke: Duration::from_secs(20),
+            commit: Duration::from_secs(5),
+            lookup: Duration::from_secs(5),
+            tick: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Values of properties may be passwords: only their names are shown.
+impl fmt::Debug for ConsumerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConsumerConfig")
+            .field("tenant", &self.tenant)
+            .field("consumer", &self.consumer)
+            .field("topics", &self.topics)
+            .field("group", &self.group())
+            .field("prefetch_messages", &self.kafka.prefetch_messages)
+            .field("prefetch_bytes", &self.kafka.prefetch_bytes)
+            .field("properties", &self.kafka.properties.keys())
+            .field("host_properties", &self.host_properties.keys())
+            .field("timing", &self.timing)
+            .finish()
+    }
+}
+
+/// What the host starts from; the configuration and the policy may change these.
+const DEFAULTS: &[(&str, &str)] = &[
+    ("client.id", "oncebox"),
+    ("auto.commit.interval.ms", "500"),
+    ("partition.assignment.strategy", "cooperative-sticky"),
+    // librdkafka's own prefetch, over all partitions, on top of the partitions' bounds.
+    ("queued.min.messages", "10000"),
+    ("queued.max.messages.kbytes", "16384"),
+    // A pause throws away what librdkafka has prefetched of the partition: small fetches
+    // keep that cheap. A batch larger than this is still fetched whole.
+    ("fetch.message.max.bytes", "262144"),
+    // A partition that is resumed waits for the fetch that is under way to return.
+    ("fetch.wait.max.ms", "100"),
+];
+
+/// Static members share out all partitions in one step. A static member that dies between the two steps
+/// of a cooperative rebalance and is back at once gets what the first step left it; nobody asks for the
+/// second, and the partitions it had given up stay without an owner until the group changes again.
+const STATIC_MEMBER: (&str, &str) = ("group.instance.id", "roundrobin");
+
+/// What makes an offset mean "everything before it is settled".
+const FIXED: &[(&str, &str)] = &[
+    ("enable.auto.commit", "true"),
+    ("enable.auto.offset.store", "false"),
+    ("auto.offset.reset", "earliest"),
+    ("enable.partition.eof", "false"),
+];
+
+const OFFSETS: &str = "the host alone decides which offsets are stored; remove it";
+const REFUSED: &[(&str, &str)] = &[
+    ("enable.auto.commit", OFFSETS),
+    ("auto.commit.enable", OFFSETS),
+    ("enable.auto.offset.store", OFFSETS),
+    ("offset.store.method", OFFSETS),
+    ("offset.store.path", OFFSETS),
+    ("auto.offset.reset", "anything but `earliest` skips messages; remove it"),
+    ("group.id", "set `group` in the policy's `kafka` table instead"),
+    ("group.protocol", "the host is built for the classic protocol; remove it"),
+    ("group.remote.assignor", "the host is built for the classic protocol; remove it"),
+    ("enable.partition.eof", "the host does not use it; remove it"),
+    ("log.queue", "the host takes the client's log; remove it"),
+];
+
+/// Refused in a policy, since it reaches into the host: its files, its commands, its memory.
+const HOST_ONLY: &[&str] = &[
+    "plugin.library.paths",
+    "sasl.kerberos.kinit.cmd",
+    "sasl.kerberos.keytab",
+    "ssl.engine.location",
+    "ssl.engine.id",
+    "ssl.providers",
+    "debug",
+    "log_level",
+    "statistics.interval.ms",
+    "queued.min.messages",
+    "queued.max.messages.kbytes",
+    "receive.message.max.bytes",
+    "fetch.max.bytes",
+    "fetch.message.max.bytes",
+    "max.partition.fetch.bytes",
+    "test.mock.num.brokers",
+];
+const HOST_ONLY_ENDINGS: &[&str] = &[".location", ".file", ".cmd", ".url"];
+const HOST_ONLY_REASON: &str = "it reaches into the host; ask for it in the host's configuration";
+
+impl ConsumerConfig {
+    /// The Kafka group: the policy's, or `oncebox.<tenant>.<consumer>`.
+    pub fn group(&self) -> String {
+        match self.kafka.group.as_str() {
+            "" => format!("oncebox.{}.{}", self.tenant, self.consumer),
+            group => group.to_owned(),
+        }
+    }
+
+    /// Refuses what would break the guarantees, naming the property or setting.
+    pub fn check(&self) -> Result<(), ConsumerError> {
+        if self.topics.is_empty() {
+            return Err(ConsumerError::NoTopics { consumer: self.consumer.clone() });
+        }
+        let bounds = [("kafka.prefetch_messages", self.kafka.prefetch_messages), ("kafka.prefetch_bytes", self.kafka.prefetch_bytes)];
+        if let Some((name, _)) = bounds.into_iter().find(|(_, bound)| *bound == 0) {
+            return Err(ConsumerError::ZeroBound { consumer: self.consumer.clone(), name });
+        }
+        self.host_properties.keys().try_for_each(|name| check_name(name))?;
+        self.kafka.properties.keys().try_for_each(|name| check_name(name).and_then(|()| check_policy_name(name)))?;
+        self.check_poll_interval()
+    }
+
+    /// Waiting for workers happens between two polls.
+    fn check_poll_interval(&self) -> Result<(), ConsumerError> {
+        let name = "max.poll.interval.ms";
+        let Some(value) = self.property(name) else { return Ok(()) };
+        let interval: u64 = value.parse().map_err(|_| ConsumerError::InvalidProperty { name: name.to_owned() })?;
+        if u128::from(interval) > (self.timing.revoke + 2 * self.timing.commit).as_millis() {
+            return Ok(());
+        }
+        let reason = "it is shorter than a partition's time to finish what it runs; raise it";
+        Err(ConsumerError::RefusedProperty { name: name.to_owned(), reason })
+    }
+
+    fn property(&self, name: &str) -> Option<&String> {
+        self.kafka.properties.get(name).or_else(|| self.host_properties.get(name))
+    }
+
+    /// Values that must not appear in an error.
+    pub(crate) fn secrets(&self) -> Vec<String> {
+        self.host_properties.values().chain(self.kafka.properties.values()).cloned().collect()
+    }
+
+    /// librdkafka's configuration: defaults, the host's, the policy's, and what is fixed.
+    pub(crate) fn client_config(&self) -> Result<ClientConfig, ConsumerError> {
+        self.check()?;
+        let mut config = ClientConfig::new();
+        config.set_log_level(RDKafkaLogLevel::Info);
+        for (name, value) in DEFAULTS {
+            config.set(*name, *value);
+        }
+        let (member, strategy) = STATIC_MEMBER;
+        if self.property(member).is_some() {
+            config.set("partition.assignment.strategy", strategy);
+        }
+        for (name, value) in self.host_properties.iter().chain(&self.kafka.properties) {
+            config.set(name, value);
+        }
+        for (name, value) in FIXED {
+            config.set(*name, *value);
+        }
+        config.set("group.id", self.group());
+        Ok(config)
+    }
+}
+
+fn check_name(name: &str) -> Result<(), ConsumerError> {
+    match REFUSED.iter().find(|(refused, _)| *refused == name) {
+        Some((_, reason)) => Err(ConsumerError::RefusedProperty { name: name.to_owned(), reason }),
+        None => Ok(()),
+    }
+}
+
+fn check_policy_name(name: &str) -> Result<(), ConsumerError> {
+    if HOST_ONLY.contains(&name) || HOST_ONLY_ENDINGS.iter().any(|ending| name.ends_with(ending)) {
+        return Err(ConsumerError::RefusedProperty { name: name.to_owned(), reason: HOST_ONLY_REASON });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::support::config;
+
+    fn with(policy: &[(&str, &str)], host: &[(&str, &str)]) -> ConsumerConfig {
+        let map = |pairs: &[(&str, &str)]| pairs.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+        let mut config = config("localhost:1", "t", "c", "topic");
+        config.kafka.properties = map(policy);
+        config.host_properties = map(host);
+        config
+    }
+
+    fn refused(config: &ConsumerConfig) -> String {
+        config.client_config().err().map_or_else(String::new, |error| error.to_string())
+    }
+
+    #[test]
+    fn properties_that_break_the_guarantees_are_refused_by_name() {
+        for (name, _) in REFUSED {
+            for config in [with(&[(name, "hunter2secret")], &[]), with(&[], &[(name, "hunter2secret")])] {
+                let text = refused(&config);
+                assert!(text.contains(&format!("`{name}`")) && !text.contains("hunter2"), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_policy_cannot_reach_into_the_host() {
+        for name in ["ssl.ca.location", "sasl.oauthbearer.token.endpoint.url", "plugin.library.paths", "debug"] {
+            assert!(refused(&with(&[(name, "x")], &[])).contains(name));
+            assert_eq!(refused(&with(&[], &[(name, "x")])), "");
+        }
+    }
+
+    #[test]
+    fn the_policy_stands_above_the_host_and_below_what_is_fixed() {
+        let config = with(&[("client.id", "policy")], &[("client.id", "host"), ("sasl.username", "me")]);
+        let client = config.client_config().unwrap();
+        assert_eq!(client.get("client.id"), Some("policy"));
+        assert_eq!(client.get("sasl.username"), Some("me"));
+        assert_eq!(client.get("auto.offset.reset"), Some("earliest"));
+        assert_eq!(client.get("enable.auto.offset.store"), Some("false"));
+        assert_eq!(client.get("group.id"), Some("oncebox.t.c"));
+    }
+
+    #[test]
+    fn static_members_rebalance_in_one_step() {
+        let strategy = |config: ConsumerConfig| config.client_config().unwrap().get("partition.assignment.strategy").map(str::to_owned);
+        assert_eq!(strategy(with(&[], &[])).as_deref(), Some("cooperative-sticky"));
+        assert_eq!(strategy(with(&[], &[("group.instance.id", "a")])).as_deref(), Some("roundrobin"));
+        let chosen = with(&[("partition.assignment.strategy", "range")], &[("group.instance.id", "a")]);
+        assert_eq!(strategy(chosen).as_deref(), Some("range"));
+    }
+
+    #[test]
+    fn values_are_never_shown() {
+        let config = with(&[("sasl.password", "hunter2secret")], &[("ssl.key.pem", "hunter3secret")]);
+        let text = format!("{config:?}");
+        assert!(text.contains("sasl.password") && text.contains("ssl.key.pem") && !text.contains("hunter"), "{text}");
+    }
+
+    #[test]
+    fn a_value_that_is_not_accepted_is_not_shown() {
+        for (name, value) in [("security.protocol", "hunter2secret"), ("no.such.property", "hunter2secret")] {
+            let config = with(&[(name, value)], &[]);
+            let created = config.client_config().unwrap().create::<rdkafka::consumer::BaseConsumer>();
+            let error = ConsumerError::from_creation(created.err().unwrap(), &config.secrets());
+            let text = format!("{error} {error:?}");
+            assert!(text.contains(name) && !text.contains("hunter"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_poll_interval_must_leave_time_to_finish() {
+        assert!(refused(&with(&[("max.poll.interval.ms", "15000")], &[])).contains("max.poll.interval.ms"));
+        assert_eq!(refused(&with(&[("max.poll.interval.ms", "60000")], &[])), "");
+    }
+}

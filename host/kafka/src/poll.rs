@@ -1,0 +1,138 @@
+//! The poll thread: reads records and serves librdkafka's callbacks. A thread and not a
+//! task, because a callback waits for workers that run on the runtime.
+
+use std::{sync::Arc, time::Duration};
+
+use oncebox_inbox::message::Record;
+use rdkafka::{
+    Message as _,
+    consumer::Consumer as _,
+    error::KafkaError,
+    message::{BorrowedMessage, Headers as _},
+    types::RDKafkaErrorCode,
+};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::{client::Client, error::ConsumerError, metric::Labels, pause::PauseList, rebalance::Event};
+
+/// Records handed over together, at most.
+pub(crate) const BATCH_MESSAGES: usize = 128;
+/// A batch of records ends with the one that reaches this.
+const BATCH_BYTES: usize = 1 << 20;
+/// Batches that may wait for the loop.
+pub(crate) const BATCHES_WAITING: usize = 2;
+/// How long a poll waits, hence how long a stop may go unnoticed.
+const WAIT: Duration = Duration::from_millis(50);
+
+/// State of the poll thread.
+pub(crate) struct Poller {
+    pub(crate) client: Arc<Client>,
+    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) stop: CancellationToken,
+    pub(crate) labels: Labels,
+    pub(crate) pauses: Arc<PauseList>,
+    pub(crate) topics: Vec<Arc<str>>,
+}
+
+impl Poller {
+    /// Reads until told to stop, until the loop is gone, or until the client is dead;
+    /// then leaves the group.
+    pub(crate) fn run(mut self) {
+        while !self.stop.is_cancelled() {
+            self.pauses.pause_listed(&self.client, &self.labels);
+            let (generation, records) = self.read();
+            if records.is_empty() {
+                continue;
+            }
+            if self.events.blocking_send(Event::Records { generation, records }).is_err() {
+                break;
+            }
+        }
+        self.leave();
+    }
+
+    /// One batch. A rebalance ends it, since a poll that serves one returns nothing; so
+    /// all of its records are of one generation.
+    fn read(&mut self) -> (u64, Vec<Record>) {
+        let client = Arc::clone(&self.client);
+        let (mut records, mut bytes, mut generation) = (Vec::new(), 0, 0);
+        let mut wait = WAIT;
+        while records.len() < BATCH_MESSAGES && bytes < BATCH_BYTES {
+            let Some(polled) = client.consumer.poll(wait) else { break };
+            match polled {
+                Ok(message) => {
+                    let record = self.record(&message);
+                    bytes += record.size();
+                    records.push(record);
+                }
+                Err(error) => {
+                    self.failed(&error);
+                    break;
+                }
+            }
+            generation = client.consumer.context().generation();
+            wait = Duration::ZERO;
+        }
+        (generation, records)
+    }
+
+    /// librdkafka recovers by itself from everything that is not fatal.
+    fn failed(&self, error: &KafkaError) {
+        self.labels.read_error();
+        let Labels { tenant, consumer } = &self.labels;
+        match error {
+            KafkaError::MessageConsumptionFatal(_) => {
+                let text = error.to_string();
+                self.stop.cancel();
+                let _ = self.events.blocking_send(Event::Fatal(ConsumerError::Fatal { text }));
+            }
+            // librdkafka's own log has these, without the many repetitions.
+            KafkaError::MessageConsumption(RDKafkaErrorCode::BrokerTransportFailure) => {
+                tracing::debug!(tenant, consumer, %error, "kafka reported an error; reading goes on");
+            }
+            _ => tracing::warn!(tenant, consumer, %error, "kafka reported an error; reading goes on"),
+        }
+    }
+
+    /// Copies a message out of librdkafka's memory. The topic's id is the worker's to add.
+    fn record(&mut self, message: &BorrowedMessage<'_>) -> Record {
+        let headers = message.headers().map_or_else(Vec::new, |headers| {
+            headers.iter().map(|header| (header.key.to_owned(), header.value.map_or_else(Vec::new, <[u8]>::to_vec))).collect()
+        });
+        Record {
+            topic: self.topic(message.topic()),
+            topic_id: None,
+            partition: message.partition(),
+            offset: message.offset(),
+            timestamp_ms: message.timestamp().to_millis().unwrap_or(0),
+            key: message.key().map(<[u8]>::to_vec),
+            headers,
+            payload: message.payload().map(<[u8]>::to_vec),
+        }
+    }
+
+    /// One shared name per topic.
+    fn topic(&mut self, name: &str) -> Arc<str> {
+        if let Some(known) = self.topics.iter().find(|known| &***known == name) {
+            return Arc::clone(known);
+        }
+        let topic: Arc<str> = name.into();
+        self.topics.push(Arc::clone(&topic));
+        topic
+    }
+
+    /// Leaves the group. Dropping the last reference does it; a worker that did not end
+    /// in time still holds one, and must not keep a membership alive that nobody polls.
+    fn leave(self) {
+        let Err(client) = Arc::try_unwrap(self.client) else { return };
+        if let Err(error) = client.consumer.close_queue() {
+            let Labels { tenant, consumer } = &self.labels;
+            tracing::warn!(tenant, consumer, %error, "failed to leave the group; the broker will notice after the session timeout");
+            return;
+        }
+        while !client.consumer.closed() {
+            client.consumer.poll(WAIT);
+        }
+    }
+}

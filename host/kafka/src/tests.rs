@@ -1,0 +1,5 @@
+//! Against librdkafka's mock cluster, with an inbox that only counts.
+
+mod flow;
+mod group;
+pub(crate) mod support;
