@@ -1,0 +1,48 @@
+//! Keeps each issue's newest state, although messages may arrive in any order.
+//!
+//! The newest is the greatest (`updated_at`, `state`), so whatever order events arrive in,
+//! the row ends the same. An event that names no state counts, and leaves the state alone.
+
+use oncebox_github_webhook::audit;
+use oncebox_guest_bindings::{Answer, Message, execute, handler, parse};
+use serde::Deserialize;
+
+handler!(changed);
+
+#[derive(Deserialize)]
+struct Event {
+    issue: Issue,
+}
+
+#[derive(Deserialize)]
+struct Issue {
+    number: i64,
+    state: Option<String>,
+    updated_at: String,
+}
+
+fn changed(message: Message) -> Answer {
+    let Event { issue } = parse(&message)?;
+    let repository = audit(&message)?.repository()?;
+    let updated_at = issue.state.is_some().then_some(issue.updated_at);
+    execute(
+        "INSERT INTO issue AS old (repository, number, state, updated_at, events)
+         VALUES ($1, $2, $3, $4::text::timestamptz, 1)
+         ON CONFLICT (repository, number) DO UPDATE SET
+             events = old.events + 1,
+             (state, updated_at) = (
+                 SELECT seen.state, seen.updated_at
+                 FROM (VALUES (old.state, old.updated_at), (excluded.state, excluded.updated_at))
+                     AS seen (state, updated_at)
+                 WHERE seen.state IS NOT NULL
+                 ORDER BY seen.updated_at DESC, seen.state DESC
+                 LIMIT 1)",
+        &[
+            repository.id.into(),
+            issue.number.into(),
+            issue.state.into(),
+            updated_at.into(),
+        ],
+    )?;
+    Ok(None)
+}

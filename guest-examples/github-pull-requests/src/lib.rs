@@ -1,0 +1,60 @@
+//! Keeps each pull request's newest state, although messages may arrive in any order.
+//!
+//! The newest is the greatest (`updated_at`, `state`), so whatever order events arrive in,
+//! the row ends the same. An event that names no state counts, and leaves the state alone.
+
+use oncebox_github_webhook::audit;
+use oncebox_guest_bindings::{Answer, Message, execute, handler, parse};
+use serde::Deserialize;
+
+handler!(changed);
+
+#[derive(Deserialize)]
+struct Event {
+    pull_request: PullRequest,
+}
+
+#[derive(Deserialize)]
+struct PullRequest {
+    number: i64,
+    state: Option<String>,
+    merged: Option<bool>,
+    updated_at: String,
+}
+
+impl PullRequest {
+    /// GitHub calls a merged pull request closed; here it has a state of its own.
+    fn state(&self) -> Option<&str> {
+        match self.merged {
+            Some(true) => Some("merged"),
+            _ => self.state.as_deref(),
+        }
+    }
+}
+
+fn changed(message: Message) -> Answer {
+    let Event { pull_request } = parse(&message)?;
+    let repository = audit(&message)?.repository()?;
+    let state = pull_request.state();
+    let updated_at = state.map(|_| &pull_request.updated_at);
+    execute(
+        "INSERT INTO pull_request AS old (repository, number, state, updated_at, events)
+         VALUES ($1, $2, $3, $4::text::timestamptz, 1)
+         ON CONFLICT (repository, number) DO UPDATE SET
+             events = old.events + 1,
+             (state, updated_at) = (
+                 SELECT seen.state, seen.updated_at
+                 FROM (VALUES (old.state, old.updated_at), (excluded.state, excluded.updated_at))
+                     AS seen (state, updated_at)
+                 WHERE seen.state IS NOT NULL
+                 ORDER BY seen.updated_at DESC, seen.state DESC
+                 LIMIT 1)",
+        &[
+            repository.id.into(),
+            pull_request.number.into(),
+            state.into(),
+            updated_at.into(),
+        ],
+    )?;
+    Ok(None)
+}

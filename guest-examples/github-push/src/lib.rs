@@ -1,0 +1,38 @@
+//! Counts pushes and commits per repository: a delta on a row that many messages share.
+//!
+//! The shared row is touched last, so that it stays locked for as short as possible.
+
+use oncebox_github_webhook::{Repository, audit};
+use oncebox_guest_bindings::{Answer, Failure, Message, execute, handler, parse};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+handler!(pushed);
+
+#[derive(Deserialize)]
+struct Push {
+    commits: Vec<IgnoredAny>,
+}
+
+fn pushed(message: Message) -> Answer {
+    let push: Push = parse(&message)?;
+    let repository = audit(&message)?.repository()?;
+    count(repository, push.commits.len() as i64)?;
+    Ok(None)
+}
+
+fn count(repository: Repository, commits: i64) -> Result<(), Failure> {
+    execute(
+        "INSERT INTO repository_activity AS activity (repository, full_name, commits, pushes)
+         VALUES ($1, $2, $3, 1)
+         ON CONFLICT (repository) DO UPDATE SET
+             commits = activity.commits + excluded.commits,
+             pushes = activity.pushes + 1",
+        &[
+            repository.id.into(),
+            repository.full_name.into(),
+            commits.into(),
+        ],
+    )?;
+    Ok(())
+}

@@ -1,0 +1,32 @@
+//! Counts a repository's stars up and down: a sum of deltas does not care about their
+//! order, only that each is added once. It handles two event types, `star` and `watch`.
+
+use oncebox_github_webhook::{Repository, audit};
+use oncebox_guest_bindings::{Answer, Failure, Message, execute, handler};
+
+handler!(starred);
+
+fn starred(message: Message) -> Answer {
+    let webhook = audit(&message)?;
+    let delta = match webhook.action.as_deref() {
+        Some("created" | "started") => 1,
+        Some("deleted") => -1,
+        other => return Err(Failure::Park(format!("unknown action {other:?}"))),
+    };
+    count(webhook.repository()?, delta)?;
+    Ok(None)
+}
+
+fn count(repository: Repository, stars: i64) -> Result<(), Failure> {
+    execute(
+        "INSERT INTO repository_activity AS activity (repository, full_name, stars)
+         VALUES ($1, $2, $3)
+         ON CONFLICT (repository) DO UPDATE SET stars = activity.stars + excluded.stars",
+        &[
+            repository.id.into(),
+            repository.full_name.into(),
+            stars.into(),
+        ],
+    )?;
+    Ok(())
+}
