@@ -1,0 +1,111 @@
+//! The command line: one file per noun.
+
+mod component;
+mod consumer;
+mod deploy;
+mod inbox;
+mod output;
+mod tenant;
+
+pub(crate) use output::table;
+pub(crate) use tenant::create_with_tables;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::{config::Config, demo, dev, logs, report, serve};
+
+/// Message handlers as WebAssembly components, each effect exactly once.
+#[derive(Parser)]
+#[command(name = "oncebox", version, max_term_width = 100)]
+struct Cli {
+    /// The host's configuration
+    #[arg(long, short, global = true, env = "ONCEBOX_CONFIG")]
+    config: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a host: consume, run handlers, commit, ack
+    Serve,
+    /// Bring the database up to date
+    Migrate,
+    /// Run a host with a PostgreSQL and a broker of its own
+    Dev(dev::DevArgs),
+    /// Run the main job on real input, kill it again and again, and count the effects
+    Demo(demo::DemoArgs),
+    /// Tenants
+    #[command(subcommand)]
+    Tenant(tenant::TenantCommand),
+    /// Consumers
+    #[command(subcommand)]
+    Consumer(consumer::ConsumerCommand),
+    /// Make a component the live handler of an event type
+    Deploy(deploy::DeployArgs),
+    /// Look into the inbox
+    #[command(subcommand)]
+    Inbox(inbox::InboxCommand),
+    /// Components as files
+    #[command(subcommand)]
+    Component(component::ComponentCommand),
+}
+
+/// Parse, run, and end with one clear line when something is wrong.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error.into()),
+    };
+    let outcome = runtime.block_on(run(cli));
+    // What still runs after the drain's deadline holds no promise any more.
+    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}
+
+fn fail(error: &anyhow::Error) -> ExitCode {
+    eprintln!("error: {}", report::one_line(error));
+    ExitCode::FAILURE
+}
+
+async fn run(cli: Cli) -> Result<()> {
+    let config = Config::load(cli.config.as_deref())?;
+    match cli.command {
+        Command::Serve => {
+            logs::start(&config.log)?;
+            serve::serve(&config).await
+        }
+        Command::Migrate => {
+            logs::start(&config.log)?;
+            serve::migrate(&config).await?;
+            output::done(cli.json, "the database is up to date")
+        }
+        Command::Dev(args) => {
+            logs::start(&config.log)?;
+            dev::run(config, args).await
+        }
+        Command::Demo(args) => demo::run(args, cli.json).await,
+        Command::Tenant(command) => tenant::run(&ready(&config).await?, command, cli.json).await,
+        Command::Consumer(command) => consumer::run(&ready(&config).await?, command, cli.json).await,
+        Command::Deploy(args) => deploy::run(&config, args, cli.json).await,
+        Command::Inbox(command) => inbox::run(&ready(&config).await?, command, cli.json).await,
+        Command::Component(command) => component::run(command, cli.json),
+    }
+}
+
+/// The functions of a person's commands, on a database that holds an inbox.
+async fn ready(config: &Config) -> Result<oncebox_inbox::Admin> {
+    let admin = config.admin()?;
+    admin.check().await?;
+    Ok(admin)
+}

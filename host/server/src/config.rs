@@ -1,0 +1,295 @@
+//! The host's configuration: one TOML file, each setting with an override from the environment.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use oncebox_inbox::{Admin, MasterKey, SessionSettings, policy::toml_error};
+use serde::Deserialize;
+use sqlx::postgres::PgConnectOptions;
+
+/// What one host is told. Tenants, consumers and deployments are rows, not configuration.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The database of the inbox.
+    pub database: Database,
+    /// The brokers.
+    pub kafka: Kafka,
+    /// Keys.
+    pub keys: Keys,
+    /// Running components.
+    pub runtime: Runtime,
+    /// Health and metrics.
+    pub http: Http,
+    /// Logs.
+    pub log: Log,
+    /// The end of the process.
+    pub shutdown: Shutdown,
+}
+
+/// `[database]`
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Database {
+    /// URL of the host's own login.
+    pub url: String,
+    /// Connections of all tenants together.
+    pub connections_max: usize,
+    /// Longest statement of a guest.
+    pub statement_timeout_ms: u64,
+    /// Longest wait for a lock.
+    pub lock_timeout_ms: u64,
+    /// Longest pause between two statements of an open transaction.
+    pub idle_in_transaction_timeout_ms: u64,
+}
+
+impl Default for Database {
+    fn default() -> Self {
+        let SessionSettings { statement_timeout_ms, lock_timeout_ms, idle_in_transaction_timeout_ms } = SessionSettings::default();
+        Self { url: String::new(), connections_max: 32, statement_timeout_ms, lock_timeout_ms, idle_in_transaction_timeout_ms }
+    }
+}
+
+/// The URL holds a password.
+impl std::fmt::Debug for Database {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Database").field("connections_max", &self.connections_max).finish_non_exhaustive()
+    }
+}
+
+/// `[kafka]`
+#[derive(Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Kafka {
+    /// `bootstrap.servers`.
+    pub brokers: String,
+    /// Any property of librdkafka, for every consumer.
+    pub properties: BTreeMap<String, String>,
+}
+
+/// Values of properties may be passwords.
+impl std::fmt::Debug for Kafka {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<_> = self.properties.keys().collect();
+        f.debug_struct("Kafka").field("brokers", &self.brokers).field("properties", &names).finish()
+    }
+}
+
+/// `[keys]`
+#[derive(Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Keys {
+    /// File with the master key, 64 hexadecimal digits.
+    pub master_key_file: Option<PathBuf>,
+    /// The key itself; only from the environment.
+    #[serde(skip)]
+    pub master_key: Option<String>,
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keys").field("master_key_file", &self.master_key_file).finish_non_exhaustive()
+    }
+}
+
+/// `[runtime]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Runtime {
+    /// Instances at the same time; never less than the connections.
+    pub instances_max: u32,
+    /// Folder for compiled code; none for memory only.
+    pub cache_dir: Option<PathBuf>,
+    /// Largest component.
+    pub component_bytes_max: usize,
+}
+
+impl Default for Runtime {
+    fn default() -> Self {
+        Self { instances_max: 128, cache_dir: None, component_bytes_max: 64 << 20 }
+    }
+}
+
+/// `[http]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Http {
+    /// Address of `/healthz`, `/readyz` and `/metrics`.
+    pub listen: SocketAddr,
+}
+
+impl Default for Http {
+    fn default() -> Self {
+        Self { listen: SocketAddr::from(([127, 0, 0, 1], 9464)) }
+    }
+}
+
+/// `[log]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Log {
+    /// `auto`: text on a terminal, JSON elsewhere.
+    pub format: LogFormat,
+    /// A level, or directives per target.
+    pub level: String,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { format: LogFormat::Auto, level: "info".to_owned() }
+    }
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    /// Text on a terminal, JSON elsewhere.
+    Auto,
+    /// Text.
+    Text,
+    /// JSON, a line each.
+    Json,
+}
+
+/// `[shutdown]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Shutdown {
+    /// How long the work that runs may take after SIGTERM.
+    pub drain_ms: u64,
+}
+
+impl Default for Shutdown {
+    fn default() -> Self {
+        Self { drain_ms: 25_000 }
+    }
+}
+
+/// A setting's path and the variable that overrides it.
+const OVERRIDES: &[(&str, &str, &str)] = &[
+    ("database", "url", "ONCEBOX_DATABASE_URL"),
+    ("database", "connections_max", "ONCEBOX_DATABASE_CONNECTIONS_MAX"),
+    ("database", "statement_timeout_ms", "ONCEBOX_DATABASE_STATEMENT_TIMEOUT_MS"),
+    ("database", "lock_timeout_ms", "ONCEBOX_DATABASE_LOCK_TIMEOUT_MS"),
+    ("database", "idle_in_transaction_timeout_ms", "ONCEBOX_DATABASE_IDLE_IN_TRANSACTION_TIMEOUT_MS"),
+    ("kafka", "brokers", "ONCEBOX_KAFKA_BROKERS"),
+    ("keys", "master_key_file", "ONCEBOX_KEYS_MASTER_KEY_FILE"),
+    ("runtime", "instances_max", "ONCEBOX_RUNTIME_INSTANCES_MAX"),
+    ("runtime", "cache_dir", "ONCEBOX_RUNTIME_CACHE_DIR"),
+    ("runtime", "component_bytes_max", "ONCEBOX_RUNTIME_COMPONENT_BYTES_MAX"),
+    ("http", "listen", "ONCEBOX_HTTP_LISTEN"),
+    ("log", "format", "ONCEBOX_LOG_FORMAT"),
+    ("log", "level", "ONCEBOX_LOG_LEVEL"),
+    ("shutdown", "drain_ms", "ONCEBOX_SHUTDOWN_DRAIN_MS"),
+];
+
+impl Config {
+    /// Read the file, if there is one, and the environment over it.
+    pub fn load(file: Option<&Path>) -> Result<Self> {
+        let mut table = match file {
+            None => toml::Table::new(),
+            Some(path) => {
+                let text =
+                    std::fs::read_to_string(path).with_context(|| format!("failed to read the configuration `{}`", path.display()))?;
+                // Parsed once as it stands, so that an error points into the file.
+                toml::from_str::<Self>(&text)
+                    .map_err(|error| anyhow!("failed to read the configuration `{}`, {}", path.display(), toml_error(&text, &error)))?;
+                toml::from_str(&text)?
+            }
+        };
+        for (section, key, variable) in OVERRIDES {
+            if let Ok(value) = std::env::var(variable) {
+                set(&mut table, section, key, &value);
+            }
+        }
+        let mut config: Self = table.try_into().map_err(|error| from_environment(&error))?;
+        config.keys.master_key = std::env::var("ONCEBOX_MASTER_KEY").ok();
+        Ok(config)
+    }
+
+    /// How to reach the database.
+    pub fn connect_options(&self) -> Result<PgConnectOptions> {
+        if self.database.url.is_empty() {
+            bail!("no database is configured; set `database.url` or ONCEBOX_DATABASE_URL");
+        }
+        // The parser takes any scheme, and its own message would repeat the URL, and the password in it.
+        let is_ours = ["postgres://", "postgresql://"].iter().any(|scheme| self.database.url.starts_with(scheme));
+        let options = is_ours.then(|| self.database.url.parse().ok()).flatten();
+        options.context("`database.url` is not a PostgreSQL URL; it looks like postgres://user:password@host:5432/database")
+    }
+
+    /// The master key.
+    pub fn master_key(&self) -> Result<MasterKey> {
+        let text = match (&self.keys.master_key, &self.keys.master_key_file) {
+            (Some(key), _) => key.clone(),
+            (None, Some(path)) => {
+                std::fs::read_to_string(path).with_context(|| format!("failed to read the master key from `{}`", path.display()))?
+            }
+            (None, None) => bail!(
+                "no master key is configured; set `keys.master_key_file` or ONCEBOX_MASTER_KEY (make one with `openssl rand -hex 32`)"
+            ),
+        };
+        Ok(MasterKey::parse(&text)?)
+    }
+
+    /// The functions of a person's commands.
+    pub fn admin(&self) -> Result<Admin> {
+        let actor = std::env::var("USER").unwrap_or_else(|_| "cli".to_owned());
+        Ok(Admin::new(self.connect_options()?, self.master_key()?, actor))
+    }
+
+    /// Settings of tenants' sessions.
+    pub fn session_settings(&self) -> SessionSettings {
+        let Database { statement_timeout_ms, lock_timeout_ms, idle_in_transaction_timeout_ms, .. } = self.database;
+        SessionSettings { statement_timeout_ms, lock_timeout_ms, idle_in_transaction_timeout_ms }
+    }
+}
+
+/// The file was read without an error before, so that the variable is to blame.
+fn from_environment(error: &toml::de::Error) -> anyhow::Error {
+    let place = error.to_string();
+    let blamed = OVERRIDES.iter().find(|(section, key, _)| place.contains(&format!("`{section}.{key}`")));
+    anyhow!("failed to read {}: {}", blamed.map_or("a setting from the environment", |(_, _, variable)| variable), toml_error("", error))
+}
+
+/// Put a value of the environment where the file would have it: as a number where it is one.
+fn set(table: &mut toml::Table, section: &str, key: &str, value: &str) {
+    let section = table.entry(section).or_insert_with(|| toml::Table::new().into());
+    let value = value.parse::<i64>().map_or_else(|_| value.into(), toml::Value::from);
+    if let Some(section) = section.as_table_mut() {
+        section.insert(key.to_owned(), value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Config;
+
+    // The sample lists every setting with its default; uncommented, it is the default.
+    #[test]
+    fn the_sample_is_complete_and_says_the_defaults() {
+        let sample = include_str!("../oncebox.sample.toml");
+        let text: String = sample.lines().map(|line| line.strip_prefix("#: ").unwrap_or(line)).collect::<Vec<_>>().join("\n");
+        let config: Config = toml::from_str(&text).expect("the sample parses");
+        let mut default = Config::default();
+        default.keys.master_key_file = config.keys.master_key_file.clone();
+        default.runtime.cache_dir = config.runtime.cache_dir.clone();
+        default.kafka = config.kafka.clone();
+        assert_eq!(format!("{config:?}"), format!("{default:?}"));
+        for (section, key, variable) in super::OVERRIDES {
+            assert!(sample.contains(&format!("[{section}]")) && sample.contains(&format!("{key} = ")), "`{section}.{key}` is missing");
+            assert!(sample.contains(variable), "`{variable}` is missing");
+        }
+    }
+
+    #[test]
+    fn unknown_keys_are_named() {
+        let error = toml::from_str::<Config>("[database]\nurll = 'x'").expect_err("an unknown key");
+        assert!(error.to_string().contains("urll"), "{error}");
+    }
+}

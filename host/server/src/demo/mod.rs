@@ -1,0 +1,257 @@
+//! `oncebox demo`: the main job on real input, with a host that is killed while it works, and the
+//! count of effects at the end.
+
+mod expected;
+mod found;
+mod host;
+mod input;
+mod progress;
+mod publish;
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use oncebox_inbox::{Admin, MasterKey, policy::Policy};
+use oncebox_runtime::{Runtime, RuntimeConfig};
+use serde_json::json;
+
+use self::{
+    expected::Expected,
+    host::Host,
+    input::{Delivery, Input},
+    progress::Progress,
+};
+use crate::{
+    cli::table,
+    config::Config,
+    local::{
+        broker::MockBroker,
+        postgres::{PostgresOptions, PrivatePostgres},
+    },
+    serve,
+};
+
+/// The two tenants; each has a topic of its own.
+const TENANTS: [&str; input::TENANTS] = ["acme", "globex"];
+/// Partitions of each topic.
+const PARTITIONS: i32 = 16;
+/// Which component takes which event type.
+const HANDLERS: [(&str, &str, &[u8]); 6] = [
+    ("com.github.push", "github-push", include_bytes!("../../../../guest-examples/components/github-push.wasm")),
+    ("com.github.issues", "github-issues", include_bytes!("../../../../guest-examples/components/github-issues.wasm")),
+    ("com.github.pull_request", "github-pull-requests", include_bytes!("../../../../guest-examples/components/github-pull-requests.wasm")),
+    ("com.github.star", "github-stars", include_bytes!("../../../../guest-examples/components/github-stars.wasm")),
+    ("com.github.watch", "github-stars", include_bytes!("../../../../guest-examples/components/github-stars.wasm")),
+    ("*", "github-audit", include_bytes!("../../../../guest-examples/components/github-audit.wasm")),
+];
+const SCHEMA: &str = include_str!("../../../../guest-examples/github-schema.sql");
+/// Without any progress for this long, something is stuck.
+const STUCK: Duration = Duration::from_secs(60);
+
+/// How much of it.
+#[derive(Args)]
+pub(crate) struct DemoArgs {
+    /// Distinct events
+    #[arg(long, default_value_t = input::EVENTS_DEFAULT)]
+    events: usize,
+    /// Times the host is killed while a transaction is open
+    #[arg(long, default_value_t = 6)]
+    kills: usize,
+    /// Seed of the order, the duplicates and the malformed records
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Folder for the database and the logs; emptied first
+    #[arg(long, default_value = ".oncebox/demo")]
+    dir: PathBuf,
+    /// A running PostgreSQL with an empty database instead of a private one
+    #[arg(long)]
+    database_url: Option<String>,
+    /// Running brokers with the topics `github.acme` and `github.globex` instead of the embedded one
+    #[arg(long)]
+    brokers: Option<String>,
+}
+
+/// Run it; an error if any number differs.
+pub(crate) async fn run(args: DemoArgs, as_json: bool) -> Result<()> {
+    let started = Instant::now();
+    let _ = std::fs::remove_dir_all(&args.dir);
+    std::fs::create_dir_all(&args.dir).with_context(|| format!("failed to create `{}`", args.dir.display()))?;
+    let (postgres, broker, config) = services(&args)?;
+    let admin = set_up(&config).await?;
+
+    let input = Input::new(args.seed, args.events)?;
+    let plan = input::plan(args.seed, args.events);
+    let expected = expected::expected(&input)?;
+    let mut progress = Progress::new(&plan, &input, args.kills);
+    let mut host = Host::start(&config, &args.dir)?;
+    let publishing = publish::start(input, plan, &config.kafka.brokers);
+    drive(&admin, &mut host, &publishing, &mut progress).await?;
+    publishing.finish().await?;
+    host.stop()?;
+
+    let rows = found::compare(&admin, &expected, &progress).await?;
+    drop((postgres, broker));
+    report(&rows, &progress, started.elapsed(), as_json)
+}
+
+fn services(args: &DemoArgs) -> Result<(Option<PrivatePostgres>, Option<MockBroker>, Config)> {
+    let mut config = Config::load(None)?;
+    config.keys.master_key = Some(MasterKey::generate());
+    config.runtime.cache_dir = Some(args.dir.join("cache"));
+    let postgres = match &args.database_url {
+        Some(url) => {
+            config.database.url = url.clone();
+            None
+        }
+        None => {
+            eprintln!("starting a private PostgreSQL");
+            let postgres = PrivatePostgres::start(PostgresOptions::new(args.dir.join("postgres")).tcp(true))?;
+            config.database.url = postgres.url();
+            Some(postgres)
+        }
+    };
+    let broker = match &args.brokers {
+        Some(brokers) => {
+            config.kafka.brokers = brokers.clone();
+            None
+        }
+        None => {
+            eprintln!("starting the embedded broker");
+            let broker = MockBroker::start()?;
+            for tenant in TENANTS {
+                broker.create_topic(&topic(tenant), PARTITIONS)?;
+            }
+            config.kafka.brokers = broker.bootstrap().to_owned();
+            Some(broker)
+        }
+    };
+    Ok((postgres, broker, config))
+}
+
+fn topic(tenant: &str) -> String {
+    format!("github.{tenant}")
+}
+
+/// Tenants, consumers and deployments, as a person would make them.
+async fn set_up(config: &Config) -> Result<Admin> {
+    eprintln!("creating {} tenants and deploying {} handlers to each", TENANTS.len(), HANDLERS.len());
+    serve::migrate(config).await?;
+    let admin = config.admin()?;
+    let runtime = Runtime::new(RuntimeConfig { cache_dir: config.runtime.cache_dir.clone(), ..RuntimeConfig::default() })?;
+    for name in TENANTS {
+        let tenant = admin.create_tenant(name).await?;
+        admin.apply_schema(&tenant, SCHEMA).await?;
+        // A killed host's membership ends soon, so that its successor need not wait for long.
+        let policy = format!(
+            "topics = ['{}']\nack = 'after_commit'\nidentity.event_type = ['cloudevents']\n\
+             kafka.properties = {{ 'session.timeout.ms' = '6000', 'heartbeat.interval.ms' = '500' }}",
+            topic(name)
+        );
+        admin.create_consumer(name, "github", &Policy::parse(&policy)?).await?;
+        for (event_type, handler, component) in HANDLERS {
+            runtime.load(component).await.with_context(|| format!("failed to load `{handler}`"))?;
+            admin.deploy(name, "github", event_type, handler, component, &json!({})).await?;
+        }
+    }
+    Ok(admin)
+}
+
+/// Watch the inbox fill; kill the host on the way, whenever another share of the work is done.
+async fn drive(admin: &Admin, host: &mut Host, publishing: &publish::Publishing, progress: &mut Progress) -> Result<()> {
+    let mut moved = (0, Instant::now());
+    loop {
+        let settled = found::settled(admin).await?;
+        progress.show(settled, publishing.published());
+        if settled > moved.0 {
+            moved = (settled, Instant::now());
+        }
+        if settled == progress.distinct && publishing.is_consumed().await? {
+            progress.finish();
+            return Ok(());
+        }
+        if let Some(error) = publishing.failure() {
+            bail!("{error}");
+        }
+        if moved.1.elapsed() > STUCK {
+            let (log, distinct, behind) = (host.log().display(), progress.distinct, publishing.behind().await?);
+            bail!(
+                "no progress for {} s: {settled} of {distinct} messages are settled, {behind} records are not acked; the host's log is `{log}`",
+                STUCK.as_secs()
+            );
+        }
+        if progress.kill_is_due(settled) {
+            host.kill_in_transaction(admin).await?;
+            progress.killed();
+        }
+        host.check()?;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// One line of the final table.
+struct Row {
+    tenant: String,
+    delivered: u64,
+    distinct: u64,
+    malformed: u64,
+    parked: u64,
+    refused: u64,
+    expected: u64,
+    found: u64,
+    differences: Vec<String>,
+}
+
+fn report(rows: &[Row], progress: &Progress, took: Duration, as_json: bool) -> Result<()> {
+    if as_json {
+        let tenants: Vec<_> = rows
+            .iter()
+            .map(|r| {
+                json!({
+                    "tenant": r.tenant, "delivered": r.delivered, "distinct": r.distinct, "malformed": r.malformed, "parked": r.parked,
+                    "duplicates_refused": r.refused, "effects_expected": r.expected, "effects_found": r.found, "differences": r.differences,
+                })
+            })
+            .collect();
+        println!("{}", serde_json::to_string_pretty(&json!({ "kills": progress.kills(), "tenants": tenants, "seconds": took.as_secs() }))?);
+    } else {
+        let cells = |r: &Row| {
+            [r.delivered, r.distinct, r.malformed, r.parked, r.refused, r.expected, r.found].iter().map(u64::to_string).collect::<Vec<_>>()
+        };
+        let lines: Vec<_> = rows.iter().map(|r| [vec![r.tenant.clone()], cells(r)].concat()).collect();
+        println!();
+        table(
+            &["TENANT", "DELIVERED", "DISTINCT", "MALFORMED", "PARKED", "DUPLICATES REFUSED", "EFFECTS EXPECTED", "EFFECTS FOUND"],
+            &lines,
+        );
+        println!("\nkilled {} times with a transaction open; {} s", progress.kills(), took.as_secs());
+    }
+    let differences: Vec<_> = rows.iter().flat_map(|row| row.differences.iter().map(move |d| format!("{}: {d}", row.tenant))).collect();
+    for difference in differences.iter().take(20) {
+        eprintln!("differs: {difference}");
+    }
+    ensure!(differences.is_empty(), "{} numbers differ", differences.len());
+    ensure!(
+        progress.kills() >= progress.kills_wanted(),
+        "the host was killed {} times, {} were asked for",
+        progress.kills(),
+        progress.kills_wanted()
+    );
+    if !as_json {
+        println!("every effect is there exactly once");
+    }
+    Ok(())
+}
+
+/// Rows of expected effects, for the table.
+fn effects(expected: &Expected) -> u64 {
+    (expected.repository_activity.len() + expected.issues.len() + expected.pull_requests.len() + expected.audit.len()) as u64
+}
+
+/// Tenant of a delivery.
+fn tenant_of(input: &Input, delivery: Delivery) -> usize {
+    input.record(delivery).tenant
+}

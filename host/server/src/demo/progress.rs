@@ -1,0 +1,97 @@
+//! How far the demo is, and when the next kill is due.
+
+use std::io::IsTerminal;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::{
+    TENANTS,
+    input::{Delivery, Input},
+    tenant_of,
+};
+
+/// Counts by tenant, and a bar.
+pub(super) struct Progress {
+    /// Rows the inbox holds in the end.
+    pub(super) distinct: u64,
+    delivered: [u64; TENANTS.len()],
+    events: [u64; TENANTS.len()],
+    malformed: [u64; TENANTS.len()],
+    kills: usize,
+    kills_wanted: usize,
+    bar: ProgressBar,
+}
+
+impl Progress {
+    pub(super) fn new(plan: &[Delivery], input: &Input, kills_wanted: usize) -> Self {
+        let (mut delivered, mut malformed) = ([0; TENANTS.len()], [0; TENANTS.len()]);
+        for delivery in plan {
+            let tenant = tenant_of(input, *delivery);
+            delivered[tenant] += 1;
+            malformed[tenant] += u64::from(matches!(delivery, Delivery::Malformed(..)));
+        }
+        let mut events = [0; TENANTS.len()];
+        input.events().for_each(|event| events[event.tenant] += 1);
+        let distinct = events.iter().sum::<u64>() + malformed.iter().sum::<u64>();
+        Self { distinct, delivered, events, malformed, kills: 0, kills_wanted, bar: bar(distinct) }
+    }
+
+    pub(super) fn delivered(&self, tenant: usize) -> u64 {
+        self.delivered[tenant]
+    }
+
+    pub(super) fn events(&self, tenant: usize) -> u64 {
+        self.events[tenant]
+    }
+
+    pub(super) fn malformed(&self, tenant: usize) -> u64 {
+        self.malformed[tenant]
+    }
+
+    pub(super) fn kills(&self) -> usize {
+        self.kills
+    }
+
+    pub(super) fn kills_wanted(&self) -> usize {
+        self.kills_wanted
+    }
+
+    /// Kills are spread evenly over the work.
+    pub(super) fn kill_is_due(&self, settled: u64) -> bool {
+        self.kills < self.kills_wanted && settled >= self.distinct * (self.kills as u64 + 1) / (self.kills_wanted as u64 + 1)
+    }
+
+    pub(super) fn killed(&mut self) {
+        self.kills += 1;
+        self.say(&format!("killed the host with a transaction open ({} of {}), started it again", self.kills, self.kills_wanted));
+    }
+
+    pub(super) fn show(&self, settled: u64, published: u64) {
+        self.bar.set_position(settled);
+        self.bar.set_message(format!("{published} of {} delivered", self.delivered.iter().sum::<u64>()));
+    }
+
+    pub(super) fn finish(&self) {
+        self.bar.finish();
+        self.say("everything is settled; stopping the host and counting");
+    }
+
+    fn say(&self, text: &str) {
+        if self.bar.is_hidden() {
+            eprintln!("{:>6} of {} settled: {text}", self.bar.position(), self.distinct);
+        } else {
+            self.bar.println(text);
+        }
+    }
+}
+
+fn bar(distinct: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        let bar = ProgressBar::hidden();
+        bar.set_length(distinct);
+        return bar;
+    }
+    let style =
+        ProgressStyle::with_template("{bar:40} {pos}/{len} settled, {msg} [{elapsed}]").unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(distinct).with_style(style)
+}

@@ -1,0 +1,168 @@
+//! `oncebox dev`: a host with batteries.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use oncebox_inbox::{Admin, InboxError, MasterKey, policy::Policy};
+use oncebox_runtime::{Runtime, RuntimeConfig};
+
+use crate::{
+    cli::create_with_tables,
+    config::Config,
+    local::{
+        broker::MockBroker,
+        free_port,
+        postgres::{PostgresOptions, PrivatePostgres},
+    },
+    serve,
+};
+
+/// Partitions of the topic of the embedded broker, which keeps 5 MiB of each.
+const PARTITIONS: i32 = 16;
+
+/// The consumer that `dev` makes: any record is a message, whoever sent it. Its membership ends soon
+/// after a kill, so that the next start need not wait for long.
+const POLICY: &str = "ack = 'after_commit'\nidentity.id = ['cloudevents', {header = 'message-id'}, 'position']\n\
+    identity.event_type = ['cloudevents', {header = 'event-type'}, 'topic']\n\
+    kafka.properties = { 'session.timeout.ms' = '6000', 'heartbeat.interval.ms' = '500' }\n";
+
+/// What to run.
+#[derive(Args)]
+pub(crate) struct DevArgs {
+    /// Components to deploy, each as `event.type=file.wasm`, or `file.wasm` for every event type
+    components: Vec<String>,
+    /// Folder for the database and the keys
+    #[arg(long, default_value = ".oncebox/dev")]
+    dir: PathBuf,
+    /// SQL files with the handlers' tables
+    #[arg(long)]
+    schema: Vec<PathBuf>,
+    /// Topic to read
+    #[arg(long, default_value = "events")]
+    topic: String,
+    /// A running PostgreSQL instead of a private one
+    #[arg(long)]
+    database_url: Option<String>,
+    /// Running brokers instead of the embedded one
+    #[arg(long)]
+    brokers: Option<String>,
+}
+
+/// Start what is missing, deploy, tell how to send a message, and serve.
+pub(crate) async fn run(mut config: Config, args: DevArgs) -> Result<()> {
+    std::fs::create_dir_all(&args.dir).with_context(|| format!("failed to create `{}`", args.dir.display()))?;
+    config.keys.master_key = Some(master_key(&args.dir)?);
+    config.runtime.cache_dir.get_or_insert_with(|| args.dir.join("cache"));
+    if config.http.listen == crate::config::Http::default().listen && std::net::TcpListener::bind(config.http.listen).is_err() {
+        config.http.listen = SocketAddr::from(([127, 0, 0, 1], free_port()?));
+    }
+    let postgres = start_postgres(&mut config, &args)?;
+    let broker = start_broker(&mut config, &args)?;
+    serve::migrate(&config).await?;
+    let admin = config.admin()?;
+    set_up(&admin, &args).await?;
+    deploy(&admin, &args).await?;
+    announce(&config, &args);
+    let served = serve::serve(&config).await;
+    drop(broker);
+    drop(postgres);
+    served
+}
+
+/// A key that lives as long as the folder, since the database in it was made with it.
+pub(crate) fn master_key(dir: &Path) -> Result<String> {
+    use std::{io::Write, os::unix::fs::OpenOptionsExt};
+    let path = dir.join("master.key");
+    if let Ok(key) = std::fs::read_to_string(&path) {
+        return Ok(key);
+    }
+    let key = MasterKey::generate();
+    let mut file = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path)
+        .with_context(|| format!("failed to create `{}`", path.display()))?;
+    file.write_all(key.as_bytes())?;
+    Ok(key)
+}
+
+fn start_postgres(config: &mut Config, args: &DevArgs) -> Result<Option<PrivatePostgres>> {
+    if let Some(url) = &args.database_url {
+        config.database.url = url.clone();
+        return Ok(None);
+    }
+    let postgres = PrivatePostgres::start(PostgresOptions::new(args.dir.join("postgres")).tcp(true))?;
+    config.database.url = postgres.url();
+    Ok(Some(postgres))
+}
+
+fn start_broker(config: &mut Config, args: &DevArgs) -> Result<Option<MockBroker>> {
+    if let Some(brokers) = &args.brokers {
+        config.kafka.brokers = brokers.clone();
+        return Ok(None);
+    }
+    let broker = MockBroker::start()?;
+    broker.create_topic(&args.topic, PARTITIONS)?;
+    config.kafka.brokers = broker.bootstrap().to_owned();
+    Ok(Some(broker))
+}
+
+/// The tenant and the consumer, unless an earlier run made them.
+async fn set_up(admin: &Admin, args: &DevArgs) -> Result<()> {
+    match admin.tenant("dev").await {
+        Ok(_) => {}
+        Err(InboxError::NotFound(_)) => {
+            create_with_tables(admin, "dev", &args.schema).await?;
+        }
+        Err(error) => return Err(error.into()),
+    }
+    match admin.consumer("dev", "dev").await {
+        Err(InboxError::NotFound(_)) => {
+            let policy = Policy::parse(&format!("topics = ['{}']\n{POLICY}", args.topic))?;
+            admin.create_consumer("dev", "dev", &policy).await?;
+        }
+        found => {
+            found?;
+        }
+    }
+    Ok(())
+}
+
+async fn deploy(admin: &Admin, args: &DevArgs) -> Result<()> {
+    let runtime = Runtime::new(RuntimeConfig { instances_max: 1, ..RuntimeConfig::default() })?;
+    for component in &args.components {
+        let (event_type, file) = component.split_once('=').unwrap_or(("*", component));
+        let path = Path::new(file);
+        let bytes = std::fs::read(path).with_context(|| format!("failed to read the component `{file}`"))?;
+        runtime.load(&bytes).await.with_context(|| format!("`{file}` cannot be deployed"))?;
+        let handler = path.file_stem().map(|stem| stem.to_string_lossy().to_lowercase().replace('_', "-")).unwrap_or_default();
+        admin.deploy("dev", "dev", event_type, &handler, &bytes, &serde_json::json!({})).await?;
+        println!("handler   {handler} takes `{event_type}`");
+    }
+    Ok(())
+}
+
+fn announce(config: &Config, args: &DevArgs) {
+    let (brokers, topic) = (&config.kafka.brokers, &args.topic);
+    // The password of a database that was given stays where it was given; the private one has no other place.
+    let database = if args.database_url.is_some() { "…" } else { config.database.url.as_str() };
+    println!("database  {database}");
+    println!("brokers   {brokers}");
+    println!("topic     {topic}");
+    println!("metrics   http://{}/metrics", config.http.listen);
+    println!();
+    println!("send      echo '{{\"hello\":\"world\"}}' | kcat -P -b {brokers} -t {topic} -H message-id=1 -H event-type=greeting");
+    println!(
+        "look      ONCEBOX_DATABASE_URL='{database}' ONCEBOX_KEYS_MASTER_KEY_FILE={} oncebox inbox list",
+        args.dir.join("master.key").display()
+    );
+    if args.brokers.is_none() {
+        println!("note      the embedded broker keeps 5 MiB per partition and forgets everything when this process ends");
+    }
+    println!();
+}

@@ -1,0 +1,24 @@
+//! Errors for people.
+
+use oncebox_inbox::InboxError;
+
+/// An error with its causes and what to do about it, in one line whatever the causes wrote.
+pub(crate) fn one_line(error: &anyhow::Error) -> String {
+    let mut texts: Vec<String> = Vec::new();
+    let mut remedy = "";
+    for cause in error.chain() {
+        let text = cause.to_string();
+        // Some errors repeat their cause in their own words.
+        if !texts.iter().any(|known| known.contains(&text)) {
+            texts.push(text);
+        }
+        if let Some(error) = cause.downcast_ref::<InboxError>() {
+            if matches!(error, InboxError::Unreachable(_)) {
+                remedy = "; check `database.url` (ONCEBOX_DATABASE_URL)";
+            }
+            break; // it says what its causes say
+        }
+    }
+    let text = texts.join(": ") + remedy;
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

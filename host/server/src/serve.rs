@@ -1,0 +1,129 @@
+//! One host, from its configuration to the end of its last transaction.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context, Result, anyhow, bail};
+use oncebox_inbox::{Budget, schema};
+use oncebox_kafka::Drained;
+use oncebox_runtime::{Runtime, RuntimeConfig};
+use rdkafka::{
+    ClientConfig,
+    consumer::{BaseConsumer, Consumer},
+    error::KafkaError,
+};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{config::Config, handlers::Loader, http, supervisor::Supervisor};
+
+/// How long the first answer of a broker may take.
+const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Serve until SIGTERM or SIGINT, then drain.
+pub(crate) async fn serve(config: &Config) -> Result<()> {
+    let stop = CancellationToken::new();
+    let signals = tokio::spawn(cancel_on_signal(stop.clone()));
+    let outcome = serve_until(config, stop).await;
+    signals.abort();
+    outcome
+}
+
+/// Serve until told to stop, then drain.
+pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()> {
+    let metrics =
+        metrics_exporter_prometheus::PrometheusBuilder::new().install_recorder().context("failed to install the metrics recorder")?;
+    let admin = config.admin()?;
+    let properties = broker_properties(config)?;
+    let listener = http::bind(config.http.listen).await?;
+    let address = listener.local_addr()?;
+    migrate(config).await?;
+    check_brokers(&config.kafka.brokers, &properties).await?;
+    let runtime = Runtime::new(RuntimeConfig {
+        // A message that has a connection never waits for an instance, which would count against its deadline.
+        instances_max: config.runtime.instances_max.max(config.database.connections_max as u32),
+        component_bytes_max: config.runtime.component_bytes_max,
+        cache_dir: config.runtime.cache_dir.clone(),
+        ..RuntimeConfig::default()
+    })?;
+    let (readiness, ready) = watch::channel(Err("starting".to_owned()));
+    let http_stop = CancellationToken::new();
+    let http = tokio::spawn(http::serve(listener, metrics, ready, http_stop.clone()));
+    let supervisor = Supervisor {
+        loader: Loader::new(admin.clone(), runtime),
+        admin,
+        budget: Budget::new(config.database.connections_max),
+        settings: config.session_settings(),
+        properties,
+        owner: format!("{}/{}", hostname(), std::process::id()),
+        readiness,
+    };
+    tracing::info!(http = %address, brokers = config.kafka.brokers, "oncebox {} serves", env!("CARGO_PKG_VERSION"));
+    let drained = supervisor.run(stop, Duration::from_millis(config.shutdown.drain_ms)).await;
+    http_stop.cancel();
+    // A client that keeps its request open does not keep the process.
+    let _ = tokio::time::timeout(Duration::from_secs(1), http).await;
+    match drained {
+        Drained::Clean => tracing::info!("drained"),
+        Drained::Unfinished => tracing::warn!("the drain's time was up; what still ran is redelivered"),
+    }
+    Ok(())
+}
+
+/// Bring the database up to date and say what could not be closed.
+pub(crate) async fn migrate(config: &Config) -> Result<()> {
+    let (options, admin) = (config.connect_options()?, config.admin()?);
+    let open = schema::migrate(&options).await.context("failed to prepare the database")?;
+    for what in &open {
+        tracing::warn!(what, "the database is less closed than it should be");
+    }
+    schema::ensure_partitions(&admin.pool).await.context("failed to make the inbox's partitions")?;
+    Ok(())
+}
+
+fn broker_properties(config: &Config) -> Result<BTreeMap<String, String>> {
+    let mut properties = config.kafka.properties.clone();
+    if !config.kafka.brokers.is_empty() {
+        properties.insert("bootstrap.servers".to_owned(), config.kafka.brokers.clone());
+    }
+    if !properties.contains_key("bootstrap.servers") {
+        bail!("no brokers are configured; set `kafka.brokers` or ONCEBOX_KAFKA_BROKERS");
+    }
+    Ok(properties)
+}
+
+/// A broker that cannot be reached at the start is an error; later it is an outage to wait for.
+async fn check_brokers(brokers: &str, properties: &BTreeMap<String, String>) -> Result<()> {
+    let mut config = ClientConfig::new();
+    for (name, value) in properties {
+        config.set(name, value);
+    }
+    // librdkafka would repeat every refused connection on standard error.
+    config.set_log_level(rdkafka::config::RDKafkaLogLevel::Emerg);
+    let client: BaseConsumer = config.create().map_err(|error| match error {
+        // Its text shows the value, which may be a password.
+        KafkaError::ClientConfig(_, _, name, _) => {
+            anyhow!("kafka property `{name}` is unknown or its value is not accepted; check `kafka.properties`")
+        }
+        other => anyhow::Error::new(other).context("failed to start the kafka client; check `kafka.properties`"),
+    })?;
+    let answered = tokio::task::spawn_blocking(move || client.fetch_metadata(None, BROKER_TIMEOUT).map(drop)).await?;
+    answered.with_context(|| format!("no broker answers at `{brokers}`; check `kafka.brokers` (ONCEBOX_KAFKA_BROKERS)"))
+}
+
+async fn cancel_on_signal(stop: CancellationToken) -> Result<()> {
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    tracing::info!("draining");
+    stop.cancel();
+    Ok(())
+}
+
+fn hostname() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").map_or_else(|_| "host".to_owned(), |name| name.trim().to_owned())
+}
