@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# The whole suite: formatting, lints, docs, unit tests, the promises on real PostgreSQL and Kafka, and
+# the guests rebuilt from their sources. Arguments go to `cargo test`, after which nothing else runs.
+set -euo pipefail
+cd "$(dirname "$0")"
+step() { printf '\n== %s\n' "$*"; }
+
+step "install what is missing"
+./scripts/install.sh host tests
+if [ $# -gt 0 ]; then
+    cargo build --quiet --workspace --bins
+    exec cargo test --workspace "$@"
+fi
+
+step "formatting, committed components"
+cargo fmt --all --check
+cargo fmt --all --check --manifest-path guest-examples/Cargo.toml
+./guest-examples/build.sh check
+
+step "build"
+cargo build --workspace --bins --tests
+
+step "tests"
+cargo test --workspace --no-fail-fast
+
+step "guests, rebuilt from their sources"
+rebuilt="$PWD/target/rebuilt-components"
+mkdir -p "$rebuilt"
+ONCEBOX_ENCODE="$PWD/target/debug/oncebox component encode" ./guest-examples/build.sh build "$rebuilt"
+ONCEBOX_COMPONENTS="$rebuilt" cargo test -p oncebox-tests --test guest_examples
+
+step "lints and docs"
+cargo clippy --workspace --all-targets -- -D warnings
+RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+step "all green"

@@ -1,0 +1,211 @@
+//! Guests as text, so that no toolchain is needed: each does a list of steps, whatever they answer,
+//! and ends in one way.
+//!
+//! Their memory: the answer at 64, what a call of `sql` returns at 256, the savepoint that was opened
+//! last at 512, one parameter at 1024, texts from 4096 on, and behind them what is allocated.
+
+use std::fmt::Write as _;
+
+/// Where texts begin.
+const TEXTS: usize = 4096;
+const PAGE: usize = 65_536;
+
+/// One thing that a guest does. What it is answered changes nothing of what it does next, but for
+/// [`Step::GiveUpOnError`].
+#[derive(Debug, Clone)]
+pub enum Step {
+    /// A statement for its effect.
+    Execute(String),
+    /// A statement for its rows.
+    Query(String),
+    /// A statement with so many text parameters of so many bytes.
+    ExecuteWith(String, usize, usize),
+    /// A statement with the message id as its parameter.
+    ExecuteWithId(String),
+    /// Answer `other("gave up")` here when the last statement failed.
+    GiveUpOnError,
+    /// Open a savepoint.
+    Savepoint,
+    /// Go back to the last savepoint.
+    RollBack,
+    /// Let the last savepoint go.
+    Release,
+    /// A line into the log.
+    Log(String),
+    /// A step so many times; for ever with `u32::MAX`.
+    Repeat(u32, Box<Step>),
+    /// Anything else, as instructions.
+    Wat(String),
+}
+
+/// How a guest ends.
+#[derive(Debug, Clone)]
+pub enum End {
+    /// Ok, without a result.
+    Ok,
+    /// Ok with these bytes as its result, JSON or not, UTF-8 or not.
+    Result(Vec<u8>),
+    /// Run again, after milliseconds of its own choice.
+    Retry(Option<u64>),
+    /// Reject.
+    Reject(String),
+    /// Park.
+    Park(String),
+    /// Anything else.
+    Other(String),
+    /// Instructions that leave the address of an answer.
+    Wat(String),
+}
+
+/// `unreachable`, which is what a panic becomes.
+pub fn trap() -> Step {
+    Step::Wat("unreachable".to_owned())
+}
+
+/// A loop without an end.
+pub fn spin() -> Step {
+    Step::Wat("(loop $again (br $again))".to_owned())
+}
+
+/// A statement for its effect.
+pub fn execute(sql: impl Into<String>) -> Step {
+    Step::Execute(sql.into())
+}
+
+/// A component that does these steps and ends like this.
+pub fn component(steps: &[Step], end: &End) -> Vec<u8> {
+    encode(&text(steps, end))
+}
+
+/// A component made of the text of a core module.
+pub fn encode(text: &str) -> Vec<u8> {
+    let core = wat::parse_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    oncebox_runtime::encode_component(&core).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+/// The core module's text.
+pub fn text(steps: &[Step], end: &End) -> String {
+    let mut texts = Texts::default();
+    let steps: String = steps.iter().map(|step| instructions(step, &mut texts)).collect();
+    let gave_up = answer(&End::Other("gave up".to_owned()), &mut texts);
+    let end = answer(end, &mut texts);
+    let (data, allocated) = (texts.segments(), TEXTS + texts.bytes.len());
+    let pages = allocated / PAGE + 2;
+    format!(
+        r#"(module
+  (import "oncebox:handler/sql@0.1.0" "execute" (func $execute (param i32 i32 i32 i32 i32)))
+  (import "oncebox:handler/sql@0.1.0" "query" (func $query (param i32 i32 i32 i32 i32)))
+  (import "oncebox:handler/sql@0.1.0" "[static]savepoint.open" (func $open (param i32)))
+  (import "oncebox:handler/sql@0.1.0" "[method]savepoint.rollback" (func $rollback (param i32 i32)))
+  (import "oncebox:handler/sql@0.1.0" "[method]savepoint.release" (func $release (param i32 i32)))
+  (import "oncebox:handler/sql@0.1.0" "[resource-drop]savepoint" (func $drop (param i32)))
+  (import "oncebox:handler/log@0.1.0" "log" (func $log (param i32 i32 i32)))
+  (memory (export "memory") {pages})
+  {data}
+  (global $next (mut i32) (i32.const {allocated}))
+  (func $allocate (export "cabi_realloc") (param i32 i32 i32) (param $size i32) (result i32)
+    (local $at i32)
+    (local.set $at (i32.and (i32.add (global.get $next) (i32.const 7)) (i32.const -8)))
+    (global.set $next (i32.add (local.get $at) (local.get $size)))
+    (block $enough
+      (br_if $enough (i32.le_u (global.get $next) (i32.mul (memory.size) (i32.const {PAGE}))))
+      (br_if $enough (i32.ne (memory.grow (i32.add (i32.div_u (local.get $size) (i32.const {PAGE})) (i32.const 1))) (i32.const -1)))
+      unreachable)
+    (local.get $at))
+  (func $texts (param $count i32) (param $size i32) (result i32)
+    (local $list i32) (local $text i32) (local $at i32)
+    (local.set $text (call $allocate (i32.const 0) (i32.const 0) (i32.const 1) (local.get $size)))
+    (memory.fill (local.get $text) (i32.const 120) (local.get $size))
+    (local.set $list (call $allocate (i32.const 0) (i32.const 0) (i32.const 8) (i32.mul (local.get $count) (i32.const 24))))
+    (local.set $at (local.get $list))
+    (block $done (loop $more
+      (br_if $done (i32.eqz (local.get $count)))
+      (i32.store8 (local.get $at) (i32.const 8))
+      (i32.store offset=8 (local.get $at) (local.get $text))
+      (i32.store offset=12 (local.get $at) (local.get $size))
+      (local.set $at (i32.add (local.get $at) (i32.const 24)))
+      (local.set $count (i32.sub (local.get $count) (i32.const 1)))
+      (br $more)))
+    (local.get $list))
+  (func (export "oncebox:handler/incoming-handler@0.1.0#handle") (param $message i32) (result i32)
+    (local $left i32)
+    (block $gave_up
+      {steps}
+      {end}
+      (return))
+    {gave_up}))"#
+    )
+}
+
+/// The texts of a module, one behind the other.
+#[derive(Default)]
+struct Texts {
+    bytes: Vec<u8>,
+}
+
+impl Texts {
+    /// Address and length, as operands.
+    fn put(&mut self, text: &[u8]) -> String {
+        let at = TEXTS + self.bytes.len();
+        self.bytes.extend_from_slice(text);
+        format!("(i32.const {at}) (i32.const {})", text.len())
+    }
+
+    fn segments(&self) -> String {
+        let mut escaped = String::with_capacity(3 * self.bytes.len());
+        for byte in &self.bytes {
+            let _ = write!(escaped, "\\{byte:02x}"); // writing to a string cannot fail
+        }
+        format!("(data (i32.const {TEXTS}) \"{escaped}\")")
+    }
+}
+
+fn instructions(step: &Step, texts: &mut Texts) -> String {
+    const NO_PARAMS: &str = "(i32.const 0) (i32.const 0)";
+    const ANSWER: &str = "(i32.const 256)";
+    match step {
+        Step::Execute(sql) => format!("(call $execute {} {NO_PARAMS} {ANSWER})", texts.put(sql.as_bytes())),
+        Step::Query(sql) => format!("(call $query {} {NO_PARAMS} {ANSWER})", texts.put(sql.as_bytes())),
+        Step::ExecuteWith(sql, count, size) => format!(
+            "(call $execute {} (call $texts (i32.const {count}) (i32.const {size})) (i32.const {count}) {ANSWER})",
+            texts.put(sql.as_bytes())
+        ),
+        Step::ExecuteWithId(sql) => format!(
+            "(i32.store8 (i32.const 1024) (i32.const 8)) (i64.store (i32.const 1032) (i64.load (local.get $message))) \
+             (call $execute {} (i32.const 1024) (i32.const 1) {ANSWER})",
+            texts.put(sql.as_bytes())
+        ),
+        Step::GiveUpOnError => "(br_if $gave_up (i32.load8_u (i32.const 256)))".to_owned(),
+        Step::Savepoint => "(call $open (i32.const 256)) (i32.store (i32.const 512) (i32.load (i32.const 260)))".to_owned(),
+        Step::RollBack => format!("(call $rollback (i32.load (i32.const 512)) {ANSWER})"),
+        Step::Release => format!("(call $release (i32.load (i32.const 512)) {ANSWER})"),
+        Step::Log(line) => format!("(call $log (i32.const 2) {})", texts.put(line.as_bytes())),
+        Step::Repeat(count, step) => format!(
+            "(local.set $left (i32.const {count})) (loop $again {} \
+             (local.set $left (i32.sub (local.get $left) (i32.const 1))) (br_if $again (local.get $left)))",
+            instructions(step, texts)
+        ),
+        Step::Wat(text) => text.clone(),
+    }
+}
+
+/// Code that writes a `result<option<string>, failure>` and leaves its address.
+fn answer(end: &End, texts: &mut Texts) -> String {
+    let byte = |at: u32, value: u32| format!("(i32.store8 (i32.const {at}) (i32.const {value}))");
+    let mut text_at = |at: u32, text: &[u8]| {
+        let [address, length] = [TEXTS + texts.bytes.len(), text.len()];
+        texts.put(text);
+        format!("(i32.store (i32.const {at}) (i32.const {address})) (i32.store (i32.const {}) (i32.const {length}))", at + 4)
+    };
+    let fields = match end {
+        End::Ok => String::new(),
+        End::Result(bytes) => format!("{} {}", byte(72, 1), text_at(76, bytes)),
+        End::Retry(None) => byte(64, 1),
+        End::Retry(Some(delay)) => format!("{} {} (i64.store (i32.const 88) (i64.const {delay}))", byte(64, 1), byte(80, 1)),
+        End::Reject(text) => format!("{} {} {}", byte(64, 1), byte(72, 1), text_at(80, text.as_bytes())),
+        End::Park(text) => format!("{} {} {}", byte(64, 1), byte(72, 2), text_at(80, text.as_bytes())),
+        End::Other(text) => format!("{} {} {}", byte(64, 1), byte(72, 3), text_at(80, text.as_bytes())),
+        End::Wat(text) => return text.clone(),
+    };
+    format!("{fields} (i32.const 64)")
+}

@@ -1,0 +1,629 @@
+//! Real host processes between a real Kafka and a real PostgreSQL, and the final check.
+//!
+//! A [`Scenario`] has a database, a topic, a tenant and a consumer of its own, so that many run side
+//! by side; the servers are shared unless it is given others. Effects are counted in the database.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs::{self, File},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Command, ExitStatus, Stdio},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use oncebox_inbox::{Admin, MasterKey, Tenant, policy::Policy};
+use oncebox_server::local::{free_port, process::Child};
+use rdkafka::{
+    ClientConfig, Offset, TopicPartitionList,
+    consumer::{BaseConsumer, CommitMode, Consumer},
+    message::{Header, OwnedHeaders},
+    producer::{FutureProducer, FutureRecord},
+};
+use serde_json::json;
+use sqlx::{
+    AssertSqlSafe, Executor, PgPool,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    inbox,
+    kafka::KafkaServer,
+    load::{Found, Load, Message, Violation, Work},
+    postgres::{TestDatabase, admin_url},
+    services::target_dir,
+};
+
+/// How long anything may take that has to come.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(25);
+const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
+
+const COMPONENT: &[u8] = include_bytes!("../../guest-examples/components/ledger.wasm");
+const SCHEMA: &str = include_str!("../../guest-examples/ledger/schema.sql");
+const CONSUMER: &str = "payments";
+
+/// What an account's name asks for happens here: behind the host's back, under the handler's own
+/// statement. The attempt is read from the row of the message, which is in the same transaction.
+const BEHAVIOUR: &str = "
+CREATE FUNCTION {schema}.behave() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_word text := split_part(NEW.account, '-', 1);
+    v_number text := split_part(NEW.account, '-', 2);
+    v_attempts int;
+BEGIN
+    IF v_word = 'sleeps' THEN
+        PERFORM pg_sleep(v_number::float8 / 1000);
+    ELSIF v_word = 'fails' THEN
+        SELECT i.attempts INTO v_attempts FROM oncebox.inbox i WHERE i.consumer_id = {consumer} AND i.message_id = NEW.message_id;
+        IF v_attempts < v_number::int THEN
+            RAISE EXCEPTION 'attempt % fails', v_attempts;
+        END IF;
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER behave BEFORE INSERT ON {schema}.ledger_entry FOR EACH ROW EXECUTE FUNCTION {schema}.behave();";
+
+/// How a scenario differs from the plain one.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Partitions of the topic.
+    pub partitions: i32,
+    /// `after_commit` or `after_insert`.
+    pub ack: &'static str,
+    /// Sources of the message id, in TOML.
+    pub id: &'static str,
+    /// `[batch]` of the policy, in TOML.
+    pub batch: &'static str,
+    /// How long a handler may take; a lease lasts half a second longer.
+    pub deadline_ms: u32,
+    /// After how long a silent host is taken for dead, unless it comes back under its own name.
+    pub session_timeout_ms: u32,
+    /// A host that comes back keeps its place in the group.
+    pub static_members: bool,
+    /// A superuser's URL of another server than the shared one.
+    pub postgres: Option<String>,
+    /// Other brokers than the shared one.
+    pub brokers: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            partitions: 2,
+            ack: "after_commit",
+            id: "[{ header = 'id' }]",
+            batch: "{}",
+            deadline_ms: 2_500,
+            session_timeout_ms: 6_000,
+            static_members: true,
+            postgres: None,
+            brokers: None,
+        }
+    }
+}
+
+impl Options {
+    fn policy(&self, topic: &str) -> Result<Policy> {
+        let Self { ack, id, batch, deadline_ms, session_timeout_ms, .. } = self;
+        let lease_ms = deadline_ms + 500;
+        let policy = format!(
+            "topics = ['{topic}']\nack = '{ack}'\nbatch = {batch}\n\
+             identity = {{ id = {id}, event_type = [{{ header = 'type' }}] }}\n\
+             retry = {{ attempts_max = 20, backoff_min_ms = 50, backoff_max_ms = 200, lease_ms = {lease_ms} }}\n\
+             limits = {{ deadline_ms = {deadline_ms} }}\n\
+             kafka.properties = {{ 'session.timeout.ms' = '{session_timeout_ms}', 'heartbeat.interval.ms' = '300', \
+             'auto.commit.interval.ms' = '100', 'reconnect.backoff.max.ms' = '500' }}"
+        );
+        Ok(Policy::parse(&policy)?)
+    }
+}
+
+/// A database, a topic, a tenant, a consumer with its handler, and everything that was sent to it.
+pub struct Scenario {
+    /// What a person can do.
+    pub admin: Admin,
+    /// Connections of a superuser, to look and to meddle.
+    pub pool: PgPool,
+    /// The tenant.
+    pub tenant: Tenant,
+    /// The consumer's key.
+    pub consumer_id: i32,
+    /// The topic.
+    pub topic: String,
+    options: Options,
+    brokers: String,
+    key: String,
+    dir: PathBuf,
+    producer: FutureProducer,
+    sent: Mutex<Load>,
+    failed: AtomicBool,
+    database: TestDatabase,
+}
+
+impl Scenario {
+    /// The plain one.
+    pub async fn new() -> Result<Self> {
+        Self::with(Options::default()).await
+    }
+
+    /// One with options.
+    pub async fn with(options: Options) -> Result<Self> {
+        let (admin, brokers) = servers(&options).await?;
+        let database = TestDatabase::create_on(&admin, inbox::SOURCE, async |url: &str| inbox::prepare(&url.parse()?).await).await?;
+        let connect: PgConnectOptions = database.url().parse()?;
+        let pool = PgPoolOptions::new().max_connections(4).connect_lazy_with(connect.clone());
+        // Privileges on a database are not copied from its template.
+        pool.execute(AssertSqlSafe(format!("REVOKE ALL ON DATABASE {} FROM PUBLIC", database.name()))).await?;
+
+        let unique = format!("{:08x}", rand::random::<u32>());
+        let topic = format!("payments.{unique}");
+        let kafka = KafkaServer::at(&brokers);
+        kafka.create_topic(&topic, options.partitions, &[]).await?;
+
+        let key = MasterKey::generate();
+        let admin = Admin::new(connect, MasterKey::parse(&key)?, "test");
+        // The tenant's name is in the group's.
+        let tenant = admin.create_tenant(&format!("t-{unique}")).await?;
+        admin.apply_schema(&tenant, SCHEMA).await?;
+        let consumer_id = admin.create_consumer(&tenant.name, CONSUMER, &options.policy(&topic)?).await?.consumer_id;
+        let behaviour = BEHAVIOUR.replace("{schema}", &tenant.schema_name).replace("{consumer}", &consumer_id.to_string());
+        pool.execute(sqlx::raw_sql(AssertSqlSafe(behaviour))).await?;
+        admin.deploy(&tenant.name, CONSUMER, "payment.captured", "ledger", COMPONENT, &json!({})).await?;
+
+        let dir = target_dir().join("test-hosts").join(&unique);
+        fs::create_dir_all(&dir).with_context(|| format!("failed to create `{}`", dir.display()))?;
+        let producer = producer(&brokers)?;
+        let (sent, failed) = (Mutex::default(), AtomicBool::new(false));
+        Ok(Self { admin, pool, tenant, consumer_id, topic, options, brokers, key, dir, producer, sent, failed, database })
+    }
+
+    // Hosts ---------------------------------------------------------------------------------
+
+    /// Start a host. Its name is its place in the group; the variables go over the usual ones.
+    pub fn start(&self, name: &str, variables: &[(&str, &str)]) -> Result<HostProcess> {
+        let log = self.dir.join(format!("{name}.log"));
+        let output = File::options().create(true).append(true).open(&log).context("failed to open the host's log")?;
+        let http = SocketAddr::from(([127, 0, 0, 1], free_port()?));
+        let config = self.dir.join(format!("{name}.toml"));
+        let member =
+            if self.options.static_members { format!("[kafka.properties]\n'group.instance.id' = '{name}'\n") } else { String::new() };
+        fs::write(&config, member).context("failed to write the host's configuration")?;
+        let mut command = Command::new(program()?);
+        for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("ONCEBOX_")) {
+            command.env_remove(variable);
+        }
+        command
+            .arg("serve")
+            .env("ONCEBOX_CONFIG", &config)
+            .env("ONCEBOX_DATABASE_URL", self.database.url())
+            .env("ONCEBOX_KAFKA_BROKERS", &self.brokers)
+            .env("ONCEBOX_MASTER_KEY", &self.key)
+            .env("ONCEBOX_HTTP_LISTEN", http.to_string())
+            .env("ONCEBOX_RUNTIME_CACHE_DIR", target_dir().join("test-hosts/cache"))
+            .env("ONCEBOX_LOG_FORMAT", "text")
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output);
+        let child = Child::spawn(command, libc::SIGKILL).context("failed to start a host")?;
+        Ok(HostProcess { name: name.to_owned(), child, http, log })
+    }
+
+    /// Start a host and wait until it says that it is ready.
+    pub async fn start_ready(&self, name: &str, variables: &[(&str, &str)]) -> Result<HostProcess> {
+        let host = self.start(name, variables)?;
+        host.wait_ready().await?;
+        Ok(host)
+    }
+
+    // Messages ------------------------------------------------------------------------------
+
+    /// Publish the load, spread over the partitions, and remember it for the check. A load that was sent
+    /// before comes again, at other places.
+    pub async fn send(&self, load: &Load) -> Result<()> {
+        self.open_accounts(load).await?;
+        self.sent().deliveries.extend(load.deliveries.iter().cloned());
+        self.publish(&load.deliveries).await
+    }
+
+    /// Make the accounts that the load books to.
+    pub async fn open_accounts(&self, load: &Load) -> Result<()> {
+        let sql = format!("INSERT INTO {}.account (account) SELECT unnest($1::text[]) ON CONFLICT DO NOTHING", self.tenant.schema_name);
+        sqlx::query(AssertSqlSafe(sql)).bind(load.accounts()).execute(&self.pool).await?;
+        Ok(())
+    }
+
+    /// What was sent so far.
+    pub fn sent(&self) -> std::sync::MutexGuard<'_, Load> {
+        self.sent.lock().expect("no panic while held")
+    }
+
+    async fn publish(&self, deliveries: &[Message]) -> Result<()> {
+        let mut answers = Vec::new();
+        for message in deliveries {
+            let payload = message.payload();
+            let mut headers = OwnedHeaders::new().insert(Header { key: "type", value: Some(message.event_type()) });
+            if message.work != Work::NoId {
+                headers = headers.insert(Header { key: "id", value: Some(&message.id) });
+            }
+            let partition = rand::random_range(0..self.options.partitions);
+            let record = FutureRecord::<(), _>::to(&self.topic).partition(partition).payload(&payload).headers(headers);
+            answers.push(self.producer.send_result(record).map_err(|(error, _)| error).context("failed to publish")?);
+        }
+        for answer in answers {
+            answer.await.context("the publisher ended")?.map_err(|(error, _)| error).context("a record was not published")?;
+        }
+        Ok(())
+    }
+
+    // The broker ----------------------------------------------------------------------------
+
+    /// The brokers' administration.
+    pub fn kafka(&self) -> KafkaServer {
+        KafkaServer::at(&self.brokers)
+    }
+
+    /// By partition: the group's committed offset, and the end.
+    pub async fn positions(&self) -> Result<BTreeMap<i32, (i64, i64)>> {
+        let (client, topic, partitions) = (self.group_client()?, self.topic.clone(), self.options.partitions);
+        let ask = move || {
+            let mut list = TopicPartitionList::new();
+            list.add_partition_range(&topic, 0, partitions - 1);
+            let committed = client.committed_offsets(list, BROKER_TIMEOUT).context("failed to read the group's offsets")?;
+            let position = |partition| {
+                let (_, high) = client.fetch_watermarks(&topic, partition, BROKER_TIMEOUT)?;
+                let found = committed.find_partition(&topic, partition).map(|element| element.offset());
+                let committed = if let Some(Offset::Offset(offset)) = found { offset } else { 0 };
+                Ok((partition, (committed, high)))
+            };
+            (0..partitions).map(position).collect()
+        };
+        tokio::task::spawn_blocking(ask).await?
+    }
+
+    /// Set the group's offsets, as a person with Kafka's tools would, while no host runs.
+    pub async fn reset_offsets(&self, to: i64) -> Result<()> {
+        let (client, topic, partitions) = (self.group_client()?, self.topic.clone(), self.options.partitions);
+        let reset = move || -> Result<()> {
+            let mut list = TopicPartitionList::new();
+            for partition in 0..partitions {
+                list.add_partition_offset(&topic, partition, Offset::Offset(to))?;
+            }
+            client.commit(&list, CommitMode::Sync).context("failed to reset the group's offsets")
+        };
+        tokio::task::spawn_blocking(reset).await?
+    }
+
+    fn group_client(&self) -> Result<BaseConsumer> {
+        let group = format!("oncebox.{}.{CONSUMER}", self.tenant.name);
+        ClientConfig::new()
+            .set("bootstrap.servers", &self.brokers)
+            .set("group.id", group)
+            .set("log_level", "0")
+            .create()
+            .context("failed to make a client")
+    }
+
+    // The database --------------------------------------------------------------------------
+
+    /// A number from the database, read by a superuser; `{schema}` is the tenant's, `{consumer}` the
+    /// consumer's key, `{login}` the role of the tenant's sessions.
+    pub async fn number(&self, sql: &str) -> Result<i64> {
+        let sql = self.fill(sql);
+        sqlx::query_scalar(AssertSqlSafe(sql.clone())).fetch_one(&self.pool).await.with_context(|| format!("failed: `{sql}`"))
+    }
+
+    /// Statements of a superuser, filled in like [`Self::number`].
+    pub async fn execute(&self, sql: &str) -> Result<()> {
+        let sql = self.fill(sql);
+        self.pool.execute(sqlx::raw_sql(AssertSqlSafe(sql.clone()))).await.with_context(|| format!("failed: `{sql}`"))?;
+        Ok(())
+    }
+
+    fn fill(&self, sql: &str) -> String {
+        sql.replace("{schema}", &self.tenant.schema_name)
+            .replace("{consumer}", &self.consumer_id.to_string())
+            .replace("{login}", &self.tenant.login)
+    }
+
+    /// Wait until a number from the database reaches a bound.
+    pub async fn until(&self, sql: &str, at_least: i64) -> Result<()> {
+        let deadline = Instant::now() + DEADLINE;
+        while self.number(sql).await? < at_least {
+            if Instant::now() > deadline {
+                return self.violated(format!("never {at_least}: `{sql}`"));
+            }
+            sleep(POLL).await;
+        }
+        Ok(())
+    }
+
+    /// Sessions of the tenant that sleep inside a handler's statement.
+    pub async fn sleeping(&self) -> Result<i64> {
+        self.number("SELECT count(*) FROM pg_stat_activity WHERE usename = '{login}' AND wait_event = 'PgSleep'").await
+    }
+
+    /// Cut every connection of the tenant's sessions.
+    pub async fn cut_sessions(&self) -> Result<i64> {
+        self.number("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = '{login}'").await
+    }
+
+    /// The rows of the inbox with the effects of each message; a message without a row has none.
+    pub async fn found(&self) -> Result<Vec<Found>> {
+        const FOUND: &str = "WITH e AS (SELECT message_id, count(*) AS n FROM {schema}.ledger_entry GROUP BY 1), \
+                i AS (SELECT * FROM oncebox.inbox WHERE consumer_id = {consumer}) \
+            SELECT message_id, coalesce(i.status, 'absent') AS status, i.reason, coalesce(i.attempts, 0) AS attempts, \
+                coalesce(i.crashes, 0) AS crashes, coalesce(e.n, 0) AS effects FROM i FULL JOIN e USING (message_id)";
+        Ok(sqlx::query_as(AssertSqlSafe(self.fill(FOUND))).fetch_all(&self.pool).await?)
+    }
+
+    // The check -----------------------------------------------------------------------------
+
+    /// Wait until everything sent is settled and acked.
+    pub async fn wait_settled(&self) -> Result<()> {
+        self.wait_settled_within(DEADLINE).await
+    }
+
+    /// The same with another deadline.
+    pub async fn wait_settled_within(&self, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        loop {
+            // Servers may be away while a scenario waits.
+            let open = match self.open().await {
+                Ok(open) if open.is_empty() => return Ok(()),
+                Ok(open) => open,
+                Err(error) if error.is::<Violation>() => return Err(error),
+                Err(error) => vec![format!("{error:#}")],
+            };
+            if Instant::now() > deadline {
+                return self.violated(format!("not settled after {limit:?}: {}", open.join("; ")));
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    async fn open(&self) -> Result<Vec<String>> {
+        let positions = self.positions().await?;
+        let found = self.found().await?;
+        let mut open: Vec<_> = found.iter().filter(|row| !row.is_settled()).take(5).map(|row| format!("{row:?}")).collect();
+        if positions.values().any(|(committed, end)| committed != end) {
+            open.push(format!("acked by partition, of how many: {positions:?}; {} rows", found.len()));
+        } else if found.len() < self.expected() {
+            // What was acked is in the inbox, so there is nothing to wait for.
+            return self.violated(format!("everything is acked, but messages are lost: {} of {} rows", found.len(), self.expected()));
+        }
+        Ok(open)
+    }
+
+    fn expected(&self) -> usize {
+        let sent = self.sent();
+        sent.messages().len() + sent.undecodable()
+    }
+
+    /// Every message had its effect exactly once, is in the state and has the attempts that it should;
+    /// balances agree; nothing is left over of any transaction.
+    pub async fn check(&self) -> Result<()> {
+        self.check_nothing_left().await?;
+        let found = self.found().await?;
+        let mut faults = self.row_faults(&found);
+        faults.extend(self.balance_faults(&found).await?);
+        if faults.is_empty() {
+            return Ok(());
+        }
+        self.violated(faults.into_iter().take(10).collect::<Vec<_>>().join("\n"))
+    }
+
+    fn row_faults(&self, found: &[Found]) -> Vec<String> {
+        let sent = self.sent();
+        let messages = sent.messages();
+        let mut rows: HashMap<&str, Vec<&Found>> = HashMap::new();
+        found.iter().for_each(|row| rows.entry(&row.message_id).or_default().push(row));
+        let mut faults: Vec<_> = rows.values().filter(|rows| rows.len() > 1).map(|rows| format!("two rows: {rows:?}")).collect();
+        for (id, message) in &messages {
+            faults.extend(match rows.get(id) {
+                None => Some(format!("`{id}` ({:?}) is lost: there is no row", message.work)),
+                Some(rows) => rows[0].fault(message.work),
+            });
+        }
+        let others: Vec<_> = found.iter().filter(|row| !messages.contains_key(row.message_id.as_str())).collect();
+        let is_undecodable = |row: &&&Found| row.message_id.starts_with("undecodable:") && row.status == "parked" && row.effects == 0;
+        let undecodable = others.iter().filter(is_undecodable).count();
+        if undecodable != sent.undecodable() || undecodable != others.len() {
+            faults.push(format!("{} records without an id were sent; beside the messages there are {others:?}", sent.undecodable()));
+        }
+        faults
+    }
+
+    async fn balance_faults(&self, found: &[Found]) -> Result<Vec<String>> {
+        let mut expected: BTreeMap<String, i64> = BTreeMap::new();
+        let completed: Vec<&str> = found.iter().filter(|row| row.status == "completed").map(|row| row.message_id.as_str()).collect();
+        for (id, message) in self.sent().messages() {
+            if completed.contains(&id) {
+                *expected.entry(message.account()).or_default() += message.amount();
+            }
+        }
+        let sql = self.fill("SELECT account, balance::bigint FROM {schema}.account WHERE balance <> 0");
+        let balances: Vec<(String, i64)> = sqlx::query_as(AssertSqlSafe(sql)).fetch_all(&self.pool).await?;
+        let balances: BTreeMap<_, _> = balances.into_iter().collect();
+        Ok(if balances == expected { Vec::new() } else { vec![format!("balances are {balances:?}, should be {expected:?}")] })
+    }
+
+    /// What is visible now is whole: a completed message has its effect, any other none, and no open
+    /// transaction of a dead host holds anything.
+    pub async fn check_whole(&self) -> Result<()> {
+        self.check_nothing_left().await?;
+        let half: Vec<_> = self.found().await?.into_iter().filter(|row| !row.has_its_effect()).collect();
+        if half.is_empty() { Ok(()) } else { self.violated(format!("a completed message has one effect, any other none: {half:?}")) }
+    }
+
+    async fn check_nothing_left(&self) -> Result<()> {
+        const OPEN: &str = "SELECT (SELECT count(*) FROM pg_stat_activity WHERE usename = '{login}' AND (state <> 'idle' OR backend_xid IS NOT NULL)) \
+            + (SELECT count(*) FROM oncebox.guard) + (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' \
+                AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))";
+        // An idle worker's look for what is due is a transaction, too: it is enough to see none once.
+        let deadline = Instant::now() + Duration::from_secs(15);
+        while self.number(OPEN).await? > 0 {
+            if Instant::now() > deadline {
+                return self.violated("a transaction, a guard row or a lock is left over".to_owned());
+            }
+            sleep(POLL).await;
+        }
+        Ok(())
+    }
+
+    /// An error that says which promise was broken, and where the logs are.
+    pub fn violated<T>(&self, what: String) -> Result<T> {
+        self.failed.store(true, Ordering::Relaxed);
+        Err(Violation(format!("{what}\n(the hosts' logs are in `{}`)", self.dir.display())).into())
+    }
+}
+
+impl Drop for Scenario {
+    fn drop(&mut self) {
+        if !self.failed.load(Ordering::Relaxed) && !std::thread::panicking() {
+            let _ = fs::remove_dir_all(&self.dir);
+        }
+    }
+}
+
+/// Run a scenario on a thread of its own beside others: the harness blocks its thread here and there.
+pub async fn aside<T: Send + 'static, F: Future<Output = T>>(scenario: impl FnOnce() -> F + Send + 'static) -> T {
+    let runtime = tokio::runtime::Handle::current();
+    tokio::task::spawn_blocking(move || runtime.block_on(scenario())).await.expect("a scenario answers with an error instead of a panic")
+}
+
+async fn servers(options: &Options) -> Result<(String, String)> {
+    let (postgres, brokers) = (options.postgres.clone(), options.brokers.clone());
+    let find = move || -> Result<(String, String)> {
+        let postgres = postgres.map_or_else(admin_url, Ok)?;
+        let brokers = brokers.map_or_else(|| KafkaServer::shared().map(|kafka| kafka.bootstrap().to_owned()), Ok)?;
+        Ok((postgres, brokers))
+    };
+    tokio::task::spawn_blocking(find).await?
+}
+
+fn producer(brokers: &str) -> Result<FutureProducer> {
+    let mut config = ClientConfig::new();
+    config
+        .set("bootstrap.servers", brokers)
+        .set("linger.ms", "1")
+        .set("enable.idempotence", "true")
+        .set("reconnect.backoff.max.ms", "500")
+        .set("log_level", "0");
+    config.create().context("failed to start the publisher")
+}
+
+/// The host of the tests: the whole program, with its fail points. Cargo builds it with the tests.
+fn program() -> Result<PathBuf> {
+    let own = std::env::current_exe().context("failed to find the running program")?;
+    let found = own.ancestors().skip(1).take(2).map(|dir| dir.join("host")).find(|path| path.is_file());
+    found.context("the program `host` is missing; run `cargo build -p oncebox-tests --bins`")
+}
+
+/// A running host. It is killed when this is dropped, and when this process ends.
+pub struct HostProcess {
+    name: String,
+    child: Child,
+    http: SocketAddr,
+    log: PathBuf,
+}
+
+impl HostProcess {
+    /// Its name in the group.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where it logs to.
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// Send a signal.
+    pub fn signal(&self, signal: libc::c_int) {
+        self.child.signal(signal);
+    }
+
+    /// Whether it has not ended.
+    pub fn is_running(&self) -> bool {
+        self.child.is_running()
+    }
+
+    /// SIGKILL, and wait for the end.
+    pub async fn kill(&self) -> Result<()> {
+        self.signal(libc::SIGKILL);
+        self.wait_exit(Duration::from_secs(10)).await.map(drop)
+    }
+
+    /// SIGTERM, and wait for a clean end.
+    pub async fn stop(&self) -> Result<()> {
+        self.signal(libc::SIGTERM);
+        let status = self.wait_exit(Duration::from_secs(40)).await?;
+        ensure!(status.success(), "host `{}` ended with {status}; its log is `{}`", self.name, self.log.display());
+        Ok(())
+    }
+
+    /// Wait for the end.
+    pub async fn wait_exit(&self, limit: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.child.wait(Duration::ZERO) {
+                return Ok(status);
+            }
+            ensure!(Instant::now() < deadline, "host `{}` did not end within {limit:?}; its log is `{}`", self.name, self.log.display());
+            sleep(POLL).await;
+        }
+    }
+
+    /// Wait until `/readyz` says so.
+    pub async fn wait_ready(&self) -> Result<()> {
+        let deadline = Instant::now() + DEADLINE;
+        while self.readiness().await != Some(200) {
+            if !self.is_running() {
+                bail!("host `{}` ended before it was ready:\n{}", self.name, fs::read_to_string(&self.log).unwrap_or_default());
+            }
+            ensure!(Instant::now() < deadline, "host `{}` did not become ready; its log is `{}`", self.name, self.log.display());
+            sleep(POLL).await;
+        }
+        Ok(())
+    }
+
+    /// Wait until `/readyz` answers 503.
+    pub async fn wait_not_ready(&self) -> Result<()> {
+        let deadline = Instant::now() + DEADLINE;
+        while self.readiness().await != Some(503) {
+            ensure!(Instant::now() < deadline, "host `{}` still says that it is ready", self.name);
+            sleep(POLL).await;
+        }
+        Ok(())
+    }
+
+    /// The status that `/readyz` answers; none while nobody listens.
+    pub async fn readiness(&self) -> Option<u16> {
+        let ask = async {
+            let mut stream = TcpStream::connect(self.http).await.ok()?;
+            stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.ok()?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.ok()?;
+            answer.split(' ').nth(1)?.parse().ok()
+        };
+        timeout(Duration::from_secs(2), ask).await.ok()?
+    }
+}
+
+impl Drop for HostProcess {
+    fn drop(&mut self) {
+        self.child.end(&[(libc::SIGKILL, Duration::from_secs(10))]);
+    }
+}

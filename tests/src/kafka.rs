@@ -1,0 +1,337 @@
+//! A real Kafka for the tests: one broker that is its own controller, from the jars that
+//! `tests/kafka/pom.xml` names. Maven fetches them into `target/kafka-libs` on first use.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use libc::{SIGKILL, SIGTERM};
+use oncebox_server::local::free_port;
+use oncebox_server::local::process::Child;
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+
+use crate::services::{self, Service, target_dir};
+
+/// Set to `host:port` to use brokers that run already.
+pub const BROKERS: &str = "ONCEBOX_TEST_BROKERS";
+
+/// Any value will do; the broker's folder is tied to it.
+const CLUSTER_ID: &str = "b25jZWJveC10ZXN0cy0wMQ";
+const START_TIMEOUT: Duration = Duration::from_secs(90);
+const POLL: Duration = Duration::from_millis(50);
+const LOGGING: &str = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn";
+
+/// Fast groups and small internal topics; the rest are Kafka's defaults.
+const SETTINGS: &str = "\
+process.roles=broker,controller
+node.id=1
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+auto.create.topics.enable=false
+num.partitions=4
+default.replication.factor=1
+offsets.topic.num.partitions=4
+offsets.topic.replication.factor=1
+transaction.state.log.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.num.partitions=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=1000
+group.consumer.min.session.timeout.ms=1000
+group.consumer.min.heartbeat.interval.ms=100
+";
+
+/// For brokers that get killed: the controller keeps a killed broker's place for this long and
+/// refuses its successor until then. Too short for a busy broker that all tests share.
+const QUICK_RETURN: &str = "\
+broker.session.timeout.ms=2000
+broker.heartbeat.interval.ms=300
+";
+
+/// A broker: the one that all tests share, or one of the test's own. One's own ends with the
+/// value, and with the process however that ends.
+#[derive(Debug)]
+pub struct KafkaServer {
+    bootstrap: String,
+    own: Option<Broker>,
+}
+
+impl KafkaServer {
+    /// The broker that all tests share, started if need be; blocks for the first caller.
+    /// Topics and groups need names of their own.
+    pub fn shared() -> Result<Self> {
+        let bootstrap = match std::env::var(BROKERS) {
+            Ok(brokers) => brokers,
+            Err(_) => services::shared::<Self>()?,
+        };
+        Ok(Self { bootstrap, own: None })
+    }
+
+    /// Brokers that run already.
+    pub fn at(bootstrap: &str) -> Self {
+        Self { bootstrap: bootstrap.to_owned(), own: None }
+    }
+
+    /// A broker of one's own, to kill and restart; takes some seconds and 300 MB. Blocks.
+    pub fn start_private() -> Result<Self> {
+        let name = format!("oncebox-kafka-{}-{:08x}", std::process::id(), rand::random::<u32>());
+        Self::start_in(&std::env::temp_dir().join(name), QUICK_RETURN)
+    }
+
+    fn start_in(dir: &Path, settings: &str) -> Result<Self> {
+        let broker = Broker::create(dir, settings)?;
+        let mut server = Self { bootstrap: format!("127.0.0.1:{}", broker.port), own: Some(broker) };
+        server.start_again()?;
+        Ok(server)
+    }
+
+    /// `host:port` for `bootstrap.servers`.
+    pub fn bootstrap(&self) -> &str {
+        &self.bootstrap
+    }
+
+    /// Kills the broker without a chance to write anything down.
+    pub fn kill(&mut self) -> Result<()> {
+        self.own()?.end(&[(SIGKILL, Duration::from_secs(10))])
+    }
+
+    /// Shuts the broker down in order.
+    pub fn stop(&mut self) -> Result<()> {
+        self.own()?.end(&[(SIGTERM, Duration::from_secs(30)), (SIGKILL, Duration::from_secs(10))])
+    }
+
+    /// Starts a broker that was killed or stopped, with the same port and data. Blocks until
+    /// it answers.
+    pub fn start_again(&mut self) -> Result<()> {
+        self.own()?.launch()
+    }
+
+    /// Stops in order and starts again.
+    pub fn restart(&mut self) -> Result<()> {
+        self.stop()?;
+        self.start_again()
+    }
+
+    /// Creates a topic and waits until every partition has a leader.
+    pub async fn create_topic(&self, name: &str, partitions: i32, config: &[(&str, &str)]) -> Result<()> {
+        let topic = NewTopic { name, num_partitions: partitions, replication: TopicReplication::Fixed(1), config: config.to_vec() };
+        let results = self.admin()?.create_topics([&topic], &AdminOptions::new()).await;
+        for result in results.context("failed to create a topic")? {
+            result.map_err(|(topic, code)| anyhow::anyhow!("failed to create the topic `{topic}`: {code}"))?;
+        }
+        self.wait_for_topic(name, Some(partitions)).await
+    }
+
+    /// Deletes a topic and waits until it is gone.
+    pub async fn delete_topic(&self, name: &str) -> Result<()> {
+        let results = self.admin()?.delete_topics(&[name], &AdminOptions::new()).await;
+        for result in results.context("failed to delete a topic")? {
+            result.map_err(|(topic, code)| anyhow::anyhow!("failed to delete the topic `{topic}`: {code}"))?;
+        }
+        self.wait_for_topic(name, None).await
+    }
+
+    fn own(&mut self) -> Result<&mut Broker> {
+        self.own.as_mut().context("the shared broker is not to be stopped; use `KafkaServer::start_private`")
+    }
+
+    fn admin(&self) -> Result<AdminClient<DefaultClientContext>> {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &self.bootstrap).create().context("failed to make an admin client")
+    }
+
+    /// Waits until the topic has that many partitions with a leader, or does not exist.
+    async fn wait_for_topic(&self, name: &str, partitions: Option<i32>) -> Result<()> {
+        let (bootstrap, name) = (self.bootstrap.clone(), name.to_owned());
+        let wait = move || {
+            let client = client(&bootstrap)?;
+            let done = || led_partitions(&client, &name).is_ok_and(|led| led == partitions);
+            wait_until(Duration::from_secs(30), done).with_context(|| format!("the topic `{name}` is not as asked for"))
+        };
+        tokio::task::spawn_blocking(wait).await.context("failed to wait for a topic")?
+    }
+}
+
+impl Service for KafkaServer {
+    const NAME: &'static str = "kafka";
+
+    fn start(dir: &Path) -> Result<Self> {
+        Self::start_in(dir, "")
+    }
+
+    fn address(&self) -> String {
+        self.bootstrap.clone()
+    }
+
+    fn is_running(&self) -> bool {
+        self.own.as_ref().and_then(|broker| broker.child.as_ref()).is_some_and(Child::is_running)
+    }
+
+    fn stop(self) {
+        drop(self);
+    }
+}
+
+/// A broker's files and its process.
+#[derive(Debug)]
+struct Broker {
+    dir: PathBuf,
+    port: u16,
+    child: Option<Child>,
+}
+
+impl Broker {
+    /// Fetches Kafka if need be, writes the settings and formats the storage.
+    fn create(dir: &Path, settings: &str) -> Result<Self> {
+        ensure_jars()?;
+        fs::create_dir_all(dir).with_context(|| format!("failed to create `{}`", dir.display()))?;
+        let (port, mut controller) = (free_port()?, free_port()?);
+        while controller == port {
+            controller = free_port()?;
+        }
+        let broker = Self { dir: dir.to_owned(), port, child: None };
+        let data = dir.join("data");
+        let settings = format!(
+            "{SETTINGS}{settings}log.dirs={}\n\
+             listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\
+             advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n\
+             controller.quorum.voters=1@127.0.0.1:{controller}\n",
+            data.display(),
+        );
+        fs::write(broker.settings(), settings).context("failed to write `server.properties`")?;
+        broker.format()?;
+        Ok(broker)
+    }
+
+    fn settings(&self) -> PathBuf {
+        self.dir.join("server.properties")
+    }
+
+    fn format(&self) -> Result<()> {
+        let mut format = java()?;
+        format.args(["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c"]).arg(self.settings());
+        let output = format.output().context("failed to run `java`; install a runtime of version 17 or newer")?;
+        ensure!(output.status.success(), "failed to format Kafka's storage: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
+    }
+
+    fn launch(&mut self) -> Result<()> {
+        ensure!(self.child.is_none(), "the broker is running already");
+        let log = OpenOptions::new().append(true).create(true).open(self.log()).context("failed to open the broker's log")?;
+        let mut command = java()?;
+        command.arg("kafka.Kafka").arg(self.settings());
+        command.stdout(log.try_clone().context("failed to share the log")?).stderr(log);
+        self.child = Some(Child::spawn(command, SIGKILL).context("failed to start `java`")?);
+        self.wait_until_ready()
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.join("kafka.log")
+    }
+
+    /// Ready is when a client's question for metadata is answered with a broker in it.
+    fn wait_until_ready(&self) -> Result<()> {
+        let client = client(&format!("127.0.0.1:{}", self.port))?;
+        let ended = || self.child.as_ref().is_none_or(|child| !child.is_running());
+        let ready = || client.fetch_metadata(None, Duration::from_millis(500)).is_ok_and(|metadata| !metadata.brokers().is_empty());
+        let waited = wait_until(START_TIMEOUT, || ended() || ready());
+        let log = || fs::read_to_string(self.log()).unwrap_or_default();
+        ensure!(waited.is_ok() && !ended(), "the broker does not start; it says:\n{}", log());
+        Ok(())
+    }
+
+    fn end(&mut self, signals: &[(libc::c_int, Duration)]) -> Result<()> {
+        let Some(child) = self.child.take() else {
+            return Ok(());
+        };
+        child.end(signals).context("the broker does not end")?;
+        Ok(())
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        if let Err(error) = self.end(&[(SIGKILL, Duration::from_secs(10))]) {
+            tracing::warn!("{error:#}");
+        }
+        let _ = fs::remove_dir_all(&self.dir); // what is left is in the folder for temporary files
+    }
+}
+
+/// `java` with Kafka's jars, a small heap and the quick compiler: a broker that lives for
+/// minutes does not repay better code.
+fn java() -> Result<Command> {
+    let home = std::env::var_os("JAVA_HOME").map(|home| Path::new(&home).join("bin/java"));
+    let mut class_path = OsString::from(jars_dir());
+    class_path.push("/*");
+    let mut java = Command::new(home.unwrap_or_else(|| "java".into()));
+    java.args(["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", LOGGING, "-cp"]).arg(class_path);
+    java.stdin(Stdio::null());
+    Ok(java)
+}
+
+fn jars_dir() -> PathBuf {
+    target_dir().join("kafka-libs")
+}
+
+/// Fetches the jars unless those that the present `pom.xml` names are there: a copy of it is
+/// kept beside them as the last step.
+fn ensure_jars() -> Result<()> {
+    let pom = Path::new(env!("CARGO_MANIFEST_DIR")).join("kafka/pom.xml");
+    let wanted = fs::read(&pom).with_context(|| format!("failed to read `{}`", pom.display()))?;
+    fs::create_dir_all(target_dir()).context("failed to create `target`")?;
+    let lock = File::create(target_dir().join("kafka-libs.lock")).context("failed to create a lock file")?;
+    lock.lock().context("failed to wait for another process that fetches Kafka")?;
+    let fetched = jars_dir().join("pom.xml");
+    if fs::read(&fetched).is_ok_and(|found| found == wanted) {
+        return Ok(());
+    }
+    let _ = fs::remove_dir_all(jars_dir()); // jars of another version must not mix with these
+    fetch_jars(&pom)?;
+    fs::write(&fetched, wanted).context("failed to note which jars were fetched")
+}
+
+fn fetch_jars(pom: &Path) -> Result<()> {
+    let mut maven = Command::new("mvn");
+    maven.args(["-q", "-B", "dependency:copy-dependencies", "-f"]).arg(pom).stdin(Stdio::null());
+    let output = maven.output().with_context(|| format!("failed to run `mvn`; install Maven, or set {BROKERS} to a broker that runs"))?;
+    ensure!(output.status.success(), "Maven failed to fetch Kafka:\n{}", String::from_utf8_lossy(&output.stdout));
+    Ok(())
+}
+
+/// A client for questions. It is quiet: that a broker is not up yet is no news here.
+fn client(bootstrap: &str) -> Result<BaseConsumer> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", bootstrap).set("reconnect.backoff.max.ms", "100").set("log_level", "0");
+    config.set_log_level(RDKafkaLogLevel::Emerg).create().context("failed to make a client")
+}
+
+/// How many partitions of the topic have a leader; `None` if it does not exist.
+fn led_partitions(client: &BaseConsumer, topic: &str) -> Result<Option<i32>> {
+    let metadata = client.fetch_metadata(Some(topic), Duration::from_secs(5)).context("failed to ask for a topic")?;
+    let Some(found) = metadata.topics().iter().find(|found| found.name() == topic && found.error().is_none()) else {
+        return Ok(None);
+    };
+    let led = found.partitions().iter().filter(|partition| partition.leader() >= 0).count();
+    Ok(Some(i32::try_from(led)?))
+}
+
+fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) -> Result<()> {
+    let deadline = Instant::now() + limit;
+    while !done() {
+        ensure!(Instant::now() < deadline, "gave up after {limit:?}");
+        std::thread::sleep(POLL);
+    }
+    Ok(())
+}

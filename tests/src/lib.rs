@@ -1,0 +1,8 @@
+//! stub
+pub mod guests;
+pub mod host;
+pub mod inbox;
+pub mod kafka;
+pub mod load;
+pub mod postgres;
+pub mod services;

@@ -1,0 +1,665 @@
+//! What could go wrong: a person is left alone with a stack trace, a secret on the screen, or a command
+//! that failed half way. Every failure is one clear line on standard error that names what is wrong, with
+//! a non-zero exit code, and nothing is changed; every success can be read by people and by programs.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+use std::{
+    collections::BTreeMap,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Output, Stdio},
+    time::Duration,
+};
+
+use oncebox_inbox::MasterKey;
+use oncebox_server::local::{free_port, process::Child};
+use oncebox_tests::{
+    guests::{self, End},
+    kafka::KafkaServer,
+    postgres::TestDatabase,
+};
+use serde_json::{Value, json};
+use sqlx::AssertSqlSafe;
+use tokio::{
+    io::AsyncWriteExt,
+    process::Command,
+    time::{Instant, sleep, timeout},
+};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+const POLICY: &str = "topics = ['orders']\nack = 'after_commit'\n";
+/// A secret that must not be seen again.
+const SECRET: &str = "hunter2";
+
+/// The program, as a person has it: beside the tests, built by `cargo build --workspace --bins`.
+fn program() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let path = own.ancestors().nth(2).unwrap().join("oncebox");
+    assert!(path.is_file(), "`{}` is missing; run `cargo build --workspace --bins`", path.display());
+    path
+}
+
+/// The folder of everything that is built.
+fn target_dir() -> PathBuf {
+    program().ancestors().nth(2).unwrap().to_owned()
+}
+
+/// A folder with files, an empty database, and the program with its environment.
+struct Desk {
+    dir: PathBuf,
+    database: TestDatabase,
+    environment: BTreeMap<String, String>,
+}
+
+impl Desk {
+    /// Nothing but an empty database, which the program is told.
+    async fn empty() -> Self {
+        let database = TestDatabase::create("empty", async |_: &str| Ok(())).await.unwrap();
+        let dir = target_dir().join("test-cli").join(format!("{:08x}", rand::random::<u32>()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let environment =
+            [("ONCEBOX_DATABASE_URL", database.url()), ("ONCEBOX_MASTER_KEY", &MasterKey::generate()), ("ONCEBOX_LOG_FORMAT", "text")];
+        let environment = environment.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        Self { dir, database, environment }
+    }
+
+    /// A database that holds an inbox, tenant `acme` and consumer `orders`.
+    async fn furnished() -> Self {
+        let desk = Self::empty().await;
+        desk.ok(&["migrate"]).await;
+        desk.ok(&["tenant", "create", "acme"]).await;
+        let policy = desk.file("orders.toml", POLICY);
+        desk.ok(&["consumer", "create", "orders", "--tenant", "acme", "--policy", &policy]).await;
+        desk
+    }
+
+    /// With another value of a variable; without it when there is none.
+    fn with(&self, name: &str, value: Option<&str>) -> Command {
+        let mut command = Command::new(program());
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEBOX_")) {
+            command.env_remove(name);
+        }
+        command.envs(&self.environment).env_remove(name).current_dir(&self.dir).stdin(Stdio::null()).kill_on_drop(true);
+        if let Some(value) = value {
+            command.env(name, value);
+        }
+        command
+    }
+
+    fn command(&self) -> Command {
+        self.with("ONCEBOX_NOTHING", None)
+    }
+
+    /// A file in the folder; its path.
+    fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        let path = self.dir.join(name);
+        std::fs::write(&path, content).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    /// What a command that succeeds prints.
+    async fn ok(&self, arguments: &[&str]) -> String {
+        let output = run(self.command().args(arguments)).await;
+        let stderr = text(&output.stderr);
+        assert!(output.status.success() && stderr.is_empty(), "{arguments:?}: {} {stderr}", output.status);
+        text(&output.stdout)
+    }
+
+    async fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(&[arguments, &["--json"]].concat()).await).unwrap()
+    }
+
+    /// A command that fails with this line, and leaves everything as it was.
+    async fn fails(&self, arguments: &[&str], line: &str) {
+        self.fails_as(self.command(), arguments, line).await;
+    }
+
+    async fn fails_as(&self, mut command: Command, arguments: &[&str], line: &str) {
+        let before = self.state().await;
+        let output = run(command.args(arguments)).await;
+        let said = text(&output.stderr).replace(self.dir.to_str().unwrap(), "DIR");
+        assert_eq!(said, format!("error: {line}\n"), "{arguments:?}");
+        assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(1), ""), "{arguments:?}");
+        assert!(!said.contains(SECRET), "{said}");
+        assert_eq!(self.state().await, before, "{arguments:?} changed something");
+    }
+
+    /// A command that is not understood: what is wrong comes first, and no secret.
+    async fn misunderstood(&self, arguments: &[&str], first: &str) {
+        let output = run(self.command().args(arguments)).await;
+        let said = text(&output.stderr);
+        assert_eq!((said.lines().next(), output.status.code()), (Some(first), Some(2)), "{arguments:?}: {said}");
+    }
+
+    /// Schemas, tables' contents and roles of the database, to compare.
+    async fn state(&self) -> String {
+        const STATE: &str = "SELECT coalesce(string_agg(nspname, ','), '') || (SELECT count(*) FROM pg_roles WHERE rolname LIKE 'oncebox%' \
+            AND oid IN (SELECT nspowner FROM pg_namespace)) FROM (SELECT nspname FROM pg_namespace ORDER BY 1) n";
+        let mut connection = self.database.connect().await.unwrap();
+        let mut state: String = sqlx::query_scalar(STATE).fetch_one(&mut connection).await.unwrap();
+        if state.contains("oncebox_host") {
+            for table in ["tenant", "consumer", "handler", "version", "deployment", "inbox"] {
+                let sql = format!("SELECT coalesce(string_agg(t::text, E'\\n' ORDER BY t::text), '') FROM oncebox.{table} t");
+                state.push_str(&sqlx::query_scalar::<_, String>(AssertSqlSafe(sql)).fetch_one(&mut connection).await.unwrap());
+            }
+        }
+        state
+    }
+
+    fn url_with(&self, find: &str, replacement: &str) -> String {
+        let url = self.database.url();
+        assert!(url.contains(find), "the tests' own URL has no `{find}`");
+        url.replacen(find, replacement, 1)
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(&self.dir); // what is left is in `target`
+        }
+    }
+}
+
+async fn run(command: &mut Command) -> Output {
+    timeout(DEADLINE, command.output()).await.expect("the command ends").unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// S1-070 begins with a host that starts, or says why it does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_configuration_that_cannot_work_is_named() {
+    let desk = Desk::empty().await;
+    let list: &[&str] = &["tenant", "list"];
+    for (name, content, line) in [
+        (
+            "key.toml",
+            "[database]\nurll = 'x'",
+            "line 2: unknown field `urll`, expected one of `url`, `connections_max`, `statement_timeout_ms`, `lock_timeout_ms`, `idle_in_transaction_timeout_ms`",
+        ),
+        (
+            "section.toml",
+            "[databas]\n",
+            "line 1: unknown field `databas`, expected one of `database`, `kafka`, `keys`, `runtime`, `http`, `log`, `shutdown`",
+        ),
+        ("open.toml", "[database]\nurl = 'postgres://u:hunter2@h/x", "line 2: invalid literal string, expected `'`"),
+        ("type.toml", "[kafka]\nproperties = 'hunter2'", "line 2: invalid type: string, expected a map"),
+        ("secret.toml", "[keys]\nmaster_key = 'hunter2'", "line 2: unknown field `master_key`, expected `master_key_file`"),
+    ] {
+        let path = desk.file(name, content);
+        desk.fails(&[list, &["--config", &path]].concat(), &format!("failed to read the configuration `DIR/{name}`, {line}")).await;
+    }
+    desk.fails(
+        &["tenant", "list", "--config", "nowhere.toml"],
+        "failed to read the configuration `nowhere.toml`: No such file or directory (os error 2)",
+    )
+    .await;
+    let dir = desk.dir.to_str().unwrap().to_owned();
+    desk.fails(&["tenant", "list", "--config", &dir], "failed to read the configuration `DIR`: Is a directory (os error 21)").await;
+    for (variable, value, line) in [
+        ("ONCEBOX_HTTP_LISTEN", "here", "failed to read ONCEBOX_HTTP_LISTEN: invalid socket address syntax"),
+        ("ONCEBOX_RUNTIME_INSTANCES_MAX", SECRET, "failed to read ONCEBOX_RUNTIME_INSTANCES_MAX: invalid type: string, expected u32"),
+        ("ONCEBOX_MASTER_KEY", SECRET, "the master key must be 64 hexadecimal digits; make one with `openssl rand -hex 32`"),
+        ("ONCEBOX_MASTER_KEY", "00ff", "the master key must be 64 hexadecimal digits; make one with `openssl rand -hex 32`"),
+    ] {
+        desk.fails_as(desk.with(variable, Some(value)), list, line).await;
+    }
+    desk.fails_as(
+        desk.with("ONCEBOX_LOG_LEVEL", Some("loud")),
+        &["migrate"],
+        "`log.level` is `loud`; use error, warn, info, debug or trace",
+    )
+    .await;
+    let no_key = "no master key is configured; set `keys.master_key_file` or ONCEBOX_MASTER_KEY (make one with `openssl rand -hex 32`)";
+    for arguments in [list, &["migrate"]] {
+        desk.fails_as(desk.with("ONCEBOX_MASTER_KEY", None), arguments, no_key).await;
+    }
+    let file = desk.file("keys.toml", "[keys]\nmaster_key_file = 'nowhere.key'");
+    let line = "failed to read the master key from `nowhere.key`: No such file or directory (os error 2)";
+    desk.fails_as(desk.with("ONCEBOX_MASTER_KEY", None), &["tenant", "list", "--config", &file], line).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_cannot_be_used_is_named_without_its_password() {
+    let desk = Desk::empty().await;
+    desk.fails(&["tenant", "list"], "the database holds no inbox; run `oncebox migrate` first").await;
+    let no_database = "no database is configured; set `database.url` or ONCEBOX_DATABASE_URL";
+    let bad_url = "`database.url` is not a PostgreSQL URL; it looks like postgres://user:password@host:5432/database";
+    let check = "check `database.url` (ONCEBOX_DATABASE_URL)";
+    let refused = format!("the database is not reachable: Connection refused (os error 111); {check}");
+    let login = format!("the database is not reachable: password authentication failed for user \"postgres\"; {check}");
+    let missing = format!("the database is not reachable: database \"nowhere\" does not exist; {check}");
+    let closed = format!("postgres://u:{SECRET}@127.0.0.1:{}/x", free_port().unwrap());
+    let wrong = {
+        let password = desk.database.url().split([':', '@']).nth(2).unwrap();
+        desk.url_with(&format!(":{password}@"), &format!(":{SECRET}@"))
+    };
+    for (url, line) in [
+        (None, no_database),
+        (Some(""), no_database),
+        (Some("hunter2"), bad_url),
+        (Some("mysql://u:hunter2@h/x"), bad_url),
+        (Some("postgres://u:hunter2@h:port/x"), bad_url),
+        (Some(closed.as_str()), &refused),
+        (Some(wrong.as_str()), &login),
+        (Some(desk.url_with(desk.database.name(), "nowhere").as_str()), &missing),
+    ] {
+        let started = Instant::now();
+        desk.fails_as(desk.with("ONCEBOX_DATABASE_URL", url), &["tenant", "list"], line).await;
+        let line = if line.starts_with("the database") { format!("failed to prepare the database: {line}") } else { line.to_owned() };
+        desk.fails_as(desk.with("ONCEBOX_DATABASE_URL", url), &["migrate"], &line).await;
+        assert!(started.elapsed() < Duration::from_secs(8), "{:?} until `{line}`", started.elapsed());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_cannot_start_says_why() {
+    let desk = Desk::empty().await;
+    desk.fails(&["serve"], "no brokers are configured; set `kafka.brokers` or ONCEBOX_KAFKA_BROKERS").await;
+    // From here on the database may be prepared.
+    desk.ok(&["migrate"]).await;
+    let broker = format!("127.0.0.1:{}", free_port().unwrap());
+    let mut command = desk.with("ONCEBOX_KAFKA_BROKERS", Some(&broker));
+    command.env("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0");
+    let line = format!(
+        "no broker answers at `{broker}`; check `kafka.brokers` (ONCEBOX_KAFKA_BROKERS): Meta data fetch error: BrokerTransportFailure (Local: Broker transport failure)"
+    );
+    desk.fails_as(command, &["serve"], &line).await;
+    for property in ["'sasl.passwordd' = 'hunter2'", "'security.protocol' = 'hunter2'"] {
+        let config = desk
+            .file("kafka.toml", format!("[http]\nlisten = '127.0.0.1:0'\n[kafka]\nbrokers = '{broker}'\n[kafka.properties]\n{property}"));
+        let name = property.split('\'').nth(1).unwrap();
+        let line = format!("kafka property `{name}` is unknown or its value is not accepted; check `kafka.properties`");
+        desk.fails(&["serve", "--config", &config], &line).await;
+    }
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let mut command = desk.with("ONCEBOX_KAFKA_BROKERS", Some(&broker));
+    command.env("ONCEBOX_HTTP_LISTEN", address.to_string());
+    desk.fails_as(
+        command,
+        &["serve"],
+        &format!("failed to listen on `{address}`; set `http.listen` to a free address: Address already in use (os error 98)"),
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tenants_are_created_whole_or_not_at_all() {
+    let desk = Desk::empty().await;
+    for _ in 0..2 {
+        assert_eq!(desk.ok(&["migrate"]).await, "the database is up to date\n");
+    }
+    assert_eq!(desk.json(&["migrate"]).await, json!({ "done": "the database is up to date" }));
+    assert_eq!(desk.ok(&["tenant", "list"]).await, "TENANT  SCHEMA  CREATED\n");
+
+    for name in ["Acme", "1st", "a_b", "", "ä", &"a".repeat(64)] {
+        let line = format!("`{name}` cannot be the name of a tenant; use a lower-case letter, then up to 62 of a-z, 0-9 and `-`");
+        desk.fails(&["tenant", "create", name], &line).await;
+    }
+    desk.fails(
+        &["tenant", "create", "acme", "--schema", "nowhere.sql"],
+        "failed to read the schema `nowhere.sql`: No such file or directory (os error 2)",
+    )
+    .await;
+    let good = desk.file("good.sql", "CREATE TABLE stock (sku text);");
+    let bad = desk.file("bad.sql", "CREATE TABLE other (n int); CREATE TABLE stock (sku text);");
+    let line =
+        "tenant `acme` was not created, because of `DIR/bad.sql`: the tenant's schema was not applied: relation \"stock\" already exists";
+    desk.fails(&["tenant", "create", "acme", "--schema", &good, "--schema", &bad], line).await;
+
+    let said = desk.ok(&["tenant", "create", "acme", "--schema", &good]).await;
+    let tenants = desk.json(&["tenant", "list"]).await;
+    let tenant = &tenants[0];
+    let schema = tenant["schema_name"].as_str().unwrap();
+    assert_eq!(said, format!("tenant `acme` created; its tables live in schema `{schema}`\n"));
+    assert_eq!((tenants.as_array().unwrap().len(), &tenant["name"]), (1, &json!("acme")));
+    assert!(!tenants.to_string().contains("secret"), "{tenants}");
+    let listed = desk.ok(&["tenant", "list"]).await;
+    let lines: Vec<Vec<&str>> = listed.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!((lines.len(), &lines[0][..], &lines[1][..2]), (2, &["TENANT", "SCHEMA", "CREATED"][..], &["acme", schema][..]));
+    desk.fails(&["tenant", "create", "acme"], "there is a tenant `acme` already").await;
+    let mut connection = desk.database.connect().await.unwrap();
+    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM pg_namespace WHERE nspname ~ '^t_'").fetch_one(&mut connection).await.unwrap();
+    assert_eq!(left, 1, "a schema of the tenant that was not created is left over");
+    // Every change has its line in the audit, also the one that was taken back.
+    let audit: Vec<String> =
+        sqlx::query_scalar("SELECT action FROM oncebox.audit ORDER BY audit_id").fetch_all(&mut connection).await.unwrap();
+    assert_eq!(audit, ["tenant.create", "tenant.schema.apply", "tenant.take_back", "tenant.create", "tenant.schema.apply"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_policy_that_cannot_work_is_refused_by_its_key() {
+    let desk = Desk::furnished().await;
+    let create = async |policy: &str, line: &str| {
+        let path = desk.file("policy.toml", policy);
+        desk.fails(
+            &["consumer", "create", "other", "--tenant", "acme", "--policy", &path],
+            &format!("the policy `DIR/policy.toml` is not valid: {line}"),
+        )
+        .await;
+    };
+    let base = |rest: &str| format!("{POLICY}{rest}");
+    create(&base("kafkaa = 1"), "line 3: unknown field `kafkaa`, expected one of `topics`, `ack`, `retention`, `payload`, `collision`, `identity`, `batch`, `retry`, `limits`, `kafka`").await;
+    create("topics = ['t']", "line 1: missing field `ack`").await;
+    create("ack = 'after_commit'", "line 1: missing field `topics`").await;
+    create("topics = []\nack = 'after_commit'", "`topics` must name at least one topic").await;
+    create("topics = ['t']\nack = 'never'", "line 2: unknown variant `never`, expected `after_commit` or `after_insert`").await;
+    create(&base("limits = { deadline_ms = 0 }"), "`limits.deadline_ms` is 0; it must be at least 1").await;
+    create(&base("limits = { deadline_ms = -1 }"), "line 3: invalid value: integer `-1`, expected u64").await;
+    create(&base("batch = { messages_max = 65 }"), "`batch.messages_max` is 65; it must be 1 to 64").await;
+    create(&base("retry = { backoff_min_ms = 10, backoff_max_ms = 5 }"), "`retry.backoff_max_ms` is below `retry.backoff_min_ms`").await;
+    create(&base("retry = { lease_ms = 5000 }"), "`retry.lease_ms` is 5000; it must be over `limits.deadline_ms`, 5000").await;
+    create(
+        &base("kafka.properties = { 'group.id' = 'hunter2' }"),
+        "kafka property `group.id` cannot be set here: set `group` in the policy's `kafka` table instead",
+    )
+    .await;
+    create(&base("kafka.properties = { 'sasl.password' = hunter2 }"), "line 3: string values must be quoted, expected literal string")
+        .await;
+
+    let policy = desk.file("orders.toml", POLICY);
+    desk.fails(
+        &["consumer", "create", "other", "--tenant", "acme", "--policy", "nowhere.toml"],
+        "failed to read the policy `nowhere.toml`: No such file or directory (os error 2)",
+    )
+    .await;
+    desk.fails(&["consumer", "create", "orders", "--tenant", "acme", "--policy", &policy], "there is a consumer `orders` already").await;
+    desk.fails(
+        &["consumer", "create", "orders", "--tenant", "nobody", "--policy", &policy],
+        "there is no tenant `nobody`; `oncebox tenant list` shows those there are",
+    )
+    .await;
+    desk.fails(
+        &["consumer", "create", "Orders", "--tenant", "acme", "--policy", &policy],
+        "`Orders` cannot be the name of a consumer; use a lower-case letter, then up to 62 of a-z, 0-9 and `-`",
+    )
+    .await;
+
+    assert_eq!(
+        desk.ok(&["consumer", "create", "second", "--tenant", "acme", "--policy", &policy]).await,
+        "consumer `acme/second` created; it starts with its first deployment\ncollapses: every delivery of one event, also when it was produced twice\n"
+    );
+    assert_eq!(
+        desk.ok(&["consumer", "list"]).await,
+        "\
+TENANT  CONSUMER  TOPICS  ACK           GENERATION  COLLAPSES
+acme    orders    orders  after_commit  0           every delivery of one event, also when it was produced twice
+acme    second    orders  after_commit  0           every delivery of one event, also when it was produced twice
+"
+    );
+    let consumers = desk.json(&["consumer", "list"]).await;
+    assert_eq!((&consumers[1]["name"], &consumers[1]["policy"]["ack"]), (&json!("second"), &json!("after_commit")));
+}
+
+/// Components that are none, or not ours.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_deployed_is_told_what_to_do() {
+    let desk = Desk::furnished().await;
+    let text = guests::text(&[], &End::Ok);
+    let core = wat::parse_str(&text).unwrap();
+    let foreign = "(component (import \"wasi:http/outgoing-handler@0.2.0\" (instance)) (import \"acme:db/sql\" (instance)))";
+    let files = [
+        ("text.wasm", b"hello".to_vec()),
+        ("core.wasm", core.clone()),
+        ("empty.wasm", wat::parse_str("(component)").unwrap()),
+        ("foreign.wasm", wat::parse_str(foreign).unwrap()),
+        ("broken.wasm", [wat::parse_str("(component)").unwrap(), vec![1, 2, 3]].concat()),
+        ("good.wasm", guests::encode(&text)),
+        ("bad_name!.wasm", guests::encode(&text)),
+    ];
+    for (name, bytes) in &files {
+        desk.file(name, bytes);
+    }
+    let target: &[&str] = &["--tenant", "acme", "--consumer", "orders", "--event-type", "order.placed"];
+    for (file, line) in [
+        ("text.wasm", "this is not a WebAssembly file"),
+        ("core.wasm", "this is a core module, not a component; run `oncebox component encode <file> -o <out>`"),
+        ("empty.wasm", "the export `oncebox:handler/incoming-handler@0.1.0` is missing; the component exports nothing"),
+        (
+            "foreign.wasm",
+            "imports that handlers are not given: `wasi:http/outgoing-handler@0.2.0`, `acme:db/sql`; a handler has no network, no files and no environment",
+        ),
+    ] {
+        desk.fails(&[&["deploy", file], target].concat(), &format!("`{file}` cannot be deployed: {line}")).await;
+    }
+    let output = run(desk.command().args([&["deploy", "broken.wasm"], target].concat())).await;
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.starts_with("error: `broken.wasm` cannot be deployed: this component cannot be compiled: ") && said.lines().count() == 1,
+        "{said}"
+    );
+    desk.fails(
+        &[&["deploy", "nowhere.wasm"], target].concat(),
+        "failed to read the component `nowhere.wasm`: No such file or directory (os error 2)",
+    )
+    .await;
+    desk.fails(
+        &[&["deploy", "bad_name!.wasm"], target].concat(),
+        "`bad-name!` cannot be the name of a handler; use a lower-case letter, then up to 62 of a-z, 0-9 and `-`",
+    )
+    .await;
+    desk.fails(
+        &["deploy", "good.wasm", "--tenant", "nobody", "--consumer", "orders", "--event-type", "x"],
+        "there is no consumer `nobody/orders`; `oncebox consumer list` shows those there are",
+    )
+    .await;
+    desk.fails(
+        &["deploy", "good.wasm", "--tenant", "acme", "--consumer", "nobody", "--event-type", "x"],
+        "there is no consumer `acme/nobody`; `oncebox consumer list` shows those there are",
+    )
+    .await;
+    desk.fails(
+        &["deploy", "good.wasm", "--tenant", "acme", "--consumer", "orders", "--event-type", ""],
+        "the event type is empty; use `*` for those that no other deployment takes",
+    )
+    .await;
+    let size = files[5].1.len();
+    desk.fails_as(
+        desk.with("ONCEBOX_RUNTIME_COMPONENT_BYTES_MAX", Some("10")),
+        &[&["deploy", "good.wasm"], target].concat(),
+        &format!("`good.wasm` has {size} bytes; `runtime.component_bytes_max` allows 10"),
+    )
+    .await;
+    desk.misunderstood(
+        &[&["deploy", "good.wasm"], target, &["--set", "novalue"]].concat(),
+        "error: invalid value 'novalue' for '--set <KEY=VALUE>': a setting is `key=value`",
+    )
+    .await;
+
+    // What the message says to do works.
+    desk.fails(
+        &["component", "encode", "nowhere.wasm", "-o", "out.wasm"],
+        "failed to read `nowhere.wasm`: No such file or directory (os error 2)",
+    )
+    .await;
+    desk.fails(&["component", "encode", "text.wasm", "-o", "out.wasm"], "failed to encode `text.wasm`: this is not a WebAssembly file")
+        .await;
+    desk.fails(&["component", "encode", "good.wasm", "-o", "out.wasm"], "failed to encode `good.wasm`: this is a component already").await;
+    desk.fails(
+        &["component", "encode", "core.wasm", "-o", "nowhere/out.wasm"],
+        "failed to write `nowhere/out.wasm`: No such file or directory (os error 2)",
+    )
+    .await;
+    assert!(!desk.dir.join("out.wasm").exists(), "a component that failed was written");
+    assert_eq!(desk.ok(&["component", "encode", "core.wasm", "-o", "out.wasm"]).await, format!("wrote `out.wasm`, {size} bytes\n"));
+    let said = desk.ok(&[&["deploy", "out.wasm", "--handler", "shipping"], target].concat()).await;
+    let deployed = desk.json(&[&["deploy", "out.wasm", "--handler", "shipping"], target, &["--set", "colour=a=b"]].concat()).await;
+    let digest = deployed["digest"].as_str().unwrap();
+    assert!(
+        said.starts_with(&format!(
+            "handler `shipping`, version {}, takes `order.placed` of `acme/orders`\nimports: oncebox:handler/",
+            &digest[..12]
+        )),
+        "{said}"
+    );
+    assert_eq!(deployed["settings"], json!({ "colour": "a=b" }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_that_are_not_understood_are_explained() {
+    let desk = Desk::empty().await;
+    desk.misunderstood(&["tenants"], "error: unrecognized subcommand 'tenants'").await;
+    desk.misunderstood(&["deploy"], "error: the following required arguments were not provided:").await;
+    desk.misunderstood(&["inbox", "list", "--status", "lost"], "error: invalid value 'lost' for '--status <STATUS>'").await;
+    desk.misunderstood(
+        &["inbox", "list", "--limit", "many"],
+        "error: invalid value 'many' for '--limit <LIMIT>': invalid digit found in string",
+    )
+    .await;
+    let help = desk.ok(&["--help"]).await;
+    assert_eq!(
+        help.split_once("\n\nOptions").unwrap().0,
+        "\
+Message handlers as WebAssembly components, each effect exactly once
+
+Usage: oncebox [OPTIONS] <COMMAND>
+
+Commands:
+  serve      Run a host: consume, run handlers, commit, ack
+  migrate    Bring the database up to date
+  dev        Run a host with a PostgreSQL and a broker of its own
+  demo       Run the main job on real input, kill it again and again, and count the effects
+  tenant     Tenants
+  consumer   Consumers
+  deploy     Make a component the live handler of an event type
+  inbox      Look into the inbox
+  component  Components as files
+  help       Print this message or the help of the given subcommand(s)"
+    );
+    assert_eq!(desk.ok(&["--version"]).await, format!("oncebox {}\n", env!("CARGO_PKG_VERSION")));
+    for (arguments, part) in [
+        (&["tenant", "create", "--help"][..], "SQL file with the tenant's tables"),
+        (&["consumer", "create", "--help"], "TOML file with the policy"),
+        (&["deploy", "--help"], "The event type it takes; `*` takes those"),
+        (&["inbox", "list", "--help"], "[possible values: received, in_progress, completed"),
+        (&["inbox", "show", "--help"], "Also print headers and payload"),
+        (&["component", "encode", "--help"], "Where to write the component"),
+        (&["serve", "--help"], "[env: ONCEBOX_CONFIG=]"),
+        (&["dev", "--help"], "Usage: oncebox dev"),
+        (&["demo", "--help"], "Usage: oncebox demo"),
+    ] {
+        let help = desk.ok(arguments).await;
+        assert!(help.contains(part), "{arguments:?}: {help}");
+    }
+}
+
+/// A record with an id, a type and a value, through Kafka's own console producer.
+async fn produce(brokers: &str, topic: &str, lines: &str) {
+    let jars = target_dir().join("kafka-libs");
+    let java = std::env::var_os("JAVA_HOME").map_or_else(|| "java".into(), |home| Path::new(&home).join("bin/java"));
+    let mut command = Command::new(java);
+    command.arg("-Xmx128m").arg("-Dorg.slf4j.simpleLogger.defaultLogLevel=error").arg("-cp").arg(format!("{}/*", jars.display()));
+    command.args([
+        "org.apache.kafka.tools.ConsoleProducer",
+        "--bootstrap-server",
+        brokers,
+        "--topic",
+        topic,
+        "--property",
+        "parse.headers=true",
+    ]);
+    let mut producer = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    producer.stdin.take().unwrap().write_all(lines.as_bytes()).await.unwrap();
+    let output = timeout(DEADLINE, producer.wait_with_output()).await.expect("the producer ends").unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The whole path with nothing but commands: Kafka's own producer, the program, its `inbox show`.
+/// S4-010, S1-070: what became of a message is found without the logs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_from_the_console_is_shown_as_completed() {
+    let desk = Desk::empty().await;
+    let kafka = tokio::task::spawn_blocking(KafkaServer::shared).await.unwrap().unwrap();
+    let unique = format!("{:08x}", rand::random::<u32>());
+    let (topic, tenant) = (format!("orders.{unique}"), format!("t-{unique}"));
+    kafka.create_topic(&topic, 1, &[]).await.unwrap();
+
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest-examples");
+    let schema = desk.file(
+        "stock.sql",
+        [std::fs::read(example.join("inventory-reservation/schema.sql")).unwrap(), b"INSERT INTO stock VALUES ('apple', 10);".to_vec()]
+            .concat(),
+    );
+    let policy = desk.file(
+        "policy.toml",
+        format!(
+            "topics = ['{topic}']\nack = 'after_commit'\nidentity = {{ id = [{{ header = 'id' }}], event_type = [{{ header = 'type' }}] }}"
+        ),
+    );
+    desk.ok(&["migrate"]).await;
+    desk.ok(&["tenant", "create", &tenant, "--schema", &schema]).await;
+    desk.ok(&["consumer", "create", "stock", "--tenant", &tenant, "--policy", &policy]).await;
+    let component = example.join("components/inventory-reservation.wasm");
+    desk.ok(&["deploy", component.to_str().unwrap(), "--tenant", &tenant, "--consumer", "stock", "--event-type", "inventory.reserve"])
+        .await;
+
+    let mut serve = std::process::Command::new(program());
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEBOX_")) {
+        serve.env_remove(name);
+    }
+    let log = std::fs::File::create(desk.dir.join("host.log")).unwrap();
+    serve
+        .arg("serve")
+        .envs(&desk.environment)
+        .env("ONCEBOX_KAFKA_BROKERS", kafka.bootstrap())
+        .env("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log);
+    let host = Child::spawn(serve, libc::SIGKILL).unwrap();
+
+    let payload = r#"{"reservation_id":"r-1","order_id":"o-1","sku":"apple","quantity":3}"#;
+    let line = |id: &str, event_type: &str, payload: &str| format!("id:{id},type:{event_type}\t{payload}\n");
+    let lines = [
+        line("msg-abc-123", "inventory.reserve", payload),
+        line("msg-abc-123", "inventory.reserve", payload),
+        line("msg-bad", "inventory.reserve", "oops"),
+        line("msg-lost", "nobody", "{}"),
+    ];
+    produce(kafka.bootstrap(), &topic, &lines.concat()).await;
+
+    let of: &[&str] = &["--tenant", &tenant, "--consumer", "stock"];
+    let deadline = Instant::now() + DEADLINE;
+    while desk.json(&[&["inbox", "list"], of].concat()).await.as_array().unwrap().len() < 3 {
+        assert!(host.is_running() && Instant::now() < deadline, "{}", std::fs::read_to_string(desk.dir.join("host.log")).unwrap());
+        sleep(Duration::from_millis(100)).await;
+    }
+    let shown = desk.ok(&[&["inbox", "show", "msg-abc-123"], of].concat()).await;
+    let fields: BTreeMap<&str, &str> =
+        shown.lines().map(|line| line.split_once(' ').unwrap()).map(|(name, value)| (name, value.trim())).collect();
+    assert_eq!(
+        (fields["status"], fields["attempts"], fields["event_type"], fields["result"]),
+        ("completed", "1", "inventory.reserve", r#"{"status":"reserved"}"#)
+    );
+    let shown = desk.json(&[&["inbox", "show", "msg-bad", "--payload"], of].concat()).await;
+    assert_eq!((&shown["status"], &shown["reason"], &shown["payload"]), (&json!("failed_terminal"), &json!("reject"), &json!("oops")));
+    assert_eq!(shown["headers"], json!([["id", "msg-bad"], ["type", "inventory.reserve"]]));
+    let listed = desk.ok(&[&["inbox", "list"], of].concat()).await;
+    let mut rows: Vec<Vec<&str>> = listed.lines().skip(1).map(|line| line.split_whitespace().skip(2).collect()).collect();
+    rows.sort_unstable();
+    let consumer = format!("{tenant}/stock");
+    assert_eq!(
+        rows,
+        [
+            vec![consumer.as_str(), "msg-abc-123", "inventory.reserve", "completed", "1"],
+            vec![consumer.as_str(), "msg-bad", "inventory.reserve", "failed_terminal", "1", "reject"],
+            vec![consumer.as_str(), "msg-lost", "nobody", "parked", "0", "no_route"],
+        ]
+    );
+    assert_eq!(desk.json(&[&["inbox", "list", "--status", "parked"], of].concat()).await[0]["message_id"], "msg-lost");
+    desk.fails(&[&["inbox", "show", "nothing"], of].concat(), &format!("the inbox of `{consumer}` holds no message `nothing`")).await;
+    desk.fails(&["inbox", "list", "--tenant", "nobody"], "there is no tenant `nobody`; `oncebox tenant list` shows those there are").await;
+
+    let mut connection = desk.database.connect().await.unwrap();
+    let schema: String = sqlx::query_scalar("SELECT schema_name FROM oncebox.tenant").fetch_one(&mut connection).await.unwrap();
+    let left: i32 =
+        sqlx::query_scalar(AssertSqlSafe(format!("SELECT available FROM {schema}.stock"))).fetch_one(&mut connection).await.unwrap();
+    assert_eq!(left, 7, "the second delivery took effect");
+    host.signal(libc::SIGTERM);
+    assert!(host.wait(DEADLINE).expect("the host ends").success());
+}

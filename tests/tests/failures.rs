@@ -1,0 +1,398 @@
+//! A failure becomes a row that says what happened, undoes its own effect and nobody else's, and
+//! never holds its partition.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+use oncebox_inbox::{SessionSettings, Tenant, message::Record};
+use oncebox_tests::inbox::{TestConsumer, World, deliver, drive, record, take};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+
+/// Messages that succeed, with the given ones between them; then what each row says.
+async fn check(world: &World, consumer: &TestConsumer, settings: &SessionSettings, cases: &[(Record, &str, Option<&str>, i32)]) {
+    let mut log = Vec::new();
+    for (n, (failing, ..)) in cases.iter().enumerate() {
+        log.push(record(0, &format!("before{n}"), ""));
+        log.push(failing.clone());
+    }
+    log.push(record(0, "last", "result {\"ok\":true}"));
+    (0..).zip(&mut log).for_each(|(offset, record)| record.offset = offset);
+    let host = world.host_with(consumer, world.scripts(), settings);
+    let errors = deliver(&host, &log).await;
+    assert!(errors.is_empty(), "the host took a message's failure for its own trouble: {errors:?}");
+    for (failing, status, reason, attempts) in cases {
+        let id = String::from_utf8(failing.header("id").unwrap().to_vec()).unwrap();
+        let row = world.row(consumer, &id).await;
+        assert_eq!(row.state(), (*status, *reason, *attempts), "`{id}`: {row:?}");
+        assert_eq!(world.effects(consumer, &id).await, i64::from(*status == "completed"), "`{id}`");
+    }
+    let completed = format!("SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {} AND status = 'completed'", consumer.row.consumer_id);
+    let expected = cases.len() + 1 + cases.iter().filter(|case| case.1 == "completed").count();
+    assert_eq!(world.number(completed).await, expected as i64, "a neighbour of a failure is not completed");
+}
+
+fn of_type(event_type: &str, mut record: Record) -> Record {
+    record.headers.push(("type".to_owned(), event_type.into()));
+    record
+}
+
+/// What could go wrong: a failure of one kind is taken for another, loses its text or payload, or keeps
+/// its effect. S0-010, S0-022, S0-024, S1-067, S1-068, S1-115, S3-006, S3-015, S0-038.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_failure_ends_in_its_row_and_leaves_its_neighbours() {
+    let world = World::new().await;
+    let consumer =
+        world.simple("CREATE TABLE stock (n int CHECK (n >= 0)); INSERT INTO stock VALUES (0);", "batch = { duration_ms = 5000 }").await;
+    let retryable = |script: &str, reason| (record(0, script, script), "failed_retryable", Some(reason), 1);
+    check(
+        &world,
+        &consumer,
+        &SessionSettings::default(),
+        &[
+            retryable("retry 60000", "retry"),
+            retryable("retry", "retry"),
+            retryable("trap", "trap"),
+            retryable("other", "other"),
+            retryable("sql SELECT 1/0", "sql_error:22012"),
+            retryable("swallow SELECT 1/0", "sql_error:22012"),
+            (record(0, "swallowed, then other", "swallow SELECT 1/0\nother"), "failed_retryable", Some("other"), 1),
+            retryable("sql UPDATE stock SET n = n - 1", "sql_error:23514"),
+            retryable("sql SELECT * FROM nowhere", "sql_error:42P01"),
+            retryable("sql COMMIT", "sql_error:OB001"),
+            (record(0, "rejected", "reject"), "failed_terminal", Some("reject"), 1),
+            (record(0, "parked", "park"), "parked", Some("park"), 1),
+            (of_type("nobody", record(0, "lost", "")), "parked", Some("no_route"), 0),
+        ],
+    )
+    .await;
+    let asked = world.row(&consumer, "retry 60000").await;
+    assert!((50_000..=60_000).contains(&asked.due_in_ms.unwrap()), "{asked:?}");
+    let backed_off = world.row(&consumer, "retry").await;
+    assert!(backed_off.due_in_ms.unwrap() <= 1_000, "{backed_off:?}");
+    let parked = world.row(&consumer, "parked").await;
+    assert_eq!((parked.payload.as_deref(), parked.processed), (Some(&b"park"[..]), true));
+    assert_eq!(parked.last_error.as_deref(), Some("the script says `park`"));
+    world.finish().await;
+}
+
+/// What could go wrong: what a handler returns, or the text of its failure, is not to be stored, and
+/// the completion fails for the batch on every try. A8 (c).
+#[tokio::test(flavor = "multi_thread")]
+async fn results_and_texts_that_cannot_be_stored_hold_nothing() {
+    let world = World::new().await;
+    let consumer = world.simple("", "retry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }").await;
+    let deep = format!("result {}", "[".repeat(100_000));
+    let bad = |id: &str, script: &str| (record(0, id, script), "failed_retryable", Some("bad_result"), 1);
+    check(
+        &world,
+        &consumer,
+        &SessionSettings::default(),
+        &[
+            bad("no JSON", "result {"),
+            bad("nothing", "result "),
+            bad("NUL", "result \"a\0b\""),
+            bad("escaped NUL", "result \"\\u0000\""),
+            bad("deep", &deep),
+            (record(0, "text with NUL", "park \0"), "parked", Some("park"), 1),
+            (record(0, "long text", &format!("park {}", "é".repeat(5_000))), "parked", Some("park"), 1),
+        ],
+    )
+    .await;
+    assert!(world.row(&consumer, "long text").await.last_error.unwrap().len() <= 4_096);
+    // The same from a retry worker.
+    world.retry_until_settled(&world.host(&consumer)).await;
+    for id in ["no JSON", "nothing", "NUL", "escaped NUL", "deep"] {
+        assert_eq!(world.row(&consumer, id).await.state(), ("failed_terminal", Some("bad_result"), 2), "`{id}`");
+    }
+    world.finish().await;
+}
+
+/// What could go wrong: texts of a record that PostgreSQL does not take fail the claim of their batch,
+/// on every try, on every way into the inbox. A8 (c).
+#[tokio::test(flavor = "multi_thread")]
+async fn records_that_cannot_be_claimed_are_parked_alone() {
+    let world = World::new().await;
+    let tenant = world.tenant("acme", "").await;
+    for (name, policy, event_type, neighbour) in
+        [("live", "", "t", "completed"), ("stored", "ack = 'after_insert'", "t", "received"), ("unrouted", "", "nobody", "parked")]
+    {
+        let consumer = world.consumer(&tenant, name, policy).await;
+        let mut log = Vec::new();
+        for (n, header) in ["content-type", "ce_source", "traceparent", "ce_dataschema"].into_iter().enumerate() {
+            let mut bad = of_type(event_type, record(2 * n as i64, &format!("bad{n}"), "bytes"));
+            bad.headers.push((header.to_owned(), b"a\0b".to_vec()));
+            log.extend([bad, of_type(event_type, record(2 * n as i64 + 1, &format!("good{n}"), ""))]);
+        }
+        let errors = deliver(&world.host(&consumer), &log).await;
+        assert!(errors.is_empty(), "{name}: {errors:?}");
+        for n in 0..4 {
+            assert_eq!(world.row(&consumer, &format!("good{n}")).await.status, neighbour, "{name}");
+            let row = world.row(&consumer, &format!("undecodable:t:0:{}", 2 * n)).await;
+            assert_eq!(row.state(), ("parked", Some("unclaimable: sql_error:22021"), 0), "{name}");
+            assert_eq!(row.payload.as_deref(), Some(&b"bytes"[..]));
+        }
+        assert_eq!(world.number(format!("SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {}", consumer.row.consumer_id)).await, 8);
+        // Offered again, they are duplicates.
+        assert!(deliver(&world.host(&consumer), &log).await.is_empty());
+        assert_eq!(world.number(format!("SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {}", consumer.row.consumer_id)).await, 8);
+        world.retry_until_settled(&world.host(&consumer)).await;
+    }
+    world.finish().await;
+}
+
+/// What could go wrong: a message is tried for ever, or given up too early. S2-009, S2-013, S1-010.
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_end_at_their_limit() {
+    let world = World::new().await;
+    let consumer = world.simple("", "retry = { attempts_max = 3, backoff_min_ms = 1, backoff_max_ms = 1 }").await;
+    let host = world.host(&consumer);
+    deliver(&host, &[record(0, "never", "trap"), record(1, "third", "before 3 trap"), record(2, "noroute", "before 2 trap")]).await;
+    world.retry_until_settled(&host).await;
+    assert_eq!(world.row(&consumer, "never").await.state(), ("failed_terminal", Some("trap"), 3));
+    assert_eq!(world.row(&consumer, "third").await.state(), ("completed", None, 3));
+    let attempts: Vec<_> = world.control.runs("third").iter().map(|ran| ran.attempt).collect();
+    assert_eq!(attempts, [1, 2, 3]);
+    world.finish().await;
+}
+
+/// A table with one row, and a superuser's session that holds it.
+async fn held_row(world: &World) -> (TestConsumer, PgConnection) {
+    let consumer = world
+        .simple(
+            "CREATE TABLE hot (id int PRIMARY KEY, n int); INSERT INTO hot VALUES (1, 0);",
+            "limits = { deadline_ms = 400 }\nbatch = { duration_ms = 5000 }\nretry = { backoff_min_ms = 1, backoff_max_ms = 1 }",
+        )
+        .await;
+    let mut holder = world.superuser().await;
+    holder.execute(sqlx::raw_sql(AssertSqlSafe(format!("BEGIN; UPDATE {}.hot SET n = n", consumer.tenant.schema_name)))).await.unwrap();
+    (consumer, holder)
+}
+
+/// What could go wrong: a message that hangs in a statement is not stopped, its backend lives on with
+/// its locks, it takes its neighbours with it, or its failure is lost with its connection. A4, A9.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_in_a_statement_is_recorded_alone() {
+    let world = World::new().await;
+    let (consumer, holder) = held_row(&world).await;
+    let hanging = record(0, "hangs", "sql UPDATE hot SET n = n + 1");
+    check(&world, &consumer, &SessionSettings::default(), &[(hanging, "failed_retryable", Some("deadline"), 1)]).await;
+    let backends: Vec<_> = world.control.runs("hangs").iter().map(|ran| ran.backend.to_string()).collect();
+    assert!(!backends.is_empty());
+    world.until(&format!("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid IN ({}))", backends.join(", "))).await;
+    holder.close().await.unwrap();
+    world.retry_until_settled(&world.host(&consumer)).await;
+    assert_eq!(world.row(&consumer, "hangs").await.state(), ("completed", None, 2));
+    world.finish().await;
+}
+
+/// What could go wrong: the same from a retry worker.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_of_a_retry_is_an_attempt() {
+    let world = World::new().await;
+    let (consumer, holder) = held_row(&world).await;
+    let host = world.host(&consumer);
+    deliver(&host, &[record(0, "a", "before 2 retry 0\nbefore 3 sql UPDATE hot SET n = n + 1")]).await;
+    world.retry_until_settled(&host).await;
+    assert_eq!(world.row(&consumer, "a").await.state(), ("completed", None, 3));
+    holder.close().await.unwrap();
+    world.finish().await;
+}
+
+/// What could go wrong: a handler that does nothing holds its transaction for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_while_idle_costs_no_connection() {
+    let world = World::new().await;
+    let consumer = world.simple("", "limits = { deadline_ms = 200 }\nbatch = { duration_ms = 5000 }").await;
+    check(&world, &consumer, &SessionSettings::default(), &[(record(0, "sleeps", "sleep 20000"), "failed_retryable", Some("deadline"), 1)])
+        .await;
+    assert_eq!(world.row(&consumer, "sleeps").await.last_error.as_deref(), Some("stopped after 200 ms"));
+    let backends = ["before0", "sleeps", "last"].map(|id| world.control.runs(id).last().unwrap().backend);
+    assert!(backends.iter().all(|backend| *backend == backends[0]), "{backends:?}");
+    world.finish().await;
+}
+
+/// What could go wrong: a statement that PostgreSQL itself stopped counts as the host's trouble.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_timeout_is_the_messages() {
+    let world = World::new().await;
+    let consumer = world.simple("", "").await;
+    let settings = SessionSettings { statement_timeout_ms: 300, ..SessionSettings::default() };
+    let slow = record(0, "slow", "sql SELECT count(*) FROM generate_series(1, 1000000000)");
+    check(&world, &consumer, &settings, &[(slow, "failed_retryable", Some("sql_error:57014"), 1)]).await;
+    world.finish().await;
+}
+
+/// What could go wrong: what fails only at COMMIT takes the whole batch with it, again and again, or
+/// nobody is blamed. B2, D3.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deferred_constraint_is_its_messages_failure() {
+    let world = World::new().await;
+    let consumer = world
+        .simple(
+            "CREATE TABLE parent (id int PRIMARY KEY); \
+        CREATE TABLE child (id int REFERENCES parent DEFERRABLE INITIALLY DEFERRED);",
+            "batch = { duration_ms = 5000 }",
+        )
+        .await;
+    check(
+        &world,
+        &consumer,
+        &SessionSettings::default(),
+        &[
+            (record(0, "orphan", "sql INSERT INTO child VALUES (7)"), "failed_retryable", Some("sql_error:23503"), 1),
+            (record(0, "later", "sql INSERT INTO child VALUES (8)\nsql INSERT INTO parent VALUES (8)"), "completed", None, 1),
+        ],
+    )
+    .await;
+    world.finish().await;
+}
+
+/// A tenant that may write functions, as an operator can allow, with a table whose trigger raises the
+/// code that is inserted: at once or at COMMIT.
+async fn raising(world: &World, policy: &str) -> TestConsumer {
+    let tenant: Tenant = world.tenant("acme", "").await;
+    world.execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login)).await;
+    world.admin.apply_schema(&tenant, "CREATE TABLE now_raises (code text); CREATE TABLE then_raises (code text); \
+        CREATE FUNCTION raise_it() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'raised' USING ERRCODE = NEW.code; END $$; \
+        CREATE TRIGGER now AFTER INSERT ON now_raises FOR EACH ROW EXECUTE FUNCTION raise_it(); \
+        CREATE CONSTRAINT TRIGGER later AFTER INSERT ON then_raises DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION raise_it();")
+        .await.unwrap();
+    world.consumer(&tenant, "orders", policy).await
+}
+
+/// What could go wrong: a tenant's code raises a code that the host takes for its own trouble, and its
+/// partition stands still for ever. A3, D3.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenants_code_may_raise_what_it_likes() {
+    let world = World::new().await;
+    let consumer =
+        raising(&world, "batch = { duration_ms = 5000 }\nretry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }").await;
+    let codes = [
+        "P0001", "23514", "OB001", "OB002", "OB003", "OB005", "42501", "57P01", "57014", "53100", "08006", "XX000", "25P02", "40001",
+        "40P01", "55P03",
+    ];
+    let mut cases = Vec::new();
+    for (code, table) in codes.iter().flat_map(|code| [(code, "now_raises"), (code, "then_raises")]) {
+        let reason = if ["40001", "40P01", "55P03"].contains(code) { "contention".to_owned() } else { format!("sql_error:{code}") };
+        cases.push((record(0, &format!("{table} {code}"), &format!("sql INSERT INTO {table} VALUES ('{code}')")), reason));
+    }
+    let cases: Vec<_> = cases.iter().map(|(record, reason)| (record.clone(), "failed_retryable", Some(reason.as_str()), 1)).collect();
+    check(&world, &consumer, &SessionSettings::default(), &cases).await;
+    world.retry_until_settled(&world.host(&consumer)).await;
+    assert_eq!(
+        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'failed_terminal' AND attempts = 2").await,
+        cases.len() as i64
+    );
+    world.finish().await;
+}
+
+/// What could go wrong: contention is counted as a failure at once, or repeated for ever. A3.
+#[tokio::test(flavor = "multi_thread")]
+async fn contention_alone_is_repeated_then_an_attempt() {
+    let world = World::new().await;
+    let (consumer, holder) = held_row(&world).await;
+    let settings = SessionSettings { lock_timeout_ms: 50, ..SessionSettings::default() };
+    check(&world, &consumer, &settings, &[(record(0, "waits", "sql UPDATE hot SET n = n + 1"), "failed_retryable", Some("contention"), 1)])
+        .await;
+    assert!(world.control.runs("waits").len() >= 6, "{} runs", world.control.runs("waits").len());
+    holder.close().await.unwrap();
+    world.retry_until_settled(&world.host(&consumer)).await;
+    assert_eq!(world.row(&consumer, "waits").await.state(), ("completed", None, 2));
+    world.finish().await;
+}
+
+const HOT: &str = "CREATE TABLE hot (id int PRIMARY KEY, n int NOT NULL); INSERT INTO hot SELECT n, 0 FROM generate_series(1, 10) n;";
+
+/// What could go wrong: two hosts that lock in opposite order deadlock, and one loses its effects or
+/// repeats the same batch for ever. A5, D2.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadlock_halves_the_batch_and_both_take_effect() {
+    let world = World::new().await;
+    let consumer = world.simple(HOT, "batch = { duration_ms = 60000 }").await;
+    let mut tasks = Vec::new();
+    for (name, first, second) in [("x", 1, 2), ("y", 2, 1)] {
+        let host = world.host(&consumer);
+        let mut log = vec![record(
+            0,
+            name,
+            &format!("sql UPDATE hot SET n = n + 1 WHERE id = {first}\ngate {name}\nsql UPDATE hot SET n = n + 1 WHERE id = {second}"),
+        )];
+        log.extend((1..64).map(|n| record(n, &format!("{name}{n}"), "")));
+        tasks.push(tokio::spawn(async move { deliver(&host, &log).await }));
+    }
+    for name in ["x", "y"] {
+        world.control.gate(name).reached(1).await;
+    }
+    for name in ["x", "y"] {
+        world.control.gate(name).open();
+    }
+    for task in tasks {
+        let errors = task.await.unwrap();
+        assert!(errors.is_empty(), "{errors:?}");
+    }
+    assert_eq!(world.number(format!("SELECT sum(n) FROM {}.hot", consumer.tenant.schema_name)).await, 4);
+    let sizes: Vec<i64> = sqlx::query_scalar(AssertSqlSafe(format!(
+        "SELECT count(*) FROM {}.effect GROUP BY xmin::text ORDER BY 1",
+        consumer.tenant.schema_name
+    )))
+    .fetch_all(&world.pool)
+    .await
+    .unwrap();
+    // The winner's batch stays whole; the loser's is halved, on a busy machine more than once.
+    let (winner, loser) = sizes.split_last().unwrap();
+    assert!(*winner == 64 && loser.iter().all(|size| *size <= 32), "messages in each transaction: {sizes:?}");
+    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed' AND attempts = 1").await, 128);
+    world.finish().await;
+}
+
+/// What could go wrong: with many workers on a few rows nothing gets done, or updates are lost. A5.
+#[tokio::test(flavor = "multi_thread")]
+async fn hot_rows_and_many_workers_lose_nothing() {
+    let world = World::new().await;
+    let consumer = world.simple(HOT, "").await;
+    let mut tasks = Vec::new();
+    for worker in 0..6_i64 {
+        let host = world.host(&consumer);
+        let log: Vec<_> = (0..40)
+            .map(|n| {
+                let rows = [(worker * 3 + n) % 10 + 1, (worker * 7 + n * 3) % 10 + 1];
+                record(n, &format!("{worker}-{n}"), &rows.map(|id| format!("sql UPDATE hot SET n = n + 1 WHERE id = {id}")).join("\n"))
+            })
+            .collect();
+        tasks.push(tokio::spawn(async move { deliver(&host, &log).await }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    world.retry_until_settled(&world.host(&consumer)).await;
+    assert_eq!(world.number(format!("SELECT sum(n) FROM {}.hot", consumer.tenant.schema_name)).await, 6 * 40 * 2);
+    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await, 240);
+    world.finish().await;
+}
+
+/// What could go wrong: where failures are common, each batch runs twice. D2, A4.
+#[tokio::test(flavor = "multi_thread")]
+async fn savepoints_stay_on_while_failures_are_common() {
+    let world = World::new().await;
+    let consumer = world.simple("", "batch = { duration_ms = 60000 }").await;
+    let host = world.host(&consumer);
+    let batch = |from: i64| -> Vec<Record> {
+        (from..from + 10).map(|n| record(n, &format!("m{n}"), if n % 10 == 9 { "reject" } else { "" })).collect()
+    };
+    let mut partition = take(&host).await;
+    drive(&mut partition, &batch(0)).await;
+    assert_eq!(world.control.runs("m0").len(), 2, "without savepoints the batch runs again");
+    for n in 1..30 {
+        drive(&mut partition, &batch(n * 10)).await;
+    }
+    drive(&mut partition, &batch(300)).await;
+    assert_eq!(world.control.runs("m300").len(), 1, "with savepoints it does not");
+    partition.close().await;
+    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'failed_terminal'").await, 31);
+    // More than 60 savepoints overflow a cache, so that batches are cut there.
+    let many: Vec<_> = (1000..1064).map(|n| record(n, &format!("m{n}"), "")).collect();
+    let mut partition = take(&host).await;
+    assert_eq!(partition.process(&many).await.unwrap(), 60);
+    drive(&mut partition, &many).await;
+    partition.close().await;
+    world.finish().await;
+}

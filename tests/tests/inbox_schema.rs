@@ -1,0 +1,169 @@
+//! The schema holds the state rules, and its indexes serve what runs all the time.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+use futures::future::join_all;
+use oncebox_inbox::schema;
+use oncebox_tests::inbox::{World, deliver, drive, record, records, step, take};
+use sqlx::AssertSqlSafe;
+
+/// What could go wrong: a tool or a person looks for a column that one of the sources promises.
+/// S0-011, S1-023, S2-001, S2-003, S3-003, S4-006, S4-007, S1-022, S1-070.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_promised_columns_are_there() {
+    let world = World::new().await;
+    let consumer = world.simple("", "").await;
+    deliver(&world.host(&consumer), &[record(0, "done", "result 1"), record(1, "dead", "reject")]).await;
+    for sql in [
+        "SELECT consumer_id, message_id, topic, partition, \"offset\", key, ordering_key, payload, headers, payload_hash, source, event_type, \
+            event_version, content_type, trace_parent, status, reason, attempts, crashes, last_error, next_attempt_at, locked_until, locked_by, \
+            epoch, version_id, result, received_at, processed_at FROM oncebox.inbox WHERE received_at <= now() AND processed_at <= now() LIMIT 1",
+        "SELECT consumer_name, message_id, processed_at, result FROM oncebox.processed_message WHERE tenant_name = 'acme' AND message_id = 'done'",
+        "SELECT message_id, reason, processed_at, last_error, payload FROM oncebox.dead_letter WHERE consumer_name = 'orders' AND message_id = 'dead'",
+    ] {
+        let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(&world.pool).await.unwrap();
+        assert_eq!(rows.len(), 1, "`{sql}`");
+    }
+    world.finish().await;
+}
+
+/// What could go wrong: a bug of ours, or a hand in the database, makes a row that no rule covers.
+/// S0-012, S0-014, S1-025 to S1-030, S2-004.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_schema_refuses_impossible_rows() {
+    let world = World::new().await;
+    let consumer = world.simple("", "").await;
+    deliver(&world.host(&consumer), &records(["a"])).await;
+    for (set, constraint) in [
+        ("status = 'finished', processed_at = NULL", "inbox_status_known"),
+        ("processed_at = NULL", "inbox_settled_has_time"),
+        ("status = 'in_progress', processed_at = NULL", "inbox_lease_has_end"),
+        ("locked_until = now()", "inbox_lease_has_end"),
+        ("status = 'received', processed_at = NULL", "inbox_due_has_time"),
+        ("next_attempt_at = now()", "inbox_due_has_time"),
+        ("status = 'parked'", "inbox_failure_has_reason"),
+        ("message_id = ''", "inbox_message_id_length"),
+        ("message_id = repeat('x', 601)", "inbox_message_id_length"),
+    ] {
+        let refused = sqlx::query(AssertSqlSafe(format!("UPDATE oncebox.inbox SET {set}"))).execute(&world.pool).await.unwrap_err();
+        assert_eq!(refused.as_database_error().unwrap().constraint(), Some(constraint), "`{set}`: {refused}");
+    }
+    let again = sqlx::query("INSERT INTO oncebox.inbox SELECT * FROM oncebox.inbox").execute(&world.pool).await.unwrap_err();
+    assert!(again.as_database_error().unwrap().is_unique_violation(), "{again}");
+    world.finish().await;
+}
+
+/// As a lease looks for what is due: the head of an index, not a sort of everything that waits.
+const DUE: &str = "SELECT x.message_id FROM oncebox.inbox x WHERE x.consumer_id = 1 AND x.retention_class = 1 \
+    AND x.status IN ('received', 'failed_retryable') AND x.next_attempt_at <= now() \
+    ORDER BY x.next_attempt_at, x.\"offset\" LIMIT 1 FOR UPDATE SKIP LOCKED";
+
+/// What could go wrong: a claim, or the search for what is due, reads a whole partition, and every
+/// message gets slower with each one before it. S0-013, S0-020, S1-024, S2-002, S3-004.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_inbox_is_read_by_index() {
+    let world = World::new().await;
+    let consumer = world.simple("", "retry = { attempts_max = 9 }").await;
+    let host = world.host(&consumer);
+    // Sessions warm up on an empty inbox, when a plan that reads everything is as good as any.
+    let mut partition = take(&host).await;
+    for n in 0..20 {
+        drive(&mut partition, &[record(n, &format!("warm{n}"), "")]).await;
+        step(&host).await.unwrap();
+    }
+    world.execute(format!("INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, partition, \"offset\", \
+        record_timestamp_ms, status, attempts, processed_at) SELECT {}, 'old' || n, 1, oncebox.bucket_at(1::smallint, now()), 't', 0, n, 0, \
+        'completed', 1, now() FROM generate_series(1, 50000) n", consumer.row.consumer_id)).await;
+    world
+        .execute(format!(
+            "INSERT INTO {}.effect SELECT 'orders', 'old' || n, 1, 1 FROM generate_series(1, 50000) n",
+            consumer.tenant.schema_name
+        ))
+        .await;
+    for n in 0..20 {
+        drive(&mut partition, &[record(100 + n, &format!("new{n}"), "reject"), record(200 + n, &format!("old{}", n + 1), "")]).await;
+        step(&host).await.unwrap();
+    }
+    // The same with plans made for the full table, by sessions that come now.
+    world.execute("ANALYZE").await;
+    let fresh = world.host(&consumer);
+    for n in 0..10 {
+        deliver(&fresh, &[record(300 + n, &format!("fresh{n}"), ""), record(400 + n, &format!("old{}", n + 1), "")]).await;
+        step(&fresh).await.unwrap();
+    }
+    // Sessions report what they read when they end.
+    partition.close().await;
+    drop((host, fresh));
+    world.until(&format!("SELECT count(*) = 0 FROM pg_stat_activity WHERE usename = '{}'", consumer.tenant.login)).await;
+    let scanned = world.number("SELECT sum(seq_tup_read)::bigint FROM pg_stat_user_tables WHERE relname LIKE 'inbox_7d%'").await;
+    // One scan for each of the 60 messages would read three million; autovacuum may read it once.
+    assert!(scanned < 100_000, "whole scans of the inbox read {scanned} rows");
+
+    let leaf: String =
+        sqlx::query_scalar("SELECT DISTINCT tableoid::regclass::text FROM oncebox.inbox").fetch_one(&world.pool).await.unwrap();
+    let leaf = leaf.trim_start_matches("oncebox.");
+    for (sql, index) in [
+        (
+            "SELECT * FROM oncebox.inbox WHERE consumer_id = 1 AND status = 'failed_terminal' ORDER BY received_at LIMIT 10",
+            "consumer_id_status_received_at_idx",
+        ),
+        (
+            "SELECT * FROM oncebox.inbox WHERE consumer_id = 1 AND status IN ('received', 'failed_retryable') AND next_attempt_at <= now()",
+            "consumer_id_next_attempt_at_offset_idx",
+        ),
+        (
+            "SELECT * FROM oncebox.inbox WHERE consumer_id = 1 AND status = 'in_progress' AND locked_until < now()",
+            "consumer_id_locked_until_offset_idx",
+        ),
+        (DUE, "consumer_id_next_attempt_at_offset_idx"),
+    ] {
+        let plan: Vec<String> = sqlx::query_scalar(AssertSqlSafe(format!("EXPLAIN {sql}"))).fetch_all(&world.pool).await.unwrap();
+        let plan = plan.join("\n");
+        // Partitions that were analyzed when they were empty may be read whole.
+        let by_index = plan.lines().any(|line| line.contains("Index") && line.contains(&format!("{leaf}_{index}")));
+        assert!(by_index && !plan.contains(&format!("Seq Scan on {leaf} ")), "`{sql}`:\n{plan}");
+    }
+    // However much is due, the next one is found at the head of an index.
+    world
+        .execute(format!(
+            "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, partition, \"offset\", \
+        record_timestamp_ms, status, next_attempt_at) SELECT {}, 'due' || n, 1, oncebox.bucket_at(1::smallint, now()), 't', 0, n, 0, \
+        'received', now() FROM generate_series(1, 20000) n",
+            consumer.row.consumer_id
+        ))
+        .await;
+    world.execute("ANALYZE").await;
+    let plan: Vec<String> = sqlx::query_scalar(AssertSqlSafe(format!("EXPLAIN {DUE}"))).fetch_all(&world.pool).await.unwrap();
+    assert!(!plan.join("\n").contains("Sort  ("), "{plan:?}");
+    let brin = "SELECT count(*) FROM pg_indexes WHERE tablename = 'inbox' AND indexdef LIKE '%USING brin (processed_at)%completed%'";
+    assert_eq!(world.number(brin).await, 1);
+    world.finish().await;
+}
+
+/// What could go wrong: a second host that starts migrates or makes partitions at the same time, or
+/// what a repetition does stops claims. S0-028, S2-016.
+#[tokio::test(flavor = "multi_thread")]
+async fn preparing_the_database_can_be_repeated_while_messages_flow() {
+    let world = World::new().await;
+    let consumer = world.simple("", "").await;
+    world.execute("DO $$ DECLARE t text; BEGIN FOR t IN SELECT relname FROM pg_class WHERE relname ~ '^inbox_.*_[0-9]{14}$' AND relkind = 'r' LOOP \
+        EXECUTE 'DROP TABLE oncebox.' || t; END LOOP; END $$").await;
+    let host = world.host(&consumer);
+    let flowing = tokio::spawn(async move {
+        let ids: Vec<_> = (0..200).map(|n| format!("m{n}")).collect();
+        // Without a partition a claim fails; that is the host's trouble, and nothing is parked.
+        deliver(&host, &records(ids.iter().map(String::as_str))).await.len()
+    });
+    let superuser = world.superuser_options();
+    let preparing = (0..4).map(async |_| (schema::migrate(&superuser).await, schema::ensure_partitions(&world.pool).await));
+    let mut made = 0;
+    for (open, partitions) in join_all(preparing).await {
+        assert_eq!(open.unwrap(), Vec::<String>::new());
+        made += partitions.unwrap();
+    }
+    assert!(made >= 12, "{made} partitions for four classes, the present bucket and two ahead");
+    assert_eq!(schema::ensure_partitions(&world.pool).await.unwrap(), 0);
+    flowing.await.unwrap();
+    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await, 200);
+    world.finish().await;
+}

@@ -1,0 +1,665 @@
+//! Would the tests notice? Each named defect is switched on, in the host or in a database of its own,
+//! and its scenario has to turn red; the same scenario is green without it.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use futures::{FutureExt, future::LocalBoxFuture};
+use oncebox_inbox::{
+    handler::{Failure, FailureKind},
+    hooks::switch_sabotage,
+    message::Record,
+};
+use oncebox_tests::{
+    host::{Options, Scenario, aside},
+    inbox::{Guest, PlainHandler, PlainHandlers, Script, World, deliver, drive, execute, open, record, records, step},
+    load::{Load, Work},
+};
+use sqlx::AssertSqlSafe;
+use tokio::time::{sleep, timeout};
+
+/// A defect: its name, how it is made, who has to notice it, and a part of what they say.
+struct Defect {
+    name: &'static str,
+    made: Made,
+    scenario: &'static str,
+    sees: &'static str,
+}
+
+/// How a defect is made.
+enum Made {
+    /// A switch in the code of the host, of the same name.
+    Switch,
+    /// Changes of the database's functions: name, text, other text.
+    Functions(&'static [(&'static str, &'static str, &'static str)]),
+    /// Both.
+    SwitchAndFunctions(&'static [(&'static str, &'static str, &'static str)]),
+    /// Statements of a superuser.
+    Statements(&'static str),
+}
+
+const TWICE: &str = "a message has two rows";
+const ODD: &str = "a completed message has one effect, any other none";
+const LOST: &str = "lost";
+
+static DEFECTS: &[Defect] = &[
+    // The claim
+    Defect {
+        name: "no_message_lock",
+        scenario: "two claims over a bucket's end",
+        sees: TWICE,
+        made: Made::Functions(&[("claim", "PERFORM pg_advisory_xact_lock(l.key)", "PERFORM l.key")]),
+    },
+    Defect {
+        name: "look_in_own_bucket_only",
+        scenario: "a duplicate in a later bucket",
+        sees: TWICE,
+        made: Made::Functions(&[("claim", "i.message_id = ANY (p_id)", "i.message_id = ANY (p_id) AND i.bucket = v.bucket")]),
+    },
+    Defect {
+        name: "isolation_unchecked",
+        scenario: "a claim under an old snapshot",
+        sees: TWICE,
+        made: Made::Functions(&[("claim", "current_setting('transaction_isolation') <> 'read committed'", "false")]),
+    },
+    Defect {
+        name: "stale_deployments_claim",
+        scenario: "a stale host",
+        sees: "a withdrawn version completed a message",
+        made: Made::Functions(&[("claim", "p_generation < v.generation_required", "false")]),
+    },
+    Defect {
+        name: "secret_unchecked",
+        scenario: "a guest that claims",
+        sees: "a guest spoke as the host",
+        made: Made::Functions(&[("authorize", " AND t.secret_hash = sha256(p_secret)", "")]),
+    },
+    Defect { name: "duplicates_run", scenario: "duplicates", sees: ODD, made: Made::Switch },
+    // Completion and commit
+    Defect {
+        name: "guard_off",
+        scenario: "a stray commit",
+        sees: "a stray COMMIT kept an effect",
+        made: Made::Statements("DROP TRIGGER guard ON oncebox.guard"),
+    },
+    Defect {
+        name: "complete_without_guard",
+        scenario: "a transaction lost its claim",
+        sees: LOST,
+        made: Made::Functions(&[("complete", "RAISE EXCEPTION 'no claim in this transaction' USING ERRCODE = 'OB002'", "NULL")]),
+    },
+    Defect { name: "withdrawn_claims_stay", scenario: "a slow batch", sees: ODD, made: Made::Switch },
+    Defect { name: "lost_commit_is_done", scenario: "a lost answer to COMMIT", sees: LOST, made: Made::Switch },
+    Defect { name: "ack_before_commit", scenario: "killed at work", sees: LOST, made: Made::Switch },
+    Defect { name: "offset_stored_before_settled", scenario: "killed at work", sees: LOST, made: Made::Switch },
+    Defect { name: "revoke_without_waiting", scenario: "hand-over", sees: "two hosts are at one message", made: Made::Switch },
+    // Failures
+    Defect { name: "swallowed_error_is_ok", scenario: "a swallowed error", sees: "nothing is settled", made: Made::Switch },
+    Defect { name: "failed_effect_stays", scenario: "a failure in a batch", sees: ODD, made: Made::Switch },
+    Defect { name: "undecodable_dropped", scenario: "an undecodable record", sees: LOST, made: Made::Switch },
+    Defect { name: "collisions_dropped", scenario: "a collision", sees: LOST, made: Made::Switch },
+    Defect { name: "attempt_on_host_fault", scenario: "a fault of the host", sees: "cost the message an attempt", made: Made::Switch },
+    Defect {
+        name: "failure_written_by_upsert",
+        scenario: "a zombie that fails",
+        sees: ODD,
+        made: Made::SwitchAndFunctions(&[("complete", "i.xmin = pg_current_xact_id()::xid ELSE", "true ELSE")]),
+    },
+    // Retries and leases
+    Defect {
+        name: "epoch_unchecked",
+        scenario: "a lease that runs out",
+        sees: ODD,
+        made: Made::Functions(&[
+            ("resume", "AND i.status = 'in_progress' AND i.epoch = p_epoch", ""),
+            ("complete", " AND i.epoch = s.epoch", ""),
+            ("complete", "ELSE i.status = 'in_progress' END", "ELSE true END"),
+        ]),
+    },
+    Defect {
+        name: "lease_without_row_lock",
+        scenario: "a lease that runs out",
+        sees: "a worker that lives",
+        made: Made::Functions(&[("lease", " FOR UPDATE SKIP LOCKED", "")]),
+    },
+    Defect {
+        name: "lease_uncounted",
+        scenario: "retries",
+        sees: "attempts",
+        made: Made::Functions(&[("lease", "attempts = i.attempts + 1", "attempts = i.attempts")]),
+    },
+    Defect {
+        name: "crashes_uncounted",
+        scenario: "a message that kills its session",
+        sees: "runs for ever",
+        made: Made::Functions(&[("lease", "crashes = i.crashes + (i.status = 'in_progress')::int", "crashes = i.crashes")]),
+    },
+    Defect {
+        name: "probation_forgotten",
+        scenario: "a partition on which a host died",
+        sees: "runs without being counted first",
+        made: Made::Functions(&[("partition_taken", "RETURN v_starts > 1", "RETURN false")]),
+    },
+];
+
+type Check = fn(Option<&'static Defect>) -> LocalBoxFuture<'static, Result<()>>;
+
+/// Scenarios in this process. What is switched on is switched on for all of it, so one runs at a time.
+static IN_PROCESS: &[(&str, Check)] = &[
+    ("duplicates", |defect| duplicates(defect).map(Ok).boxed_local()),
+    ("two claims over a bucket's end", |defect| two_claims(defect).map(Ok).boxed_local()),
+    ("a duplicate in a later bucket", |defect| later_bucket(defect).map(Ok).boxed_local()),
+    ("a claim under an old snapshot", |defect| old_snapshot(defect).map(Ok).boxed_local()),
+    ("a stale host", |defect| stale_host(defect).map(Ok).boxed_local()),
+    ("a guest that claims", |defect| guest_claims(defect).map(Ok).boxed_local()),
+    ("a stray commit", |defect| stray_commit(defect).map(Ok).boxed_local()),
+    ("a transaction lost its claim", |defect| lost_claim(defect).map(Ok).boxed_local()),
+    ("a slow batch", |defect| slow_batch(defect).map(Ok).boxed_local()),
+    ("a lost answer to COMMIT", |defect| lost_answer(defect).map(Ok).boxed_local()),
+    ("a swallowed error", |defect| swallowed_error(defect).map(Ok).boxed_local()),
+    ("a failure in a batch", |defect| failure_in_a_batch(defect).map(Ok).boxed_local()),
+    ("an undecodable record", |defect| undecodable(defect).map(Ok).boxed_local()),
+    ("a collision", |defect| collision(defect).map(Ok).boxed_local()),
+    ("a fault of the host", |defect| fault_of_the_host(defect).map(Ok).boxed_local()),
+    ("a zombie that fails", |defect| zombie(defect).map(Ok).boxed_local()),
+    ("a lease that runs out", |defect| lease_runs_out(defect).map(Ok).boxed_local()),
+    ("retries", |defect| retries(defect).map(Ok).boxed_local()),
+    ("a message that kills its session", |defect| kills_its_session(defect).map(Ok).boxed_local()),
+    ("a partition on which a host died", |defect| suspect_partition(defect).map(Ok).boxed_local()),
+];
+
+/// Scenarios with host processes, which are told of the defect by their environment.
+static PROCESSES: &[(&str, Check)] =
+    &[("killed at work", |defect| killed_at_work(defect).boxed_local()), ("hand-over", |defect| hand_over(defect).boxed_local())];
+
+/// What could go wrong: a promise is broken and no test turns red. S0-023, S0-046, S1-126, S4-018.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_defect_turns_its_scenario_red() {
+    let started = Instant::now();
+    let (here, there) = tokio::join!(run_all(IN_PROCESS), run_all(PROCESSES));
+    let seen: BTreeMap<_, _> = here.into_iter().chain(there).collect();
+    println!("\n{:<29} {:<34} {:>5}  what it saw", "DEFECT", "SCENARIO", "TIME");
+    let mut missed = Vec::new();
+    for (name, defect) in runs() {
+        let (scenario, run) = defect.map_or((name, &seen[name]), |defect| (defect.scenario, &seen[defect.name]));
+        let fine = match (defect, &run.saw) {
+            (None, saw) => saw.is_none(),
+            (Some(defect), saw) => saw.as_ref().is_some_and(|saw| saw.contains(defect.sees)),
+        };
+        let saw = run.saw.as_deref().unwrap_or("nothing").split_whitespace().collect::<Vec<_>>().join(" ");
+        println!("{:<29} {scenario:<34} {:>4.1}s  {saw:.120}", defect.map_or("-", |defect| defect.name), run.took.as_secs_f64());
+        if !fine {
+            missed.push(format!("{name}: saw {}", run.saw.as_deref().unwrap_or("nothing")));
+        }
+    }
+    println!("{} defects, {:.0} s", DEFECTS.len(), started.elapsed().as_secs_f64());
+    assert!(missed.is_empty(), "{}", missed.join("\n\n"));
+}
+
+/// One run of a scenario.
+struct Ran {
+    saw: Option<String>,
+    took: Duration,
+}
+
+/// Every scenario without a defect, and every defect; by the name of either.
+fn runs() -> impl Iterator<Item = (&'static str, Option<&'static Defect>)> {
+    let green = IN_PROCESS.iter().chain(PROCESSES).map(|(name, _)| (*name, None));
+    green.chain(DEFECTS.iter().map(|defect| (defect.name, Some(defect))))
+}
+
+async fn run_all(scenarios: &'static [(&'static str, Check)]) -> Vec<(&'static str, Ran)> {
+    let mut seen = Vec::new();
+    for (name, defect) in runs() {
+        let scenario = defect.map_or(name, |defect| defect.scenario);
+        let Some((_, check)) = scenarios.iter().find(|(name, _)| *name == scenario) else { continue };
+        let (started, switch) = (Instant::now(), defect.filter(|defect| defect.is_switch()).map(|defect| defect.name));
+        if std::ptr::eq(scenarios, IN_PROCESS) {
+            switch_sabotage(switch);
+        }
+        let saw = aside(move || std::panic::AssertUnwindSafe(check(defect)).catch_unwind()).await;
+        seen.push((
+            name,
+            Ran {
+                saw: saw.map_or_else(|panic| Some(text(&*panic)), |result| result.err().map(|error| format!("{error:#}"))),
+                took: started.elapsed(),
+            },
+        ));
+    }
+    if std::ptr::eq(scenarios, IN_PROCESS) {
+        switch_sabotage(None);
+    }
+    seen
+}
+
+fn text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("a panic without a text").to_owned()
+}
+
+impl Defect {
+    fn is_switch(&self) -> bool {
+        matches!(self.made, Made::Switch | Made::SwitchAndFunctions(_))
+    }
+
+    /// Make it, in this database.
+    async fn make(&self, world: &World) {
+        match self.made {
+            Made::Switch => {}
+            Made::Statements(sql) => world.execute(sql).await,
+            Made::Functions(changes) | Made::SwitchAndFunctions(changes) => {
+                for (function, from, to) in changes {
+                    change(world, function, from, to).await;
+                }
+            }
+        }
+    }
+}
+
+async fn change(world: &World, function: &str, from: &str, to: &str) {
+    let schema = if function == "authorize" { "oncebox" } else { "oncebox_host" };
+    let query = sqlx::query_scalar(AssertSqlSafe(format!("SELECT pg_get_functiondef('{schema}.{function}'::regproc)")));
+    let text: String = query.fetch_one(&world.pool).await.unwrap();
+    assert!(text.contains(from), "`{function}` does not say `{from}` any more:\n{text}");
+    world.execute(text.replace(from, to)).await;
+}
+
+async fn world(defect: Option<&Defect>) -> World {
+    let world = World::new().await;
+    if let Some(defect) = defect {
+        defect.make(&world).await;
+    }
+    world
+}
+
+/// From now on rows go into other buckets.
+async fn next_bucket(world: &World) {
+    world.execute("UPDATE oncebox.retention_class SET bucket = '1 second' WHERE retention_class = 1").await;
+}
+
+const WAITS_FOR_A_MESSAGE: &str = "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database \
+    WHERE d.datname = current_database() AND l.locktype = 'advisory' AND NOT l.granted";
+
+// The claim -----------------------------------------------------------------------------------
+
+async fn duplicates(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "").await;
+    for _ in 0..2 {
+        deliver(&world.host(&consumer), &records(["a", "b", "a"])).await;
+    }
+    world.finish().await;
+}
+
+async fn two_claims(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "").await;
+    let (first, second) = (world.host(&consumer), world.host(&consumer));
+    let claiming = tokio::spawn(async move { deliver(&first, &[record(0, "a", "gate g")]).await });
+    world.control.gate("g").reached(1).await;
+    next_bucket(&world).await;
+    let late = tokio::spawn(async move { deliver(&second, &[record(0, "a", "gate g")]).await });
+    while world.number(WAITS_FOR_A_MESSAGE).await == 0 && world.control.runs("a").len() < 2 {
+        sleep(Duration::from_millis(5)).await;
+    }
+    world.control.gate("g").open();
+    claiming.await.unwrap();
+    late.await.unwrap();
+    world.finish().await;
+}
+
+async fn later_bucket(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "").await;
+    deliver(&world.host(&consumer), &records(["a"])).await;
+    next_bucket(&world).await;
+    deliver(&world.host(&consumer), &records(["a"])).await;
+    world.finish().await;
+}
+
+async fn old_snapshot(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "").await;
+    let mut guest = Guest::connect(&world, &consumer).await;
+    guest.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ WRITE").await.unwrap();
+    guest.execute("SELECT 1").await.unwrap();
+    next_bucket(&world).await;
+    deliver(&world.host(&consumer), &records(["a"])).await;
+    if guest.claim(&["a"]).await.is_ok() {
+        guest.execute("INSERT INTO effect VALUES ('orders', 'a', 1, 1)").await.unwrap();
+        guest.complete(&[], &[]).await.unwrap();
+        guest.execute("COMMIT").await.unwrap();
+    }
+    drop(guest);
+    world.finish().await;
+}
+
+async fn stale_host(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "").await;
+    world.execute("UPDATE oncebox.consumer SET generation = 2, generation_required = 2").await;
+    let old = world.host(&consumer);
+    let answer = open(&old, 0).await.process(&records(["a"])).await;
+    assert!(answer.is_err(), "a withdrawn version completed a message");
+    let version = Script::version(world.control.clone(), 2);
+    old.set_handlers(PlainHandlers::resolving(2, move |_| Some(version.clone())));
+    deliver(&old, &records(["a"])).await;
+    world.finish().await;
+}
+
+async fn guest_claims(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "").await;
+    let mut guest = Guest::begin(&world, &consumer).await;
+    guest.secret = vec![0; 32];
+    assert!(guest.claim(&["a"]).await.is_err(), "a guest spoke as the host");
+    drop(guest);
+    world.finish().await;
+}
+
+// Completion and commit -----------------------------------------------------------------------
+
+async fn stray_commit(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "").await;
+    bounded(deliver(&world.host(&consumer), &[record(0, "a", "sql COMMIT\nreject")])).await;
+    assert_eq!(world.effects(&consumer, "a").await, 0, "a stray COMMIT kept an effect of a message that was refused");
+    world.finish().await;
+}
+
+/// A bug of the host, or a trick of a guest, ends the transaction that holds the claim and begins
+/// another.
+async fn lost_claim(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "").await;
+    let runs = Arc::new(AtomicUsize::new(0));
+    let handler = PlainHandler::new(1, move |tx, _| {
+        let runs = runs.clone();
+        Box::pin(async move {
+            execute(tx, "INSERT INTO effect VALUES ('orders', 'a', 1, 1)").await?;
+            if runs.fetch_add(1, Ordering::Relaxed) == 0 {
+                execute(tx, "ROLLBACK").await?;
+                execute(tx, "BEGIN READ WRITE").await?;
+            }
+            Ok(None)
+        })
+    });
+    let host = world.host_with(&consumer, PlainHandlers::of(handler), &Default::default());
+    bounded(deliver(&host, &records(["a"]))).await;
+    assert!(world.find(&consumer, "a").await.is_some(), "the message is lost");
+    world.finish().await;
+}
+
+async fn slow_batch(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "batch = { duration_ms = 50 }").await;
+    let log: Vec<_> = (0..6).map(|n| record(n, &format!("m{n}"), "sleep 40")).collect();
+    deliver(&world.host(&consumer), &log).await;
+    world.finish().await;
+}
+
+/// The connection breaks while PostgreSQL works on the COMMIT, and nothing is committed.
+async fn lost_answer(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "").await;
+    let schema = &consumer.tenant.schema_name;
+    world
+        .execute(format!(
+            "CREATE SEQUENCE commits; CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS \
+        $$ BEGIN IF nextval('public.commits') = 1 THEN PERFORM pg_sleep(4); END IF; RETURN NULL; END $$; \
+        CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON {schema}.effect DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION slow()"
+        ))
+        .await;
+    let host = world.host(&consumer);
+    let delivering = tokio::spawn(async move { deliver(&host, &records(["a"])).await });
+    world.until("SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'").await;
+    world
+        .execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'")
+        .await;
+    delivering.await.unwrap();
+    assert!(world.find(&consumer, "a").await.is_some(), "the message is lost");
+    world.finish().await;
+}
+
+// Failures ------------------------------------------------------------------------------------
+
+async fn swallowed_error(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "retry = { attempts_max = 1 }\nlimits = { deadline_ms = 20_000 }").await;
+    bounded(deliver(&world.host(&consumer), &[record(0, "a", "swallow SELECT 1/0")])).await;
+    assert_eq!(world.row(&consumer, "a").await.status, "failed_terminal");
+    world.finish().await;
+}
+
+async fn failure_in_a_batch(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "").await;
+    deliver(&world.host(&consumer), &[record(0, "a", ""), record(1, "b", "other"), record(2, "c", "")]).await;
+    world.finish().await;
+}
+
+async fn undecodable(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "").await;
+    let bad = Record { headers: Vec::new(), ..record(1, "", "") };
+    deliver(&world.host(&consumer), &[record(0, "a", ""), bad, record(2, "b", "")]).await;
+    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'parked'").await, 1, "a record is lost");
+    world.finish().await;
+}
+
+async fn collision(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "").await;
+    deliver(&world.host(&consumer), &[record(0, "a", "# one"), record(1, "a", "# two")]).await;
+    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'collision'").await, 1, "a message is lost");
+    world.finish().await;
+}
+
+/// The disk is full for a moment.
+async fn fault_of_the_host(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "").await;
+    world
+        .execute(
+            "CREATE SEQUENCE completions; CREATE FUNCTION fault() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS \
+        $$ BEGIN IF nextval('public.completions') = 1 THEN RAISE EXCEPTION 'no space' USING ERRCODE = '53100'; END IF; RETURN OLD; END $$; \
+        CREATE TRIGGER fault BEFORE DELETE ON oncebox.guard FOR EACH ROW EXECUTE FUNCTION fault()",
+        )
+        .await;
+    bounded(deliver(&world.host(&consumer), &records(["a"]))).await;
+    assert_eq!(world.row(&consumer, "a").await.state(), ("completed", None, 1), "the host's fault cost the message an attempt");
+    world.finish().await;
+}
+
+/// One host fails a message while another waits to take it.
+async fn zombie(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "retry = { backoff_min_ms = 1, backoff_max_ms = 1 }").await;
+    let gate = world.control.gate("g");
+    let fails = PlainHandler::new(1, move |_, _| {
+        let gate = gate.clone();
+        Box::pin(async move {
+            gate.pass().await;
+            Err(Failure::new(FailureKind::Other, "too late"))
+        })
+    });
+    let (zombie, owner) = (world.host_with(&consumer, PlainHandlers::of(fails), &Default::default()), world.host(&consumer));
+    let failing = tokio::spawn(async move { deliver(&zombie, &records(["a"])).await });
+    world.control.gate("g").reached(1).await;
+    let taking = {
+        let owner = owner.clone();
+        tokio::spawn(async move { deliver(&owner, &records(["a"])).await })
+    };
+    world.until(&format!("SELECT ({WAITS_FOR_A_MESSAGE}) = 1")).await;
+    world.control.gate("g").open();
+    failing.await.unwrap();
+    taking.await.unwrap();
+    world.retry_until_settled(&owner).await;
+    world.finish().await;
+}
+
+// Retries and leases --------------------------------------------------------------------------
+
+/// One worker is slow beyond its lease but lives; another leases and only then begins. A third takes
+/// what it may.
+async fn lease_runs_out(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "ack = 'after_insert'").await;
+    let host = world.host(&consumer);
+    let ran_out = "SELECT bool_and(locked_until < now()) FROM oncebox.inbox WHERE status = 'in_progress'";
+
+    deliver(&host, &records(["slow"])).await;
+    let mut worker = Guest::connect(&world, &consumer).await;
+    let (id, epoch) = worker.lease(50).await.unwrap().remove(0);
+    assert!(begin_leased(&mut worker, &id, epoch).await);
+    world.until(ran_out).await;
+    let taking = {
+        let host = host.clone();
+        tokio::spawn(async move { step(&host).await })
+    };
+    // Time to take it, or to wait for its row.
+    let _ = timeout(Duration::from_millis(300), async {
+        while !taking.is_finished() {
+            sleep(Duration::from_millis(5)).await
+        }
+    })
+    .await;
+    complete_leased(&mut worker, &id, epoch).await;
+    let taken = taking.await.unwrap();
+    assert!(matches!(taken, Ok(0)), "the message of a worker that lives was taken over: {taken:?}");
+
+    deliver(&host, &records(["late"])).await;
+    let (id, epoch) = worker.lease(50).await.unwrap().remove(0);
+    world.until(ran_out).await;
+    assert_eq!(step(&host).await.unwrap(), 1);
+    if begin_leased(&mut worker, &id, epoch).await {
+        complete_leased(&mut worker, &id, epoch).await;
+    }
+    drop(worker);
+    world.finish().await;
+}
+
+async fn begin_leased(worker: &mut Guest, id: &str, epoch: i64) -> bool {
+    worker.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await.unwrap();
+    let ours = worker.resume(id, epoch).await.unwrap();
+    if ours {
+        worker.execute(&format!("INSERT INTO effect VALUES ('orders', '{id}', 1, 1)")).await.unwrap();
+    }
+    ours
+}
+
+async fn complete_leased(worker: &mut Guest, id: &str, epoch: i64) {
+    let (secret, consumer) = (hex::encode(&worker.secret), worker.consumer_id);
+    worker.execute(&format!(
+        "SELECT FROM oncebox_host.complete('\\x{secret}', {consumer}, '{{}}', '{{{id}}}', '{{{epoch}}}', '{{completed}}', '{{NULL}}', '{{NULL}}', \
+         '{{NULL}}', '{{NULL}}', '{{1}}', '{{true}}', '{{NULL}}', '{{NULL}}'); COMMIT"
+    )).await.unwrap();
+}
+
+async fn retries(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "retry = { attempts_max = 5, backoff_min_ms = 1, backoff_max_ms = 1 }").await;
+    let host = world.host(&consumer);
+    deliver(&host, &[record(0, "a", "before 3 other")]).await;
+    for _ in 0..4 {
+        sleep(Duration::from_millis(5)).await;
+        step(&host).await.unwrap();
+    }
+    assert_eq!(world.row(&consumer, "a").await.state(), ("completed", None, 3), "attempts are not what ran");
+    world.finish().await;
+}
+
+async fn kills_its_session(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let policy = "retry = { lease_ms = 300, backoff_min_ms = 1, backoff_max_ms = 1 }\nlimits = { deadline_ms = 250 }";
+    let consumer = world.simple("", policy).await;
+    let pool = world.pool.clone();
+    let deadly = PlainHandler::new(1, move |tx, _| {
+        let pool = pool.clone();
+        Box::pin(async move {
+            let mut statement = tx.statement().await;
+            let backend: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(statement.connection()).await.unwrap();
+            statement.finish(None);
+            sqlx::query("SELECT pg_terminate_backend($1, 1000)").bind(backend).execute(&pool).await.unwrap();
+            execute(tx, "SELECT 1").await.map(|_| None)
+        })
+    });
+    let host = world.host_with(&consumer, PlainHandlers::of(deadly), &Default::default());
+    bounded(deliver(&host, &records(["a"]))).await;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while world.row(&consumer, "a").await.state() != ("parked", Some("crashed"), 3) {
+        assert!(Instant::now() < deadline, "it runs for ever: {:?}", world.row(&consumer, "a").await);
+        let _ = step(&host).await;
+        sleep(Duration::from_millis(50)).await;
+    }
+    world.finish().await;
+}
+
+async fn suspect_partition(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "").await;
+    // A host that dies gives nothing up.
+    drop(open(&world.host(&consumer), 0).await);
+    let host = world.host(&consumer);
+    let mut partition = open(&host, 0).await;
+    drive(&mut partition, &records(["a"])).await;
+    assert_eq!(world.row(&consumer, "a").await.status, "received", "what may have killed a host runs without being counted first");
+    partition.close().await;
+    world.retry_until_settled(&host).await;
+    world.finish().await;
+}
+
+/// What takes no longer than this when all is well.
+async fn bounded<T>(work: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(8), work).await.unwrap_or_else(|_| panic!("nothing is settled: the partition is blocked"))
+}
+
+// Host processes ------------------------------------------------------------------------------
+
+/// A host is killed between two of ten messages, after its offsets were committed.
+async fn killed_at_work(defect: Option<&Defect>) -> Result<()> {
+    let scenario = Scenario::with(Options { partitions: 1, ..Options::default() }).await?;
+    scenario.send(&Load::of([Work::Sleeps(200); 10])).await?;
+    let host = scenario.start("a", &[("ONCEBOX_SABOTAGE", defect.map_or("", |defect| defect.name))])?;
+    scenario.until("SELECT count(*) FROM {schema}.ledger_entry", 3).await?;
+    while scenario.positions().await?[&0].0 == 0 {
+        sleep(Duration::from_millis(10)).await;
+    }
+    host.kill().await?;
+    let successor = scenario.start("a", &[])?;
+    scenario.wait_settled_within(Duration::from_secs(12)).await?;
+    scenario.check().await?;
+    successor.stop().await
+}
+
+/// A second host joins while the first is at work on messages of two seconds.
+async fn hand_over(defect: Option<&Defect>) -> Result<()> {
+    let scenario = Scenario::with(Options { static_members: false, ..Options::default() }).await?;
+    scenario.send(&Load::of([Work::Sleeps(2_000); 6])).await?;
+    let variables = [("ONCEBOX_SABOTAGE", defect.map_or("", |defect| defect.name))];
+    let first = scenario.start("a", &variables)?;
+    while scenario.sleeping().await? < 2 {
+        sleep(Duration::from_millis(10)).await;
+    }
+    let second = scenario.start("b", &variables)?;
+    let until = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < until {
+        if scenario.number(WAITS_FOR_A_MESSAGE).await? > 0 {
+            return scenario.violated("two hosts are at one message".to_owned());
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    scenario.wait_settled().await?;
+    scenario.check().await?;
+    first.stop().await?;
+    second.stop().await
+}
