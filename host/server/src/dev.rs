@@ -11,7 +11,7 @@ use oncebox_inbox::{Admin, InboxError, MasterKey, policy::Policy};
 use oncebox_runtime::{Runtime, RuntimeConfig};
 
 use crate::{
-    cli::create_with_tables,
+    cli::{create_with_tables, handler_name},
     config::Config,
     local::{
         broker::MockBroker,
@@ -140,7 +140,7 @@ async fn deploy(admin: &Admin, args: &DevArgs) -> Result<()> {
         let path = Path::new(file);
         let bytes = std::fs::read(path).with_context(|| format!("failed to read the component `{file}`"))?;
         runtime.load(&bytes).await.with_context(|| format!("`{file}` cannot be deployed"))?;
-        let handler = path.file_stem().map(|stem| stem.to_string_lossy().to_lowercase().replace('_', "-")).unwrap_or_default();
+        let handler = handler_name(path);
         admin.deploy("dev", "dev", event_type, &handler, &bytes, &serde_json::json!({})).await?;
         println!("handler   {handler} takes `{event_type}`");
     }

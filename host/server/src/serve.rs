@@ -64,7 +64,9 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     let drained = supervisor.run(stop, Duration::from_millis(config.shutdown.drain_ms)).await;
     http_stop.cancel();
     // A client that keeps its request open does not keep the process.
-    let _ = tokio::time::timeout(Duration::from_secs(1), http).await;
+    if let Ok(ended) = tokio::time::timeout(Duration::from_secs(1), http).await {
+        ended??;
+    }
     match drained {
         Drained::Clean => tracing::info!("drained"),
         Drained::Unfinished => tracing::warn!("the drain's time was up; what still ran is redelivered"),

@@ -1,6 +1,6 @@
 //! `oncebox deploy`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -31,6 +31,11 @@ pub(super) struct DeployArgs {
     settings: Vec<(String, String)>,
 }
 
+/// The name of a handler that is given none: its file's.
+pub(crate) fn handler_name(component: &Path) -> String {
+    component.file_stem().map(|stem| stem.to_string_lossy().to_lowercase().replace('_', "-")).unwrap_or_default()
+}
+
 fn setting(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("a setting is `key=value`")?;
     Ok((key.to_owned(), value.to_owned()))
@@ -47,7 +52,7 @@ pub(super) async fn run(config: &Config, args: DeployArgs, json: bool) -> Result
     let loaded = runtime.load(&bytes).await.with_context(|| format!("`{path}` cannot be deployed"))?;
     let handler = match args.handler {
         Some(name) => name,
-        None => args.component.file_stem().map(|stem| stem.to_string_lossy().to_lowercase().replace('_', "-")).unwrap_or_default(),
+        None => handler_name(&args.component),
     };
     let settings: Map<_, _> = args.settings.into_iter().map(|(key, value)| (key, Value::String(value))).collect();
     let deployment = admin.deploy(&args.tenant, &args.consumer, &args.event_type, &handler, &bytes, &settings.into()).await?;

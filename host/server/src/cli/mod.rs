@@ -7,6 +7,7 @@ mod inbox;
 mod output;
 mod tenant;
 
+pub(crate) use deploy::handler_name;
 pub(crate) use output::table;
 pub(crate) use tenant::create_with_tables;
 

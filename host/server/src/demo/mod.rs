@@ -9,7 +9,7 @@ mod progress;
 mod publish;
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -78,8 +78,7 @@ pub(crate) struct DemoArgs {
 /// Run it; an error if any number differs.
 pub(crate) async fn run(args: DemoArgs, as_json: bool) -> Result<()> {
     let started = Instant::now();
-    let _ = std::fs::remove_dir_all(&args.dir);
-    std::fs::create_dir_all(&args.dir).with_context(|| format!("failed to create `{}`", args.dir.display()))?;
+    empty(&args.dir)?;
     let (postgres, broker, config) = services(&args)?;
     let admin = set_up(&config).await?;
 
@@ -96,6 +95,22 @@ pub(crate) async fn run(args: DemoArgs, as_json: bool) -> Result<()> {
     let rows = found::compare(&admin, &expected, &progress).await?;
     drop((postgres, broker));
     report(&rows, &progress, started.elapsed(), as_json)
+}
+
+/// Tells a folder of the demo from any other.
+const MARKER: &str = "oncebox-demo";
+
+/// Make the demo's folder, or empty that of an earlier run. No other folder is touched.
+fn empty(dir: &Path) -> Result<()> {
+    let shown = dir.display();
+    if dir.join(MARKER).exists() {
+        std::fs::remove_dir_all(dir).with_context(|| format!("failed to empty `{shown}`"))?;
+    } else if dir.exists() {
+        let mut entries = std::fs::read_dir(dir).with_context(|| format!("failed to read the folder `{shown}`"))?;
+        ensure!(entries.next().is_none(), "`{shown}` holds files that are not of an earlier demo; name another folder with `--dir`");
+    }
+    std::fs::create_dir_all(dir).with_context(|| format!("failed to create `{shown}`"))?;
+    std::fs::write(dir.join(MARKER), "").with_context(|| format!("failed to write to `{shown}`"))
 }
 
 fn services(args: &DemoArgs) -> Result<(Option<PrivatePostgres>, Option<MockBroker>, Config)> {
@@ -254,4 +269,22 @@ fn effects(expected: &Expected) -> u64 {
 /// Tenant of a delivery.
 fn tenant_of(input: &Input, delivery: Delivery) -> usize {
     input.record(delivery).tenant
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MARKER, empty};
+
+    // What could go wrong: a mistyped `--dir` costs someone a folder.
+    #[test]
+    fn only_a_folder_of_the_demo_is_emptied() {
+        let dir = std::env::temp_dir().join(format!("oncebox-empty-{}", std::process::id()));
+        std::fs::create_dir(&dir).expect("a new folder");
+        std::fs::write(dir.join("thesis.txt"), "years").expect("a file");
+        assert!(empty(&dir).is_err() && dir.join("thesis.txt").exists());
+        std::fs::write(dir.join(MARKER), "").expect("a file");
+        empty(&dir).expect("a folder of the demo");
+        assert!(!dir.join("thesis.txt").exists() && dir.join(MARKER).exists());
+        std::fs::remove_dir_all(&dir).expect("the folder is there");
+    }
 }
