@@ -58,13 +58,30 @@ pub struct World {
     pub pool: PgPool,
     /// Gates and the record of runs, shared by all hosts.
     pub control: Arc<Control>,
+    /// Whether the scripted handlers take the messages of a transaction together.
+    batches: bool,
     finished: AtomicBool,
+}
+
+/// A promise is kept by both kinds of handlers: those that take one message, and those that take all
+/// messages of a transaction in one call.
+pub async fn both(promise: impl AsyncFn(World)) {
+    promise(World::new().await).await;
+    println!("the same with a handler that takes batches");
+    let mut world = World::new().await;
+    world.batches();
+    promise(world).await;
 }
 
 impl World {
     /// A new database, copied from a template.
     pub async fn new() -> Self {
         Self::create().await.expect("the test's database")
+    }
+
+    /// From now on its scripted handlers take the messages of a transaction together.
+    pub fn batches(&mut self) {
+        self.batches = true;
     }
 
     async fn create() -> Result<Self> {
@@ -76,7 +93,7 @@ impl World {
         pool.execute(AssertSqlSafe(revoke)).await.context("failed to close the database")?;
         let key = MasterKey::parse(&MasterKey::generate())?;
         let admin = Admin::new(options.clone(), key.clone(), "test");
-        Ok(Self { database, key, options, admin, pool, control: Arc::default(), finished: AtomicBool::new(false) })
+        Ok(Self { database, key, options, admin, pool, control: Arc::default(), batches: false, finished: AtomicBool::new(false) })
     }
 
     /// A tenant with its table of effects and whatever else `schema_sql` makes.
@@ -115,7 +132,8 @@ impl World {
 
     /// Handlers that do what the messages say, for every event type but `nobody`.
     pub fn scripts(&self) -> Arc<PlainHandlers> {
-        PlainHandlers::of(Script::handler(self.control.clone()))
+        let script = if self.batches { Script::batch_handler } else { Script::handler };
+        PlainHandlers::of(script(self.control.clone()))
     }
 
     /// Options to connect as a tenant's guest role, as a host's sessions do.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use oncebox_inbox::{ConsumerInbox, InboxError, message::Record};
 use oncebox_tests::inbox::{
-    DEADLINE, Guest, PlainHandlers, Script, TestConsumer, World, code, deliver, drive, open, record, records, step, take,
+    DEADLINE, Guest, PlainHandlers, Script, TestConsumer, World, both, code, deliver, drive, open, record, records, step, take,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use sqlx::{AssertSqlSafe, Connection, Executor};
@@ -17,7 +17,10 @@ use tokio::time::{Duration, Instant, sleep};
 /// payload nobody asked for. S1-102, S1-003, S1-035, S3-024, S0-005 to S0-008, S1-036.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_delivery_takes_effect() {
-    let world = World::new().await;
+    both(a_first_delivery_takes_effect_of).await;
+}
+
+async fn a_first_delivery_takes_effect_of(world: World) {
     let consumer = world.simple("", "").await;
     let host = world.host(&consumer);
     assert!(deliver(&host, &records(["a", "b"])).await.is_empty());
@@ -33,7 +36,10 @@ async fn a_first_delivery_takes_effect() {
 /// S1-103, S1-104, S1-113, S1-125, S4-008, S4-009, S0-019, S3-005.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_duplicate_after_success_is_settled_without_a_run() {
-    let world = World::new().await;
+    both(a_duplicate_after_success_is_settled_without_a_run_of).await;
+}
+
+async fn a_duplicate_after_success_is_settled_without_a_run_of(world: World) {
     let consumer = world.simple("", "").await;
     // The second host knows nothing of the first, as after a crash between commit and ack.
     for _ in 0..2 {
@@ -51,7 +57,10 @@ async fn a_duplicate_after_success_is_settled_without_a_run() {
 /// lost. S1-105, S0-022, S1-004, S1-005, S1-006, S3-008.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failure_before_commit_leaves_nothing_and_redelivery_runs() {
-    let world = World::new().await;
+    both(a_failure_before_commit_leaves_nothing_and_redelivery_runs_of).await;
+}
+
+async fn a_failure_before_commit_leaves_nothing_and_redelivery_runs_of(world: World) {
     let consumer = world.simple("", "").await;
     let (host, records) = (world.host(&consumer), [record(0, "a", ""), record(1, "b", "gate b")]);
     let mut partition = open(&host, 0).await;
@@ -75,7 +84,10 @@ async fn a_failure_before_commit_leaves_nothing_and_redelivery_runs() {
 /// S0-018, S0-004.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_claimers_of_one_message_run_it_once() {
-    let world = World::new().await;
+    both(many_claimers_of_one_message_run_it_once_of).await;
+}
+
+async fn many_claimers_of_one_message_run_it_once_of(world: World) {
     let consumer = world.simple("", "").await;
     let ids: Vec<_> = (0..20).map(|n| format!("m{n}")).collect();
     let mut tasks = Vec::new();
@@ -98,7 +110,10 @@ async fn many_claimers_of_one_message_run_it_once() {
 /// rolled back. S0-002.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_claimer_waits_and_takes_over_when_the_first_fails() {
-    let world = World::new().await;
+    both(a_second_claimer_waits_and_takes_over_when_the_first_fails_of).await;
+}
+
+async fn a_second_claimer_waits_and_takes_over_when_the_first_fails_of(world: World) {
     let consumer = world.simple("", "").await;
     let (first, second) = (world.host(&consumer), world.host(&consumer));
     let gated = [record(0, "a", "gate g")];
@@ -123,8 +138,11 @@ async fn a_second_claimer_waits_and_takes_over_when_the_first_fails() {
 async fn any_deliveries_have_the_effect_of_one() {
     let seed = std::env::var("ONCEBOX_SEED").map_or_else(|_| rand::random(), |text| text.parse().unwrap());
     println!("ONCEBOX_SEED={seed}");
+    both(async |world| any_deliveries(world, seed).await).await;
+}
+
+async fn any_deliveries(world: World, seed: u64) {
     let mut random = StdRng::seed_from_u64(seed);
-    let world = World::new().await;
     let consumer = world
         .simple(
             "CREATE TABLE hot (id int PRIMARY KEY, n int NOT NULL); INSERT INTO hot SELECT n, 0 FROM generate_series(0, 3) n;",
@@ -192,7 +210,10 @@ async fn deliver_randomly(host: Arc<ConsumerInbox>, log: &[Record], seed: u64) {
 /// another one. S1-052, S1-053, S4-021, S1-120, S0-012.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_consumer_takes_a_message_for_itself() {
-    let world = World::new().await;
+    both(each_consumer_takes_a_message_for_itself_of).await;
+}
+
+async fn each_consumer_takes_a_message_for_itself_of(world: World) {
     let (acme, globex) = (world.tenant("acme", "").await, world.tenant("globex", "").await);
     let consumers = [
         world.consumer(&acme, "orders", "").await,
@@ -212,7 +233,10 @@ async fn each_consumer_takes_a_message_for_itself() {
 /// S0-024, S4-006, S4-010.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redelivery_gets_the_stored_result() {
-    let world = World::new().await;
+    both(a_redelivery_gets_the_stored_result_of).await;
+}
+
+async fn a_redelivery_gets_the_stored_result_of(world: World) {
     let consumer = world.simple("", "").await;
     deliver(&world.host(&consumer), &[record(0, "msg-abc-123", "result {\"reserved\":3}")]).await;
     assert_eq!(world.row(&consumer, "msg-abc-123").await.result, Some(serde_json::json!({"reserved": 3})));
@@ -228,7 +252,10 @@ async fn a_redelivery_gets_the_stored_result() {
 /// out of a guest's statement, commits an effect. S0-021, S0-023, S0-046, D4.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_database_refuses_a_commit_without_completion() {
-    let world = World::new().await;
+    both(the_database_refuses_a_commit_without_completion_of).await;
+}
+
+async fn the_database_refuses_a_commit_without_completion_of(world: World) {
     let consumer = world.simple("", "").await;
     let mut guest = Guest::begin(&world, &consumer).await;
     guest.claim(&["a"]).await.unwrap();
@@ -405,7 +432,10 @@ async fn two_second_buckets(world: &World) -> TestConsumer {
 /// failure is recorded through the claim, or not at all.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_zombies_failure_overwrites_nothing() {
-    let world = World::new().await;
+    both(a_zombies_failure_overwrites_nothing_of).await;
+}
+
+async fn a_zombies_failure_overwrites_nothing_of(world: World) {
     let consumer = world.simple("CREATE TABLE hot (n int); INSERT INTO hot VALUES (0);", "limits = { deadline_ms = 1000 }").await;
     let (zombie, owner) = (world.host(&consumer), world.host(&consumer));
     // The zombie hangs in a statement; at its deadline the connection is given up, its claim with it.
@@ -480,7 +510,10 @@ async fn a_stale_host_completes_nothing() {
 /// What could go wrong: an id that is used for two things loses one of them. A8 (b), S0-048, S1-091.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore() {
-    let world = World::new().await;
+    both(another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore_of).await;
+}
+
+async fn another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore_of(world: World) {
     let tenant = world.tenant("acme", "").await;
     const TYPED: &str = "identity = { id = [{ header = 'id' }], event_type = [{ header = 'type' }, 'topic'] }";
     for (policy, kept) in [(TYPED.to_owned(), 1), (format!("{TYPED}\ncollision = 'ignore'"), 0)] {
@@ -509,7 +542,10 @@ async fn another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore(
 /// needs it. S0-011, S1-093.
 #[tokio::test(flavor = "multi_thread")]
 async fn payloads_are_kept_as_the_policy_says() {
-    let world = World::new().await;
+    both(payloads_are_kept_as_the_policy_says_of).await;
+}
+
+async fn payloads_are_kept_as_the_policy_says_of(world: World) {
     let tenant = world.tenant("acme", "").await;
     // Kept of: completed, rejected, waiting for a retry, and the same once it has succeeded.
     for (policy, expected) in
@@ -529,5 +565,71 @@ async fn payloads_are_kept_as_the_policy_says() {
             assert_eq!(row.payload_hash.as_ref().map(Vec::len), Some(32), "{policy}: the hash is always kept");
         }
     }
+    world.finish().await;
+}
+
+/// What could go wrong: with deduplication switched off rows are still written for what completes, a
+/// failure or its neighbours are lost, or a withdrawn deployment goes on. S0-036, S3-010.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_deduplication_redelivery_runs_again_and_failures_stay_rows() {
+    both(async |world| {
+        let consumer = world.simple("", "dedup = 'off'\nretry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }").await;
+        let host = world.host(&consumer);
+        let log = [
+            record(0, "a", "result 1"),
+            record(1, "b", "before 2 retry 1"),
+            record(2, "c", ""),
+            record(3, "d", "reject"),
+            record(4, "e", ""),
+        ];
+        for _ in 0..2 {
+            assert!(deliver(&host, &log).await.is_empty());
+        }
+        world.retry_until_settled(&host).await;
+        for (id, effects) in [("a", 2), ("b", 1), ("c", 2), ("d", 0), ("e", 2)] {
+            assert_eq!(world.effects(&consumer, id).await, effects, "`{id}`");
+        }
+        let rows = world.rows().await;
+        let states: Vec<_> = rows.iter().map(|row| (row.message_id.as_str(), row.status.as_str(), row.attempts)).collect();
+        assert_eq!(states, [("b", "completed", 2), ("d", "failed_terminal", 1)]);
+        world.execute("UPDATE oncebox.consumer SET generation_required = 1").await;
+        let mut partition = take(&host).await;
+        let stale = partition.process(&log[..1]).await.unwrap_err();
+        assert!(stale.to_string().contains("stale"), "{stale}");
+        partition.close().await;
+        world.execute("DELETE FROM oncebox.inbox").await;
+        world.execute(format!("DELETE FROM {}.effect", consumer.tenant.schema_name)).await;
+        world.finish().await;
+    })
+    .await;
+}
+
+/// What could go wrong: a handler of batches is called once per message, or with messages it did before,
+/// or one failure takes the others with it. S0-036, S3-011.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_handler_is_called_once_for_all_that_is_new() {
+    let mut world = World::new().await;
+    world.batches();
+    let consumer = world.simple("", "batch = { messages_max = 500, duration_ms = 10000 }").await;
+    let host = world.host(&consumer);
+    let ids: Vec<_> = (0..400).map(|n| format!("m{n}")).collect();
+    let log: Vec<_> = (0..).zip(&ids).map(|(offset, id)| record(offset, id, "")).collect();
+    deliver(&host, &log[..100]).await;
+    let calls = world.control.calls();
+    deliver(&host, &log).await;
+    assert_eq!(world.control.calls() - calls, 1, "300 new messages behind 100 known ones are one call");
+    // One that says itself that it failed costs one more call, for the others.
+    let rejected: Vec<_> = (0..64).map(|n| record(n, &format!("r{n}"), if n == 20 { "reject" } else { "" })).collect();
+    let calls = world.control.calls();
+    deliver(&host, &rejected).await;
+    assert_eq!(world.control.calls() - calls, 2);
+    // One that fails in a statement is found by halving.
+    let broken: Vec<_> = (0..64).map(|n| record(n, &format!("s{n}"), if n == 20 { "sql SELECT 1/0" } else { "" })).collect();
+    let calls = world.control.calls();
+    deliver(&host, &broken).await;
+    assert_eq!(world.control.calls() - calls, 13, "a call for all, then two for each of six halvings");
+    assert_eq!(world.row(&consumer, "r20").await.status, "failed_terminal");
+    assert_eq!(world.row(&consumer, "s20").await.state(), ("failed_retryable", Some("sql_error:22012"), 1));
+    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await, 400 + 63 + 63);
     world.finish().await;
 }

@@ -105,6 +105,12 @@ static DEFECTS: &[Defect] = &[
     // Failures
     Defect { name: "swallowed_error_is_ok", scenario: "a swallowed error", sees: "nothing is settled", made: Made::Switch },
     Defect { name: "failed_effect_stays", scenario: "a failure in a batch", sees: ODD, made: Made::Switch },
+    Defect {
+        name: "batch_answers_ignored",
+        scenario: "a failed answer in a batch",
+        sees: "a rejected message completed",
+        made: Made::Switch,
+    },
     Defect { name: "undecodable_dropped", scenario: "an undecodable record", sees: LOST, made: Made::Switch },
     Defect { name: "collisions_dropped", scenario: "a collision", sees: LOST, made: Made::Switch },
     Defect { name: "attempt_on_host_fault", scenario: "a fault of the host", sees: "cost the message an attempt", made: Made::Switch },
@@ -167,6 +173,7 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("a lost answer to COMMIT", |defect| lost_answer(defect).map(Ok).boxed_local()),
     ("a swallowed error", |defect| swallowed_error(defect).map(Ok).boxed_local()),
     ("a failure in a batch", |defect| failure_in_a_batch(defect).map(Ok).boxed_local()),
+    ("a failed answer in a batch", |defect| failed_answer(defect).map(Ok).boxed_local()),
     ("an undecodable record", |defect| undecodable(defect).map(Ok).boxed_local()),
     ("a collision", |defect| collision(defect).map(Ok).boxed_local()),
     ("a fault of the host", |defect| fault_of_the_host(defect).map(Ok).boxed_local()),
@@ -444,6 +451,15 @@ async fn failure_in_a_batch(defect: Option<&Defect>) {
     let world = world(defect).await;
     let consumer = world.simple("", "").await;
     deliver(&world.host(&consumer), &[record(0, "a", ""), record(1, "b", "other"), record(2, "c", "")]).await;
+    world.finish().await;
+}
+
+async fn failed_answer(defect: Option<&Defect>) {
+    let mut world = world(defect).await;
+    world.batches();
+    let consumer = world.simple("", "").await;
+    deliver(&world.host(&consumer), &[record(0, "a", ""), record(1, "b", "reject"), record(2, "c", "")]).await;
+    assert_ne!(world.row(&consumer, "b").await.status, "completed", "a rejected message completed");
     world.finish().await;
 }
 

@@ -84,11 +84,12 @@ pub struct Claimant {
 const CLAIM: &str =
     "SELECT * FROM oncebox_host.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21)";
 
-/// Claim a batch of one partition. One answer for each message, in order.
+/// Claim a batch of one partition. One answer for each message, in order. A claim of nothing sets the
+/// guard all the same, and checks who asks.
 pub async fn claim(transaction: &Transaction<'_>, claimant: Claimant, offered: &[&Offered], r#as: As) -> Result<Vec<Claimed>, InboxError> {
     hooks::point("inbox:claim:before");
     let messages = || offered.iter().map(|offered| &offered.message);
-    let Some(first) = messages().next() else { return Ok(Vec::new()) };
+    let (topic, partition) = messages().next().map_or(("", 0), |first| (&*first.record.topic, first.record.partition));
     let keep =
         r#as != As::Completed && claimant.payload != PayloadPolicy::None || r#as == As::Received || claimant.payload == PayloadPolicy::All;
     let query = sqlx::query(CLAIM)
@@ -97,8 +98,8 @@ pub async fn claim(transaction: &Transaction<'_>, claimant: Claimant, offered: &
         .bind(claimant.generation)
         .bind(r#as.status())
         .bind(offered.iter().map(|o| o.reason.as_deref()).collect::<Vec<_>>())
-        .bind(&*first.record.topic)
-        .bind(first.record.partition)
+        .bind(topic)
+        .bind(partition)
         .bind(messages().map(|m| m.id.as_str()).collect::<Vec<_>>())
         .bind(messages().map(|m| m.record.offset).collect::<Vec<_>>())
         .bind(messages().map(|m| m.record.timestamp_ms).collect::<Vec<_>>())

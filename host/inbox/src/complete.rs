@@ -7,7 +7,7 @@ use crate::{
     handler::{Failure, FailureKind},
     headers, hooks,
     message::Message,
-    policy::{PayloadPolicy, Policy, Retry},
+    policy::{Dedup, PayloadPolicy, Policy, Retry},
     session::Transaction,
     tx::bounded,
 };
@@ -107,7 +107,7 @@ impl Completion {
 
     /// A run that succeeded.
     pub fn succeeded(&mut self, ran: Ran<'_>, result: Option<String>, policy: &Policy) {
-        if ran.epoch == 0 && result.is_none() {
+        if ran.epoch == 0 && (result.is_none() || policy.dedup == Dedup::Off) {
             return;
         }
         self.rows.push(Row {

@@ -33,6 +33,22 @@ pub struct Run<'a> {
     pub deadline: Instant,
 }
 
+/// One run of several messages in one call, each for the first time.
+#[derive(Debug, Clone)]
+pub struct BatchRun<'a> {
+    /// The tenant's name.
+    pub tenant: &'a str,
+    /// The consumer's name.
+    pub consumer: &'a str,
+    /// What to handle, in the order of the partition; never empty.
+    pub messages: &'a [&'a Message],
+    /// When the host stops this call.
+    pub deadline: Instant,
+}
+
+/// What a handler says of one message.
+pub type Answer = Result<Option<String>, Failure>;
+
 /// Does the work of a message. Its SQL goes through `tx`, into the transaction that also
 /// holds the claim; it can neither commit nor roll back.
 pub trait Handler: Send + Sync + 'static {
@@ -43,7 +59,19 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// The future is dropped at the deadline, or never: everything it holds must be
     /// undone by a rollback.
-    fn handle<'a>(&'a self, tx: &'a Tx, run: &'a Run<'a>) -> BoxFuture<'a, Result<Option<String>, Failure>>;
+    fn handle<'a>(&'a self, tx: &'a Tx, run: &'a Run<'a>) -> BoxFuture<'a, Answer>;
+
+    /// Whether the new messages of a transaction go to [`Handler::handle_batch`], all in one call.
+    fn takes_batches(&self) -> bool {
+        false
+    }
+
+    /// Handle several messages. One answer for each, in order; an error speaks for none of them and
+    /// says that the call as a whole failed. Only called where [`Handler::takes_batches`]; a single
+    /// message may still go to [`Handler::handle`].
+    fn handle_batch<'a>(&'a self, _tx: &'a Tx, _run: &'a BatchRun<'a>) -> BoxFuture<'a, Result<Vec<Answer>, Failure>> {
+        Box::pin(async { Err(Failure::new(FailureKind::Other, "this handler takes one message at a time")) })
+    }
 }
 
 /// The live handlers of one consumer, as loaded at one generation of its deployments.

@@ -30,6 +30,7 @@ pub mod schema;
 mod scram;
 mod session;
 mod suspects;
+mod together;
 pub mod tx;
 
 pub use admin::{Admin, Consumer, Tenant};

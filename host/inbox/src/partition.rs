@@ -16,7 +16,8 @@ use crate::{
     suspects::Suspects,
 };
 
-/// Messages that are run under a lease after a sign that one of them kills the process.
+/// Messages that are run under a lease after a sign that one of them kills the process; as many as
+/// were under way together, where those are more.
 const PROBATION_MESSAGES: usize = 64;
 
 /// The records of one assigned partition.
@@ -56,7 +57,7 @@ impl PartitionInbox {
                 "an earlier process died at this offset; the next messages run alone, under a lease"
             );
         }
-        let probation = if suspect { PROBATION_MESSAGES } else { 0 };
+        let probation = if suspect { on_probation(&consumer) } else { 0 };
         let suspects = Suspects::default();
         Ok(Self { consumer, topic: topic.to_owned(), partition, probation, singles: 0, moved: false, cleared: false, suspects })
     }
@@ -199,7 +200,7 @@ impl PartitionInbox {
             }
             Err(error) => {
                 match error {
-                    InboxError::LostInHandler { .. } => self.probation = PROBATION_MESSAGES,
+                    InboxError::LostInHandler { .. } => self.probation = on_probation(&self.consumer),
                     InboxError::InFlightElsewhere => self.consumer.count_elsewhere(),
                     _ => {}
                 }
@@ -225,6 +226,10 @@ impl PartitionInbox {
         }
         Ok(())
     }
+}
+
+fn on_probation(consumer: &ConsumerInbox) -> usize {
+    PROBATION_MESSAGES.max(consumer.policy.batch.messages_max)
 }
 
 /// Whether a message is parked because its id collided; its new id holds its hash, so it cannot again.

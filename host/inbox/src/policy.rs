@@ -14,6 +14,9 @@ pub struct Policy {
     pub topics: Vec<String>,
     /// When the broker is told that a message is done. Chosen, never implied.
     pub ack: Ack,
+    /// Whether the inbox remembers what completed.
+    #[serde(default)]
+    pub dedup: Dedup,
     /// How long the inbox remembers a completed message.
     #[serde(default)]
     pub retention: Retention,
@@ -48,6 +51,18 @@ pub enum Ack {
     AfterCommit,
     /// After the message is stored; workers run it from the inbox under a lease.
     AfterInsert,
+}
+
+/// Whether deliveries are deduplicated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dedup {
+    /// Every message is claimed in the inbox: its effect happens once.
+    #[default]
+    Inbox,
+    /// No claim is written: a redelivered message has its effect again. For telemetry and for
+    /// handlers that are idempotent by themselves. Failures are rows as ever.
+    Off,
 }
 
 /// Retention classes; each has its own set of time partitions.
@@ -174,7 +189,9 @@ pub enum KeySource {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Batch {
-    /// Messages, at most; 1 to 64.
+    /// Messages, at most; 1 to 1,000. Each holds a lock in PostgreSQL's shared lock table until the
+    /// commit: over some hundreds, with many partitions, raise the server's
+    /// `max_locks_per_transaction`.
     pub messages_max: usize,
     /// Milliseconds after which no further message of the batch is started.
     pub duration_ms: u64,
@@ -286,8 +303,11 @@ impl Policy {
         if topics.is_empty() || topics.iter().any(String::is_empty) {
             return wrong("`topics` must name at least one topic".to_owned());
         }
-        if !(1..=64).contains(&batch.messages_max) {
-            return wrong(format!("`batch.messages_max` is {}; it must be 1 to 64", batch.messages_max));
+        if !(1..=1_000).contains(&batch.messages_max) {
+            return wrong(format!("`batch.messages_max` is {}; it must be 1 to 1,000", batch.messages_max));
+        }
+        if self.dedup == Dedup::Off && self.ack == Ack::AfterInsert {
+            return wrong("`dedup = \"off\"` needs `ack = \"after_commit\"`: what is acked after its insert is in the inbox".to_owned());
         }
         if identity.id.is_empty() || identity.event_type.is_empty() {
             return wrong("`identity.id` and `identity.event_type` must each name at least one source".to_owned());

@@ -14,8 +14,10 @@ use crate::{
     hooks,
     message::Message,
     pace::Mode,
+    policy::Dedup,
     run::{Ended, Job, run},
     session::{CommitError, Transaction},
+    together,
     tx::{StatementError, Tx, bounded},
 };
 
@@ -29,10 +31,13 @@ pub(crate) struct Routed {
 
 impl Routed {
     /// The first run of a message that was claimed in this transaction.
-    fn ran(&self) -> Ran<'_> {
+    pub(crate) fn ran(&self) -> Ran<'_> {
         Ran { message: &self.offered.message, epoch: 0, version: Some(self.handler.version()), attempt: 1 }
     }
 }
+
+/// What became of each message that ran: its index, and the kind of its failure.
+pub(crate) type Outcomes = Vec<(usize, Disposition, Option<FailureKind>)>;
 
 /// What a committed transaction did.
 #[derive(Debug)]
@@ -40,7 +45,7 @@ pub(crate) struct Settled {
     /// The answer to each claim that counts; claims behind these were withdrawn and come again.
     pub(crate) claims: Vec<Claimed>,
     /// What became of each message that ran.
-    pub(crate) ran: Vec<(usize, Disposition, Option<FailureKind>)>,
+    pub(crate) ran: Outcomes,
     /// The batch could only be settled message by message.
     pub(crate) alone: bool,
 }
@@ -58,6 +63,8 @@ pub(crate) enum Stop {
     AtCommit { failure: Failure },
     /// The claim's data was refused, for some message.
     AtClaim { failure: Failure },
+    /// The server's lock table has no room for this many claims.
+    Crowded(InboxError),
     /// The connection broke while a message ran.
     Lost { index: usize },
     /// The host's own trouble.
@@ -89,23 +96,43 @@ impl ConsumerInbox {
     /// Everything between BEGIN and COMMIT, in order.
     async fn work(&self, transaction: &Transaction<'_>, batch: &[Routed], mode: Mode) -> Result<Settled, Stop> {
         let started = Instant::now();
-        let offered: Vec<_> = batch.iter().map(|routed| &routed.offered).collect();
-        let mut claims = claim(transaction, self.claimant(batch[0].generation), &offered, As::Completed).await.map_err(at_claim)?;
+        let mut claims = self.claim_live(transaction, batch).await.map_err(at_claim)?;
         let mut completion = Completion::default();
         let mut ran = Vec::new();
-        for (index, routed) in batch.iter().enumerate() {
+        let mut next = 0;
+        while let Some(routed) = batch.get(next) {
+            let index = next;
+            next += 1;
             if claims[index] != Claimed::New && !hooks::sabotage("duplicates_run") {
                 continue; // a duplicate: settled by its row, nothing runs for it
             }
             if !ran.is_empty() && started.elapsed() >= self.batch_duration() {
-                withdraw(&mut completion, batch, &mut claims, index);
+                self.withdraw(&mut completion, batch, &mut claims, index);
                 break;
+            }
+            if routed.handler.takes_batches() {
+                let (group, behind) = together::group(batch, &claims, index);
+                self.handle_together(transaction.tx(), batch, group, &mut completion, &mut ran).await?;
+                next = behind;
+                continue;
             }
             let (disposition, kind) = self.handle(transaction.tx(), routed, index, mode, &mut completion).await?;
             ran.push((index, disposition, kind));
         }
         complete(transaction, self.consumer_id, &completion).await.map_err(at_completion)?;
         Ok(Settled { claims, ran, alone: false })
+    }
+
+    /// Claim what is about to be run. Without deduplication everything is new and no row says so; the
+    /// guard is set in any case, so that nothing but the completion lets the transaction commit.
+    async fn claim_live(&self, transaction: &Transaction<'_>, batch: &[Routed]) -> Result<Vec<Claimed>, InboxError> {
+        let claimant = self.claimant(batch[0].generation);
+        if self.policy.dedup == Dedup::Off {
+            claim(transaction, claimant, &[], As::Completed).await?;
+            return Ok(vec![Claimed::New; batch.len()]);
+        }
+        let offered: Vec<_> = batch.iter().map(|routed| &routed.offered).collect();
+        claim(transaction, claimant, &offered, As::Completed).await
     }
 
     /// Run one claimed message; under a savepoint its failure becomes its row.
@@ -117,7 +144,6 @@ impl ConsumerInbox {
         mode: Mode,
         completion: &mut Completion,
     ) -> Result<(Disposition, Option<FailureKind>), Stop> {
-        let message = &routed.offered.message;
         if mode == Mode::Savepoints {
             host_statement(tx, "SAVEPOINT m").await?;
         }
@@ -143,14 +169,30 @@ impl ConsumerInbox {
                     return Err(if answered { Stop::Abandoned { index, failure } } else { Stop::Host(error) });
                 }
                 hooks::point("inbox:fail:after");
-                let disposition = completion.failed(routed.ran(), &failure, &self.policy);
-                self.log_failure(message, &failure, disposition, 1);
+                let disposition = self.record_failure(routed, index, &failure, completion)?;
                 Ok((disposition, Some(failure.kind)))
             }
             Ended::Contention(failure) => Err(Stop::Contention { failure }),
             Ended::Abandoned(failure) => Err(Stop::Abandoned { index, failure }),
             Ended::Lost => Err(Stop::Lost { index }),
         }
+    }
+
+    /// The claim's row becomes the failure record. Where claims are not written there is none yet: the
+    /// message is settled alone, with a claim that is.
+    pub(crate) fn record_failure(
+        &self,
+        routed: &Routed,
+        index: usize,
+        failure: &Failure,
+        completion: &mut Completion,
+    ) -> Result<Disposition, Stop> {
+        if self.policy.dedup == Dedup::Off {
+            return Err(Stop::Abandoned { index, failure: failure.clone() });
+        }
+        let disposition = completion.failed(routed.ran(), failure, &self.policy);
+        self.log_failure(&routed.offered.message, failure, disposition, 1);
+        Ok(disposition)
     }
 
     /// Bring the front of a batch to an end, however often its transaction has to be repeated: at
@@ -161,7 +203,8 @@ impl ConsumerInbox {
         let mut repeats = 0;
         let mut alone = false;
         loop {
-            let stop = match self.transact(&batch[..mode.limit(size).min(batch.len())], mode).await {
+            let limit = if batch[0].handler.takes_batches() { size } else { mode.limit(size) };
+            let stop = match self.transact(&batch[..limit.min(batch.len())], mode).await {
                 Ok(mut settled) => {
                     settled.alone = alone;
                     let failed = settled.ran.iter().filter(|(_, disposition, _)| *disposition != Disposition::Completed).count();
@@ -181,6 +224,10 @@ impl ConsumerInbox {
                         (size, mode, alone) = (1, Mode::Savepoints, true);
                     }
                 }
+                Stop::Crowded(_) if size > 1 => {
+                    self.pace.contended();
+                    size /= 2;
+                }
                 Stop::Contention { failure } if repeats >= CONTENTION_REPEATS => return self.record_alone(&batch[0], failure).await,
                 Stop::Contention { .. } => {
                     repeats += 1;
@@ -199,7 +246,7 @@ impl ConsumerInbox {
                 Stop::Host(error) if hooks::sabotage("attempt_on_host_fault") => {
                     return self.record_alone(&batch[0], Failure::new(FailureKind::Other, error.to_string())).await;
                 }
-                Stop::Host(error) => return Err(error),
+                Stop::Host(error) | Stop::Crowded(error) => return Err(error),
             }
         }
     }
@@ -275,6 +322,17 @@ impl ConsumerInbox {
         }
     }
 
+    /// Claims that were not run are taken back, from `index` on; they come again.
+    fn withdraw(&self, completion: &mut Completion, batch: &[Routed], claims: &mut Vec<Claimed>, index: usize) {
+        for (routed, claimed) in batch.iter().zip(claims.iter()).skip(index) {
+            let written = *claimed == Claimed::New && self.policy.dedup == Dedup::Inbox;
+            if written && !hooks::sabotage("withdrawn_claims_stay") {
+                completion.withdraw(&routed.offered.message.id);
+            }
+        }
+        claims.truncate(index);
+    }
+
     fn batch_duration(&self) -> Duration {
         Duration::from_millis(self.policy.batch.duration_ms)
     }
@@ -312,16 +370,6 @@ pub(crate) async fn commit_host<T>(transaction: Transaction<'_>, answer: Result<
     }
 }
 
-/// Claims that were not run are taken back, from `index` on; they come again.
-fn withdraw(completion: &mut Completion, batch: &[Routed], claims: &mut Vec<Claimed>, index: usize) {
-    for (routed, claimed) in batch.iter().zip(claims.iter()).skip(index) {
-        if *claimed == Claimed::New && !hooks::sabotage("withdrawn_claims_stay") {
-            completion.withdraw(&routed.offered.message.id);
-        }
-    }
-    claims.truncate(index);
-}
-
 /// Back to before the message, and out of its savepoint.
 pub(crate) async fn undo_message(tx: &Tx) -> Result<(), InboxError> {
     if hooks::sabotage("failed_effect_stays") && tx.error().await.is_none() {
@@ -340,11 +388,15 @@ pub(crate) async fn host_statement(tx: &Tx, text: &'static str) -> Result<(), In
     Ok(answer?)
 }
 
+/// What PostgreSQL answers when its lock table is full.
+const OUT_OF_MEMORY: &str = "53200";
+
 fn at_claim(error: InboxError) -> Stop {
     match refused(&error) {
         // A CHECK without a name is a missing partition: the host's.
         Some(answer) if answer.sqlstate == "23514" && answer.constraint.is_none() => Stop::Host(error),
         Some(answer) if is_about_data(&answer) => Stop::AtClaim { failure: sql_failure(answer) },
+        Some(answer) if answer.sqlstate == OUT_OF_MEMORY => Stop::Crowded(error),
         _ => Stop::Host(error),
     }
 }
@@ -379,7 +431,7 @@ fn sql_failure(error: StatementError) -> Failure {
 /// The host's error for a stop of a transaction in which no handler ran.
 pub(crate) fn stopped(stop: Stop) -> InboxError {
     match stop {
-        Stop::Host(error) => error,
+        Stop::Host(error) | Stop::Crowded(error) => error,
         other => InboxError::Invalid(format!("a transaction of the host alone stopped: {other:?}")),
     }
 }

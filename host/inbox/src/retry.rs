@@ -75,7 +75,7 @@ impl From<Stop> for Undone {
     fn from(stop: Stop) -> Self {
         match stop {
             Stop::AtCommit { failure } | Stop::Contention { failure } => Self::Failed(failure),
-            Stop::Host(error) => Self::Host(error),
+            Stop::Host(error) | Stop::Crowded(error) => Self::Host(error),
             other => Self::Host(InboxError::Invalid(format!("a leased message stopped: {other:?}"))),
         }
     }

@@ -2,20 +2,21 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures::future::BoxFuture;
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument;
 
 use crate::{
-    handler::{DeliveryKind, Failure, FailureKind, Handler, Run},
+    handler::{Answer, BatchRun, DeliveryKind, Failure, FailureKind, Handler, Run},
     message::Message,
     tx::Tx,
 };
 
 /// How a run ended.
 #[derive(Debug)]
-pub enum Ended {
-    /// The handler answered ok, and the transaction is sound.
-    Ok(Option<String>),
+pub enum Ended<T> {
+    /// The handler answered, and the transaction is sound.
+    Ok(T),
     /// The run failed; a rollback to before it makes the transaction sound again.
     Failed(Failure),
     /// The run was stopped in the middle of a statement: the connection is given up, the failure is
@@ -25,6 +26,19 @@ pub enum Ended {
     Contention(Failure),
     /// The connection broke while the handler ran.
     Lost,
+}
+
+impl<T> Ended<T> {
+    /// The same end of another answer.
+    pub(crate) fn map<U>(self, map: impl FnOnce(T) -> U) -> Ended<U> {
+        match self {
+            Self::Ok(answer) => Ended::Ok(map(answer)),
+            Self::Failed(failure) => Ended::Failed(failure),
+            Self::Abandoned(failure) => Ended::Abandoned(failure),
+            Self::Contention(failure) => Ended::Contention(failure),
+            Self::Lost => Ended::Lost,
+        }
+    }
 }
 
 /// Who runs what, and how often it ran before.
@@ -46,9 +60,16 @@ pub struct Job<'a> {
     pub deadline: Duration,
 }
 
-/// Run a handler and judge the end by the place, not by what the guest says: an error that PostgreSQL
-/// answered counts although the handler answered ok, and contention counts before anything else.
-pub async fn run(job: Job<'_>, tx: &Tx) -> Ended {
+/// Several messages in one call.
+pub struct Together<'a> {
+    /// The first message's job.
+    pub job: Job<'a>,
+    /// All of them.
+    pub messages: Vec<&'a Message>,
+}
+
+/// Run a handler on one message.
+pub async fn run(job: Job<'_>, tx: &Tx) -> Ended<Option<String>> {
     let run = Run {
         tenant: job.tenant,
         consumer: job.consumer,
@@ -57,7 +78,29 @@ pub async fn run(job: Job<'_>, tx: &Tx) -> Ended {
         kind: job.kind,
         deadline: Instant::now() + job.deadline,
     };
-    let answer = timeout_at(run.deadline, job.handler.handle(tx, &run)).instrument(span(&job)).await;
+    judge(&job, run.deadline, job.handler.handle(tx, &run), tx).await
+}
+
+/// Run a handler on several messages in one call; one answer for each.
+pub async fn run_together(together: Together<'_>, tx: &Tx) -> Ended<Vec<Answer>> {
+    let Together { job, messages } = &together;
+    let run = BatchRun { tenant: job.tenant, consumer: job.consumer, messages, deadline: Instant::now() + job.deadline };
+    match judge(job, run.deadline, job.handler.handle_batch(tx, &run), tx).await {
+        Ended::Ok(answers) if answers.len() != messages.len() => Ended::Failed(Failure::new(
+            FailureKind::BadResult,
+            format!("the handler was given {} messages and answered for {}", messages.len(), answers.len()),
+        )),
+        ended => ended,
+    }
+}
+
+/// Wait for a handler and judge the end by the place, not by what the guest says: an error that
+/// PostgreSQL answered counts although the handler answered ok, and contention counts before anything
+/// else.
+async fn judge<T>(job: &Job<'_>, deadline: Instant, answer: BoxFuture<'_, Result<T, Failure>>, tx: &Tx) -> Ended<T> {
+    let started = Instant::now();
+    let answer = timeout_at(deadline, answer).instrument(span(job)).await;
+    warn_if_slow(job, started.elapsed());
     let answer =
         answer.unwrap_or_else(|_| Err(Failure::new(FailureKind::Deadline, format!("stopped after {} ms", job.deadline.as_millis()))));
     if tx.is_abandoned().await {
@@ -73,8 +116,26 @@ pub async fn run(job: Job<'_>, tx: &Tx) -> Ended {
             FailureKind::Sql { sqlstate: error.sqlstate },
             format!("a statement failed and the handler answered ok: {}", error.message),
         )),
-        (Ok(result), _) => Ended::Ok(result),
+        (Ok(answer), _) => Ended::Ok(answer),
     }
+}
+
+/// A handler that comes near its deadline holds locks and a connection for that long; its owner should
+/// know before the deadline is reached (S3-013).
+fn warn_if_slow(job: &Job<'_>, took: Duration) {
+    if took * 2 < job.deadline {
+        return;
+    }
+    metrics::counter!("oncebox_slow_runs_total", "tenant" => job.tenant.to_owned(), "consumer" => job.consumer.to_owned()).increment(1);
+    tracing::warn!(
+        tenant = job.tenant,
+        consumer = job.consumer,
+        message_id = job.message.id,
+        event_type = job.message.event_type,
+        took_ms = took.as_millis() as u64,
+        deadline_ms = job.deadline.as_millis() as u64,
+        "a handler took more than half of its deadline, with the transaction open"
+    );
 }
 
 /// What every log line of a message carries.

@@ -41,9 +41,9 @@ impl StatementError {
     }
 }
 
-/// Deadlock, serialization failure and lock timeout.
+/// Deadlock, serialization failure, lock timeout, and a lock table that is full.
 pub(crate) fn is_contention(sqlstate: &str) -> bool {
-    matches!(sqlstate, "40001" | "40P01" | "55P03")
+    matches!(sqlstate, "40001" | "40P01" | "55P03" | "53200")
 }
 
 impl Tx {

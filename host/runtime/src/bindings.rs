@@ -2,6 +2,23 @@
 
 #![allow(missing_docs, unreachable_pub, clippy::all, reason = "generated from the WIT files, which hold the documentation")]
 
+/// The second world; what both import is one.
+pub(crate) mod batch {
+    wasmtime::component::bindgen!({
+        path: "../../wit",
+        world: "batch-handler",
+        imports: { default: async | trappable },
+        exports: { default: async },
+        with: {
+            "oncebox:handler/types": super::oncebox::handler::types,
+            "oncebox:handler/sql": super::oncebox::handler::sql,
+            "oncebox:handler/log": super::oncebox::handler::log,
+            "oncebox:handler/config": super::oncebox::handler::config,
+        },
+        additional_derives: [PartialEq],
+    });
+}
+
 wasmtime::component::bindgen!({
     path: "../../wit",
     world: "handler",

@@ -8,13 +8,16 @@ use wasmtime::{
 };
 
 use crate::{
-    bindings::{HandlerPre, oncebox::handler::types},
+    bindings::{HandlerPre, batch::BatchHandlerPre, oncebox::handler::types},
     error::LoadError,
     state::State,
 };
 
-/// The interface a component must export.
-pub(crate) const EXPORT: &str = "oncebox:handler/incoming-handler@0.1.0";
+/// The interface of a component that takes one message at a time.
+pub(crate) const SINGLE: &str = "oncebox:handler/incoming-handler@0.1.0";
+/// The interface of a component that takes the messages of a transaction together. One that exports
+/// both is run as this.
+pub(crate) const BATCH: &str = "oncebox:handler/incoming-batch-handler@0.1.0";
 
 /// Interfaces of the contract that a component may import, without their version.
 const CONTRACT: &[&str] = &["types", "context", "sql", "log", "config"];
@@ -33,7 +36,15 @@ struct Inner {
     digest: [u8; 32],
     size: usize,
     imports: Vec<String>,
-    pre: HandlerPre<State>,
+    pre: World,
+}
+
+/// What a component exports, ready to be instantiated.
+pub(crate) enum World {
+    /// One message at a time.
+    Single(HandlerPre<State>),
+    /// All messages of a transaction in one call.
+    Batch(BatchHandlerPre<State>),
 }
 
 impl LoadedComponent {
@@ -53,10 +64,18 @@ impl LoadedComponent {
     }
 
     pub(crate) fn engine(&self) -> &Engine {
-        self.inner.pre.engine()
+        match &self.inner.pre {
+            World::Single(pre) => pre.engine(),
+            World::Batch(pre) => pre.engine(),
+        }
     }
 
-    pub(crate) fn pre(&self) -> &HandlerPre<State> {
+    /// Whether it takes the messages of a transaction together.
+    pub fn takes_batches(&self) -> bool {
+        matches!(self.inner.pre, World::Batch(_))
+    }
+
+    pub(crate) fn world(&self) -> &World {
         &self.inner.pre
     }
 
@@ -68,8 +87,13 @@ impl LoadedComponent {
             return Err(LoadError::UnknownImports(unknown));
         }
         let instance = linker.instantiate_pre(component).map_err(|error| LoadError::WrongImport(one_line(&error)))?;
-        check_export(linker.engine(), component)?;
-        let pre = HandlerPre::new(instance).map_err(|error| LoadError::WrongExport(EXPORT, one_line(&error)))?;
+        let export = check_export(linker.engine(), component)?;
+        let wrong = |error: wasmtime::Error| LoadError::WrongExport(export, one_line(&error));
+        let pre = match export {
+            BATCH if imports.iter().any(|name| name.starts_with("oncebox:handler/context@")) => return Err(LoadError::ContextOfBatch),
+            BATCH => World::Batch(BatchHandlerPre::new(instance).map_err(wrong)?),
+            _ => World::Single(HandlerPre::new(instance).map_err(wrong)?),
+        };
         Ok(Self { inner: Arc::new(Inner { digest, size, imports, pre }) })
     }
 }
@@ -78,24 +102,31 @@ fn imports(engine: &Engine, component: &Component) -> Vec<String> {
     component.component_type().imports(engine).map(|(name, _)| name.to_owned()).collect()
 }
 
-/// The handler function must be there and have the contract's type; otherwise the first
-/// message would find out.
-fn check_export(engine: &Engine, component: &Component) -> Result<(), LoadError> {
+/// Which interface it exports. The handler function must be there and have the contract's type;
+/// otherwise the first message would find out.
+fn check_export(engine: &Engine, component: &Component) -> Result<&'static str, LoadError> {
     let world = component.component_type();
-    let Some((_, export)) = world.exports(engine).find(|(name, _)| is_same_interface(name, EXPORT)) else {
+    let find = |wanted: &'static str| world.exports(engine).find(|(name, _)| is_same_interface(name, wanted)).map(|(_, it)| (wanted, it));
+    let Some((name, export)) = find(BATCH).or_else(|| find(SINGLE)) else {
         return Err(LoadError::MissingExport(world.exports(engine).map(|(name, _)| name.to_owned()).collect()));
     };
-    let wrong = |reason: String| LoadError::WrongExport(EXPORT, reason);
+    let wrong = |reason: String| LoadError::WrongExport(name, reason);
     let ComponentItem::ComponentInstance(interface) = export.ty else {
         return Err(wrong("it is not an interface".to_owned()));
     };
-    match interface.get_export(engine, "handle").map(|export| export.ty) {
-        Some(ComponentItem::ComponentFunc(handle)) => handle
-            .typecheck::<(types::Message,), (Result<Option<String>, types::Failure>,)>(&world.instance_type())
-            .map_err(|error| wrong(one_line(&error))),
-        _ => Err(wrong("it has no function `handle`".to_owned())),
-    }
+    let function = if name == BATCH { "handle-batch" } else { "handle" };
+    let Some(ComponentItem::ComponentFunc(handle)) = interface.get_export(engine, function).map(|export| export.ty) else {
+        return Err(wrong(format!("it has no function `{function}`")));
+    };
+    let instance = world.instance_type();
+    let typechecked = match name {
+        BATCH => handle.typecheck::<(&[types::Message],), (Vec<Answer>,)>(&instance),
+        _ => handle.typecheck::<(types::Message,), (Answer,)>(&instance),
+    };
+    typechecked.map(|()| name).map_err(|error| wrong(one_line(&error)))
 }
+
+type Answer = Result<Option<String>, types::Failure>;
 
 /// Whether handlers are given an interface of this name; its type is the linker's affair.
 fn is_given(import: &str) -> bool {

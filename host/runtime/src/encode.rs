@@ -13,6 +13,7 @@ use crate::{
 const WIT: &[(&str, &str)] = &[
     ("config.wit", include_str!("../../../wit/config.wit")),
     ("context.wit", include_str!("../../../wit/context.wit")),
+    ("incoming-batch-handler.wit", include_str!("../../../wit/incoming-batch-handler.wit")),
     ("incoming-handler.wit", include_str!("../../../wit/incoming-handler.wit")),
     ("log.wit", include_str!("../../../wit/log.wit")),
     ("sql.wit", include_str!("../../../wit/sql.wit")),
@@ -21,7 +22,7 @@ const WIT: &[(&str, &str)] = &[
 ];
 
 /// Make a component of a core module. A module without a world of its own gets the
-/// `handler` world; one that was built for WASI 0.1 gets the adapter to WASI 0.2.
+/// `handler` world, or `batch-handler` when it exports that world's interface; one that was built for WASI 0.1 gets the adapter to WASI 0.2.
 pub fn encode_component(core: &[u8]) -> Result<Vec<u8>, EncodeError> {
     match kind(core) {
         Kind::Unknown => return Err(EncodeError::NotWasm),
@@ -47,10 +48,16 @@ fn with_world(core: &[u8]) -> Result<Vec<u8>, EncodeError> {
         let group = sources.parse().map_err(|(_, error)| EncodeError::Invalid(error.to_string()))?;
         let mut resolve = Resolve::default();
         let package = resolve.push_group(group).map_err(|error| EncodeError::Invalid(error.to_string()))?;
-        let world = resolve.select_world(&[package], Some("handler")).map_err(invalid)?;
+        let world = resolve.select_world(&[package], Some(world_of(&core))).map_err(invalid)?;
         embed_component_metadata(&mut core, &resolve, world, StringEncoding::UTF8).map_err(invalid)?;
     }
     Ok(core)
+}
+
+/// The world a module was written for, by the interface it names.
+fn world_of(core: &[u8]) -> &'static str {
+    const BATCH: &[u8] = b"oncebox:handler/incoming-batch-handler@";
+    if core.windows(BATCH.len()).any(|bytes| bytes == BATCH) { "batch-handler" } else { "handler" }
 }
 
 fn invalid(error: impl std::fmt::Display) -> EncodeError {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use oncebox_inbox::handler::{Failure, FailureKind};
+use oncebox_inbox::handler::{Answer, Failure, FailureKind};
 use serde_json::Value;
 use wasmtime::{Trap, WasmBacktrace};
 use wasmtime_wasi::I32Exit;
@@ -20,37 +20,80 @@ const RETRY_DELAY_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 const FRAMES: usize = 3;
 
 /// What came back from the guest.
-pub(crate) enum Ending {
-    Answered(Result<Option<String>, types::Failure>),
+pub(crate) enum Ending<T> {
+    Answered(T),
     Trapped(wasmtime::Error),
 }
 
+impl<T> Ending<T> {
+    pub(crate) fn of(answer: wasmtime::Result<T>) -> Self {
+        match answer {
+            Ok(answer) => Self::Answered(answer),
+            Err(error) => Self::Trapped(error),
+        }
+    }
+
+    /// Another reading of the answer, which may fail.
+    pub(crate) fn and_then<U>(self, read: impl FnOnce(T) -> Result<U, Failure>) -> Result<Ending<U>, Failure> {
+        match self {
+            Self::Answered(answer) => read(answer).map(Ending::Answered),
+            Self::Trapped(error) => Ok(Ending::Trapped(error)),
+        }
+    }
+}
+
+/// What a guest says of one message.
+pub(crate) type Said = Result<Option<String>, types::Failure>;
+
 /// An explicit answer of the handler stands. Everything else gives way to what went wrong
 /// in the transaction, which a handler may not have noticed.
-pub(crate) async fn settle(mut state: State, ending: Ending) -> Result<Option<String>, Failure> {
+pub(crate) async fn settle(mut state: State, ending: Ending<Said>) -> Answer {
     let (result, said) = match ending {
         Ending::Answered(Err(answer)) => match decided(&answer) {
             Some(failure) => return Err(failure),
             None => (Err(other(&answer)), other(&answer).text),
         },
         Ending::Answered(Ok(result)) => (Ok(result), String::new()),
-        Ending::Trapped(error) if error.downcast_ref::<ConnectionLost>().is_some() => {
-            return Err(Failure::new(FailureKind::Crashed, ConnectionLost.to_string()));
-        }
-        Ending::Trapped(error) => {
-            let failure = trapped(&state, &error);
-            let said = failure.text.clone();
-            (Err(failure), said)
-        }
+        Ending::Trapped(error) => return Err(stopped(&mut state, &error).await),
     };
     if let Some(failure) = unnoticed(&mut state, &said).await {
         return Err(failure);
     }
     let result = checked(result?, state.limits.outcome_bytes_max)?;
-    match state.forget_savepoints().await {
-        Ok(()) => Ok(result),
-        Err(lost) => Err(Failure::new(FailureKind::Crashed, lost.to_string())),
+    forget_savepoints(&mut state).await?;
+    Ok(result)
+}
+
+/// What went wrong in the transaction speaks for the whole call, since nobody knows which message it
+/// belongs to; otherwise each answer stands for itself.
+pub(crate) async fn settle_batch(mut state: State, ending: Ending<Vec<Said>>) -> Result<Vec<Answer>, Failure> {
+    let answers = match ending {
+        Ending::Answered(answers) => answers,
+        Ending::Trapped(error) => return Err(stopped(&mut state, &error).await),
+    };
+    if let Some(failure) = unnoticed(&mut state, "").await {
+        return Err(failure);
     }
+    forget_savepoints(&mut state).await?;
+    let bytes_max = state.limits.outcome_bytes_max;
+    let judge = |said: Said| match said {
+        Ok(result) => checked(result, bytes_max),
+        Err(answer) => Err(decided(&answer).unwrap_or_else(|| other(&answer))),
+    };
+    Ok(answers.into_iter().map(judge).collect())
+}
+
+/// A trap gives way to what went wrong before it.
+async fn stopped(state: &mut State, error: &wasmtime::Error) -> Failure {
+    if error.downcast_ref::<ConnectionLost>().is_some() {
+        return Failure::new(FailureKind::Crashed, ConnectionLost.to_string());
+    }
+    let failure = trapped(state, error);
+    unnoticed(state, &failure.text).await.unwrap_or(failure)
+}
+
+async fn forget_savepoints(state: &mut State) -> Result<(), Failure> {
+    state.forget_savepoints().await.map_err(|lost| Failure::new(FailureKind::Crashed, lost.to_string()))
 }
 
 /// The answers that decide what becomes of the message.

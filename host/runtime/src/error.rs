@@ -33,8 +33,14 @@ pub enum LoadError {
     #[error("an import differs from the host's: {0}; build the component against the `wit` folder of this release")]
     WrongImport(String),
     /// The component does not export the handler interface.
-    #[error("the export `{}` is missing; the component exports {}", crate::component::EXPORT, quoted(.0))]
+    #[error("the export `{}` or `{}` is missing; the component exports {}", crate::component::SINGLE, crate::component::BATCH, quoted(.0))]
     MissingExport(Vec<String>),
+    /// A facts interface about one message, in a component that takes several.
+    #[error(
+        "the component exports `{}` and imports `context`, which speaks of one message; take what it needs from the messages",
+        crate::component::BATCH
+    )]
+    ContextOfBatch,
     /// The handler interface is exported with another type.
     #[error("the export `{0}` differs from the host's: {1}; build the component against the `wit` folder of this release")]
     WrongExport(&'static str, String),

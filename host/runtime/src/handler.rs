@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use oncebox_inbox::{
-    handler::{Failure, Handler, Run},
+    handler::{Answer, BatchRun, DeliveryKind, Failure, FailureKind, Handler, Run},
     message::Message,
     policy::Limits,
     tx::Tx,
@@ -13,9 +13,9 @@ use tokio::sync::Semaphore;
 use wasmtime::Store;
 
 use crate::{
-    bindings::oncebox::handler::types,
-    component::LoadedComponent,
-    ending::{self, Ending},
+    bindings::{HandlerPre, batch::BatchHandlerPre, oncebox::handler::types},
+    component::{LoadedComponent, World},
+    ending::{self, Ending, Said},
     state::State,
 };
 
@@ -43,7 +43,7 @@ pub(crate) struct Settings {
     pub(crate) random_key: [u8; 32],
 }
 
-/// Runs every message in a fresh instance of one component.
+/// Runs every message, or every batch, in a fresh instance of one component.
 pub struct ComponentHandler {
     instances: Arc<Semaphore>,
     component: LoadedComponent,
@@ -61,12 +61,44 @@ impl ComponentHandler {
         Self { instances, component, settings }
     }
 
-    async fn run(&self, tx: &Tx, run: &Run<'_>) -> Result<Option<String>, Failure> {
+    async fn run(&self, tx: &Tx, run: &Run<'_>) -> Answer {
+        match self.component.world() {
+            World::Single(pre) => self.run_single(pre, tx, run).await,
+            World::Batch(pre) => {
+                let batch = BatchRun { tenant: run.tenant, consumer: run.consumer, messages: &[run.message], deadline: run.deadline };
+                let (state, ending) = self.call_batch(pre, tx, &batch).await;
+                ending::settle(state, ending.and_then(only)?).await
+            }
+        }
+    }
+
+    async fn run_single(&self, pre: &HandlerPre<State>, tx: &Tx, run: &Run<'_>) -> Answer {
         // Declared before the store, so given back after the store gave its slot back.
         let _instance = self.instances.acquire().await.expect("the semaphore is never closed");
         let mut store = self.store(tx, run);
-        let ending = self.call(&mut store, run.message).await;
+        let answer = async {
+            let instance = pre.instantiate_async(&mut store).await?;
+            instance.oncebox_handler_incoming_handler().call_handle(&mut store, &guest_message(run.message)).await
+        };
+        let ending = Ending::of(answer.await);
         ending::settle(store.into_data(), ending).await
+    }
+
+    async fn run_batch(&self, pre: &BatchHandlerPre<State>, tx: &Tx, run: &BatchRun<'_>) -> Result<Vec<Answer>, Failure> {
+        let (state, ending) = self.call_batch(pre, tx, run).await;
+        ending::settle_batch(state, ending).await
+    }
+
+    async fn call_batch(&self, pre: &BatchHandlerPre<State>, tx: &Tx, run: &BatchRun<'_>) -> (State, Ending<Vec<Said>>) {
+        let _instance = self.instances.acquire().await.expect("the semaphore is never closed");
+        let mut store = self.store(tx, &first(run));
+        let messages: Vec<_> = run.messages.iter().map(|message| guest_message(message)).collect();
+        let answer = async {
+            let instance = pre.instantiate_async(&mut store).await?;
+            instance.oncebox_handler_incoming_batch_handler().call_handle_batch(&mut store, &messages).await
+        };
+        let ending = Ending::of(answer.await);
+        (store.into_data(), ending)
     }
 
     fn store(&self, tx: &Tx, run: &Run<'_>) -> Store<State> {
@@ -79,17 +111,19 @@ impl ComponentHandler {
         store.epoch_deadline_async_yield_and_update(1);
         store
     }
+}
 
-    async fn call(&self, store: &mut Store<State>, message: &Message) -> Ending {
-        let answer = async {
-            let instance = self.component.pre().instantiate_async(&mut *store).await?;
-            instance.oncebox_handler_incoming_handler().call_handle(store, &guest_message(message)).await
-        };
-        match answer.await {
-            Ok(answer) => Ending::Answered(answer),
-            Err(error) => Ending::Trapped(error),
-        }
-    }
+/// What clock, randomness and log of a batch begin with. No facts of it reach the guest.
+fn first<'a>(run: &BatchRun<'a>) -> Run<'a> {
+    let BatchRun { tenant, consumer, messages, deadline } = *run;
+    Run { tenant, consumer, message: messages[0], attempt: 1, kind: DeliveryKind::Live, deadline }
+}
+
+/// The answer of a batch of one.
+fn only(answers: Vec<Said>) -> Result<Said, Failure> {
+    <[Said; 1]>::try_from(answers).map(|[answer]| answer).map_err(|answers| {
+        Failure::new(FailureKind::BadResult, format!("the handler was given 1 message and answered for {}", answers.len()))
+    })
 }
 
 impl Handler for ComponentHandler {
@@ -97,8 +131,19 @@ impl Handler for ComponentHandler {
         self.settings.version
     }
 
-    fn handle<'a>(&'a self, tx: &'a Tx, run: &'a Run<'a>) -> BoxFuture<'a, Result<Option<String>, Failure>> {
+    fn handle<'a>(&'a self, tx: &'a Tx, run: &'a Run<'a>) -> BoxFuture<'a, Answer> {
         Box::pin(self.run(tx, run))
+    }
+
+    fn takes_batches(&self) -> bool {
+        self.component.takes_batches()
+    }
+
+    fn handle_batch<'a>(&'a self, tx: &'a Tx, run: &'a BatchRun<'a>) -> BoxFuture<'a, Result<Vec<Answer>, Failure>> {
+        match self.component.world() {
+            World::Batch(pre) => Box::pin(self.run_batch(pre, tx, run)),
+            World::Single(_) => Box::pin(async { Err(Failure::new(FailureKind::Other, "this component takes one message at a time")) }),
+        }
     }
 }
 

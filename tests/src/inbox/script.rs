@@ -2,13 +2,16 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
 use futures::future::BoxFuture;
 use oncebox_inbox::{
-    handler::{DeliveryKind, Failure, FailureKind, Handler, Handlers, Run},
+    handler::{Answer, BatchRun, DeliveryKind, Failure, FailureKind, Handler, Handlers, Run},
     tx::Tx,
 };
 use sqlx::AssertSqlSafe;
@@ -49,8 +52,6 @@ impl Handlers for PlainHandlers {
         self.generation
     }
 }
-
-type Answer = Result<Option<String>, Failure>;
 
 /// A handler that is a closure.
 pub struct PlainHandler<F> {
@@ -96,12 +97,57 @@ impl Script {
         Self::version(control, 1)
     }
 
+    /// The handler, taking the messages of a transaction together.
+    pub fn batch_handler(control: Arc<Control>) -> Arc<dyn Handler> {
+        Arc::new(BatchScript(control))
+    }
+
     /// The handler as another version.
     pub fn version(control: Arc<Control>, version: i32) -> Arc<dyn Handler> {
         PlainHandler::new(version, move |tx, run| {
             let control = control.clone();
             Box::pin(async move { perform(&control, version, tx, run).await })
         })
+    }
+}
+
+/// The same for all messages of a transaction in one call. As with a statement that works on a set, a
+/// failed statement speaks for no message in particular; any other failure is its message's.
+struct BatchScript(Arc<Control>);
+
+impl BatchScript {
+    async fn perform(&self, tx: &Tx, batch: &BatchRun<'_>) -> Result<Vec<Answer>, Failure> {
+        self.0.calls.fetch_add(1, Ordering::Relaxed);
+        let mut answers = Vec::new();
+        for message in batch.messages {
+            let BatchRun { tenant, consumer, deadline, .. } = *batch;
+            let run = Run { tenant, consumer, message, attempt: 1, kind: DeliveryKind::Live, deadline };
+            let answer = perform(&self.0, 1, tx, &run).await;
+            if let Err(Failure { kind: FailureKind::Sql { .. } | FailureKind::Trap, .. }) = answer {
+                return Err(answer.expect_err("it was one"));
+            }
+            answers.push(answer);
+        }
+        Ok(answers)
+    }
+}
+
+impl Handler for BatchScript {
+    fn version(&self) -> i32 {
+        1
+    }
+
+    fn handle<'a>(&'a self, tx: &'a Tx, run: &'a Run<'a>) -> BoxFuture<'a, Answer> {
+        self.0.calls.fetch_add(1, Ordering::Relaxed);
+        Box::pin(perform(&self.0, 1, tx, run))
+    }
+
+    fn takes_batches(&self) -> bool {
+        true
+    }
+
+    fn handle_batch<'a>(&'a self, tx: &'a Tx, run: &'a BatchRun<'a>) -> BoxFuture<'a, Result<Vec<Answer>, Failure>> {
+        Box::pin(self.perform(tx, run))
     }
 }
 
@@ -194,12 +240,18 @@ pub struct Ran {
 pub struct Control {
     gates: Mutex<HashMap<String, Arc<Gate>>>,
     runs: Mutex<Vec<Ran>>,
+    calls: AtomicUsize,
 }
 
 impl Control {
     /// The gate of this name.
     pub fn gate(&self, name: &str) -> Arc<Gate> {
         self.gates.lock().expect("no panic while held").entry(name.to_owned()).or_default().clone()
+    }
+
+    /// How often the handler of batches was called.
+    pub fn calls(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
     }
 
     /// Every run so far, also of attempts that were rolled back.
