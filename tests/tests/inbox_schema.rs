@@ -4,7 +4,7 @@
 
 use futures::future::join_all;
 use oncebox_inbox::schema;
-use oncebox_tests::inbox::{World, deliver, drive, record, records, step, take};
+use oncebox_tests::inbox::{Guest, World, deliver, drive, record, records, step, take};
 use sqlx::AssertSqlSafe;
 
 /// What could go wrong: a tool or a person looks for a column that one of the sources promises.
@@ -165,5 +165,37 @@ async fn preparing_the_database_can_be_repeated_while_messages_flow() {
     assert_eq!(schema::ensure_partitions(&world.pool).await.unwrap(), 0);
     flowing.await.unwrap();
     assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await, 200);
+    world.finish().await;
+}
+
+/// What could go wrong: the plan of a claim is made while a partition is new and empty, and reads all of
+/// it for every message once it has filled, until someone analyzes it. S0-020.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_touches_a_few_pages_however_full_a_new_partition_is() {
+    let world = World::new().await;
+    let consumer = world.simple("", "").await;
+    let mut guest = Guest::connect(&world, &consumer).await;
+    let mut claim = async |ids: &[&str]| {
+        guest.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await.unwrap();
+        let pages = guest.claim_and_count_pages(ids).await.unwrap();
+        guest.execute("ROLLBACK").await.unwrap();
+        pages
+    };
+    // More often than it takes until PostgreSQL keeps a plan.
+    for _ in 0..8 {
+        claim(&["a", "b", "c"]).await;
+    }
+    let empty = claim(&["a", "b", "c"]).await;
+    world
+        .execute(format!(
+            "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, partition, \"offset\", \
+             record_timestamp_ms, status, processed_at) \
+             SELECT {}, 'm' || n, 1, oncebox.bucket_at(1::smallint, now()), 't', 0, n, n, 'completed', now() FROM generate_series(1, 20000) n",
+            consumer.row.consumer_id
+        ))
+        .await;
+    let full = claim(&["a", "b", "m77"]).await;
+    assert!(full < empty + 60, "three messages cost {full} pages among 20,000, {empty} among none");
+    world.execute("DELETE FROM oncebox.inbox").await;
     world.finish().await;
 }

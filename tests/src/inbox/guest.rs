@@ -14,6 +14,9 @@ pub struct Guest {
     pub consumer_id: i32,
 }
 
+const CLAIM: &str = "SELECT outcome, known_result FROM oncebox_host.claim($1, $2, 0, 'completed', '{}', 't', 0, $3, $4, $4, \
+    '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')";
+
 impl Guest {
     /// A session of the consumer's tenant.
     pub async fn connect(world: &World, consumer: &TestConsumer) -> Self {
@@ -36,10 +39,17 @@ impl Guest {
 
     /// Claim messages; outcome and stored result of each.
     pub async fn claim(&mut self, ids: &[&str]) -> Result<Vec<(String, Option<String>)>, sqlx::Error> {
-        const CLAIM: &str = "SELECT outcome, known_result FROM oncebox_host.claim($1, $2, 0, 'completed', '{}', 't', 0, $3, $4, $4, \
-            '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')";
         let offsets = vec![0_i64; ids.len()];
         sqlx::query_as(CLAIM).bind(&self.secret).bind(self.consumer_id).bind(ids).bind(offsets).fetch_all(&mut self.connection).await
+    }
+
+    /// Claim messages; the answer is how many pages that touched.
+    pub async fn claim_and_count_pages(&mut self, ids: &[&str]) -> Result<i64, sqlx::Error> {
+        let explain = AssertSqlSafe(format!("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {CLAIM}"));
+        let query = sqlx::query_scalar(explain).bind(&self.secret).bind(self.consumer_id).bind(ids).bind(vec![0_i64; ids.len()]);
+        let plan: serde_json::Value = query.fetch_one(&mut self.connection).await?;
+        let pages = |kind| plan.pointer(&format!("/0/Plan/Shared {kind} Blocks")).and_then(serde_json::Value::as_i64);
+        Ok(pages("Hit").unwrap_or_default() + pages("Read").unwrap_or_default())
     }
 
     /// Complete; withdraw claims of these ids, and make these dead letters.
