@@ -15,15 +15,35 @@ mod generated {
     });
 }
 
+/// The same for the world of whole batches, with the types of the first.
+#[doc(hidden)]
+pub mod generated_batch {
+    wit_bindgen::generate!({
+        path: "../../wit",
+        world: "batch-handler",
+        pub_export_macro: true,
+        export_macro_name: "export_batch_handler",
+        default_bindings_module: "oncebox_guest_bindings",
+        with: {
+            "oncebox:handler/types@0.1.0": crate::generated::oncebox::handler::types,
+            "oncebox:handler/sql@0.1.0": crate::generated::oncebox::handler::sql,
+            "oncebox:handler/log@0.1.0": crate::generated::oncebox::handler::log,
+            "oncebox:handler/config@0.1.0": crate::generated::oncebox::handler::config,
+        },
+    });
+}
+
 use std::panic::PanicHookInfo;
 
 use generated::oncebox::handler::log::{Level, log};
 use serde::Deserialize;
 
-pub use generated::oncebox::handler::sql::{Error as SqlError, Savepoint, Value};
+pub use generated::oncebox::handler::sql::{Element, Error as SqlError, Savepoint, Value};
 pub use generated::oncebox::handler::types::{Failure, Message};
 #[doc(hidden)]
 pub use generated::{export_handler, exports};
+#[doc(hidden)]
+pub use generated_batch::export_batch_handler;
 pub use sql::{Row, execute, query};
 pub use value::FromValue;
 
@@ -44,6 +64,23 @@ macro_rules! handler {
         }
 
         $crate::export_handler!(Component with_types_in $crate);
+    };
+}
+
+/// Makes the given `fn(Vec<Message>) -> Vec<Answer>` the component's handler of whole batches.
+#[macro_export]
+macro_rules! batch_handler {
+    ($handle:path) => {
+        struct Component;
+
+        impl $crate::generated_batch::exports::oncebox::handler::incoming_batch_handler::Guest for Component {
+            fn handle_batch(messages: Vec<$crate::Message>) -> Vec<$crate::Answer> {
+                $crate::log_panics();
+                $handle(messages)
+            }
+        }
+
+        $crate::export_batch_handler!(Component with_types_in $crate::generated_batch);
     };
 }
 
