@@ -59,6 +59,9 @@ broker.session.timeout.ms=2000
 broker.heartbeat.interval.ms=300
 ";
 
+/// The members of a group that start together are assigned their partitions in one step.
+const LASTING: &str = "group.initial.rebalance.delay.ms=500\n";
+
 /// A broker: the one that all tests share, or one of the test's own. One's own ends with the
 /// value, and with the process however that ends.
 #[derive(Debug)]
@@ -89,6 +92,12 @@ impl KafkaServer {
         Self::start_in(&std::env::temp_dir().join(name), QUICK_RETURN)
     }
 
+    /// A broker of one's own that is as patient as the shared one, for a benchmark. Blocks.
+    pub fn start_lasting() -> Result<Self> {
+        let name = format!("oncebox-kafka-{}-{:08x}", std::process::id(), rand::random::<u32>());
+        Self::start_in(&std::env::temp_dir().join(name), LASTING)
+    }
+
     fn start_in(dir: &Path, settings: &str) -> Result<Self> {
         let broker = Broker::create(dir, settings)?;
         let mut server = Self { bootstrap: format!("127.0.0.1:{}", broker.port), own: Some(broker) };
@@ -99,6 +108,11 @@ impl KafkaServer {
     /// `host:port` for `bootstrap.servers`.
     pub fn bootstrap(&self) -> &str {
         &self.bootstrap
+    }
+
+    /// The broker's process, if it is one's own and runs.
+    pub fn pid(&self) -> Option<libc::pid_t> {
+        self.own.as_ref()?.child.as_ref().filter(|child| child.is_running()).map(Child::pid)
     }
 
     /// Kills the broker without a chance to write anything down.

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Measures the host against the same effect written by hand, on a real Kafka and a real PostgreSQL that
+# it starts itself. docs/benchmark.md says what is measured and how.
+#
+#   ./bench.sh                     everything
+#   ./bench.sh --quick             one short round, without plots
+#   ./bench.sh --variants b,c,d    some of a, b, b1, c, c1, d, e, f, g:<language>
+#   ./bench.sh --json file         everything that was measured, as data
+#   ./bench.sh --release           programs built with the release profile
+#   ./bench.sh --help              the rest
+set -euo pipefail
+cd "$(dirname "$0")"
+
+profile=dev folder=debug
+arguments=()
+for argument in "$@"; do
+    if [[ $argument == --release ]]; then profile=release folder=release; else arguments+=("$argument"); fi
+done
+
+./scripts/install.sh host tests
+
+# The programs that are measured are built without the tests' fail points, which the programs that
+# measure switch on: hence two builds. Built programs are copied aside, since both are called `oncebox`.
+build=(cargo build --quiet --profile "$profile")
+if [[ $profile == dev ]]; then build+=(--config bench/profile.toml); fi
+CARGO_INCREMENTAL=0 "${build[@]}" -p oncebox-server -p oncebox-bench-consumer --bins
+mkdir -p target/bench/bin
+cp "target/$folder/oncebox" "target/$folder/bench-consumer" target/bench/bin/
+cargo build --quiet -p oncebox-bench
+
+if command -v npm >/dev/null && ! cmp -s bench/node/package-lock.json target/bench/node/package-lock.json; then
+    rm -rf target/bench/node
+    mkdir -p target/bench/node
+    cp bench/node/package.json bench/node/package-lock.json target/bench/node/
+    (cd target/bench/node && npm ci --silent --no-audit --no-fund) ||
+        { rm -rf target/bench/node; echo "bench.sh: npm failed; the variant (f) is left out" >&2; }
+fi
+if [[ -d target/bench/node ]]; then cp bench/node/consumer.js target/bench/node/; fi
+
+exec target/debug/bench --profile "$profile" "${arguments[@]}"

@@ -1,0 +1,89 @@
+//! The idempotent consumer as articles and code bases have it, with nothing left out and nothing
+//! clever: rdkafka's `StreamConsumer`, sqlx, a table of processed ids, a transaction per message.
+//!
+//! It is generous in three ways: each partition has a consumer and a connection of its own, the
+//! connection is not pinged before each use as sqlx's pool would, and statements stay prepared.
+
+use anyhow::{Context, Result};
+use clap::Args;
+use rdkafka::{
+    ClientConfig, Message,
+    consumer::{Consumer, StreamConsumer},
+    message::{BorrowedMessage, Headers},
+};
+use sqlx::{Connection, PgConnection};
+use tokio::task::JoinSet;
+
+use crate::{Servers, order::Order, until_terminated};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    servers: Servers,
+    /// The topic.
+    #[arg(long)]
+    topic: String,
+    /// The group.
+    #[arg(long)]
+    group: String,
+    /// Partitions of the topic; as many consumers join the group.
+    #[arg(long)]
+    partitions: usize,
+}
+
+const CLAIM: &str = "INSERT INTO processed (message_id) VALUES ($1) ON CONFLICT DO NOTHING";
+const DONE: &str = "UPDATE processed SET done = true WHERE message_id = $1";
+
+pub(crate) async fn run(options: Options) -> Result<()> {
+    let mut consumers = JoinSet::new();
+    for _ in 0..options.partitions {
+        let consumer = consumer(&options)?;
+        let connection = PgConnection::connect(&options.servers.database).await.context("failed to connect to the database")?;
+        consumers.spawn(consume(consumer, connection));
+    }
+    tokio::select! {
+        ended = until_terminated() => ended?,
+        Some(ended) = consumers.join_next() => ended??,
+    }
+    Ok(())
+}
+
+fn consumer(options: &Options) -> Result<StreamConsumer> {
+    let consumer: StreamConsumer = ClientConfig::new()
+        .set("bootstrap.servers", &options.servers.brokers)
+        .set("group.id", &options.group)
+        .set("auto.offset.reset", "earliest")
+        .set("enable.auto.commit", "true")
+        .set("enable.auto.offset.store", "false")
+        // As often as the host does.
+        .set("auto.commit.interval.ms", "500")
+        .create()
+        .context("failed to make a consumer")?;
+    consumer.subscribe(&[&options.topic]).context("failed to subscribe")?;
+    Ok(consumer)
+}
+
+async fn consume(consumer: StreamConsumer, mut connection: PgConnection) -> Result<()> {
+    loop {
+        let message = consumer.recv().await.context("failed to receive")?;
+        process(&mut connection, &message).await?;
+        consumer.store_offset_from_message(&message).context("failed to store an offset")?;
+    }
+}
+
+async fn process(connection: &mut PgConnection, message: &BorrowedMessage<'_>) -> Result<()> {
+    let id = message_id(message)?;
+    let mut tx = connection.begin().await?;
+    if sqlx::query(CLAIM).bind(id).execute(&mut *tx).await?.rows_affected() == 1 {
+        let order: Order = serde_json::from_slice(message.payload().unwrap_or_default()).context("malformed payload")?;
+        anyhow::ensure!(order.apply(&mut tx).await?, "no account {}", order.account);
+        sqlx::query(DONE).bind(id).execute(&mut *tx).await?;
+    }
+    Ok(tx.commit().await?)
+}
+
+fn message_id<'a>(message: &'a BorrowedMessage<'_>) -> Result<&'a str> {
+    let headers = message.headers().context("a message without headers")?;
+    let found = headers.iter().find(|header| header.key == "message-id").and_then(|header| header.value);
+    Ok(std::str::from_utf8(found.context("a message without `message-id`")?)?)
+}

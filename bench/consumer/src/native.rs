@@ -1,0 +1,128 @@
+//! The inbox and its Kafka consumer as the host wires them, with a handler in Rust.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use futures::{FutureExt, future::BoxFuture};
+use oncebox_inbox::{
+    Admin, Budget, ConsumerInbox, InboxError, MasterKey, PartitionInbox, SessionSettings, Sessions,
+    handler::{Failure, FailureKind, Handler, Handlers, Run},
+    message::Record,
+    retry,
+    tx::Tx,
+};
+use oncebox_kafka::{ConsumerConfig, SinkError, Timing};
+use tokio_util::sync::CancellationToken;
+
+use crate::{Servers, order::Order, until_terminated};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    servers: Servers,
+    /// The host's master key.
+    #[arg(long)]
+    master_key: String,
+    /// The tenant, which is there.
+    #[arg(long)]
+    tenant: String,
+    /// Its consumer.
+    #[arg(long)]
+    consumer: String,
+}
+
+pub(crate) async fn run(options: Options) -> Result<()> {
+    let admin = Admin::new(options.servers.database.parse()?, MasterKey::parse(&options.master_key)?, "bench");
+    let tenant = admin.tenant(&options.tenant).await?;
+    let consumer = admin.consumer(&options.tenant, &options.consumer).await?;
+    let policy = consumer.policy()?;
+    let sessions = Sessions::of(&admin, &tenant, &SessionSettings::default(), Budget::new(32));
+    let (tenant, name, owner) = (consumer.tenant, consumer.name, "bench".to_owned());
+    let inbox =
+        ConsumerInbox::new(consumer.consumer_id, tenant.clone(), name.clone(), policy.clone(), owner, sessions, Arc::new(PlaceOrders));
+    let host_properties = BTreeMap::from([("bootstrap.servers".to_owned(), options.servers.brokers)]);
+    let config =
+        ConsumerConfig { tenant, consumer: name, topics: policy.topics, kafka: policy.kafka, host_properties, timing: Timing::default() };
+    let kafka = oncebox_kafka::Consumer::start(config, Arc::new(Sink(inbox.clone())))?;
+    let stop = CancellationToken::new();
+    let workers: Vec<_> = (0..policy.retry.workers).map(|_| tokio::spawn(retry::work(inbox.clone(), stop.clone()))).collect();
+    until_terminated().await?;
+    stop.cancel();
+    kafka.drain(Duration::from_secs(10)).await;
+    for worker in workers {
+        worker.await.context("a retry worker ended")?;
+    }
+    Ok(())
+}
+
+/// The handler, for every event type.
+struct PlaceOrders;
+
+impl Handlers for PlaceOrders {
+    fn resolve(&self, _event_type: &str) -> Option<Arc<dyn Handler>> {
+        Some(Arc::new(Self))
+    }
+
+    fn generation(&self) -> i64 {
+        1
+    }
+}
+
+impl Handler for PlaceOrders {
+    fn version(&self) -> i32 {
+        1
+    }
+
+    fn handle<'a>(&'a self, tx: &'a Tx, run: &'a Run<'a>) -> BoxFuture<'a, Result<Option<String>, Failure>> {
+        place(tx, run).boxed()
+    }
+}
+
+async fn place(tx: &Tx, run: &Run<'_>) -> Result<Option<String>, Failure> {
+    let payload = run.message.record.payload.as_deref().unwrap_or_default();
+    let malformed = |error| Failure::new(FailureKind::Reject, format!("malformed payload: {error}"));
+    let order: Order = serde_json::from_slice(payload).map_err(malformed)?;
+    let mut statement = tx.statement().await;
+    let applied = order.apply(statement.connection()).await;
+    statement.finish(applied.as_ref().err());
+    match applied {
+        Ok(true) => Ok(None),
+        Ok(false) => Err(Failure::new(FailureKind::Reject, format!("no account {}", order.account))),
+        Err(error) => Err(Failure::new(FailureKind::Other, error.to_string())),
+    }
+}
+
+/// Where the records of a consumer go.
+struct Sink(Arc<ConsumerInbox>);
+
+impl oncebox_kafka::Inbox for Sink {
+    fn open(&self, topic: &str, partition: i32, next: i64) -> BoxFuture<'_, Result<Box<dyn oncebox_kafka::PartitionInbox>, SinkError>> {
+        let topic = topic.to_owned();
+        async move {
+            let opened = PartitionInbox::open(self.0.clone(), &topic, partition, next).await;
+            opened.map(|inbox| Box::new(PartitionSink(inbox)) as Box<dyn oncebox_kafka::PartitionInbox>).map_err(trouble)
+        }
+        .boxed()
+    }
+}
+
+struct PartitionSink(PartitionInbox);
+
+impl oncebox_kafka::PartitionInbox for PartitionSink {
+    fn process<'a>(&'a mut self, records: &'a [Record]) -> BoxFuture<'a, Result<usize, SinkError>> {
+        async move { self.0.process(records).await.map_err(trouble) }.boxed()
+    }
+
+    fn batch_max(&self) -> usize {
+        self.0.batch_max()
+    }
+
+    fn close<'a>(self: Box<Self>, _next_offset: i64) -> BoxFuture<'a, ()> {
+        self.0.close().boxed()
+    }
+}
+
+fn trouble(error: InboxError) -> SinkError {
+    SinkError { text: error.to_string() }
+}

@@ -1,0 +1,250 @@
+//! The messages of a run, made from a seed, and what the tables must hold after it.
+
+use anyhow::{Context, Result, ensure};
+use oncebox_tests::kafka::KafkaServer;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use rdkafka::{
+    ClientConfig,
+    consumer::{BaseConsumer, Consumer},
+    error::{KafkaError, RDKafkaErrorCode},
+    message::{Header, OwnedHeaders},
+    producer::{BaseProducer, BaseRecord, Producer},
+};
+use serde::Serialize;
+use std::{collections::HashMap, time::Duration};
+
+/// Accounts that there are; the hot workload books to the first few alone.
+pub const ACCOUNTS: i32 = 100_000;
+const HOT_ACCOUNTS: i32 = 100;
+/// One message in so many is sent twice.
+const DUPLICATE_OF: usize = 20;
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Which rows the messages meet at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Workload {
+    /// 100,000 accounts: two messages hardly ever want the same row.
+    Spread,
+    /// 100 accounts: they often do.
+    Hot,
+}
+
+impl Workload {
+    /// How many accounts the messages are booked to.
+    pub fn accounts(self) -> i32 {
+        match self {
+            Self::Spread => ACCOUNTS,
+            Self::Hot => HOT_ACCOUNTS,
+        }
+    }
+
+    /// Its name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Spread => "spread",
+            Self::Hot => "hot",
+        }
+    }
+}
+
+/// What is in a topic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Load {
+    /// Which rows.
+    pub workload: Workload,
+    /// Partitions of the topic.
+    pub partitions: i32,
+    /// Different messages; one in twenty comes twice.
+    pub messages: usize,
+    /// Bytes of a payload, about.
+    pub payload_bytes: usize,
+}
+
+/// What the tables must add up to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
+pub struct Totals {
+    /// Rows of `orders`.
+    pub orders: i64,
+    /// Sum of `account.n`.
+    pub bookings: i64,
+    /// Sum of `account.balance`.
+    pub balance: i64,
+}
+
+/// One order.
+pub struct Order {
+    /// Number of the message.
+    pub number: usize,
+    account: i32,
+    amount: i64,
+}
+
+impl Order {
+    /// The message's id.
+    pub fn id(&self) -> String {
+        format!("m-{}", self.number)
+    }
+
+    /// The payload, with a note that begins with `note` and is as long as the payload is to be.
+    pub fn payload(&self, note: &str, payload_bytes: usize) -> String {
+        let Self { number, account, amount } = self;
+        let start = format!(r#"{{"order_id":"o-{number}","account":{account},"amount":{amount},"note":"{note} "#);
+        let padding = payload_bytes.saturating_sub(start.len() + 2);
+        format!("{start}{}\"}}", "x".repeat(padding))
+    }
+}
+
+impl Load {
+    /// The orders, in the order they are first sent.
+    pub fn orders(&self) -> Vec<Order> {
+        let mut rng = StdRng::seed_from_u64(1);
+        let account = |rng: &mut StdRng| rng.random_range(0..self.workload.accounts());
+        (0..self.messages).map(|number| Order { number, account: account(&mut rng), amount: rng.random_range(1..1_000) }).collect()
+    }
+
+    /// What all orders together leave, each applied once.
+    pub fn totals(&self) -> Totals {
+        let count = self.messages as i64;
+        Totals { orders: count, bookings: count, balance: self.orders().iter().map(|order| order.amount).sum() }
+    }
+
+    /// Numbers of orders as they are sent: each once, one in twenty again at a random distance.
+    fn deliveries(&self) -> Vec<usize> {
+        let mut rng = StdRng::seed_from_u64(2);
+        let mut at: Vec<(usize, usize)> = (0..self.messages).map(|number| (number, number)).collect();
+        for number in (0..self.messages).step_by(DUPLICATE_OF) {
+            at.push((rng.random_range(number..=self.messages), number));
+        }
+        at.sort_by_key(|(position, _)| *position);
+        at.into_iter().map(|(_, number)| number).collect()
+    }
+
+    /// Records in the topic, duplicates included.
+    pub fn records(&self) -> usize {
+        self.messages + self.messages.div_ceil(DUPLICATE_OF)
+    }
+}
+
+/// Topics that are filled already; runs of the same load read the same one, each in a group of its own.
+pub struct Topics {
+    kafka: KafkaServer,
+    filled: HashMap<Load, String>,
+}
+
+impl Topics {
+    /// None yet.
+    pub fn new(kafka: KafkaServer) -> Self {
+        Self { kafka, filled: HashMap::new() }
+    }
+
+    /// A topic that holds this load and nothing else.
+    pub async fn filled(&mut self, load: &Load) -> Result<String> {
+        if let Some(topic) = self.filled.get(load) {
+            return Ok(topic.clone());
+        }
+        let topic = self.empty(load.partitions).await?;
+        let (brokers, filling, load) = (self.kafka.bootstrap().to_owned(), topic.clone(), *load);
+        tokio::task::spawn_blocking(move || fill(&brokers, &filling, &load)).await??;
+        self.filled.insert(load, topic.clone());
+        Ok(topic)
+    }
+
+    /// A new topic without messages.
+    pub async fn empty(&self, partitions: i32) -> Result<String> {
+        let topic = format!("orders-{:08x}", rand::random::<u32>());
+        self.kafka.create_topic(&topic, partitions, &[]).await?;
+        Ok(topic)
+    }
+}
+
+/// Sends orders; knows how a message looks on the wire.
+pub struct Sender {
+    producer: BaseProducer,
+    topic: String,
+    load: Load,
+}
+
+impl Sender {
+    /// A producer with these properties.
+    pub fn new(brokers: &str, topic: &str, load: &Load, properties: &[(&str, &str)]) -> Result<Self> {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", brokers).set("enable.idempotence", "true");
+        for (name, value) in properties {
+            config.set(*name, *value);
+        }
+        let producer = config.create().context("failed to make a producer")?;
+        Ok(Self { producer, topic: topic.to_owned(), load: *load })
+    }
+
+    /// Send an order. Both deliveries of one go to the same partition.
+    pub fn send(&self, order: &Order, note: &str) -> Result<()> {
+        let (id, payload) = (order.id(), order.payload(note, self.load.payload_bytes));
+        let headers = OwnedHeaders::new()
+            .insert(Header { key: "message-id", value: Some(&id) })
+            .insert(Header { key: "event-type", value: Some("order.placed") });
+        let partition = order.number as i32 % self.load.partitions;
+        let mut record = BaseRecord::<(), _>::to(&self.topic).partition(partition).payload(&payload).headers(headers);
+        loop {
+            match self.producer.send(record) {
+                Ok(()) => break,
+                Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), refused)) => {
+                    self.producer.poll(Duration::from_millis(10));
+                    record = refused;
+                }
+                Err((error, _)) => return Err(error).context("failed to send a message"),
+            }
+        }
+        self.producer.poll(Duration::ZERO);
+        Ok(())
+    }
+
+    /// Wait until all is sent.
+    pub fn flush(&self) -> Result<()> {
+        self.producer.flush(TIMEOUT).context("failed to send all messages")
+    }
+}
+
+fn fill(brokers: &str, topic: &str, load: &Load) -> Result<()> {
+    let sender = Sender::new(brokers, topic, load, &[("queue.buffering.max.kbytes", "262144"), ("linger.ms", "20")])?;
+    let orders = load.orders();
+    for number in load.deliveries() {
+        sender.send(&orders[number], "preloaded")?;
+    }
+    sender.flush()?;
+    let client: BaseConsumer = ClientConfig::new().set("bootstrap.servers", brokers).create().context("failed to make a client")?;
+    let ends = ends(&client, topic, load.partitions)?;
+    ensure!(ends.iter().sum::<i64>() == load.records() as i64, "`{topic}` holds {ends:?} records of {}", load.records());
+    Ok(())
+}
+
+/// The end of each partition.
+pub fn ends(client: &BaseConsumer, topic: &str, partitions: i32) -> Result<Vec<i64>> {
+    let end = |partition| client.fetch_watermarks(topic, partition, TIMEOUT).map(|(_, high)| high);
+    (0..partitions).map(end).collect::<Result<_, _>>().context("failed to ask for a topic's end")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_order_is_sent_and_one_in_twenty_again_later() {
+        let load = Load { workload: Workload::Hot, partitions: 4, messages: 1_000, payload_bytes: 200 };
+        let deliveries = load.deliveries();
+        let mut sent = vec![0; load.messages];
+        deliveries.iter().for_each(|number| sent[*number] += 1);
+        assert_eq!((deliveries.len(), load.records()), (1_050, 1_050));
+        assert_eq!(sent.iter().filter(|times| **times == 2).count(), 50);
+        assert!(sent.iter().all(|times| (1..=2).contains(times)));
+    }
+
+    #[test]
+    fn a_payload_is_as_long_as_asked() {
+        let load = Load { workload: Workload::Spread, partitions: 1, messages: 1, payload_bytes: 1 };
+        let order = &load.orders()[0];
+        assert_eq!(order.payload("n", 65_536).len(), 65_536);
+        let parsed: serde_json::Value = serde_json::from_str(&order.payload("n", 300)).expect("a payload is JSON");
+        assert_eq!(parsed["order_id"], "o-0");
+    }
+}

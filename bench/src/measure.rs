@@ -1,0 +1,172 @@
+//! CPU time of processes over time, read from `/proc`.
+
+use std::{
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Result, anyhow};
+use libc::pid_t;
+use serde::{Deserialize, Serialize};
+
+const INTERVAL: Duration = Duration::from_millis(25);
+
+/// CPU time, microseconds, of the three parties.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cpu {
+    /// The process that is measured.
+    pub consumer: f64,
+    /// PostgreSQL, all its processes.
+    pub database: f64,
+    /// The broker.
+    pub broker: f64,
+}
+
+impl Cpu {
+    /// Of each part.
+    pub fn map2(self, other: Self, combine: impl Fn(f64, f64) -> f64) -> Self {
+        Self {
+            consumer: combine(self.consumer, other.consumer),
+            database: combine(self.database, other.database),
+            broker: combine(self.broker, other.broker),
+        }
+    }
+
+    /// Each part of it.
+    pub fn scaled(self, by: f64) -> Self {
+        self.map2(self, |part, _| part * by)
+    }
+}
+
+/// The processes that are looked at.
+#[derive(Debug, Clone, Copy)]
+pub struct Parties {
+    /// The measured process.
+    pub consumer: pid_t,
+    /// The postmaster.
+    pub database: pid_t,
+    /// The broker.
+    pub broker: pid_t,
+}
+
+/// Looks at the processes from time to time, in a thread of its own.
+pub struct Sampler {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Samples>,
+}
+
+/// CPU time at points in time, microseconds since the Unix epoch.
+pub struct Samples(Vec<(f64, Cpu)>);
+
+impl Sampler {
+    /// Begin.
+    pub fn start(parties: Parties) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut samples = Vec::new();
+            let mut last = Cpu::default();
+            while !stopped.load(Ordering::Relaxed) {
+                // A process that has just ended is counted late: time never runs backwards.
+                last = look(parties).map2(last, f64::max);
+                samples.push((now_us(), last));
+                std::thread::sleep(INTERVAL);
+            }
+            Samples(samples)
+        });
+        Self { stop, thread }
+    }
+
+    /// End.
+    pub fn finish(self) -> Result<Samples> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| anyhow!("the thread that reads `/proc` panicked"))
+    }
+}
+
+impl Samples {
+    /// CPU time between two points in time.
+    pub fn between(&self, from: f64, to: f64) -> Cpu {
+        self.at(to).map2(self.at(from), |later, earlier| later - earlier)
+    }
+
+    /// In a straight line between the two samples around it.
+    fn at(&self, time: f64) -> Cpu {
+        let after = self.0.partition_point(|(at, _)| *at < time);
+        match (after.checked_sub(1).and_then(|before| self.0.get(before)), self.0.get(after)) {
+            (Some((before_at, before)), Some((after_at, after))) => {
+                let share = (time - before_at) / (after_at - before_at);
+                before.map2(*after, |before, after| before + share * (after - before))
+            }
+            (Some((_, only)), None) | (None, Some((_, only))) => *only,
+            (None, None) => Cpu::default(),
+        }
+    }
+}
+
+/// Microseconds since the Unix epoch.
+pub fn now_us() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64() * 1e6)
+}
+
+fn look(parties: Parties) -> Cpu {
+    let of = |pid| times(pid).map_or(0.0, |times| times.own);
+    let postmaster = times(parties.database).map_or(0.0, |times| times.own + times.reaped);
+    let backends: f64 = children(parties.database).into_iter().map(of).sum();
+    Cpu { consumer: of(parties.consumer), database: postmaster + backends, broker: of(parties.broker) }
+}
+
+fn children(parent: pid_t) -> Vec<pid_t> {
+    let list = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
+    list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+struct Times {
+    /// User and system time of all threads.
+    own: f64,
+    /// The same of children that ended.
+    reaped: f64,
+}
+
+/// Reads `/proc/<pid>/stat`; none when the process is gone.
+fn times(pid: pid_t) -> Option<Times> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Behind the name: the state is field 3 of proc(5), utime, stime, cutime and cstime are 14 to 17.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11).map(str::parse::<f64>);
+    let mut pair = || Some(fields.next()?.ok()? + fields.next()?.ok()?);
+    let tick_us = 1e6 / ticks_per_second();
+    Some(Times { own: pair()? * tick_us, reaped: pair()? * tick_us })
+}
+
+fn ticks_per_second() -> f64 {
+    // SAFETY: plain library call with a constant argument.
+    (unsafe { libc::sysconf(libc::_SC_CLK_TCK) }) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_between_samples_is_interpolated() {
+        let cpu = |consumer| Cpu { consumer, ..Cpu::default() };
+        let samples = Samples(vec![(0.0, cpu(0.0)), (100.0, cpu(50.0)), (200.0, cpu(250.0))]);
+        assert_eq!(samples.between(50.0, 150.0).consumer, 125.0);
+        assert_eq!(samples.between(-10.0, 900.0).consumer, 250.0);
+    }
+
+    #[test]
+    fn work_of_this_process_is_seen() {
+        let pid = std::process::id() as pid_t;
+        let before = times(pid).expect("this process has a row in /proc").own;
+        let begun = std::time::Instant::now();
+        while times(pid).is_some_and(|times| times.own <= before) {
+            assert!(begun.elapsed() < Duration::from_secs(10), "a busy loop burns no CPU time");
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! One run: a fresh database, a full topic, one process; then figures, if what it did is right.
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use libc::{SIGKILL, SIGTERM};
+use oncebox_server::local::process::Child;
+use rdkafka::{
+    ClientConfig, Offset, TopicPartitionList,
+    consumer::{BaseConsumer, Consumer},
+};
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    load::{Load, Topics, ends},
+    measure::{Cpu, Parties, Sampler, Samples},
+    servers::{Database, Servers},
+    variants::{Batch, Programs, Setting, Variant, tail},
+};
+
+/// How long a run may take before it is given up.
+const DEADLINE: Duration = Duration::from_secs(90);
+const POLL: Duration = Duration::from_millis(50);
+const TIMEOUT: Duration = Duration::from_secs(10);
+const END: [(i32, Duration); 2] = [(SIGTERM, Duration::from_secs(20)), (SIGKILL, Duration::from_secs(5))];
+/// The share of the messages that is measured, by the order of their commits: what comes before is
+/// for warming up, and after it partitions end one by one.
+const MEASURED: (f64, f64) = (0.1, 0.9);
+
+/// What a run showed.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Figures {
+    /// Different messages.
+    pub messages: usize,
+    /// Seconds from the first measured commit to the last.
+    pub seconds: f64,
+    /// Messages a second.
+    pub rate: f64,
+    /// CPU microseconds per message.
+    pub cpu: Cpu,
+}
+
+/// What is run.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// Which implementation.
+    pub variant: Variant,
+    /// Its messages.
+    pub load: Load,
+    /// Limits of a transaction.
+    pub batch: Batch,
+}
+
+/// The servers, the topics and the programs of all runs.
+pub struct Bench {
+    /// Servers.
+    pub servers: Servers,
+    /// Topics.
+    pub topics: Topics,
+    /// Programs.
+    pub programs: Programs,
+    /// Logs of the measured processes.
+    pub logs: PathBuf,
+    runs: u32,
+}
+
+/// A process at work, with what belongs to it.
+pub struct Started {
+    /// The process.
+    pub child: Child,
+    /// Its database.
+    pub database: Database,
+    /// Its group.
+    pub group: String,
+    log: PathBuf,
+    sampler: Sampler,
+}
+
+impl Bench {
+    /// With servers that run.
+    pub fn new(servers: Servers, topics: Topics, programs: Programs, logs: PathBuf) -> Self {
+        Self { servers, topics, programs, logs, runs: 0 }
+    }
+
+    /// Run a job to its end, check what it did, and return what it cost.
+    pub async fn run(&mut self, job: &Job) -> Result<Figures> {
+        let what = || format!("({}) {}, {:?}", job.variant.letter(), job.variant.title(), job.load);
+        let topic = self.topics.filled(&job.load).await.with_context(what)?;
+        let started = self.start(job, &topic).await.with_context(what)?;
+        let ended = self.wait(job, &started, &topic).await;
+        let (database, samples) = finish(started, ended).with_context(what)?;
+        check(job, &database).await.with_context(what)?;
+        let figures = figures(&database.commits().await?, &samples).with_context(what)?;
+        self.servers.drop_database(database).await?;
+        Ok(figures)
+    }
+
+    /// A database, and the process on it.
+    pub async fn start(&mut self, job: &Job, topic: &str) -> Result<Started> {
+        self.runs += 1;
+        let group = format!("bench-{}", self.runs);
+        let log = self.logs.join(format!("{:03}-{}.log", self.runs, job.variant.letter().replace(':', "-")));
+        let database = self.servers.database(job.variant.is_host()).await?;
+        let setting = Setting {
+            servers: &self.servers,
+            database: &database,
+            load: &job.load,
+            topic,
+            group: &group,
+            batch: job.batch,
+            programs: &self.programs,
+            log: &log,
+        };
+        let child = job.variant.start(&setting).await?;
+        let (postmaster, broker) = self.servers.pids()?;
+        let sampler = Sampler::start(Parties { consumer: child.pid(), database: postmaster, broker });
+        Ok(Started { child, database, group, log, sampler })
+    }
+
+    /// Until all is acked, or, where there is no broker, until the process has ended.
+    pub async fn wait(&self, job: &Job, started: &Started, topic: &str) -> Result<()> {
+        let watch = Watch::new(self.servers.kafka.bootstrap(), &started.group, topic, job.load.partitions)?;
+        let deadline = Instant::now() + DEADLINE;
+        let has_broker = job.variant != Variant::Pgbench;
+        while started.child.is_running() {
+            if has_broker && watch.all_acked().await? {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "it is not done after {DEADLINE:?}; it says:\n{}", tail(&started.log));
+            sleep(POLL).await;
+        }
+        ensure!(!has_broker, "it ended by itself; it says:\n{}", tail(&started.log));
+        Ok(())
+    }
+}
+
+/// End the process and the sampling, also after an error.
+pub fn finish(started: Started, ended: Result<()>) -> Result<(Database, Samples)> {
+    let status = started.child.end(&END);
+    let samples = started.sampler.finish()?;
+    ended?;
+    let Some(status) = status else { bail!("the process does not end") };
+    ensure!(status.success() || status.signal_is(SIGTERM), "it ended with {status}; it says:\n{}", tail(&started.log));
+    Ok((started.database, samples))
+}
+
+trait SignalIs {
+    fn signal_is(&self, signal: i32) -> bool;
+}
+
+impl SignalIs for std::process::ExitStatus {
+    fn signal_is(&self, signal: i32) -> bool {
+        std::os::unix::process::ExitStatusExt::signal(self) == Some(signal)
+    }
+}
+
+/// A variant that is wrong is an error, not a number.
+pub async fn check(job: &Job, database: &Database) -> Result<()> {
+    let found = database.totals().await?;
+    if job.variant == Variant::Pgbench {
+        // It draws its own accounts and amounts.
+        let each = job.load.messages as i64 / i64::from(job.load.partitions);
+        let expected = each * i64::from(job.load.partitions);
+        ensure!((found.orders, found.bookings) == (expected, expected), "{found:?}, but {expected} transactions ran");
+        return Ok(());
+    }
+    let expected = job.load.totals();
+    ensure!(found == expected, "the effects are wrong: {found:?} instead of {expected:?}");
+    Ok(())
+}
+
+fn figures(commits: &[(f64, i64)], samples: &Samples) -> Result<Figures> {
+    let messages: i64 = commits.iter().map(|(_, count)| count).sum();
+    let (from, before) = at_share(commits, MEASURED.0)?;
+    let (to, until) = at_share(commits, MEASURED.1)?;
+    let (seconds, measured) = ((to - from) / 1e6, (until - before) as f64);
+    ensure!(seconds > 0.0, "all was committed at once; there is nothing to measure");
+    let cpu = samples.between(from, to).scaled(1.0 / measured);
+    Ok(Figures { messages: messages as usize, seconds, rate: measured / seconds, cpu })
+}
+
+/// When this share of the messages was committed, and how many exactly.
+fn at_share(commits: &[(f64, i64)], share: f64) -> Result<(f64, i64)> {
+    let total: i64 = commits.iter().map(|(_, count)| count).sum();
+    let mut sum = 0;
+    for (at, count) in commits {
+        sum += count;
+        if sum as f64 >= share * total as f64 {
+            return Ok((*at, sum));
+        }
+    }
+    bail!("nothing was committed")
+}
+
+/// How far a group is.
+struct Watch {
+    client: std::sync::Arc<BaseConsumer>,
+    topic: String,
+    ends: Vec<i64>,
+}
+
+impl Watch {
+    fn new(brokers: &str, group: &str, topic: &str, partitions: i32) -> Result<Self> {
+        let mut config = ClientConfig::new();
+        let client: BaseConsumer =
+            config.set("bootstrap.servers", brokers).set("group.id", group).create().context("failed to make a client")?;
+        let ends = ends(&client, topic, partitions)?;
+        Ok(Self { client: client.into(), topic: topic.to_owned(), ends })
+    }
+
+    async fn all_acked(&self) -> Result<bool> {
+        let mut asked = TopicPartitionList::new();
+        asked.add_partition_range(&self.topic, 0, self.ends.len() as i32 - 1);
+        let client = self.client.clone();
+        let committed = tokio::task::spawn_blocking(move || client.committed_offsets(asked, TIMEOUT)).await?;
+        let committed = committed.context("failed to ask how far the group is")?;
+        let done = |(partition, end): (usize, &i64)| {
+            let found = committed.find_partition(&self.topic, partition as i32);
+            *end == 0 || found.is_some_and(|found| found.offset() == Offset::Offset(*end))
+        };
+        Ok(self.ends.iter().enumerate().all(done))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_count_messages_not_commits() {
+        let commits = [(1.0, 10), (2.0, 10), (3.0, 60), (4.0, 20)];
+        assert_eq!(at_share(&commits, 0.1).expect("a share"), (1.0, 10));
+        assert_eq!(at_share(&commits, 0.5).expect("a share"), (3.0, 80));
+        assert!(at_share(&[], 0.5).is_err());
+    }
+}

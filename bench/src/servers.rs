@@ -1,0 +1,161 @@
+//! The broker and the database server of a benchmark, and a fresh database for each run.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use libc::pid_t;
+use oncebox_inbox::{Admin, MasterKey, Tenant, schema};
+use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
+use oncebox_tests::{kafka::KafkaServer, postgres::with_database};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+
+use crate::load::{ACCOUNTS, Totals};
+
+/// The tables of the effect.
+pub const SCHEMA: &str = "\
+CREATE TABLE orders (id text PRIMARY KEY, account int NOT NULL, amount bigint NOT NULL, note text NOT NULL);
+CREATE TABLE account (id int PRIMARY KEY, balance bigint NOT NULL DEFAULT 0, n bigint NOT NULL DEFAULT 0);";
+
+/// What consumers that are no host keep their processed ids in.
+const PROCESSED: &str = "\
+CREATE TABLE processed (message_id text PRIMARY KEY, done boolean NOT NULL DEFAULT false, at timestamptz NOT NULL DEFAULT now());";
+
+const TENANT: &str = "bench";
+/// Templates of the databases.
+const HOST: &str = "bench_host";
+const PLAIN: &str = "bench_plain";
+
+/// A database server with default durability and a real broker, both of our own.
+pub struct Servers {
+    /// The broker.
+    pub kafka: KafkaServer,
+    /// The host's master key.
+    pub master_key: String,
+    /// The tenant of every host's database.
+    pub tenant: Tenant,
+    postgres: PrivatePostgres,
+    dir: PathBuf,
+    databases: u32,
+}
+
+/// The database of one run.
+pub struct Database {
+    /// A superuser's URL.
+    pub url: String,
+    /// Where the tables of the effect are.
+    pub schema: String,
+    name: String,
+}
+
+impl Servers {
+    /// Start both; data goes into a new folder below `dir`.
+    pub async fn start(dir: PathBuf) -> Result<Self> {
+        let kafka = tokio::task::spawn_blocking(KafkaServer::start_lasting).await??;
+        let options = PostgresOptions::new(dir.join("postgres"))
+            .tcp(true)
+            .setting("shared_buffers", "256MB")
+            .setting("max_wal_size", "4GB")
+            .setting("track_commit_timestamp", "on");
+        let postgres = tokio::task::spawn_blocking(move || PrivatePostgres::start(options)).await??;
+        let master_key = MasterKey::generate();
+        let tenant = make_templates(&postgres.url(), &master_key).await?;
+        Ok(Self { kafka, master_key, tenant, postgres, dir, databases: 0 })
+    }
+
+    /// Process ids of the database server and the broker.
+    pub fn pids(&self) -> Result<(pid_t, pid_t)> {
+        let database = self.postgres.pid().context("the database server has ended")?;
+        Ok((database, self.kafka.pid().context("the broker has ended")?))
+    }
+
+    /// A new database, all of it written down before the run begins.
+    pub async fn database(&mut self, host: bool) -> Result<Database> {
+        self.databases += 1;
+        let name = format!("run_{}", self.databases);
+        let (template, schema) = if host { (HOST, self.tenant.schema_name.clone()) } else { (PLAIN, "public".to_owned()) };
+        let mut admin = connect(&self.postgres.url()).await?;
+        run(&mut admin, format!("CREATE DATABASE {name} TEMPLATE {template}")).await?;
+        // Privileges on a database are not copied from its template.
+        let Tenant { login, owner_login, .. } = &self.tenant;
+        run(&mut admin, format!("GRANT CONNECT ON DATABASE {name} TO {login}, {owner_login}")).await?;
+        run(&mut admin, "CHECKPOINT".to_owned()).await?;
+        Ok(Database { url: with_database(&self.postgres.url(), &name)?, schema, name })
+    }
+
+    /// Drop the database of a run.
+    pub async fn drop_database(&self, database: Database) -> Result<()> {
+        run(&mut connect(&self.postgres.url()).await?, format!("DROP DATABASE {} WITH (FORCE)", database.name)).await
+    }
+
+    /// The server's version.
+    pub async fn postgres_version(&self) -> Result<String> {
+        let mut admin = connect(&self.postgres.url()).await?;
+        Ok(sqlx::query_scalar("SHOW server_version").fetch_one(&mut admin).await?)
+    }
+
+    /// End both and remove their data.
+    pub fn stop(mut self) -> Result<()> {
+        self.postgres.stop()?;
+        drop(self.kafka);
+        std::fs::remove_dir_all(&self.dir).with_context(|| format!("failed to remove `{}`", self.dir.display()))
+    }
+}
+
+impl Database {
+    /// A superuser's connection.
+    pub async fn connect(&self) -> Result<PgConnection> {
+        connect(&self.url).await
+    }
+
+    /// What the tables hold.
+    pub async fn totals(&self) -> Result<Totals> {
+        let schema = &self.schema;
+        let sql = format!(
+            "SELECT (SELECT count(*) FROM {schema}.orders) AS orders, sum(n)::bigint AS bookings, sum(balance)::bigint AS balance FROM {schema}.account"
+        );
+        Ok(sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&mut self.connect().await?).await?)
+    }
+
+    /// When orders were committed, in microseconds since the Unix epoch, and how many then; in order.
+    pub async fn commits(&self) -> Result<Vec<(f64, i64)>> {
+        let sql = format!(
+            "SELECT extract(epoch FROM pg_xact_commit_timestamp(x))::float8 * 1e6, n FROM (SELECT xmin AS x, count(*) AS n FROM {}.orders GROUP BY xmin) t ORDER BY 1",
+            self.schema
+        );
+        Ok(sqlx::query_as(AssertSqlSafe(sql)).fetch_all(&mut self.connect().await?).await?)
+    }
+}
+
+async fn make_templates(url: &str, master_key: &str) -> Result<Tenant> {
+    let mut admin = connect(url).await?;
+    run(&mut admin, format!("CREATE DATABASE {PLAIN}")).await?;
+    let mut plain = connect(&with_database(url, PLAIN)?).await?;
+    run(&mut plain, format!("{SCHEMA}{PROCESSED}")).await?;
+    fill(plain, "public").await?;
+
+    run(&mut admin, format!("CREATE DATABASE {HOST}")).await?;
+    let host = with_database(url, HOST)?;
+    schema::migrate(&host.parse()?).await?;
+    let inbox = Admin::new(host.parse()?, MasterKey::parse(master_key)?, "bench");
+    schema::ensure_partitions(&inbox.pool).await?;
+    let tenant = inbox.create_tenant(TENANT).await?;
+    inbox.apply_schema(&tenant, SCHEMA).await?;
+    inbox.pool.close().await;
+    fill(connect(&host).await?, &tenant.schema_name).await?;
+    Ok(tenant)
+}
+
+async fn fill(mut connection: PgConnection, schema: &str) -> Result<()> {
+    run(&mut connection, format!("INSERT INTO {schema}.account (id) SELECT generate_series(0, {ACCOUNTS} - 1)")).await?;
+    run(&mut connection, "VACUUM (FREEZE, ANALYZE)".to_owned()).await?;
+    Ok(connection.close().await?)
+}
+
+async fn connect(url: &str) -> Result<PgConnection> {
+    PgConnection::connect(url).await.context("failed to connect to the benchmark's database")
+}
+
+async fn run(connection: &mut PgConnection, sql: String) -> Result<()> {
+    connection.execute(sqlx::raw_sql(AssertSqlSafe(sql.clone()))).await.with_context(|| format!("failed: `{sql}`"))?;
+    Ok(())
+}

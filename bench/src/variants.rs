@@ -1,0 +1,248 @@
+//! What is compared, and how each is started.
+
+mod by_hand;
+mod host;
+mod native;
+mod node;
+mod pgbench;
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    str::FromStr,
+};
+
+use anyhow::{Context, Result, anyhow};
+use oncebox_server::local::process::Child;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    load::Load,
+    servers::{Database, Servers},
+};
+
+/// One implementation of the same effect.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum Variant {
+    /// (a) SQL alone, a transaction per message: pgbench.
+    Pgbench,
+    /// (b) The inbox with a handler in Rust.
+    Native,
+    /// (c) The host with the component.
+    Component,
+    /// (d) Written by hand: rdkafka and sqlx, a transaction per message.
+    ByHand,
+    /// (e) The host with the component that takes whole batches.
+    BatchComponent,
+    /// (f) Written by hand for Node.js: kafkajs and pg.
+    Node,
+    /// (b1) As (b), one message per transaction.
+    NativeAlone,
+    /// (c1) As (c), one message per transaction.
+    ComponentAlone,
+    /// (g) The host with the component as written in a language.
+    Language(String),
+}
+
+use Variant::{BatchComponent, ByHand, Component, ComponentAlone, Language, Native, NativeAlone, Node, Pgbench};
+
+const LETTERS: [(&str, Variant); 8] = [
+    ("a", Pgbench),
+    ("b", Native),
+    ("c", Component),
+    ("d", ByHand),
+    ("e", BatchComponent),
+    ("f", Node),
+    ("b1", NativeAlone),
+    ("c1", ComponentAlone),
+];
+
+impl Variant {
+    /// All that have a letter of their own.
+    pub fn lettered() -> Vec<Self> {
+        LETTERS.iter().map(|(_, variant)| variant.clone()).collect()
+    }
+
+    /// What it is called on the command line.
+    pub fn letter(&self) -> String {
+        match self {
+            Language(name) => format!("g:{name}"),
+            _ => LETTERS.iter().find(|(_, variant)| variant == self).map_or_else(String::new, |(letter, _)| (*letter).to_owned()),
+        }
+    }
+
+    /// What it is, in a few words.
+    pub fn title(&self) -> String {
+        match self {
+            Pgbench => "pgbench: SQL alone, a transaction per message".to_owned(),
+            Native => "inbox core, plain Rust handler, no Wasm".to_owned(),
+            Component => "oncebox, component".to_owned(),
+            ByHand => "by hand: rdkafka + sqlx, a transaction per message".to_owned(),
+            BatchComponent => "oncebox, component that takes batches".to_owned(),
+            Node => "by hand: kafkajs + pg, a transaction per message".to_owned(),
+            NativeAlone => "inbox core, one message per transaction".to_owned(),
+            ComponentAlone => "oncebox, component, one message per transaction".to_owned(),
+            Language(name) => format!("oncebox, component written in {name}"),
+        }
+    }
+
+    /// Whether it needs the host's schema.
+    pub fn is_host(&self) -> bool {
+        !matches!(self, Pgbench | ByHand | Node)
+    }
+
+    /// Messages a second to expect before anything was measured: sizes the first run.
+    pub fn guess(&self) -> f64 {
+        match self {
+            BatchComponent => 8_000.0,
+            Native | Component => 4_000.0,
+            Language(_) => 1_000.0,
+            _ => 1_500.0,
+        }
+    }
+}
+
+impl From<Variant> for String {
+    fn from(variant: Variant) -> Self {
+        variant.letter()
+    }
+}
+
+impl TryFrom<String> for Variant {
+    type Error = anyhow::Error;
+
+    fn try_from(letter: String) -> Result<Self> {
+        letter.parse()
+    }
+}
+
+impl FromStr for Variant {
+    type Err = anyhow::Error;
+
+    fn from_str(letter: &str) -> Result<Self> {
+        if let Some(language) = letter.strip_prefix("g:") {
+            return Ok(Language(language.to_owned()));
+        }
+        let found = LETTERS.iter().find(|(known, _)| *known == letter).map(|(_, variant)| variant.clone());
+        found.ok_or_else(|| anyhow!("there is no variant `{letter}`; there are a, b, b1, c, c1, d, e, f and g:<language>"))
+    }
+}
+
+/// Limits of a transaction, for variants that have any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Batch {
+    /// Messages, at most.
+    pub messages_max: usize,
+    /// Milliseconds after which no further message is begun.
+    pub duration_ms: u64,
+}
+
+impl Batch {
+    /// What a policy says by default.
+    pub const DEFAULT: Self = Self { messages_max: 64, duration_ms: 50 };
+}
+
+/// Where the programs and components are.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// The repository.
+    pub root: PathBuf,
+    /// The folder of `oncebox` and `bench-consumer`.
+    pub bin: PathBuf,
+}
+
+impl Programs {
+    /// The component a host variant runs.
+    fn component(&self, variant: &Variant) -> PathBuf {
+        match variant {
+            Language(name) => self.root.join(format!("target/languages/{name}.wasm")),
+            BatchComponent => self.root.join("guest-examples/components/order-batch.wasm"),
+            _ => self.root.join("guest-examples/components/order.wasm"),
+        }
+    }
+
+    /// The languages whose component was built.
+    pub fn languages(&self) -> Vec<Variant> {
+        let found = std::fs::read_dir(self.root.join("target/languages")).into_iter().flatten().flatten();
+        let names = found.filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".wasm").map(str::to_owned));
+        let mut languages: Vec<_> = names.map(Language).collect();
+        languages.sort();
+        languages
+    }
+
+    /// Why a variant cannot run here, if so.
+    pub fn missing(&self, variant: &Variant) -> Option<String> {
+        let needs = |path: PathBuf, remedy: &str| (!path.exists()).then(|| format!("`{}` is missing; {remedy}", path.display()));
+        match variant {
+            Pgbench => pgbench::program().is_none().then(|| "there is no `pgbench`; install PostgreSQL's client programs".to_owned()),
+            Native | NativeAlone => None,
+            ByHand => None,
+            Node => needs(node::dir(self).join("node_modules"), "install Node.js and npm, then run bench.sh again"),
+            Language(_) => needs(self.component(variant), "build it with guest-examples/languages/build.sh"),
+            _ => needs(self.component(variant), "build it with guest-examples/build.sh"),
+        }
+    }
+}
+
+/// Everything a variant is told.
+pub struct Setting<'a> {
+    /// The servers.
+    pub servers: &'a Servers,
+    /// Its database.
+    pub database: &'a Database,
+    /// Its messages.
+    pub load: &'a Load,
+    /// Their topic.
+    pub topic: &'a str,
+    /// A group of its own.
+    pub group: &'a str,
+    /// Limits of a transaction.
+    pub batch: Batch,
+    /// Where programs are.
+    pub programs: &'a Programs,
+    /// Where its output goes.
+    pub log: &'a Path,
+}
+
+impl Variant {
+    /// Start it.
+    pub async fn start(&self, setting: &Setting<'_>) -> Result<Child> {
+        let mut command = match self {
+            Pgbench => pgbench::command(setting)?,
+            ByHand => by_hand::command(setting),
+            Node => node::command(setting),
+            Native | NativeAlone => native::command(setting, self.batch(setting.batch)).await?,
+            Component | BatchComponent | ComponentAlone | Language(_) => {
+                let component = setting.programs.component(self);
+                let bytes = std::fs::read(&component).with_context(|| format!("failed to read `{}`", component.display()))?;
+                host::command(setting, self.batch(setting.batch), &bytes).await?
+            }
+        };
+        let log = File::create(setting.log).with_context(|| format!("failed to create `{}`", setting.log.display()))?;
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let program = command.get_program().to_owned();
+        Child::spawn(command, libc::SIGKILL).with_context(|| format!("failed to start `{}`", program.display()))
+    }
+
+    fn batch(&self, batch: Batch) -> Batch {
+        match self {
+            NativeAlone | ComponentAlone => Batch { messages_max: 1, ..batch },
+            _ => batch,
+        }
+    }
+}
+
+/// The end of a log, for an error.
+pub fn tail(log: &Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(12)..].join("\n")
+}
+
+fn ours(setting: &Setting<'_>, mode: &str) -> Command {
+    let mut command = Command::new(setting.programs.bin.join("bench-consumer"));
+    command.args([mode, "--database", &setting.database.url, "--brokers", setting.servers.kafka.bootstrap()]);
+    command
+}

@@ -1,0 +1,54 @@
+//! (c), (e), (g): the `oncebox` program as it ships, told by its environment.
+
+use std::process::Command;
+
+use anyhow::Result;
+use oncebox_inbox::{Admin, MasterKey, policy::Policy};
+use oncebox_server::local::free_port;
+use serde_json::json;
+
+use super::{Batch, Setting};
+
+pub(super) const CONSUMER: &str = "orders";
+
+pub(super) async fn command(setting: &Setting<'_>, batch: Batch, component: &[u8]) -> Result<Command> {
+    let admin = create_consumer(setting, batch).await?;
+    admin.deploy(&setting.servers.tenant.name, CONSUMER, "order.placed", "order", component, &json!({})).await?;
+    let mut command = Command::new(setting.programs.bin.join("oncebox"));
+    for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("ONCEBOX_")) {
+        command.env_remove(variable);
+    }
+    command
+        .arg("serve")
+        .current_dir(setting.log.parent().unwrap_or(&setting.programs.root))
+        .env("ONCEBOX_DATABASE_URL", &setting.database.url)
+        .env("ONCEBOX_KAFKA_BROKERS", setting.servers.kafka.bootstrap())
+        .env("ONCEBOX_MASTER_KEY", &setting.servers.master_key)
+        .env("ONCEBOX_HTTP_LISTEN", format!("127.0.0.1:{}", free_port()?))
+        .env("ONCEBOX_RUNTIME_CACHE_DIR", setting.programs.root.join("target/bench/cache"))
+        .env("ONCEBOX_LOG_FORMAT", "text");
+    Ok(command)
+}
+
+/// The consumer with its policy; all of it default but the batch.
+pub(super) async fn create_consumer(setting: &Setting<'_>, batch: Batch) -> Result<Admin> {
+    let admin = Admin::new(setting.database.url.parse()?, MasterKey::parse(&setting.servers.master_key)?, "bench");
+    admin.create_consumer(&setting.servers.tenant.name, CONSUMER, &policy(setting.topic, setting.group, batch)?).await?;
+    Ok(admin)
+}
+
+fn policy(topic: &str, group: &str, batch: Batch) -> Result<Policy> {
+    let Batch { messages_max, duration_ms } = batch;
+    let policy = format!(
+        "topics = ['{topic}']\nack = 'after_commit'\n\
+         identity = {{ id = [{{ header = 'message-id' }}], event_type = [{{ header = 'event-type' }}] }}\n\
+         batch = {{ messages_max = {messages_max}, duration_ms = {duration_ms} }}\n\
+         kafka = {{ group = '{group}' }}"
+    );
+    Ok(Policy::parse(&policy)?)
+}
+
+/// Why the host does not take transactions of this size, if so.
+pub fn refuses(batch: Batch) -> Option<String> {
+    policy("t", "g", batch).err().map(|error| error.to_string())
+}
