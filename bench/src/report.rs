@@ -77,6 +77,11 @@ impl Cell {
         Spread::of(self.runs.iter().map(|run| run.rate))
     }
 
+    /// Longest time in which nothing was committed, in any run.
+    pub fn longest_gap_ms(&self) -> f64 {
+        self.runs.iter().map(|run| run.longest_gap_ms).fold(0.0, f64::max)
+    }
+
     /// Median CPU per message of each party.
     pub fn cpu(&self) -> Option<Cpu> {
         let median = |part: fn(&Cpu) -> f64| Spread::of(self.runs.iter().map(|run| part(&run.cpu))).map(|spread| spread.median);
@@ -102,8 +107,8 @@ impl Report {
             let _ = writeln!(text, "\n{} rows, {partitions} partition{plural}", workload.name());
             let _ = writeln!(
                 text,
-                "{:<8}{:>9}{:>19}{:>9}{:>10}{:>9}{:>10}{:>9}{:>10}",
-                "VARIANT", "MSG/S", "MIN–MAX", "× (d)", "CPU µs", "× (d)", "DB µs", "× (d)", "BROKER µs"
+                "{:<8}{:>9}{:>19}{:>9}{:>10}{:>9}{:>10}{:>9}{:>10}{:>8}",
+                "VARIANT", "MSG/S", "MIN–MAX", "× (d)", "CPU µs", "× (d)", "DB µs", "× (d)", "BROKER µs", "GAP ms"
             );
             let reference = cells.iter().find(|cell| cell.variant == Variant::ByHand).and_then(|cell| Some((cell.rate()?, cell.cpu()?)));
             for cell in cells {
@@ -113,7 +118,7 @@ impl Report {
                 };
                 let _ = writeln!(
                     text,
-                    "{:<8}{:>9.0}{:>19}{:>9}{:>10.0}{:>9}{:>10.0}{:>9}{:>10.0}",
+                    "{:<8}{:>9.0}{:>19}{:>9}{:>10.0}{:>9}{:>10.0}{:>9}{:>10.0}{:>8.0}",
                     cell.variant.letter(),
                     rate.median,
                     format!("{:.0}–{:.0}", rate.min, rate.max),
@@ -123,6 +128,7 @@ impl Report {
                     cpu.database,
                     by(cpu.database, |d| d.1.database),
                     cpu.broker,
+                    cell.longest_gap_ms(),
                 );
             }
         }

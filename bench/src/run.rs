@@ -37,6 +37,8 @@ pub struct Figures {
     pub seconds: f64,
     /// Messages a second.
     pub rate: f64,
+    /// Longest time in which nothing was committed, milliseconds.
+    pub longest_gap_ms: f64,
     /// CPU microseconds per message.
     pub cpu: Cpu,
 }
@@ -177,7 +179,14 @@ fn figures(commits: &[(f64, i64)], samples: &Samples) -> Result<Figures> {
     let (seconds, measured) = ((to - from) / 1e6, (until - before) as f64);
     ensure!(seconds > 0.0, "all was committed at once; there is nothing to measure");
     let cpu = samples.between(from, to).scaled(1.0 / measured);
-    Ok(Figures { messages: messages as usize, seconds, rate: measured / seconds, cpu })
+    let longest_gap_ms = longest_gap(commits, from, to) / 1e3;
+    Ok(Figures { messages: messages as usize, seconds, rate: measured / seconds, longest_gap_ms, cpu })
+}
+
+/// Longest time without a commit, in microseconds, between two points in time.
+fn longest_gap(commits: &[(f64, i64)], from: f64, to: f64) -> f64 {
+    let times: Vec<f64> = commits.iter().map(|(at, _)| *at).filter(|at| (from..=to).contains(at)).collect();
+    times.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max)
 }
 
 /// When this share of the messages was committed, and how many exactly.
@@ -233,5 +242,6 @@ mod tests {
         assert_eq!(at_share(&commits, 0.1).expect("a share"), (1.0, 10));
         assert_eq!(at_share(&commits, 0.5).expect("a share"), (3.0, 80));
         assert!(at_share(&[], 0.5).is_err());
+        assert_eq!(longest_gap(&commits, 1.5, 4.0), 1.0);
     }
 }
