@@ -28,9 +28,15 @@ CREATE OR REPLACE FUNCTION oncebox_host.claim(
     p_trace_parent text[], p_hash bytea[], p_version int[], p_headers bytea[], p_payload bytea[])
 RETURNS TABLE (ordinal bigint, outcome text, known_status text, same_payload boolean, known_result text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
     v record;
+    v_locks bigint;
+    v_claimed bigint;
+    v_first bigint[];
+    v_status text[];
+    v_hash bytea[];
+    v_result text[];
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'claims need READ COMMITTED' USING ERRCODE = 'OB004';
@@ -49,41 +55,49 @@ BEGIN
 
     PERFORM pg_advisory_xact_lock(l.key)
         FROM (SELECT DISTINCT hashtextextended(u.id, p_consumer::bigint) AS key FROM unnest(p_id) AS u(id) ORDER BY 1) AS l;
+    GET DIAGNOSTICS v_locks = ROW_COUNT;
+
+    -- Of an id that stands twice in the offer, the first is claimed.
+    IF v_locks < cardinality(p_id) THEN
+        SELECT array_agg(w.first ORDER BY w.ordinal) INTO v_first FROM (
+            SELECT u.ordinal, first_value(u.ordinal) OVER (PARTITION BY u.id COLLATE "C" ORDER BY u.ordinal) AS first
+            FROM unnest(p_id) WITH ORDINALITY AS u(id, ordinal)) w;
+    END IF;
+
+    -- A statement of its own, whose snapshot is younger than the locks.
+    SELECT array_agg(k.status ORDER BY u.ordinal), array_agg(k.payload_hash ORDER BY u.ordinal), array_agg(k.result::text ORDER BY u.ordinal)
+        INTO v_status, v_hash, v_result
+    FROM unnest(p_id) WITH ORDINALITY AS u(id, ordinal)
+    LEFT JOIN LATERAL (
+        SELECT i.status, i.payload_hash, i.result FROM oncebox.inbox i
+        WHERE i.consumer_id = p_consumer AND i.message_id = u.id AND i.retention_class = v.class LIMIT 1
+    ) k ON true;
+
+    INSERT INTO oncebox.inbox AS i (consumer_id, message_id, retention_class, bucket, topic, partition, "offset",
+        record_timestamp_ms, key, ordering_key, source, event_type, event_version, content_type, trace_parent, status,
+        reason, attempts, next_attempt_at, version_id, payload, headers, payload_hash, processed_at)
+    SELECT p_consumer, o.id, v.class, v.bucket, p_topic, p_partition, o."offset", o.timestamp_ms, o.key, o.ordering_key,
+        o.source, o.event_type, o.event_version, o.content_type, o.trace_parent, p_status,
+        o.reason, (p_status = 'completed')::int, CASE WHEN p_status = 'received' THEN now() END,
+        o.version, o.payload, o.headers, o.hash, CASE WHEN p_status <> 'received' THEN now() END
+    FROM unnest(p_id, p_offset, p_timestamp_ms, p_key, p_ordering_key, p_source, p_event_type, p_event_version, p_content_type,
+                p_trace_parent, p_hash, p_version, p_headers, p_payload, p_reason, v_status, v_first) WITH ORDINALITY
+        AS o(id, "offset", timestamp_ms, key, ordering_key, source, event_type, event_version, content_type,
+             trace_parent, hash, version, headers, payload, reason, known, first, ordinal)
+    WHERE o.known IS NULL AND coalesce(o.first, o.ordinal) = o.ordinal
+    ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS v_claimed = ROW_COUNT;
 
     RETURN QUERY
-    WITH offered AS MATERIALIZED (
-        SELECT o.*, k.status AS k_status, k.payload_hash AS k_hash, k.result AS k_result,
-            row_number() OVER same AS nth, first_value(o.hash) OVER same AS first_hash
-        FROM unnest(p_id, p_offset, p_timestamp_ms, p_key, p_ordering_key, p_source, p_event_type, p_event_version,
-                    p_content_type, p_trace_parent, p_hash, p_version, p_headers, p_payload, p_reason) WITH ORDINALITY
-            AS o(id, "offset", timestamp_ms, key, ordering_key, source, event_type, event_version,
-                 content_type, trace_parent, hash, version, headers, payload, reason, ordinal)
-        LEFT JOIN LATERAL (
-            SELECT i.status, i.payload_hash, i.result FROM oncebox.inbox i
-            WHERE i.consumer_id = p_consumer AND i.message_id = o.id AND i.retention_class = v.class LIMIT 1
-        ) k ON true
-        WINDOW same AS (PARTITION BY o.id COLLATE "C" ORDER BY o.ordinal)
-    ), claimed AS (
-        INSERT INTO oncebox.inbox AS i (consumer_id, message_id, retention_class, bucket, topic, partition, "offset",
-            record_timestamp_ms, key, ordering_key, source, event_type, event_version, content_type, trace_parent, status,
-            reason, attempts, next_attempt_at, version_id, payload, headers, payload_hash, processed_at)
-        SELECT p_consumer, f.id, v.class, v.bucket, p_topic, p_partition, f."offset", f.timestamp_ms, f.key, f.ordering_key,
-            f.source, f.event_type, f.event_version, f.content_type, f.trace_parent, p_status,
-            f.reason, (p_status = 'completed')::int, CASE WHEN p_status = 'received' THEN now() END,
-            f.version, f.payload, f.headers, f.hash, CASE WHEN p_status <> 'received' THEN now() END
-        FROM offered f WHERE f.k_status IS NULL AND f.nth = 1
-        ON CONFLICT DO NOTHING
-        RETURNING 1
-    )
     SELECT o.ordinal,
-        CASE WHEN o.k_status IS NOT NULL OR o.nth > 1 THEN 'known'
-             WHEN (SELECT count(*) FROM claimed) < (SELECT count(*) FROM offered f WHERE f.k_status IS NULL AND f.nth = 1) THEN 'elsewhere'
+        CASE WHEN o.known IS NOT NULL OR o.first <> o.ordinal THEN 'known'
+             WHEN v_claimed < count(*) FILTER (WHERE o.known IS NULL AND coalesce(o.first, o.ordinal) = o.ordinal) OVER () THEN 'elsewhere'
              ELSE 'new' END,
-        coalesce(o.k_status, p_status),
-        CASE WHEN o.k_status IS NOT NULL THEN o.k_hash ELSE o.first_hash END IS NOT DISTINCT FROM o.hash,
-        o.k_result::text
-    FROM offered o
-    ORDER BY o.ordinal;
+        coalesce(o.known, p_status),
+        CASE WHEN o.known IS NOT NULL THEN o.known_hash WHEN o.first IS NULL THEN o.hash ELSE p_hash[o.first] END IS NOT DISTINCT FROM o.hash,
+        o.result
+    FROM unnest(p_hash, v_status, v_hash, v_result, v_first) WITH ORDINALITY AS o(hash, known, known_hash, result, first, ordinal)
+    WHERE o.ordinal <= cardinality(p_id);
 END $$;
 
 -- The end of a transaction that claimed or resumed.
@@ -92,7 +106,7 @@ CREATE OR REPLACE FUNCTION oncebox_host.complete(
     p_error text[], p_result text[], p_delay_ms bigint[], p_version int[], p_keep boolean[], p_headers bytea[], p_payload bytea[])
 RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
     v record;
     v_id text;
@@ -134,7 +148,7 @@ RETURNS TABLE (id text, topic text, partition int, "offset" bigint, timestamp_ms
     event_type text, event_version text, content_type text, trace_parent text, headers bytea, payload bytea,
     payload_hash bytea, attempts int, epoch bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off AS $$
 DECLARE
     v record;
     v_ids text[];
@@ -178,9 +192,10 @@ END $$;
 
 ALTER FUNCTION oncebox_host.resume(bytea, int, bigint, text, bigint) SET plan_cache_mode = force_generic_plan;
 ALTER FUNCTION oncebox_host.resume(bytea, int, bigint, text, bigint) SET enable_seqscan = off;
-ALTER FUNCTION oncebox_host.resume(bytea, int, bigint, text, bigint) SET enable_bitmapscan = off;
 ALTER FUNCTION oncebox_host.release(bytea, int, text, bigint, bigint) SET plan_cache_mode = force_generic_plan;
 ALTER FUNCTION oncebox_host.release(bytea, int, text, bigint, bigint) SET enable_seqscan = off;
-ALTER FUNCTION oncebox_host.release(bytea, int, text, bigint, bigint) SET enable_bitmapscan = off;
+
+-- Dead rows of the guard would be read by a plan that was made while it was empty.
+ALTER FUNCTION oncebox.guard_check() SET enable_seqscan = off;
 
 DROP FUNCTION oncebox.message_lock(int, text);

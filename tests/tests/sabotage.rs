@@ -63,7 +63,7 @@ static DEFECTS: &[Defect] = &[
         name: "look_in_own_bucket_only",
         scenario: "a duplicate in a later bucket",
         sees: TWICE,
-        made: Made::Functions(&[("claim", "i.message_id = o.id", "i.message_id = o.id AND i.bucket = v.bucket")]),
+        made: Made::Functions(&[("claim", "i.message_id = u.id", "i.message_id = u.id AND i.bucket = v.bucket")]),
     },
     Defect {
         name: "isolation_unchecked",
