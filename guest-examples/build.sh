@@ -24,15 +24,19 @@ examples() {
     done
 }
 
-# One hash over the sources of an example: its own, what it is linked with, and the contract.
+# One hash over the sources of an example: its own, and what it is linked with. The contract is in
+# the SDK's bindings. Tests, and the harness they use, are not part of a component.
 sources_hash() {
-    local own=("guest-examples/$1" guest-examples/guest)
+    local own=("guest-examples/$1" guest-examples/guest guest-examples/guest/macros)
     if [[ $1 == github-* ]]; then own+=(guest-examples/github); fi
     (
         cd "$root"
         {
-            for folder in "${own[@]}"; do find "$folder/src" "$folder/Cargo.toml" -type f; done
-            ls guest-examples/Cargo.toml guest-examples/Cargo.lock wit/*.wit
+            for folder in "${own[@]}"; do
+                find "$folder/src" "$folder/Cargo.toml" -type f \
+                    -not -path '*/src/test/*' -not -path '*/src/tests.rs'
+            done
+            ls guest-examples/Cargo.toml guest-examples/Cargo.lock
         } | sort | while read -r file; do sha256sum "$file"; done | sha256sum | cut -d' ' -f1
     )
 }

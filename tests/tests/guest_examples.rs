@@ -229,6 +229,47 @@ async fn payments_are_booked_to_the_last_digit() {
     stage.world.finish().await;
 }
 
+/// What could go wrong: an order is booked twice, or half: its row without its account's balance.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_is_booked_once_or_not_at_all() {
+    let schema = format!("{} INSERT INTO account (id) VALUES (17);", include_str!("../../guest-examples/order/schema.sql"));
+    let stage = Stage::new(&schema, &[("order.placed", "order")]).await;
+    let order = |offset, id: &str, order: &str, account: i64| {
+        let payload = json!({ "order_id": order, "account": account, "amount": 250, "note": "a gift" });
+        event(offset, id, "order.placed", &payload.to_string())
+    };
+    stage
+        .deliver_twice(&[
+            order(0, "first", "o-1", 17),
+            order(1, "second", "o-2", 17),
+            order(2, "unknown account", "o-3", 18),
+            order(3, "the first again", "o-1", 17),
+            event(4, "malformed", "order.placed", r#"{"order_id": "o-4", "account": 17}"#),
+            event(5, "too wide", "order.placed", r#"{"order_id": "o-5", "account": 3000000000, "amount": 1, "note": ""}"#),
+        ])
+        .await;
+    for booked in ["first", "second"] {
+        stage.check(booked, "completed", None, None).await;
+    }
+    for rejected in ["unknown account", "malformed", "too wide"] {
+        stage.check(rejected, "failed_terminal", Some("reject"), None).await;
+    }
+    assert_eq!(stage.row("unknown account").await.last_error.as_deref(), Some("no account 18"));
+    let malformed = "malformed payload: missing field `amount` at line 1 column 34";
+    assert_eq!(stage.row("malformed").await.last_error.as_deref(), Some(malformed));
+    // Another message for an order that is there: the handler has no answer to it, so its error is the reason.
+    stage.check("the first again", "failed_retryable", Some("sql_error:23505"), None).await;
+    assert_eq!(
+        stage.rows("SELECT id, account, amount, note FROM orders ORDER BY 1").await,
+        [
+            json!({ "id": "o-1", "account": 17, "amount": 250, "note": "a gift" }),
+            json!({ "id": "o-2", "account": 17, "amount": 250, "note": "a gift" }),
+        ]
+    );
+    assert_eq!(stage.rows("SELECT * FROM account").await, [json!({ "id": 17, "balance": 500, "n": 2 })]);
+    stage.world.finish().await;
+}
+
 /// The newest time and state that were named, and the number of events.
 type Progress = (Option<(String, String)>, i64);
 

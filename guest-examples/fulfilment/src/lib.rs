@@ -4,10 +4,8 @@
 //! with different ids mean the same order; the primary key of `shipments` can. The total is
 //! a delta, so it moves only when the shipment was really inserted.
 
-use oncebox_guest_bindings::{Answer, Failure, Message, done, execute, handler, parse};
-use serde::Deserialize;
-
-handler!(ship);
+use oncebox_guest::{Message, Result, execute, handler, once::insert_once, params, reject};
+use serde::{Deserialize, Serialize};
 
 #[derive(Deserialize)]
 struct Order {
@@ -16,23 +14,30 @@ struct Order {
     units: i32,
 }
 
-fn ship(message: Message) -> Answer {
-    let order: Order = parse(&message)?;
-    if order.units <= 0 {
-        return Err(Failure::Reject("`units` must be positive".into()));
+#[derive(Serialize)]
+#[serde(tag = "status", rename_all = "snake_case")]
+enum Answer {
+    Shipped,
+    AlreadyShipped,
+}
+
+#[handler]
+fn ship(order: Order, message: &Message) -> Result<Answer> {
+    let Order {
+        order_id,
+        warehouse,
+        units,
+    } = order;
+    if units <= 0 {
+        reject!("`units` must be positive");
     }
-    let inserted = execute(
+    let shipment = insert_once(
         "INSERT INTO shipments (order_id, message_id, warehouse, units)
          VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
-        &[
-            order.order_id.into(),
-            message.id.into(),
-            (&order.warehouse).into(),
-            order.units.into(),
-        ],
+        params![order_id, message.id, warehouse, units],
     )?;
-    if inserted == 0 {
-        return done(r#"{"status":"already_shipped"}"#);
+    if !shipment.is_new() {
+        return Ok(Answer::AlreadyShipped);
     }
     execute(
         "INSERT INTO fulfilment_totals AS total (warehouse, shipments, units)
@@ -40,7 +45,7 @@ fn ship(message: Message) -> Answer {
          ON CONFLICT (warehouse) DO UPDATE SET
              shipments = total.shipments + 1,
              units = total.units + excluded.units",
-        &[order.warehouse.into(), order.units.into()],
+        params![warehouse, units],
     )?;
-    done(r#"{"status":"shipped"}"#)
+    Ok(Answer::Shipped)
 }

@@ -2,11 +2,10 @@
 //! event types.
 
 use oncebox_github_webhook::audit;
-use oncebox_guest_bindings::{Answer, Message, handler};
+use oncebox_guest::{Message, Result, handler};
 
-handler!(heard);
-
-fn heard(message: Message) -> Answer {
-    audit(&message)?;
-    Ok(None)
+#[handler]
+fn heard(message: &Message) -> Result<()> {
+    audit(message)?;
+    Ok(())
 }

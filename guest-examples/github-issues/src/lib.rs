@@ -4,10 +4,8 @@
 //! the row ends the same. An event that names no state counts, and leaves the state alone.
 
 use oncebox_github_webhook::audit;
-use oncebox_guest_bindings::{Answer, Message, execute, handler, parse};
+use oncebox_guest::{Message, Result, execute, handler, params};
 use serde::Deserialize;
-
-handler!(changed);
 
 #[derive(Deserialize)]
 struct Event {
@@ -21,9 +19,9 @@ struct Issue {
     updated_at: String,
 }
 
-fn changed(message: Message) -> Answer {
-    let Event { issue } = parse(&message)?;
-    let repository = audit(&message)?.repository()?;
+#[handler]
+fn changed(Event { issue }: Event, message: &Message) -> Result<()> {
+    let repository = audit(message)?.repository()?;
     let updated_at = issue.state.is_some().then_some(issue.updated_at);
     execute(
         "INSERT INTO issue AS old (repository, number, state, updated_at, events)
@@ -37,12 +35,7 @@ fn changed(message: Message) -> Answer {
                  WHERE seen.state IS NOT NULL
                  ORDER BY seen.updated_at DESC, seen.state DESC
                  LIMIT 1)",
-        &[
-            repository.id.into(),
-            issue.number.into(),
-            issue.state.into(),
-            updated_at.into(),
-        ],
+        params![repository.id, issue.number, issue.state, updated_at],
     )?;
-    Ok(None)
+    Ok(())
 }

@@ -4,10 +4,8 @@
 //! the row ends the same. An event that names no state counts, and leaves the state alone.
 
 use oncebox_github_webhook::audit;
-use oncebox_guest_bindings::{Answer, Message, execute, handler, parse};
+use oncebox_guest::{Message, Result, execute, handler, params};
 use serde::Deserialize;
-
-handler!(changed);
 
 #[derive(Deserialize)]
 struct Event {
@@ -32,9 +30,9 @@ impl PullRequest {
     }
 }
 
-fn changed(message: Message) -> Answer {
-    let Event { pull_request } = parse(&message)?;
-    let repository = audit(&message)?.repository()?;
+#[handler]
+fn changed(Event { pull_request }: Event, message: &Message) -> Result<()> {
+    let repository = audit(message)?.repository()?;
     let state = pull_request.state();
     let updated_at = state.map(|_| &pull_request.updated_at);
     execute(
@@ -49,12 +47,7 @@ fn changed(message: Message) -> Answer {
                  WHERE seen.state IS NOT NULL
                  ORDER BY seen.updated_at DESC, seen.state DESC
                  LIMIT 1)",
-        &[
-            repository.id.into(),
-            pull_request.number.into(),
-            state.into(),
-            updated_at.into(),
-        ],
+        params![repository.id, pull_request.number, state, updated_at],
     )?;
-    Ok(None)
+    Ok(())
 }

@@ -3,36 +3,29 @@
 //! The shared row is touched last, so that it stays locked for as short as possible.
 
 use oncebox_github_webhook::{Repository, audit};
-use oncebox_guest_bindings::{Answer, Failure, Message, execute, handler, parse};
+use oncebox_guest::{Message, Result, execute, handler, params};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-
-handler!(pushed);
 
 #[derive(Deserialize)]
 struct Push {
     commits: Vec<IgnoredAny>,
 }
 
-fn pushed(message: Message) -> Answer {
-    let push: Push = parse(&message)?;
-    let repository = audit(&message)?.repository()?;
-    count(repository, push.commits.len() as i64)?;
-    Ok(None)
+#[handler]
+fn pushed(push: Push, message: &Message) -> Result<()> {
+    let repository = audit(message)?.repository()?;
+    count(repository, push.commits.len() as i64)
 }
 
-fn count(repository: Repository, commits: i64) -> Result<(), Failure> {
+fn count(repository: Repository, commits: i64) -> Result<()> {
     execute(
         "INSERT INTO repository_activity AS activity (repository, full_name, commits, pushes)
          VALUES ($1, $2, $3, 1)
          ON CONFLICT (repository) DO UPDATE SET
              commits = activity.commits + excluded.commits,
              pushes = activity.pushes + 1",
-        &[
-            repository.id.into(),
-            repository.full_name.into(),
-            commits.into(),
-        ],
+        params![repository.id, repository.full_name, commits],
     )?;
     Ok(())
 }

@@ -2,31 +2,25 @@
 //! order, only that each is added once. It handles two event types, `star` and `watch`.
 
 use oncebox_github_webhook::{Repository, audit};
-use oncebox_guest_bindings::{Answer, Failure, Message, execute, handler};
+use oncebox_guest::{Message, Result, execute, handler, params, park};
 
-handler!(starred);
-
-fn starred(message: Message) -> Answer {
-    let webhook = audit(&message)?;
+#[handler]
+fn starred(message: &Message) -> Result<()> {
+    let webhook = audit(message)?;
     let delta = match webhook.action.as_deref() {
         Some("created" | "started") => 1,
         Some("deleted") => -1,
-        other => return Err(Failure::Park(format!("unknown action {other:?}"))),
+        other => park!("unknown action {other:?}"),
     };
-    count(webhook.repository()?, delta)?;
-    Ok(None)
+    count(webhook.repository()?, delta)
 }
 
-fn count(repository: Repository, stars: i64) -> Result<(), Failure> {
+fn count(repository: Repository, stars: i64) -> Result<()> {
     execute(
         "INSERT INTO repository_activity AS activity (repository, full_name, stars)
          VALUES ($1, $2, $3)
          ON CONFLICT (repository) DO UPDATE SET stars = activity.stars + excluded.stars",
-        &[
-            repository.id.into(),
-            repository.full_name.into(),
-            stars.into(),
-        ],
+        params![repository.id, repository.full_name, stars],
     )?;
     Ok(())
 }

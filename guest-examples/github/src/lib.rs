@@ -1,6 +1,6 @@
 //! What the GitHub handlers share: the parts common to every webhook, and the audit row.
 
-use oncebox_guest_bindings::{Failure, Message, SqlError, execute, parse};
+use oncebox_guest::{Message, OrFail, Result, execute, params};
 use serde::Deserialize;
 
 /// The members that most webhooks have.
@@ -20,27 +20,14 @@ pub struct Repository {
 ///
 /// The table has no unique key on the delivery, so an effect that happened twice shows as
 /// two rows.
-pub fn audit(message: &Message) -> Result<Webhook, Failure> {
-    let webhook: Webhook = parse(message)?;
+pub fn audit(message: &Message) -> Result<Webhook> {
+    let webhook: Webhook = message.payload_as()?;
     let repository = webhook.repository.as_ref().map(|it| it.id);
-    insert(message, webhook.action.as_deref(), repository)?;
-    Ok(webhook)
-}
-
-fn insert(
-    message: &Message,
-    action: Option<&str>,
-    repository: Option<i64>,
-) -> Result<u64, SqlError> {
     execute(
         "INSERT INTO audit (delivery, event, action, repository) VALUES ($1, $2, $3, $4)",
-        &[
-            (&message.id).into(),
-            event(message).into(),
-            action.into(),
-            repository.into(),
-        ],
-    )
+        params![message.id, event(message), webhook.action, repository],
+    )?;
+    Ok(webhook)
 }
 
 /// GitHub's own name of the event: `push` for `com.github.push`.
@@ -51,8 +38,7 @@ fn event(message: &Message) -> &str {
 
 impl Webhook {
     /// The repository, for the events that cannot do without.
-    pub fn repository(self) -> Result<Repository, Failure> {
-        self.repository
-            .ok_or_else(|| Failure::Reject("the payload names no repository".into()))
+    pub fn repository(self) -> Result<Repository> {
+        self.repository.or_reject("the payload names no repository")
     }
 }

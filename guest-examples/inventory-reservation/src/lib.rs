@@ -1,13 +1,10 @@
 //! Reserves stock for an order: a business "no" is an answer, not a failure.
 //!
-//! Too little stock is a normal outcome of this message: it completes, writes nothing, and
-//! its result says so. The check and the decrement are one statement, so two reservations
-//! of the last item cannot both succeed.
+//! The check and the decrement are one statement, so two reservations of the last item cannot
+//! both succeed. It is a delta, which is safe because the message completes with it.
 
-use oncebox_guest_bindings::{Answer, Failure, Message, done, execute, handler, parse};
-use serde::Deserialize;
-
-handler!(reserve);
+use oncebox_guest::{Result, execute, handler, params, reject};
+use serde::{Deserialize, Serialize};
 
 #[derive(Deserialize)]
 struct Reservation {
@@ -17,33 +14,27 @@ struct Reservation {
     quantity: i32,
 }
 
-fn reserve(message: Message) -> Answer {
-    let wanted: Reservation = parse(&message)?;
-    if wanted.quantity <= 0 {
-        return Err(Failure::Reject("`quantity` must be positive".into()));
-    }
-    if !take_from_stock(&wanted)? {
-        return done(r#"{"status":"insufficient_stock"}"#);
-    }
-    execute(
-        "INSERT INTO inventory_reservations (reservation_id, order_id, sku, quantity)
-         VALUES ($1, $2, $3, $4)",
-        &[
-            wanted.reservation_id.into(),
-            wanted.order_id.into(),
-            wanted.sku.into(),
-            wanted.quantity.into(),
-        ],
-    )?;
-    done(r#"{"status":"reserved"}"#)
+#[derive(Serialize)]
+#[serde(tag = "status", rename_all = "snake_case")]
+enum Answer {
+    Reserved,
+    InsufficientStock,
 }
 
-/// A delta: run twice, it would take the goods twice. It is safe because the message is
-/// completed in the same transaction.
-fn take_from_stock(wanted: &Reservation) -> Result<bool, Failure> {
-    let rows = execute(
-        "UPDATE stock SET available = available - $2 WHERE sku = $1 AND available >= $2",
-        &[(&wanted.sku).into(), wanted.quantity.into()],
+#[handler]
+fn reserve(it: Reservation) -> Result<Answer> {
+    if it.quantity <= 0 {
+        reject!("`quantity` must be positive");
+    }
+    let take = "UPDATE stock SET available = available - $2 WHERE sku = $1 AND available >= $2";
+    if execute(take, params![it.sku, it.quantity])? == 0 {
+        return Ok(Answer::InsufficientStock);
+    }
+    let note = "INSERT INTO inventory_reservations (reservation_id, order_id, sku, quantity)
+                VALUES ($1, $2, $3, $4)";
+    execute(
+        note,
+        params![it.reservation_id, it.order_id, it.sku, it.quantity],
     )?;
-    Ok(rows == 1)
+    Ok(Answer::Reserved)
 }

@@ -4,12 +4,11 @@
 //! `ledger_entry` has no unique key. That each payment is booked once is the host's work.
 //! Opening an account that exists fails its statement; a savepoint lets the handler go on.
 
-use oncebox_guest_bindings::{
-    Answer, Failure, Message, Savepoint, SqlError, Value, done, execute, handler, parse, query,
+use oncebox_guest::{
+    Failure, Message, Numeric, Result, SqlError, execute, handler, json, params, park,
+    query_optional, savepoint,
 };
 use serde::Deserialize;
-
-handler!(book);
 
 #[derive(Deserialize)]
 struct Payment {
@@ -21,29 +20,32 @@ struct Payment {
     open_account: bool,
 }
 
-fn book(message: Message) -> Answer {
-    let payment: Payment = parse(&message)?;
-    let amount = Value::Numeric(checked(&payment.amount)?.into());
+#[handler]
+fn book(payment: Payment, message: &Message) -> Result<serde_json::Value> {
+    let Payment {
+        account, amount, ..
+    } = &payment;
+    let amount = Numeric(checked(amount)?.into());
     if payment.open_account {
-        open_account(&payment.account)?;
+        open(account)?;
     }
     execute(
         "INSERT INTO ledger_entry (message_id, account, amount) VALUES ($1, $2, $3)",
-        &[message.id.into(), (&payment.account).into(), amount.clone()],
+        params![message.id, account, amount],
     )?;
-    let rows = query(
+    let balance: Option<Numeric> = query_optional(
         "UPDATE account SET balance = balance + $1 WHERE account = $2 RETURNING balance",
-        &[amount, (&payment.account).into()],
+        params![amount, account],
     )?;
-    match rows.first() {
-        Some(row) => done(format!(r#"{{"balance":"{}"}}"#, row.get::<String>(0)?)),
+    let Some(balance) = balance else {
         // The entry written above goes with it.
-        None => Err(Failure::Park(format!("no account `{}`", payment.account))),
-    }
+        park!("no account `{account}`");
+    };
+    Ok(json!({ "balance": balance }))
 }
 
 /// Digits with at most one decimal point; a minus sign is refused like any other text.
-fn checked(amount: &str) -> Result<&str, Failure> {
+fn checked(amount: &str) -> Result<&str> {
     let (whole, fraction) = amount.split_once('.').unwrap_or((amount, "0"));
     let digits = |part: &str| !part.is_empty() && part.bytes().all(|it| it.is_ascii_digit());
     if amount.len() <= 40 && digits(whole) && digits(fraction) {
@@ -54,13 +56,10 @@ fn checked(amount: &str) -> Result<&str, Failure> {
     )))
 }
 
-fn open_account(account: &str) -> Result<(), SqlError> {
-    let savepoint = Savepoint::open()?;
-    match execute(
-        "INSERT INTO account (account) VALUES ($1)",
-        &[account.into()],
-    ) {
-        Err(error) if error.is_unique_violation() => savepoint.rollback(),
-        other => other.and_then(|_| savepoint.release()),
+fn open(account: &str) -> Result<(), SqlError> {
+    let open = "INSERT INTO account (account) VALUES ($1)";
+    match savepoint(|| execute(open, params![account])) {
+        Err(error) if error.is_unique_violation() => Ok(()),
+        other => other.map(drop),
     }
 }

@@ -1,17 +1,13 @@
-//! Books a whole batch of orders with two statements, whatever its size.
+//! Books a whole batch of orders with three statements, whatever its size.
 //!
 //! Each message is answered for: a malformed one, or one whose account is not there, is
-//! rejected and left out of the statements. Accounts are locked in the order of their ids,
-//! so two batches cannot wait for each other.
+//! rejected and left out. Accounts are locked in the order of their ids, so two batches
+//! cannot wait for each other.
 
 use std::collections::HashSet;
 
-use oncebox_guest_bindings::{
-    Answer, Element, Failure, Message, Value, batch_handler, execute, parse, query,
-};
+use oncebox_guest::{Batch, Result, batch_handler, execute, params, query_as, reject};
 use serde::Deserialize;
-
-batch_handler!(place);
 
 #[derive(Deserialize)]
 struct Order {
@@ -21,65 +17,46 @@ struct Order {
     note: String,
 }
 
-fn place(messages: Vec<Message>) -> Vec<Answer> {
-    let orders: Vec<_> = messages.iter().map(parse::<Order>).collect();
-    let booked = orders.iter().filter_map(|order| order.as_ref().ok());
-    let accounts = match book(booked.collect()) {
-        Ok(accounts) => accounts,
-        // A failed statement is about nobody in particular.
-        Err(failure) => return messages.iter().map(|_| Err(failure.clone())).collect(),
-    };
-    orders
-        .into_iter()
-        .map(|order| answer(order, &accounts))
-        .collect()
-}
-
-fn answer(order: Result<Order, Failure>, accounts: &HashSet<i64>) -> Answer {
-    match order? {
-        order if accounts.contains(&order.account.into()) => Ok(None),
-        order => Err(Failure::Reject(format!("no account {}", order.account))),
-    }
-}
-
-/// Locks the accounts, inserts the orders and adds up; answers which accounts there are.
-fn book(orders: Vec<&Order>) -> Result<HashSet<i64>, Failure> {
-    let accounts = query(
-        "SELECT id FROM account WHERE id = ANY ($1) ORDER BY id FOR UPDATE",
-        &[array(&orders, |order| Element::Int4(order.account))],
-    )?;
-    let accounts = accounts
-        .iter()
-        .map(|row| row.get(0))
-        .collect::<Result<HashSet<i64>, _>>()?;
-    let orders: Vec<_> = orders
-        .into_iter()
-        .filter(|order| accounts.contains(&order.account.into()))
-        .collect();
+#[batch_handler]
+fn place(batch: &mut Batch<Order>) -> Result<()> {
+    let accounts: HashSet<i32> = lock_accounts(batch)?;
+    batch.each(|order| {
+        if !accounts.contains(&order.account) {
+            reject!("no account {}", order.account);
+        }
+        Ok(())
+    });
+    let accounts = batch.column(|order| order.account);
+    let amounts = batch.column(|order| order.amount);
     execute(
         "INSERT INTO orders (id, account, amount, note)
          SELECT * FROM unnest($1::text[], $2::int[], $3::bigint[], $4::text[])",
-        &[
-            array(&orders, |order| Element::Text(order.order_id.clone())),
-            array(&orders, |order| Element::Int4(order.account)),
-            array(&orders, |order| Element::Int8(order.amount)),
-            array(&orders, |order| Element::Text(order.note.clone())),
+        params![
+            batch.column(|order| &order.order_id),
+            accounts,
+            amounts,
+            batch.column(|order| &order.note),
         ],
     )?;
     execute(
-        "UPDATE account SET balance = balance + booked.amount, n = n + booked.n
-         FROM (SELECT account, sum(amount)::bigint AS amount, count(*) AS n
+        "UPDATE account SET balance = balance + booked.total, n = n + booked.orders
+         FROM (SELECT account, sum(amount)::bigint AS total, count(*) AS orders
                FROM unnest($1::int[], $2::bigint[]) AS placed (account, amount)
                GROUP BY account) AS booked
          WHERE id = booked.account",
-        &[
-            array(&orders, |order| Element::Int4(order.account)),
-            array(&orders, |order| Element::Int8(order.amount)),
-        ],
+        params![accounts, amounts],
     )?;
-    Ok(accounts)
+    Ok(())
 }
 
-fn array(orders: &[&Order], element: impl Fn(&Order) -> Element) -> Value {
-    Value::Array(orders.iter().map(|order| element(order)).collect())
+/// Locks the accounts of the batch, and answers which there are.
+fn lock_accounts(batch: &Batch<Order>) -> Result<HashSet<i32>> {
+    let accounts = query_as(
+        "SELECT id FROM account WHERE id = ANY ($1) ORDER BY id FOR UPDATE",
+        params![batch.column(|order| order.account)],
+    )?;
+    Ok(accounts.into_iter().collect())
 }
+
+#[cfg(test)]
+mod tests;

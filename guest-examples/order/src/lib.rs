@@ -1,9 +1,7 @@
 //! Books an order on an account: an insert, and a delta on a row that many messages share.
 
-use oncebox_guest_bindings::{Answer, Failure, Message, execute, handler, parse};
+use oncebox_guest::{Result, execute, handler, params, reject};
 use serde::Deserialize;
-
-handler!(place);
 
 #[derive(Deserialize)]
 struct Order {
@@ -13,23 +11,21 @@ struct Order {
     note: String,
 }
 
-fn place(message: Message) -> Answer {
-    let order: Order = parse(&message)?;
+#[handler]
+fn place(order: Order) -> Result<()> {
     execute(
         "INSERT INTO orders (id, account, amount, note) VALUES ($1, $2, $3, $4)",
-        &[
-            order.order_id.into(),
-            order.account.into(),
-            order.amount.into(),
-            order.note.into(),
-        ],
+        params![order.order_id, order.account, order.amount, order.note],
     )?;
     let booked = execute(
         "UPDATE account SET balance = balance + $2, n = n + 1 WHERE id = $1",
-        &[order.account.into(), order.amount.into()],
+        params![order.account, order.amount],
     )?;
     if booked == 0 {
-        return Err(Failure::Reject(format!("no account {}", order.account)));
+        reject!("no account {}", order.account);
     }
-    Ok(None)
+    Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,86 @@
+//! Writes the SDK's bindings from `wit/`: `cargo run -p oncebox-guest-bindgen`.
+//!
+//! They are committed, so that the SDK can be copied into a project, and compiles without
+//! the generator. A test here fails when they are not those of `wit/`.
+
+use std::{error::Error, fs, path::PathBuf};
+
+use wit_bindgen_core::{Files, WorldGenerator, wit_parser::Resolve};
+use wit_bindgen_rust::{Opts, WithOption};
+
+/// The worlds of the contract, each with the file its bindings go to.
+const WORLDS: [(&str, &str); 2] = [
+    ("handler", "handler.rs"),
+    ("batch-handler", "batch_handler.rs"),
+];
+
+/// What the second world shares with the first.
+const SHARED: [&str; 4] = ["types", "sql", "log", "config"];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    for (world, file) in WORLDS {
+        fs::write(bindings(file), generate(world)?)?;
+        println!("wrote `guest/src/bindings/{file}`");
+    }
+    Ok(())
+}
+
+fn bindings(file: &str) -> PathBuf {
+    root().join("guest-examples/guest/src/bindings").join(file)
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn generate(world: &str) -> Result<String, Box<dyn Error>> {
+    let mut resolve = Resolve::default();
+    let (package, _) = resolve.push_path(root().join("wit"))?;
+    let id = resolve.select_world(&[package], Some(world))?;
+    let mut files = Files::default();
+    let mut generator = options(world).build();
+    generator.generate(&mut resolve, id, &mut files)?;
+    let (_, source) = files.iter().next().ok_or("the generator wrote no file")?;
+    Ok(String::from_utf8(source.to_vec())?)
+}
+
+fn options(world: &str) -> Opts {
+    let name = world.replace('-', "_");
+    let mut options = Opts {
+        format: true,
+        pub_export_macro: true,
+        export_macro_name: Some(format!("__export_{name}")),
+        default_bindings_module: Some(format!("::oncebox_guest::__private::{name}")),
+        additional_derive_attributes: vec!["PartialEq".to_owned()],
+        additional_derive_ignore: vec!["savepoint".to_owned()],
+        ..Opts::default()
+    };
+    if world == "batch-handler" {
+        options.with = SHARED.map(shared).to_vec();
+    }
+    options
+}
+
+fn shared(interface: &str) -> (String, WithOption) {
+    let path = format!("crate::bindings::handler::oncebox::handler::{interface}");
+    let name = format!("oncebox:handler/{interface}@0.1.0");
+    (name, WithOption::Path(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What could go wrong: the contract changes, and the SDK speaks the old one.
+    #[test]
+    fn the_committed_bindings_are_those_of_the_contract() {
+        for (world, file) in WORLDS {
+            let committed = fs::read_to_string(bindings(file)).expect("it is committed");
+            let generated = generate(world).expect("wit/ is a package");
+            assert!(
+                committed == generated,
+                "`{file}` is not what `wit/` says; run `cargo run -p oncebox-guest-bindgen`"
+            );
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! The contract in Rust, as `wit-bindgen` writes it; see `bindgen/` beside this crate.
+
+#![allow(
+    missing_docs,
+    clippy::all,
+    clippy::unwrap_used,
+    rustdoc::all,
+    reason = "generated; what is public is documented in `wit/`"
+)]
+
+#[rustfmt::skip]
+pub mod batch_handler;
+#[rustfmt::skip]
+pub mod handler;

@@ -1,0 +1,162 @@
+//! The host's side: its imports in a component, the test harness elsewhere.
+
+#[cfg(all(feature = "test", not(target_family = "wasm")))]
+pub(crate) use crate::test::sys::*;
+#[cfg(not(any(feature = "test", target_family = "wasm")))]
+pub(crate) use absent::*;
+#[cfg(target_family = "wasm")]
+pub(crate) use wasm::*;
+
+#[cfg(target_family = "wasm")]
+mod wasm {
+    use crate::{
+        Row, SqlError, Value,
+        bindings::handler::oncebox::handler::{log as host_log, sql},
+        log::Level,
+    };
+
+    pub(crate) use crate::bindings::handler::oncebox::handler::context;
+
+    pub(crate) mod config {
+        pub(crate) use crate::bindings::handler::oncebox::handler::config::{get, get_all as all};
+    }
+
+    pub(crate) fn log(level: Level, line: &str) {
+        host_log::log(level, line);
+    }
+
+    pub(crate) fn execute(statement: &str, params: &[Value]) -> Result<u64, SqlError> {
+        Ok(sql::execute(statement, params)?)
+    }
+
+    pub(crate) fn query(statement: &str, params: &[Value]) -> Result<Vec<Row>, SqlError> {
+        let answer = sql::query(statement, params)?;
+        let columns = answer
+            .columns
+            .into_iter()
+            .map(|column| column.name)
+            .collect();
+        Ok(Row::all(columns, answer.rows))
+    }
+
+    pub(crate) struct Savepoint(sql::Savepoint);
+
+    impl Savepoint {
+        pub(crate) fn open() -> Result<Self, SqlError> {
+            Ok(Self(sql::Savepoint::open()?))
+        }
+
+        pub(crate) fn rollback(&self) -> Result<(), SqlError> {
+            Ok(self.0.rollback()?)
+        }
+
+        pub(crate) fn release(&self) -> Result<(), SqlError> {
+            Ok(self.0.release()?)
+        }
+    }
+
+    impl From<sql::Error> for SqlError {
+        fn from(error: sql::Error) -> Self {
+            match error {
+                sql::Error::Database(error) => Self::Database(error),
+                sql::Error::Refused(text) => Self::Refused(text),
+                sql::Error::Unsupported(text) => Self::Unsupported(text),
+                sql::Error::Limit(text) => Self::Limit(text),
+            }
+        }
+    }
+}
+
+/// A native build without the harness: it can be checked, and has nothing to run on.
+#[cfg(not(any(feature = "test", target_family = "wasm")))]
+mod absent {
+    use crate::{Row, SqlError, Value, log::Level};
+
+    fn refused<T>() -> Result<T, SqlError> {
+        Err(SqlError::Refused(
+            "there is no host here; enable the feature `test` of `oncebox-guest` and run the handler through `oncebox_guest::test::Database`".to_owned(),
+        ))
+    }
+
+    pub(crate) fn execute(_: &str, _: &[Value]) -> Result<u64, SqlError> {
+        refused()
+    }
+
+    pub(crate) fn query(_: &str, _: &[Value]) -> Result<Vec<Row>, SqlError> {
+        refused()
+    }
+
+    pub(crate) fn log(level: Level, line: &str) {
+        eprintln!("{level:?}: {line}");
+    }
+
+    pub(crate) struct Savepoint;
+
+    impl Savepoint {
+        pub(crate) fn open() -> Result<Self, SqlError> {
+            refused()
+        }
+
+        pub(crate) fn rollback(&self) -> Result<(), SqlError> {
+            refused()
+        }
+
+        pub(crate) fn release(&self) -> Result<(), SqlError> {
+            refused()
+        }
+    }
+
+    pub(crate) mod config {
+        pub(crate) fn get(_: &str) -> Option<String> {
+            None
+        }
+
+        pub(crate) fn all() -> Vec<(String, String)> {
+            Vec::new()
+        }
+    }
+
+    pub(crate) mod context {
+        use crate::DeliveryKind;
+
+        pub(crate) fn tenant() -> String {
+            String::new()
+        }
+
+        pub(crate) fn consumer() -> String {
+            String::new()
+        }
+
+        pub(crate) fn topic() -> String {
+            String::new()
+        }
+
+        pub(crate) fn partition() -> i32 {
+            0
+        }
+
+        pub(crate) fn offset() -> i64 {
+            0
+        }
+
+        pub(crate) fn attempt() -> u32 {
+            1
+        }
+
+        pub(crate) fn delivery() -> DeliveryKind {
+            DeliveryKind::Live
+        }
+
+        pub(crate) fn event_version() -> Option<String> {
+            None
+        }
+
+        pub(crate) fn trace_parent() -> Option<String> {
+            None
+        }
+
+        pub(crate) fn deadline_left_ms() -> u64 {
+            0
+        }
+    }
+}

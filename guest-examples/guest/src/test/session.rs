@@ -1,0 +1,140 @@
+//! One run of a handler: its connection, and what went wrong in it.
+
+use std::{cell::RefCell, collections::BTreeMap};
+
+use postgres::Client;
+
+use super::{Delivery, End, Outcome, engine};
+use crate::{SqlError, log::Level};
+
+thread_local! {
+    /// The run of the handler that this thread is in.
+    static CURRENT: RefCell<Option<Run>> = const { RefCell::new(None) };
+}
+
+/// What a handler reaches while it runs.
+pub(super) struct Run {
+    pub(super) client: Client,
+    pub(super) settings: BTreeMap<String, String>,
+    pub(super) delivery: Delivery,
+    pub(super) lines: Vec<(Level, String)>,
+    pub(super) faults: Vec<Fault>,
+    /// Savepoints that can be returned to, by the moment each was opened at.
+    savepoints: Vec<u64>,
+    /// Counts what happens, to tell what came before a savepoint from what came after.
+    moment: u64,
+}
+
+/// An error of a statement that was not rolled back. It fails the message.
+pub(super) struct Fault {
+    pub(super) error: SqlError,
+    moment: u64,
+}
+
+impl Run {
+    pub(super) fn new(
+        client: Client,
+        settings: BTreeMap<String, String>,
+        delivery: Delivery,
+    ) -> Self {
+        let (lines, faults, savepoints) = (Vec::new(), Vec::new(), Vec::new());
+        Self {
+            client,
+            settings,
+            delivery,
+            lines,
+            faults,
+            savepoints,
+            moment: 0,
+        }
+    }
+
+    /// Does one thing, and remembers when it failed.
+    pub(super) fn attempt<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<T, SqlError>,
+    ) -> Result<T, SqlError> {
+        self.moment += 1;
+        let result = work(self);
+        if let Err(error) = &result {
+            self.faults.push(Fault {
+                error: error.clone(),
+                moment: self.moment,
+            });
+        }
+        result
+    }
+
+    pub(super) fn open_savepoint(&mut self) -> Result<u64, SqlError> {
+        let id = self.moment;
+        engine::control(&mut self.client, &format!("SAVEPOINT guest_{id}"))?;
+        self.savepoints.push(id);
+        Ok(id)
+    }
+
+    /// Later savepoints are gone and what failed since is forgiven; this one stays.
+    pub(super) fn roll_back_to(&mut self, id: u64) -> Result<(), SqlError> {
+        self.check_savepoint(id)?;
+        engine::control(
+            &mut self.client,
+            &format!("ROLLBACK TO SAVEPOINT guest_{id}"),
+        )?;
+        self.savepoints.retain(|open| *open <= id);
+        self.faults.retain(|fault| fault.moment <= id);
+        Ok(())
+    }
+
+    /// This savepoint and later ones are gone.
+    pub(super) fn release(&mut self, id: u64) -> Result<(), SqlError> {
+        self.check_savepoint(id)?;
+        engine::control(&mut self.client, &format!("RELEASE SAVEPOINT guest_{id}"))?;
+        self.savepoints.retain(|open| *open < id);
+        Ok(())
+    }
+
+    fn check_savepoint(&self, id: u64) -> Result<(), SqlError> {
+        match self.savepoints.contains(&id) {
+            true => Ok(()),
+            false => Err(SqlError::Refused(
+                "this savepoint is gone: it was released, or an earlier one was released or rolled back".to_owned(),
+            )),
+        }
+    }
+
+    /// Commits or rolls back; answers what a deferred constraint said, if one failed.
+    pub(super) fn end(&mut self, end: End) -> Option<Outcome> {
+        let deferred = engine::control(&mut self.client, "SET CONSTRAINTS ALL IMMEDIATE");
+        let is_kept = end == End::Commit && deferred.is_ok();
+        let ended = engine::control(
+            &mut self.client,
+            if is_kept { "COMMIT" } else { "ROLLBACK" },
+        );
+        let error = deferred.and(ended).err()?;
+        Some(Outcome::failed(&error, ""))
+    }
+}
+
+/// Calls a handler with this run as the thread's own, and hands the run back. When the handler
+/// panics, the run is dropped, and its transaction with the connection.
+pub(super) fn enter<T>(run: Run, call: impl FnOnce() -> T) -> (T, Run) {
+    struct Leave;
+
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            CURRENT.take();
+        }
+    }
+
+    let outer = CURRENT.replace(Some(run));
+    assert!(outer.is_none(), "a handler runs already on this thread");
+    let leave = Leave;
+    let value = call();
+    let run = CURRENT.take().expect("nothing but `Leave` takes it");
+    drop(leave);
+    (value, run)
+}
+
+/// The thread's run; none outside of a handler.
+pub(super) fn with<T>(work: impl FnOnce(&mut Run) -> T) -> Option<T> {
+    CURRENT.with_borrow_mut(|run| run.as_mut().map(work))
+}
