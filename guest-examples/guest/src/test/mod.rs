@@ -28,9 +28,11 @@ mod decode;
 mod delivery;
 mod encode;
 mod engine;
+mod messages;
 #[rustfmt::skip] // The host's own file, byte for byte.
 mod numeric;
 mod outcome;
+mod private;
 mod session;
 #[rustfmt::skip] // The host's own file, byte for byte.
 mod statement;
@@ -49,6 +51,7 @@ use postgres::{Client, Config, NoTls};
 use serde::de::DeserializeOwned;
 
 pub use delivery::Delivery;
+pub use messages::messages;
 pub use outcome::Outcome;
 use session::Run;
 
@@ -80,23 +83,28 @@ enum End {
 
 impl Database {
     /// A schema with these tables, in the database that `ONCEBOX_TEST_DATABASE_URL` or
-    /// `DATABASE_URL` names.
+    /// `DATABASE_URL` names. With neither, a private PostgreSQL is started from the server's
+    /// binaries on this machine, once for all tests of the process, and ends with it.
     #[track_caller]
     pub fn from_env(tables: &str) -> Self {
         let url = VARIABLES.iter().find_map(|name| std::env::var(name).ok());
-        let Some(url) = url else {
-            panic!(
-                "no database: set `DATABASE_URL` to a PostgreSQL that tests may use, such as `postgres://postgres@127.0.0.1:5432/postgres`; each test makes a schema in it and drops it"
-            );
+        let config = match &url {
+            Some(url) => parsed(url),
+            None => private::config().unwrap_or_else(|why| panic!(
+                "{why}; set `DATABASE_URL` to a PostgreSQL that tests may use, such as `postgres://postgres@127.0.0.1:5432/postgres`: each test makes a schema in it and drops it"
+            )),
         };
-        Self::connect(&url, tables)
+        Self::new(config, tables)
     }
 
     /// The same in the database of this URL.
     #[track_caller]
     pub fn connect(url: &str, tables: &str) -> Self {
-        let config = Config::from_str(url)
-            .unwrap_or_else(|error| panic!("the database's URL: {}", with_cause(&error)));
+        Self::new(parsed(url), tables)
+    }
+
+    #[track_caller]
+    fn new(config: Config, tables: &str) -> Self {
         let mut database = Self {
             settings: BTreeMap::new(),
             delivery: Delivery::default(),
@@ -214,6 +222,12 @@ impl Drop for Database {
             ));
         }
     }
+}
+
+#[track_caller]
+fn parsed(url: &str) -> Config {
+    Config::from_str(url)
+        .unwrap_or_else(|error| panic!("the database's URL: {}", with_cause(&error)))
 }
 
 /// No two tests share a schema, whatever process they are in.
