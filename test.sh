@@ -31,5 +31,7 @@ ONCEBOX_COMPONENTS="$rebuilt" cargo test -p oncebox-tests --test guest_examples
 
 step "lints and docs"
 cargo clippy --workspace --all-targets -- -D warnings
+cargo clippy --workspace --all-targets --features oncebox-guest/test --manifest-path guest-examples/Cargo.toml -- -D warnings
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+RUSTDOCFLAGS="-D warnings" cargo doc -p oncebox-guest --features test --no-deps --quiet --manifest-path guest-examples/Cargo.toml
 step "all green"
