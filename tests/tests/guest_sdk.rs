@@ -15,11 +15,12 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
 }
 
-/// Cargo in another workspace. Its artifacts go to the folder of the guests, where most of them are already.
-fn cargo(dir: &Path, arguments: &[&str], database_url: &str) {
+/// Cargo in another workspace, with a database to test on or none. Its artifacts go to the folder of the guests, where most of them are already.
+fn cargo(dir: &Path, arguments: &[&str], database_url: Option<&str>) {
     let mut command = Command::new(env!("CARGO"));
     command.current_dir(dir).args(arguments).arg("--target-dir").arg(root().join("guest-examples/target"));
-    let output = command.env_remove("ONCEBOX_TEST_DATABASE_URL").env("DATABASE_URL", database_url).output().unwrap();
+    command.env_remove("ONCEBOX_TEST_DATABASE_URL").env("DATABASE_URL", database_url.unwrap_or_default());
+    let output = command.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "cargo {arguments:?}:\n{}\n{}", text(&output.stdout), text(&output.stderr));
 }
@@ -30,7 +31,7 @@ fn cargo(dir: &Path, arguments: &[&str], database_url: &str) {
 async fn the_sdk_and_the_examples_pass_their_own_tests() {
     let name = format!("guest_sdk_{}", std::process::id());
     let url = create_database(&name).await.unwrap();
-    cargo(&root().join("guest-examples"), &["test", "--locked", "--workspace", "--features", "oncebox-guest/test"], &url);
+    cargo(&root().join("guest-examples"), &["test", "--locked", "--workspace", "--features", "oncebox-guest/test"], Some(&url));
     drop_database(&name).await.unwrap();
 }
 
@@ -44,19 +45,17 @@ fn the_harness_has_the_hosts_own_rules() {
     }
 }
 
-/// What could go wrong: what `oncebox new --lang rust` writes does not compile, or its tests fail.
-#[tokio::test]
-async fn a_new_rust_project_passes_its_tests() {
+/// What could go wrong: what `oncebox new --lang rust` writes does not compile, or its tests fail. They
+/// find their database by themselves.
+#[test]
+fn a_new_rust_project_passes_its_tests() {
     let folder = Folder(std::env::temp_dir().join(format!("oncebox-guest-sdk-{}", std::process::id())));
     let project = folder.0.join("my-handler");
     copy(&root().join("host/server/templates/rust"), &project);
     copy(&root().join("guest-examples/guest"), &project.join("oncebox-guest"));
     // The versions that are built already.
     fs::copy(root().join("guest-examples/Cargo.lock"), project.join("Cargo.lock")).unwrap();
-    let name = format!("guest_template_{}", std::process::id());
-    let url = create_database(&name).await.unwrap();
-    cargo(&project, &["test"], &url);
-    drop_database(&name).await.unwrap();
+    cargo(&project, &["test"], None);
 }
 
 /// A folder of our own that goes away with the test.

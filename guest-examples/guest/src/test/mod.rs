@@ -87,7 +87,8 @@ impl Database {
     /// binaries on this machine, once for all tests of the process, and ends with it.
     #[track_caller]
     pub fn from_env(tables: &str) -> Self {
-        let url = VARIABLES.iter().find_map(|name| std::env::var(name).ok());
+        let set = |name: &&str| std::env::var(name).ok().filter(|url| !url.is_empty());
+        let url = VARIABLES.iter().find_map(set);
         let config = match &url {
             Some(url) => parsed(url),
             None => private::config().unwrap_or_else(|why| panic!(
