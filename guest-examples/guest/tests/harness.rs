@@ -460,6 +460,11 @@ fn what_does_not_fit_says_so() {
             "parameter `$1` is of type `TEXT`: the text contains a NUL character, which PostgreSQL cannot store",
         ),
         (
+            "SELECT $1::mood[]",
+            params![true],
+            "parameter `$1` is of type `mood[]` and does not take a single value; give it as text and cast it: `$1::text::mood[]`",
+        ),
+        (
             "SELECT 1",
             params![1],
             "the statement has 0 parameters, 1 were given",

@@ -89,10 +89,16 @@ fn base(described: &Type) -> &Type {
     }
 }
 
-/// The type's name as handlers see it.
+/// The least oid of a type that a schema made, and not PostgreSQL itself.
+const FIRST_OWN_OID: u32 = 16_384;
+
+/// The type's name as the host tells it: PostgreSQL's own in capitals.
 pub(super) fn name(described: &Type) -> String {
-    match described.kind() {
-        Kind::Array(element) => format!("{}[]", element.name().to_uppercase()),
-        _ => described.name().to_uppercase(),
+    match (described.kind(), described.oid()) {
+        (Kind::Array(element), _) => format!("{}[]", name(element)),
+        (_, 18) => "\"CHAR\"".to_owned(),
+        (_, 1042) => "CHAR".to_owned(),
+        (_, oid) if oid < FIRST_OWN_OID => described.name().to_uppercase(),
+        _ => described.name().to_owned(),
     }
 }
