@@ -8,6 +8,8 @@ mod handlers;
 mod http;
 pub mod local;
 mod logs;
+#[allow(dead_code, reason = "the commands that read message files come next")]
+mod messages;
 mod report;
 mod serve;
 mod supervisor;
