@@ -35,11 +35,20 @@ pub struct RuntimeConfig {
     /// Reserve no more address space than memories can use, for machines with a limit on
     /// virtual memory. Guests then check every access and run about a third slower.
     pub small_virtual_memory: bool,
+    /// Count the instructions a guest executes, for a [`crate::Recorder`]. Guests run slower for it.
+    pub count_fuel: bool,
 }
 
 impl Default for RuntimeConfig {
     fn default() -> Self {
-        Self { instances_max: 64, memory_bytes_max: 128 << 20, component_bytes_max: 64 << 20, cache_dir: None, small_virtual_memory: false }
+        Self {
+            instances_max: 64,
+            memory_bytes_max: 128 << 20,
+            component_bytes_max: 64 << 20,
+            cache_dir: None,
+            small_virtual_memory: false,
+            count_fuel: false,
+        }
     }
 }
 
@@ -64,6 +73,7 @@ pub(crate) fn start(config: &RuntimeConfig) -> Result<Engine, LoadError> {
 fn settings(config: &RuntimeConfig, has_page_map: bool) -> Config {
     let mut settings = Config::new();
     settings.epoch_interruption(true);
+    settings.consume_fuel(config.count_fuel);
     settings.concurrency_support(false);
     settings.relaxed_simd_deterministic(true);
     // A stack of the pool goes from one tenant to the next.

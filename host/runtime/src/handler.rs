@@ -16,6 +16,7 @@ use crate::{
     bindings::{HandlerPre, batch::BatchHandlerPre, oncebox::handler::types},
     component::{LoadedComponent, World},
     ending::{self, Ending, Said},
+    record::{FUEL, Recorder},
     state::State,
 };
 
@@ -41,6 +42,10 @@ pub(crate) struct Settings {
     pub(crate) limits: Arc<Limits>,
     pub(crate) config: Arc<Vec<(String, String)>>,
     pub(crate) random_key: [u8; 32],
+    /// The engine counts fuel, so every store needs some.
+    counts_fuel: bool,
+    /// What runs did is kept here, where someone wants to see it.
+    pub(crate) recorder: Option<Recorder>,
 }
 
 /// Runs every message, or every batch, in a fresh instance of one component.
@@ -51,14 +56,22 @@ pub struct ComponentHandler {
 }
 
 impl ComponentHandler {
-    pub(crate) fn new(instances: Arc<Semaphore>, component: LoadedComponent, settings: HandlerSettings) -> Self {
+    pub(crate) fn new(instances: Arc<Semaphore>, component: LoadedComponent, settings: HandlerSettings, counts_fuel: bool) -> Self {
         let settings = Settings {
             version: settings.version,
             limits: Arc::new(settings.limits),
             config: Arc::new(settings.config),
             random_key: settings.random_key,
+            counts_fuel,
+            recorder: None,
         };
         Self { instances, component, settings }
+    }
+
+    /// The same handler, with everything its runs do kept by a recorder.
+    pub fn recorded_by(mut self, recorder: Recorder) -> Self {
+        self.settings.recorder = Some(recorder);
+        self
     }
 
     async fn run(&self, tx: &Tx, run: &Run<'_>) -> Answer {
@@ -81,7 +94,7 @@ impl ComponentHandler {
             instance.oncebox_handler_incoming_handler().call_handle(&mut store, &guest_message(run.message)).await
         };
         let ending = Ending::of(answer.await);
-        ending::settle(store.into_data(), ending).await
+        ending::settle(self.used(store), ending).await
     }
 
     async fn run_batch(&self, pre: &BatchHandlerPre<State>, tx: &Tx, run: &BatchRun<'_>) -> Result<Vec<Answer>, Failure> {
@@ -98,7 +111,15 @@ impl ComponentHandler {
             instance.oncebox_handler_incoming_batch_handler().call_handle_batch(&mut store, &messages).await
         };
         let ending = Ending::of(answer.await);
-        (store.into_data(), ending)
+        (self.used(store), ending)
+    }
+
+    /// What is left of a store whose run came to an end.
+    fn used(&self, mut store: Store<State>) -> State {
+        if self.settings.counts_fuel {
+            store.data_mut().fuel_left = store.get_fuel().ok();
+        }
+        store.into_data()
     }
 
     fn store(&self, tx: &Tx, run: &Run<'_>) -> Store<State> {
@@ -109,6 +130,9 @@ impl ComponentHandler {
         // past the host's timeout.
         store.set_epoch_deadline(1);
         store.epoch_deadline_async_yield_and_update(1);
+        if self.settings.counts_fuel {
+            store.set_fuel(FUEL).expect("the engine counts fuel");
+        }
         store
     }
 }

@@ -15,6 +15,7 @@ mod handler;
 mod host;
 mod limiter;
 mod load;
+mod record;
 mod state;
 mod text;
 
@@ -25,6 +26,7 @@ pub use error::{EncodeError, LoadError};
 pub use handler::{ComponentHandler, HandlerSettings};
 pub use host::sql;
 pub use load::Runtime;
+pub use record::{LineRecord, Recorder, RunRecord, StatementRecord};
 
 #[cfg(test)]
 mod tests;

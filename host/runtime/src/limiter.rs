@@ -23,6 +23,11 @@ impl MemoryLimiter {
         self.exceeded
     }
 
+    /// Bytes the guest has; memory is never given back, so also the most it had.
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
     /// Bytes the guest may have.
     pub(crate) fn max(&self) -> usize {
         self.max

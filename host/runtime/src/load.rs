@@ -33,6 +33,7 @@ struct Inner {
     compiling: Semaphore,
     cache: Option<Cache>,
     component_bytes_max: usize,
+    counts_fuel: bool,
 }
 
 impl Runtime {
@@ -46,6 +47,7 @@ impl Runtime {
             compiling: Semaphore::new(1),
             cache: config.cache_dir.as_deref().map(Cache::open).transpose()?,
             component_bytes_max: config.component_bytes_max,
+            counts_fuel: config.count_fuel,
             engine,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -62,7 +64,7 @@ impl Runtime {
 
     /// A handler that runs this component under these settings.
     pub fn handler(&self, component: &LoadedComponent, settings: HandlerSettings) -> ComponentHandler {
-        ComponentHandler::new(self.inner.instances.clone(), component.clone(), settings)
+        ComponentHandler::new(self.inner.instances.clone(), component.clone(), settings, self.inner.counts_fuel)
     }
 }
 

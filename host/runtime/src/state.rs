@@ -15,6 +15,7 @@ use crate::{
     handler::Settings,
     host::{clock::Clock, log::Log, random::Random, sql::Session, wasi},
     limiter::MemoryLimiter,
+    record::Recording,
 };
 
 /// Host resources a guest may hold at the same time: streams, pollables, savepoints.
@@ -32,6 +33,9 @@ pub(crate) struct State {
     pub(crate) table: ResourceTable,
     pub(crate) clock: Clock,
     pub(crate) random: Random,
+    /// What is left of [`crate::record::FUEL`], where the engine counts it and the run came to an end.
+    pub(crate) fuel_left: Option<u64>,
+    pub(crate) recording: Option<Recording>,
     wasi: WasiCtx,
 }
 
@@ -51,7 +55,8 @@ pub(crate) struct Facts {
 
 impl State {
     pub(crate) fn new(tx: &Tx, run: &Run<'_>, settings: &Settings) -> Self {
-        let log = Log::new(settings.limits.log_bytes_max);
+        let recording = settings.recorder.as_ref().map(|recorder| recorder.start(&run.message.id, run.attempt));
+        let log = Log::new(settings.limits.log_bytes_max, recording.is_some());
         let mut table = ResourceTable::new();
         table.set_max_capacity(RESOURCES_MAX);
         Self {
@@ -66,6 +71,17 @@ impl State {
             config: settings.config.clone(),
             log,
             table,
+            fuel_left: None,
+            recording,
+        }
+    }
+}
+
+impl Drop for State {
+    /// Also where the run was stopped: what it did until then is what someone wants to see.
+    fn drop(&mut self) {
+        if let Some(recording) = self.recording.take() {
+            recording.end(self.log.take_lines(), self.memory.used(), self.fuel_left);
         }
     }
 }

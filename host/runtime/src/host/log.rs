@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
     bindings::oncebox::handler::log::{self, Level},
+    record::LineRecord,
     state::State,
     text::{bounded, printable},
 };
@@ -29,6 +30,8 @@ struct Lines {
     last_words: String,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
+    /// The lines themselves, for a recorder.
+    kept: Option<Vec<LineRecord>>,
 }
 
 /// Where a piece of output came from.
@@ -39,8 +42,16 @@ pub(crate) enum Output {
 }
 
 impl Log {
-    pub(crate) fn new(bytes_max: usize) -> Self {
-        let lines = Lines { bytes_left: bytes_max, is_truncated: false, last_words: String::new(), stdout: Vec::new(), stderr: Vec::new() };
+    /// `keeps`: the lines can be taken at the end.
+    pub(crate) fn new(bytes_max: usize, keeps: bool) -> Self {
+        let lines = Lines {
+            bytes_left: bytes_max,
+            is_truncated: false,
+            last_words: String::new(),
+            stdout: Vec::new(),
+            stderr: Vec::new(),
+            kept: keeps.then(Vec::new),
+        };
         Self { lines: Arc::new(Mutex::new(lines)) }
     }
 
@@ -64,6 +75,14 @@ impl Log {
         lines.flush(Output::Stderr);
         let words = lines.last_words.trim();
         (!words.is_empty()).then(|| words.to_owned())
+    }
+
+    /// What was logged, where it is kept.
+    pub(crate) fn take_lines(&self) -> Vec<LineRecord> {
+        let mut lines = self.lines();
+        lines.flush(Output::Stdout);
+        lines.flush(Output::Stderr);
+        lines.kept.take().unwrap_or_default()
     }
 
     fn line(&self, level: Level, text: &str) {
@@ -118,11 +137,28 @@ impl Lines {
         let cost = text.len() + LINE_COST;
         if cost <= self.bytes_left && !self.is_truncated {
             self.bytes_left -= cost;
-            event(level, &text);
+            self.log(level, &text);
         } else if !self.is_truncated {
             self.is_truncated = true;
-            event(Level::Warn, "log output truncated");
+            self.log(Level::Warn, "log output truncated");
         }
+    }
+
+    fn log(&mut self, level: Level, text: &str) {
+        if let Some(kept) = &mut self.kept {
+            kept.push(LineRecord { level: name(level), text: text.to_owned() });
+        }
+        event(level, text);
+    }
+}
+
+fn name(level: Level) -> &'static str {
+    match level {
+        Level::Trace => "trace",
+        Level::Debug => "debug",
+        Level::Info => "info",
+        Level::Warn => "warn",
+        Level::Error => "error",
     }
 }
 
@@ -149,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_flood_ends_with_one_last_line_and_keeps_the_last_words() {
-        let log = Log::new(1000);
+        let log = Log::new(1000, false);
         for _ in 0..100 {
             log.write(Output::Stderr, b"line\n");
         }
@@ -162,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_line_without_end_takes_no_memory() {
-        let log = Log::new(1000);
+        let log = Log::new(1000, false);
         for _ in 0..100 {
             log.write(Output::Stdout, &[b'x'; 10_000]);
         }

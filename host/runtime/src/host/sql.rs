@@ -16,6 +16,8 @@ pub(crate) use run::control;
 pub use run::{Answer, ConnectionLost, Mode, Stopped, run_statement};
 pub(crate) use session::Session;
 
+use oncebox_inbox::hooks;
+
 use crate::{bindings::oncebox::handler::sql, state::State};
 
 impl sql::Host for State {
@@ -32,10 +34,17 @@ impl sql::Host for State {
 
 impl State {
     async fn run(&mut self, mode: Mode, statement: &str, params: &[Value]) -> wasmtime::Result<Result<Answer, Error>> {
+        if let Some(recording) = &mut self.recording {
+            recording.sent(mode, statement, params);
+        }
         let result = match self.session.admit(statement, &self.limits) {
             Ok(()) => run_statement(&self.tx, &self.limits, mode, statement, params).await,
             Err(error) => Err(Stopped::Guest(error)),
         };
+        hooks::point("runtime:sql:after");
+        if let Some(recording) = &mut self.recording {
+            recording.answered(&result).await;
+        }
         self.session.answer(result)
     }
 }

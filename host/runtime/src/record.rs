@@ -1,0 +1,189 @@
+//! What a handler did, kept for the commands that show it: statements, log lines, memory, fuel. A
+//! handler without a recorder pays for none of it.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    host::sql::{Answer, Element, Error, Mode, Stopped, Value},
+    text::bounded,
+};
+
+/// What a store is given where fuel is counted: more than any run burns before its deadline.
+pub(crate) const FUEL: u64 = u64::MAX >> 1;
+/// Bytes of a parameter that are kept.
+const PARAM_BYTES: usize = 512;
+
+/// Keeps what the runs of a handler do. Clones share it.
+#[derive(Clone, Default)]
+pub struct Recorder {
+    runs: Arc<Mutex<Vec<RunRecord>>>,
+    pause: Duration,
+}
+
+/// One run of one message.
+#[derive(Debug, Clone, Default)]
+pub struct RunRecord {
+    /// The message's id.
+    pub message_id: String,
+    /// Which run of this message it was, from 1.
+    pub attempt: u32,
+    /// Statements in the order in which they were sent.
+    pub statements: Vec<StatementRecord>,
+    /// What was logged.
+    pub lines: Vec<LineRecord>,
+    /// Memory of the instance at the end, bytes; it never shrinks.
+    pub memory_bytes: usize,
+    /// Instructions of the guest, about: what wasmtime counts as fuel. None where the engine does not
+    /// count, and where the run was stopped from outside.
+    pub fuel: Option<u64>,
+    /// Wall clock, the database's time included.
+    pub elapsed: Duration,
+}
+
+/// One call of `query` or `execute`.
+#[derive(Debug, Clone)]
+pub struct StatementRecord {
+    /// The SQL.
+    pub text: String,
+    /// Parameters, readable and cut to a bearable length.
+    pub params: Vec<String>,
+    /// Whether the handler asked for rows.
+    pub is_query: bool,
+    /// Rows returned or touched; none where it was stopped or failed.
+    pub rows: Option<u64>,
+    /// What the handler was told instead of rows.
+    pub error: Option<String>,
+    /// From sent to answered.
+    pub elapsed: Duration,
+}
+
+/// A line of the handler's log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LineRecord {
+    /// trace, debug, info, warn or error.
+    pub level: &'static str,
+    /// The text.
+    pub text: String,
+}
+
+impl Recorder {
+    /// A recorder that also makes a handler wait after each statement, so that transactions overlap
+    /// that would otherwise be over too soon to meet.
+    pub fn pausing(pause: Duration) -> Self {
+        Self { pause, ..Self::default() }
+    }
+
+    /// The runs since the last call, in the order in which they ended.
+    pub fn take(&self) -> Vec<RunRecord> {
+        std::mem::take(&mut self.runs())
+    }
+
+    pub(crate) fn start(&self, message_id: &str, attempt: u32) -> Recording {
+        let record = RunRecord { message_id: message_id.to_owned(), attempt, ..RunRecord::default() };
+        Recording { recorder: self.clone(), record, started: Instant::now(), sent: Instant::now() }
+    }
+
+    fn runs(&self) -> MutexGuard<'_, Vec<RunRecord>> {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A run under way.
+pub(crate) struct Recording {
+    recorder: Recorder,
+    record: RunRecord,
+    started: Instant,
+    sent: Instant,
+}
+
+impl Recording {
+    /// Kept before it is sent, so that one that never ends is seen.
+    pub(crate) fn sent(&mut self, mode: Mode, text: &str, params: &[Value]) {
+        self.record.statements.push(StatementRecord {
+            text: text.to_owned(),
+            params: params.iter().map(|value| bounded(&readable(value), PARAM_BYTES)).collect(),
+            is_query: mode == Mode::Query,
+            rows: None,
+            error: None,
+            elapsed: Duration::ZERO,
+        });
+        self.sent = Instant::now();
+    }
+
+    pub(crate) async fn answered(&mut self, result: &Result<Answer, Stopped>) {
+        let Some(statement) = self.record.statements.last_mut() else { return };
+        statement.elapsed = self.sent.elapsed();
+        match result {
+            Ok(answer) => statement.rows = Some(answer.rows_affected),
+            Err(Stopped::Guest(error)) => statement.error = Some(error_text(error)),
+            Err(Stopped::Host(lost)) => statement.error = Some(lost.to_string()),
+        }
+        if !self.recorder.pause.is_zero() {
+            tokio::time::sleep(self.recorder.pause).await;
+        }
+    }
+
+    pub(crate) fn end(mut self, lines: Vec<LineRecord>, memory_bytes: usize, fuel_left: Option<u64>) {
+        self.record.lines = lines;
+        self.record.memory_bytes = memory_bytes;
+        self.record.fuel = fuel_left.map(|left| FUEL - left);
+        self.record.elapsed = self.started.elapsed();
+        self.recorder.runs().push(self.record);
+    }
+}
+
+fn error_text(error: &Error) -> String {
+    match error {
+        Error::Database(error) => format!("{}: {}", error.sqlstate, error.message),
+        Error::Refused(text) | Error::Limit(text) | Error::Unsupported(text) => text.clone(),
+    }
+}
+
+/// A parameter for people, about as psql would write it.
+fn readable(value: &Value) -> String {
+    match value {
+        Value::Null => "null".to_owned(),
+        Value::Boolean(it) => it.to_string(),
+        Value::Int2(it) => it.to_string(),
+        Value::Int4(it) => it.to_string(),
+        Value::Int8(it) | Value::Time(it) | Value::Timestamp(it) | Value::Timestamptz(it) => it.to_string(),
+        Value::Float4(it) => it.to_string(),
+        Value::Float8(it) => it.to_string(),
+        Value::Date(it) => it.to_string(),
+        Value::Numeric(text) => text.clone(),
+        Value::Text(text) | Value::Uuid(text) | Value::Json(text) => quoted(text),
+        Value::Bytea(bytes) => hexadecimal(bytes),
+        Value::Interval(it) => format!("{} months {} days {} µs", it.months, it.days, it.microseconds),
+        Value::Array(elements) => format!("{{{}}}", elements.iter().map(element).collect::<Vec<_>>().join(", ")),
+        Value::Other(other) => quoted(&other.text),
+    }
+}
+
+fn element(value: &Element) -> String {
+    match value {
+        Element::Null => "null".to_owned(),
+        Element::Boolean(it) => it.to_string(),
+        Element::Int2(it) => it.to_string(),
+        Element::Int4(it) => it.to_string(),
+        Element::Int8(it) | Element::Time(it) | Element::Timestamp(it) | Element::Timestamptz(it) => it.to_string(),
+        Element::Float4(it) => it.to_string(),
+        Element::Float8(it) => it.to_string(),
+        Element::Date(it) => it.to_string(),
+        Element::Numeric(text) => text.clone(),
+        Element::Text(text) | Element::Uuid(text) | Element::Json(text) => quoted(text),
+        Element::Bytea(bytes) => hexadecimal(bytes),
+        Element::Interval(it) => format!("{} months {} days {} µs", it.months, it.days, it.microseconds),
+        Element::Other(other) => quoted(&other.text),
+    }
+}
+
+fn quoted(text: &str) -> String {
+    format!("'{}'", bounded(text, PARAM_BYTES).replace('\'', "''"))
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    format!("'\\x{}'", hex::encode(&bytes[..bytes.len().min(PARAM_BYTES / 2)]))
+}
