@@ -8,10 +8,11 @@ mod handlers;
 mod http;
 pub mod local;
 mod logs;
-#[allow(dead_code, reason = "the commands that read message files come next")]
 mod messages;
 mod report;
+mod scratch;
 mod serve;
 mod supervisor;
+mod tables;
 
 pub use config::Config;

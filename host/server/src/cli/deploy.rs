@@ -36,7 +36,8 @@ pub(crate) fn handler_name(component: &Path) -> String {
     component.file_stem().map(|stem| stem.to_string_lossy().to_lowercase().replace('_', "-")).unwrap_or_default()
 }
 
-fn setting(text: &str) -> Result<(String, String), String> {
+/// A setting as it is written on the command line.
+pub(super) fn setting(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("a setting is `key=value`")?;
     Ok((key.to_owned(), value.to_owned()))
 }

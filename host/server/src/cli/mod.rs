@@ -6,6 +6,7 @@ mod deploy;
 mod inbox;
 mod output;
 mod tenant;
+mod test;
 
 pub(crate) use deploy::handler_name;
 pub(crate) use output::table;
@@ -50,6 +51,8 @@ enum Command {
     Consumer(consumer::ConsumerCommand),
     /// Make a component the live handler of an event type
     Deploy(deploy::DeployArgs),
+    /// Run a handler on messages and show what it does; nothing is kept
+    Test(test::TestArgs),
     /// Look into the inbox
     #[command(subcommand)]
     Inbox(inbox::InboxCommand),
@@ -99,6 +102,7 @@ async fn run(cli: Cli) -> Result<()> {
         Command::Tenant(command) => tenant::run(&ready(&config).await?, command, cli.json).await,
         Command::Consumer(command) => consumer::run(&ready(&config).await?, command, cli.json).await,
         Command::Deploy(args) => deploy::run(&config, args, cli.json).await,
+        Command::Test(args) => test::run(&config, args, cli.json).await,
         Command::Inbox(command) => inbox::run(&ready(&config).await?, command, cli.json).await,
         Command::Component(command) => component::run(command, cli.json),
     }

@@ -171,6 +171,20 @@ impl PrivatePostgres {
         Ok(())
     }
 
+    /// Stops, and removes the cluster with its folder.
+    pub fn remove(mut self) -> Result<()> {
+        self.stop()?;
+        for dir in [&self.options.dir, &self.home.dir, &self.home.socket_dir] {
+            match std::fs::remove_dir_all(dir) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(error).with_context(|| format!("failed to remove `{}`", dir.display()));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// A port that was free a moment ago may be taken by now, so a few are tried.
     fn launch_on_free_port(&mut self) -> Result<()> {
         if !self.options.tcp {

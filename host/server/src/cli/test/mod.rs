@@ -1,0 +1,272 @@
+//! `oncebox test`: run a handler on messages, show everything it does, and keep none of it.
+
+mod report;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use oncebox_inbox::{
+    Admin, Budget, Consumer, ConsumerInbox, Rehearsal, Rehearsed, Sessions,
+    handler::{Handler, Handlers},
+    message::Record,
+    policy::Policy,
+};
+use oncebox_runtime::{HandlerSettings, LoadedComponent, Recorder, RunRecord, Runtime, RuntimeConfig};
+
+use self::report::Report;
+use super::deploy::setting;
+use crate::{
+    config::Config,
+    messages::{self, FileMessage, IDENTITY},
+    scratch::{Furnished, Scratch, Subject, interruptible},
+    tables::{self, Change, Snapshot, Table},
+};
+
+#[derive(Args)]
+pub(super) struct TestArgs {
+    /// The component
+    component: PathBuf,
+    /// File of messages, JSON objects one after another; `-` is standard input
+    #[arg(long, short)]
+    message: PathBuf,
+    /// SQL files with the handler's tables and what is to be in them
+    #[arg(long, conflicts_with = "database_url")]
+    schema: Vec<PathBuf>,
+    /// Run in this database instead of a scratch one; nothing is kept there either. Needs the master key
+    #[arg(long, requires = "tenant")]
+    database_url: Option<String>,
+    /// Tenant whose tables are used, with `--database-url`
+    #[arg(long, requires = "database_url")]
+    tenant: Option<String>,
+    /// Consumer whose limits and inbox are used, where the tenant has several
+    #[arg(long, requires = "database_url")]
+    consumer: Option<String>,
+    /// A setting that the handler reads, `key=value`
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = setting)]
+    settings: Vec<(String, String)>,
+    /// Deliver every message a second time and show that nothing happens
+    #[arg(long)]
+    twice: bool,
+    /// How every message is to end
+    #[arg(long, value_enum, default_value_t = Outcome::Ok)]
+    expect: Outcome,
+}
+
+/// How a message can end: ok, or the kind of failure that its inbox row names.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Outcome {
+    Ok,
+    Retry,
+    Reject,
+    Park,
+    Other,
+    Trap,
+    Deadline,
+    OutOfMemory,
+    StatementRefused,
+    SqlError,
+    Limit,
+    Contention,
+    BadResult,
+}
+
+impl Outcome {
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
+/// The topic that records claim to come from.
+const TOPIC: &str = "test";
+
+/// Everything that is known of one message.
+struct Tried<'a> {
+    message: &'a FileMessage,
+    first: Rehearsed,
+    run: RunRecord,
+    changes: Vec<Change>,
+    /// What the second delivery was answered, and what it changed.
+    second: Option<(Rehearsed, Vec<Change>)>,
+}
+
+/// Run the messages and say what happened.
+pub(super) async fn run(config: &Config, args: TestArgs, json: bool) -> Result<()> {
+    let file = messages::read(&args.message)?;
+    let component = read_component(&args.component)?;
+    let runtime = Runtime::new(RuntimeConfig {
+        instances_max: 1,
+        count_fuel: true,
+        cache_dir: cache_dir(config),
+        component_bytes_max: config.runtime.component_bytes_max,
+        ..RuntimeConfig::default()
+    })?;
+    let loaded = runtime.load(&component).await.with_context(|| format!("`{}` cannot be run", args.component.display()))?;
+    interruptible(try_out(config, &args, &file, &component, (&runtime, &loaded), json)).await
+}
+
+async fn try_out(
+    config: &Config,
+    args: &TestArgs,
+    file: &[FileMessage],
+    component: &[u8],
+    (runtime, loaded): (&Runtime, &LoadedComponent),
+    json: bool,
+) -> Result<()> {
+    let scratch = if args.database_url.is_some() { None } else { Some(Scratch::start().await?) };
+    let place = match &scratch {
+        None => given(config, args).await?,
+        Some(scratch) => {
+            let handler = super::handler_name(&args.component);
+            let policy = Policy::parse(&format!("topics = ['{TOPIC}']\nack = 'after_commit'\n{IDENTITY}"))?;
+            let subject =
+                Subject { handler: valid_name(&handler), component, schema: &args.schema, settings: &args.settings, policy: &policy };
+            scratch.furnish(&subject).await?
+        }
+    };
+    let recorder = Recorder::default();
+    let handler = handler(&place, args, (runtime, loaded), recorder.clone())?;
+    let inbox = inbox(config, &place, handler).await?;
+    let mut rehearsal = inbox.rehearse().await?;
+    let delivered = deliver(&mut rehearsal, file, &recorder, args.twice).await;
+    rehearsal.end().await;
+    let (tables, tried, too_large) = delivered?;
+    let report = Report { tables: &tables, tried: &tried, expect: &args.expect.name(), too_large: &too_large };
+    if json {
+        super::output::json(&report.json(&place_name(args), loaded.imports()))?;
+    } else {
+        report.print(&place_name(args));
+    }
+    report.verdict()
+}
+
+/// Where it ran, for people.
+fn place_name(args: &TestArgs) -> String {
+    match &args.tenant {
+        Some(tenant) => format!("the tables of tenant `{tenant}`"),
+        None => "a scratch database".to_owned(),
+    }
+}
+
+/// A file's bytes.
+pub(super) fn read_component(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).with_context(|| format!("failed to read the component `{}`", path.display()))
+}
+
+/// Compiled code is kept where the host keeps it, or where `oncebox dev` of this folder does.
+pub(super) fn cache_dir(config: &Config) -> Option<PathBuf> {
+    let dev = Path::new(".oncebox/dev/cache");
+    config.runtime.cache_dir.clone().or_else(|| dev.is_dir().then(|| dev.to_owned()))
+}
+
+/// A handler's name shows nowhere here, and a file may be called anything.
+pub(super) fn valid_name(name: &str) -> &str {
+    let sound = name.starts_with(|c: char| c.is_ascii_lowercase())
+        && name.len() <= 63
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
+    if sound { name } else { "handler" }
+}
+
+/// A tenant of a database that is given, and one of its consumers.
+async fn given(config: &Config, args: &TestArgs) -> Result<Furnished> {
+    let mut config = config.clone();
+    config.database.url = args.database_url.clone().unwrap_or_default();
+    let admin = super::ready(&config).await?;
+    let name = args.tenant.as_deref().unwrap_or_default();
+    let tenant = admin.tenant(name).await?;
+    let consumer = match &args.consumer {
+        Some(consumer) => admin.consumer(name, consumer).await?,
+        None => only_consumer(&admin, name).await?,
+    };
+    Ok(Furnished { admin, tenant, consumer })
+}
+
+async fn only_consumer(admin: &Admin, tenant: &str) -> Result<Consumer> {
+    let mut consumers: Vec<_> = admin.consumers().await?.into_iter().filter(|consumer| consumer.tenant == tenant).collect();
+    let names: Vec<_> = consumers.iter().map(|consumer| format!("`{}`", consumer.name)).collect();
+    match consumers.pop() {
+        None => bail!("tenant `{tenant}` has no consumer; make one with `oncebox consumer create`"),
+        Some(_) if !consumers.is_empty() => {
+            bail!("tenant `{tenant}` has several consumers; choose one with `--consumer`: {}", names.join(", "))
+        }
+        Some(consumer) => Ok(consumer),
+    }
+}
+
+/// The one handler, whatever the event type, as new as any deployment.
+struct Only {
+    handler: Arc<dyn Handler>,
+    generation: i64,
+}
+
+impl Handlers for Only {
+    fn resolve(&self, _event_type: &str) -> Option<Arc<dyn Handler>> {
+        Some(self.handler.clone())
+    }
+
+    fn generation(&self) -> i64 {
+        self.generation
+    }
+}
+
+fn handler(place: &Furnished, args: &TestArgs, (runtime, loaded): (&Runtime, &LoadedComponent), recorder: Recorder) -> Result<Only> {
+    let settings = HandlerSettings {
+        version: 0,
+        limits: place.consumer.policy()?.limits,
+        config: args.settings.clone(),
+        random_key: place.admin.random_key(&place.tenant.login),
+    };
+    let handler = runtime.handler(loaded, settings).recorded_by(recorder);
+    Ok(Only { handler: Arc::new(handler), generation: place.consumer.generation })
+}
+
+/// The consumer's inbox, except that messages are found the way a file has them.
+async fn inbox(config: &Config, place: &Furnished, handler: Only) -> Result<Arc<ConsumerInbox>> {
+    let Furnished { admin, tenant, consumer } = place;
+    let identity = Policy::parse(&format!("topics = ['{TOPIC}']\nack = 'after_commit'\n{IDENTITY}"))?.identity;
+    let policy = Policy { identity, ..consumer.policy()? };
+    let sessions = Sessions::of(admin, tenant, &config.session_settings(), Budget::new(2));
+    let (tenant, name) = (consumer.tenant.clone(), consumer.name.clone());
+    Ok(ConsumerInbox::new(consumer.consumer_id, tenant, name, policy, "oncebox test".to_owned(), sessions, Arc::new(handler)))
+}
+
+/// Deliver every message, looking at the tables before and after.
+async fn deliver<'a>(
+    rehearsal: &mut Rehearsal<'_>,
+    file: &'a [FileMessage],
+    recorder: &Recorder,
+    twice: bool,
+) -> Result<(Vec<Table>, Vec<Tried<'a>>, Vec<String>)> {
+    let tables = tables::read(rehearsal.tx()).await?;
+    let mut tried = Vec::with_capacity(file.len());
+    let mut before = Snapshot::take(rehearsal.tx(), &tables).await?;
+    let too_large = before.too_large().map(str::to_owned).collect();
+    for (message, offset) in file.iter().zip(0_i64..) {
+        let first = offer(rehearsal, message, offset).await?;
+        let run = recorder.take().pop().unwrap_or_default();
+        let after = Snapshot::take(rehearsal.tx(), &tables).await?;
+        // What a lost transaction took with it was not this message's doing.
+        let is_lost = matches!(first, Rehearsed::Failed { is_transaction_lost: true, .. });
+        let changes = if is_lost { Vec::new() } else { tables::changes(&tables, &before, &after) };
+        before = after;
+        let mut second = None;
+        if twice {
+            let answer = offer(rehearsal, message, offset + file.len() as i64).await?;
+            let after = Snapshot::take(rehearsal.tx(), &tables).await?;
+            second = Some((answer, tables::changes(&tables, &before, &after)));
+            before = after;
+        }
+        recorder.take();
+        tried.push(Tried { message, first, run, changes, second });
+    }
+    Ok((tables, tried, too_large))
+}
+
+async fn offer(rehearsal: &mut Rehearsal<'_>, message: &FileMessage, offset: i64) -> Result<Rehearsed> {
+    let record: Record = message.record(&TOPIC.into(), 0, offset);
+    rehearsal.deliver(record).await.with_context(|| format!("message `{}` could not be delivered", message.id))
+}
