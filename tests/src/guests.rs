@@ -22,6 +22,13 @@ pub enum Step {
     ExecuteWith(String, usize, usize),
     /// A statement with the message id as its parameter.
     ExecuteWithId(String),
+    /// A statement for its effect, with the payload as its parameter, which is text.
+    ExecuteWithPayload(String),
+    /// A statement for its rows, with the payload as its parameter.
+    QueryWithPayload(String),
+    /// A statement for its effect, with the first value of the rows read last, a bigint, plus so much as
+    /// its first parameter, and the payload as its second.
+    ExecuteWithSum(String, i64),
     /// Answer `other("gave up")` here when the last statement failed.
     GiveUpOnError,
     /// Open a savepoint.
@@ -175,6 +182,19 @@ fn instructions(step: &Step, texts: &mut Texts) -> String {
              (call $execute {} (i32.const 1024) (i32.const 1) {ANSWER})",
             texts.put(sql.as_bytes())
         ),
+        Step::ExecuteWithPayload(sql) => {
+            format!("{} (call $execute {} (i32.const 1024) (i32.const 1) {ANSWER})", payload_at(1024), texts.put(sql.as_bytes()))
+        }
+        Step::QueryWithPayload(sql) => {
+            format!("{} (call $query {} (i32.const 1024) (i32.const 1) {ANSWER})", payload_at(1024), texts.put(sql.as_bytes()))
+        }
+        Step::ExecuteWithSum(sql, plus) => format!(
+            "(i32.store8 (i32.const 1024) (i32.const 4)) (i64.store (i32.const 1032) (i64.add (i64.const {plus}) \
+             (i64.load offset=8 (i32.load (i32.load (i32.const 268)))))) {} \
+             (call $execute {} (i32.const 1024) (i32.const 2) {ANSWER})",
+            payload_at(1048),
+            texts.put(sql.as_bytes())
+        ),
         Step::GiveUpOnError => "(br_if $gave_up (i32.load8_u (i32.const 256)))".to_owned(),
         Step::Savepoint => "(call $open (i32.const 256)) (i32.store (i32.const 512) (i32.load (i32.const 260)))".to_owned(),
         Step::RollBack => format!("(call $rollback (i32.load (i32.const 512)) {ANSWER})"),
@@ -187,6 +207,13 @@ fn instructions(step: &Step, texts: &mut Texts) -> String {
         ),
         Step::Wat(text) => text.clone(),
     }
+}
+
+/// Code that writes the payload as a parameter. In the message's memory its address and length stand
+/// behind seven other members.
+fn payload_at(parameter: u32) -> String {
+    let value = parameter + 8;
+    format!("(i32.store8 (i32.const {parameter}) (i32.const 8)) (i64.store (i32.const {value}) (i64.load offset=72 (local.get $message)))")
 }
 
 /// Code that writes a `result<option<string>, failure>` and leaves its address.

@@ -5,4 +5,5 @@ pub mod inbox;
 pub mod kafka;
 pub mod load;
 pub mod postgres;
+pub mod program;
 pub mod services;

@@ -129,18 +129,11 @@ pub(crate) fn shown(value: &Option<String>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Column, UniqueIndex};
     use super::*;
 
     fn table(has_key: bool) -> Table {
-        let column = |name: &str| Column { table: "t".into(), name: name.into(), r#type: "text".into(), is_identity: false, default: None };
-        let index = UniqueIndex { table: "t".into(), name: "t_pkey".into(), is_primary: true, columns: vec!["id".into()] };
-        Table {
-            name: "t".into(),
-            columns: vec![column("id"), column("n")],
-            indexes: if has_key { vec![index] } else { Vec::new() },
-            references: Vec::new(),
-        }
+        let key: &[&[&str]] = if has_key { &[&["id"]] } else { &[] };
+        Table::sample("t", &["id", "n"], key, &[])
     }
 
     fn snapshot(rows: &[[&str; 2]]) -> Snapshot {

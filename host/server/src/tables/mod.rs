@@ -114,6 +114,33 @@ impl Table {
     }
 }
 
+#[cfg(test)]
+impl Table {
+    /// A table for tests: its columns, its unique indexes (the first is the primary key), its defaults.
+    pub(crate) fn sample(name: &str, columns: &[&str], indexes: &[&[&str]], defaults: &[(&str, &str)]) -> Self {
+        let default = |column: &str| defaults.iter().find(|(name, _)| *name == column).map(|(_, default)| (*default).to_owned());
+        let column = |column: &&str| Column {
+            table: name.to_owned(),
+            name: (*column).to_owned(),
+            r#type: "text".to_owned(),
+            is_identity: false,
+            default: default(column),
+        };
+        let index = |(number, columns): (usize, &&[&str])| UniqueIndex {
+            table: name.to_owned(),
+            name: format!("{name}_{number}"),
+            is_primary: number == 0,
+            columns: columns.iter().map(|column| (*column).to_owned()).collect(),
+        };
+        Self {
+            name: name.to_owned(),
+            columns: columns.iter().map(column).collect(),
+            indexes: indexes.iter().enumerate().map(index).collect(),
+            references: Vec::new(),
+        }
+    }
+}
+
 impl Column {
     /// Whether its value is counted up by a sequence.
     pub(crate) fn is_counted(&self) -> bool {

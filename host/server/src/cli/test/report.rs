@@ -151,9 +151,13 @@ fn json_outcome(rehearsed: &Rehearsed) -> Value {
             let result = result.clone().and_then(|text| RawValue::from_string(text).ok());
             json!({ "outcome": "ok", "status": "completed", "result": result })
         }
-        Rehearsed::Failed { failure, status, .. } => {
-            json!({ "outcome": failure.kind.name(), "status": status, "reason": failure.kind.reason(), "text": failure.text })
-        }
+        Rehearsed::Failed { failure, status, is_transaction_lost } => json!({
+            "outcome": failure.kind.name(),
+            "status": status,
+            "reason": failure.kind.reason(),
+            "text": failure.text,
+            "is_transaction_lost": is_transaction_lost,
+        }),
         Rehearsed::Parked { reason } => json!({ "outcome": "parked", "status": "parked", "reason": reason }),
     }
 }

@@ -1,0 +1,103 @@
+//! The program as a person has it: run with arguments in a folder, read by what it prints.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Output, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
+
+const DEADLINE: Duration = Duration::from_secs(180);
+
+/// The program, beside the tests, built by `cargo build --workspace --bins`.
+pub fn path() -> Result<PathBuf> {
+    find("oncebox")
+}
+
+fn find(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let path = own.ancestors().nth(2).context("tests are built into `target/debug/deps`")?.join(name);
+    ensure!(path.is_file(), "`{}` is missing; run `cargo build --workspace --bins`", path.display());
+    Ok(path)
+}
+
+/// A folder of its own, for files and for the program to run in.
+#[derive(Debug)]
+pub struct Folder {
+    dir: PathBuf,
+    sabotage: Option<&'static str>,
+}
+
+/// What the program said.
+#[derive(Debug)]
+pub struct Said {
+    /// Its exit code.
+    pub code: Option<i32>,
+    /// What it printed.
+    pub stdout: String,
+    /// What it complained about.
+    pub stderr: String,
+}
+
+impl Folder {
+    /// A new one, in `target`.
+    pub fn new() -> Result<Self> {
+        let target = path()?.ancestors().nth(2).context("the program is in `target/debug`")?.to_owned();
+        let dir = target.join("test-cli").join(format!("{:016x}", rand::random::<u64>()));
+        std::fs::create_dir_all(&dir)?;
+        Ok(Self { dir, sabotage: None })
+    }
+
+    /// The program with its hooks, and a named defect switched on.
+    pub fn sabotaged(mut self, sabotage: &'static str) -> Self {
+        self.sabotage = Some(sabotage);
+        self
+    }
+
+    /// Write a file.
+    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> Result<()> {
+        Ok(std::fs::write(self.dir.join(name), content)?)
+    }
+
+    /// Where the folder is.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Run the program here, with nothing of the tests' own configuration.
+    pub async fn run(&self, arguments: &[&str], stdin: &str) -> Result<Said> {
+        let mut command = Command::new(if self.sabotage.is_some() { find("host")? } else { path()? });
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEBOX_")) {
+            command.env_remove(name);
+        }
+        if let Some(sabotage) = self.sabotage {
+            command.env("ONCEBOX_SABOTAGE", sabotage);
+        }
+        command.args(arguments).current_dir(&self.dir).kill_on_drop(true);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let mut input = child.stdin.take().context("it has no input")?;
+        input.write_all(stdin.as_bytes()).await?;
+        drop(input);
+        let Output { status, stdout, stderr } = timeout(DEADLINE, child.wait_with_output()).await.context("it does not end")??;
+        Ok(Said { code: status.code(), stdout: String::from_utf8(stdout)?, stderr: String::from_utf8(stderr)? })
+    }
+}
+
+impl Said {
+    /// What it printed, as JSON.
+    pub fn json(&self) -> Result<Value> {
+        serde_json::from_str(&self.stdout).with_context(|| format!("not JSON: {}{}", self.stdout, self.stderr))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(&self.dir); // what is left is in `target`
+        }
+    }
+}
