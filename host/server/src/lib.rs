@@ -6,6 +6,8 @@ mod demo;
 mod dev;
 mod handlers;
 mod http;
+#[allow(dead_code, reason = "`verify` asks for it next")]
+mod lint;
 pub mod local;
 mod logs;
 mod messages;
