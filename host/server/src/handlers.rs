@@ -8,7 +8,7 @@ use oncebox_inbox::{
     handler::{Handler, Handlers},
     policy::Limits,
 };
-use oncebox_runtime::{HandlerSettings, LoadedComponent, Runtime};
+use oncebox_runtime::{HandlerSettings, LoadedComponent, Recorder, Runtime};
 use tokio::sync::Mutex;
 
 /// Takes every event type that has no deployment of its own.
@@ -35,11 +35,17 @@ pub(crate) struct Loader {
     admin: Admin,
     runtime: Runtime,
     loaded: Mutex<HashMap<Vec<u8>, LoadedComponent>>,
+    recorder: Option<Recorder>,
 }
 
 impl Loader {
     pub(crate) fn new(admin: Admin, runtime: Runtime) -> Self {
-        Self { admin, runtime, loaded: Mutex::default() }
+        Self { admin, runtime, loaded: Mutex::default(), recorder: None }
+    }
+
+    /// The same, with everything that handlers do kept by a recorder, where there is one.
+    pub(crate) fn recorded_by(self, recorder: Option<Recorder>) -> Self {
+        Self { recorder, ..self }
     }
 
     /// Everything that is live for a consumer, compiled. All of it or an error: a host that cannot
@@ -65,7 +71,11 @@ impl Loader {
             config: config.map(|(key, value)| (key.clone(), value.as_str().map_or_else(|| value.to_string(), str::to_owned))).collect(),
             random_key: self.admin.random_key(&tenant.login),
         };
-        Ok(Arc::new(self.runtime.handler(&component, settings)))
+        let handler = self.runtime.handler(&component, settings);
+        Ok(Arc::new(match &self.recorder {
+            Some(recorder) => handler.recorded_by(recorder.clone()),
+            None => handler,
+        }))
     }
 
     async fn component(&self, digest: &[u8]) -> Result<LoadedComponent> {

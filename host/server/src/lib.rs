@@ -6,7 +6,6 @@ mod demo;
 mod dev;
 mod handlers;
 mod http;
-#[allow(dead_code, reason = "`verify` asks for it next")]
 mod lint;
 pub mod local;
 mod logs;
@@ -16,5 +15,6 @@ mod scratch;
 mod serve;
 mod supervisor;
 mod tables;
+mod verify;
 
 pub use config::Config;

@@ -117,6 +117,24 @@ impl Written {
 }
 
 impl FileMessage {
+    /// The message as an object of a file, whatever it was read from; one line.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        let mut object = serde_json::json!({ "id": self.id, "event_type": self.event_type, "headers": self.headers });
+        let members = [
+            ("payload_base64", self.payload.as_ref().map(|payload| STANDARD.encode(payload).into())),
+            ("key", self.key.clone().map(Into::into)),
+            ("source", self.source.clone().map(Into::into)),
+            ("content_type", self.content_type.clone().map(Into::into)),
+            ("timestamp_ms", self.timestamp_ms.map(Into::into)),
+        ];
+        for (name, value) in members {
+            if let Some(value) = value {
+                object[name] = value;
+            }
+        }
+        object
+    }
+
     /// The headers it travels with: its own, then those that carry what Kafka has no field for.
     pub(crate) fn wire_headers(&self) -> Headers {
         let own = self.headers.iter().map(|(name, value)| (name.as_str(), Some(value)));
@@ -166,7 +184,9 @@ mod tests {
     fn every_member_reaches_the_record() {
         let text = r#"{"id": "m-1", "event_type": "order.placed", "payload_base64": "AP8=", "key": "17", "source": "shop",
             "content_type": "application/octet-stream", "timestamp_ms": 5, "headers": {"x": "ü"}}"#;
-        let record = parse(text).expect("sound")[0].record(&"orders".into(), 3, 9);
+        let messages = parse(text).expect("sound");
+        assert_eq!(parse(&messages[0].json().to_string()).expect("sound"), messages);
+        let record = messages[0].record(&"orders".into(), 3, 9);
         assert_eq!((record.partition, record.offset, record.timestamp_ms), (3, 9, 5));
         assert_eq!((record.key.as_deref(), record.payload.as_deref()), (Some(&b"17"[..]), Some(&[0, 255][..])));
         for (name, value) in [

@@ -7,6 +7,7 @@ mod inbox;
 mod output;
 mod tenant;
 mod test;
+mod verify;
 
 pub(crate) use deploy::handler_name;
 pub(crate) use output::table;
@@ -53,6 +54,11 @@ enum Command {
     Deploy(deploy::DeployArgs),
     /// Run a handler on messages and show what it does; nothing is kept
     Test(test::TestArgs),
+    /// Kill a handler at every step and deliver its messages in every way, and compare the effects
+    Verify(verify::VerifyArgs),
+    /// A process that `verify` kills
+    #[command(name = crate::verify::SUBCOMMAND, hide = true)]
+    VerifyWorker,
     /// Look into the inbox
     #[command(subcommand)]
     Inbox(inbox::InboxCommand),
@@ -103,6 +109,8 @@ async fn run(cli: Cli) -> Result<()> {
         Command::Consumer(command) => consumer::run(&ready(&config).await?, command, cli.json).await,
         Command::Deploy(args) => deploy::run(&config, args, cli.json).await,
         Command::Test(args) => test::run(&config, args, cli.json).await,
+        Command::Verify(args) => verify::run(args, cli.json).await,
+        Command::VerifyWorker => crate::verify::work().await,
         Command::Inbox(command) => inbox::run(&ready(&config).await?, command, cli.json).await,
         Command::Component(command) => component::run(command, cli.json),
     }

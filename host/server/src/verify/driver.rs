@@ -1,0 +1,174 @@
+//! The real inbox without a broker: whoever drives it hands over records and learns how many are settled.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use oncebox_inbox::{
+    Admin, Budget, ConsumerInbox, MasterKey, PartitionInbox, SessionSettings, Sessions,
+    message::Record,
+    policy::{Ack, Policy},
+    retry,
+};
+use oncebox_runtime::{Recorder, Runtime, RuntimeConfig};
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    handlers::Loader,
+    messages::{FileMessage, IDENTITY},
+    scratch::{CONSUMER, TENANT},
+};
+
+/// The topic that records claim to come from.
+const TOPIC: &str = "verify";
+/// How long trouble may last, and how long the last retry may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A row that waits for longer than this, as its handler asked, is left waiting.
+const WAITS_ON_PURPOSE: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(20);
+
+/// What every run of a verification is told; a worker reads it as JSON.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Spec {
+    /// The database.
+    pub(crate) url: String,
+    /// Its master key.
+    pub(crate) key: String,
+    /// Compiled code.
+    pub(crate) cache_dir: PathBuf,
+    /// The message file.
+    pub(crate) messages: PathBuf,
+    /// When a record counts as settled.
+    pub(crate) ack: Ack,
+    /// The handler waits for so long after each of its statements.
+    pub(crate) pause_ms: u64,
+    /// The partition that records come from.
+    pub(crate) partition: i32,
+    /// Where the broker would go on.
+    pub(crate) next_offset: i64,
+}
+
+/// One record of the log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Delivery {
+    /// Which message of the file.
+    pub(crate) message: usize,
+    /// Its place in the log.
+    pub(crate) offset: i64,
+    /// Another id than the file has.
+    pub(crate) id: Option<String>,
+}
+
+/// The policy that handlers are verified under: as by default, but quick to retry, and with leases that
+/// run out soon.
+pub(crate) fn policy() -> Result<Policy> {
+    Ok(Policy::parse(&format!(
+        "topics = ['{TOPIC}']\nack = 'after_commit'\n{IDENTITY}\
+         retry = {{ attempts_max = 5, backoff_min_ms = 1, backoff_max_ms = 20, lease_ms = 2500, workers = 1 }}\n\
+         limits = {{ deadline_ms = 2000 }}\n"
+    ))?)
+}
+
+/// A consumer at work on one partition.
+pub(crate) struct Driver {
+    inbox: Arc<ConsumerInbox>,
+    partition: PartitionInbox,
+    admin: Admin,
+    messages: Arc<Vec<FileMessage>>,
+    number: i32,
+}
+
+impl Driver {
+    /// Load the deployment and take the partition.
+    pub(crate) async fn open(spec: &Spec, messages: Arc<Vec<FileMessage>>, recorder: Option<Recorder>) -> Result<Self> {
+        let options = spec.url.parse().context("failed to read the URL of the scratch database")?;
+        let admin = Admin::new(options, MasterKey::parse(&spec.key)?, "verify");
+        let runtime = runtime(&spec.cache_dir)?;
+        let (tenant, consumer) = (admin.tenant(TENANT).await?, admin.consumer(TENANT, CONSUMER).await?);
+        let policy = Policy { ack: spec.ack, ..consumer.policy()? };
+        let recorder = recorder.or_else(|| (spec.pause_ms > 0).then(|| Recorder::pausing(Duration::from_millis(spec.pause_ms))));
+        let handlers = Loader::new(admin.clone(), runtime).recorded_by(recorder).load(&tenant, &consumer, &policy.limits).await?;
+        let sessions = Sessions::of(&admin, &tenant, &SessionSettings::default(), Budget::new(4));
+        let owner = format!("verify/{}", std::process::id());
+        let (tenant, name) = (TENANT.to_owned(), CONSUMER.to_owned());
+        let inbox = ConsumerInbox::new(consumer.consumer_id, tenant, name, policy, owner, sessions, handlers);
+        let partition = PartitionInbox::open(inbox.clone(), TOPIC, spec.partition, spec.next_offset).await?;
+        Ok(Self { inbox, partition, admin, messages, number: spec.partition })
+    }
+
+    /// Hand records over until all are settled; `settled` hears how many are. `each` hands them over one
+    /// by one, so that none shares a transaction.
+    pub(crate) async fn deliver(&mut self, deliveries: &[Delivery], each: bool, mut settled: impl FnMut(usize)) -> Result<()> {
+        let records: Vec<_> = deliveries.iter().map(|delivery| self.record(delivery)).collect::<Result<_>>()?;
+        let deadline = Instant::now() + PATIENCE;
+        let mut done = 0;
+        while done < records.len() {
+            let end = if each { done + 1 } else { records.len() };
+            match self.partition.process(&records[done..end]).await {
+                Ok(count) => {
+                    done += count;
+                    settled(done);
+                }
+                // The same records are offered again, as by a broker.
+                Err(_) if Instant::now() < deadline => sleep(POLL).await,
+                Err(error) => return Err(error).context("records could not be settled"),
+            }
+        }
+        Ok(())
+    }
+
+    fn record(&self, delivery: &Delivery) -> Result<Record> {
+        let mut message = self.messages.get(delivery.message).context("there is no such message in the file")?.clone();
+        message.id = delivery.id.clone().unwrap_or(message.id);
+        Ok(message.record(&TOPIC.into(), self.number, delivery.offset))
+    }
+
+    /// Run what is due until nothing is left that will be due soon.
+    pub(crate) async fn finish(&self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let never = CancellationToken::new();
+        while Instant::now() < deadline {
+            // An error is the host's and leaves the message where it was.
+            if retry::step(&self.inbox, &never).await.unwrap_or(0) > 0 {
+                continue;
+            }
+            if self.is_quiet().await? {
+                return Ok(());
+            }
+            sleep(POLL).await;
+        }
+        bail!("messages were still open after {} s", PATIENCE.as_secs())
+    }
+
+    async fn is_quiet(&self) -> Result<bool> {
+        let soon = chrono::Utc::now() + WAITS_ON_PURPOSE;
+        let open = rows(&self.admin).await?.into_iter().any(|row| match row.status.as_str() {
+            "received" | "in_progress" => true,
+            "failed_retryable" => row.next_attempt_at.is_none_or(|at| at < soon),
+            _ => false,
+        });
+        Ok(!open)
+    }
+
+    /// Give the partition up.
+    pub(crate) async fn close(self) {
+        self.partition.close().await;
+        self.admin.pool.close().await;
+    }
+}
+
+/// The runtime of every process of a verification, so that compiled code can be shared.
+pub(crate) fn runtime(cache_dir: &Path) -> Result<Runtime> {
+    Ok(Runtime::new(RuntimeConfig { instances_max: 4, cache_dir: Some(cache_dir.to_owned()), ..RuntimeConfig::default() })?)
+}
+
+/// The rows of the inbox.
+pub(crate) async fn rows(admin: &Admin) -> Result<Vec<oncebox_inbox::InboxRow>> {
+    let filter = oncebox_inbox::Filter { limit: i64::from(i32::MAX), ..oncebox_inbox::Filter::default() };
+    Ok(admin.inbox_list(&filter).await?)
+}

@@ -1,0 +1,129 @@
+//! The crash windows and the deliveries of at-least-once, for one handler: real processes that are
+//! really killed, the real inbox, a throw-away database.
+
+mod bench;
+mod compare;
+mod driver;
+mod findings;
+mod report;
+mod windows;
+mod worker;
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use futures::{StreamExt, TryStreamExt, stream};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use self::{
+    bench::Bench,
+    compare::{Excluded, Reference},
+    report::Report,
+    windows::Row,
+};
+use crate::{
+    lint::{self, Level},
+    messages::FileMessage,
+    scratch::{Scratch, Subject},
+};
+
+pub(crate) use worker::{SUBCOMMAND, run as work};
+
+/// Windows side by side: most of the time is spent waiting for processes to start and leases to run out.
+const AT_ONCE: usize = 3;
+
+/// What is verified.
+pub(crate) struct Request<'a> {
+    /// The component's file, for people.
+    pub(crate) path: &'a Path,
+    pub(crate) handler: &'a str,
+    pub(crate) component: &'a [u8],
+    pub(crate) messages: Vec<FileMessage>,
+    pub(crate) schema: &'a [PathBuf],
+    pub(crate) settings: &'a [(String, String)],
+    pub(crate) seed: u64,
+}
+
+/// Go through every window and say what was found.
+pub(crate) async fn verify(request: Request<'_>) -> Result<Report> {
+    refuse_repeated_ids(&request.messages)?;
+    let scratch = Scratch::start().await?;
+    let loaded = driver::runtime(&scratch.dir.join("cache"))?.load(request.component).await;
+    let loaded = loaded.with_context(|| format!("`{}` cannot be run", request.path.display()))?;
+    let policy = driver::policy()?;
+    let subject = Subject {
+        handler: request.handler,
+        component: request.component,
+        schema: request.schema,
+        settings: request.settings,
+        policy: &policy,
+    };
+    let furnished = scratch.furnish(&subject).await?;
+    let bench = Bench::new(scratch, furnished, request.messages).await?;
+
+    let (runs, first) = bench.clean_run("clean_1").await.context("the messages could not be handled even once")?;
+    let (_, second) = bench.clean_run("clean_2").await?;
+    let excluded = Excluded::find(&bench.tables, &first.tables, &second.tables);
+    let completed: BTreeSet<String> =
+        first.statuses.iter().filter(|(_, status)| *status == "completed").map(|(id, _)| id.clone()).collect();
+    let reference = Reference { tables: bench.tables.clone(), initial: bench.initial.clone(), found: first, excluded };
+
+    let ids: Vec<_> = bench.messages.iter().map(|message| message.id.as_str()).collect();
+    let plan = windows::plan(ids.len(), &runs, &completed, &ids);
+    let bar = progress(plan.len());
+    let rows = stream::iter(plan.into_iter().enumerate()).map(|(number, window)| {
+        let (bench, reference, bar) = (&bench, &reference, &bar);
+        async move {
+            let name = window.name.clone();
+            let row = windows::go(bench, reference, window, number, request.seed).await.with_context(|| format!("in the window `{name}`"));
+            bar.inc(1);
+            row
+        }
+    });
+    let rows: Vec<Row> = rows.buffered(AT_ONCE).try_collect().await?;
+    bar.finish_and_clear();
+
+    let rows = findings::excuse_order(rows);
+    let shown = findings::shown(&rows);
+    let subject = lint::Subject { tables: &bench.tables, runs: &runs, completed: &completed, shown };
+    let statements = lint::statements(&runs);
+    let findings = findings::find(&subject, &rows, &reference, &statements);
+    Ok(Report {
+        seed: request.seed,
+        messages: ids.len(),
+        outcomes: reference.found.statuses.clone(),
+        imports: loaded.imports().to_vec(),
+        tables: bench.tables.clone(),
+        excluded: reference.excluded,
+        rows,
+        statements,
+        findings,
+    })
+}
+
+/// A message that comes twice in the file would be a duplicate in the clean run already.
+fn refuse_repeated_ids(messages: &[FileMessage]) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    match messages.iter().find(|message| !seen.insert(message.id.as_str())) {
+        Some(message) => bail!("message id `{}` is in the file twice; repetitions are made by `verify` itself", message.id),
+        None => Ok(()),
+    }
+}
+
+/// Shown on a terminal only.
+fn progress(windows: usize) -> ProgressBar {
+    let bar = ProgressBar::new(windows as u64);
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos} of {len} windows") {
+        bar.set_style(style);
+    }
+    bar.tick();
+    bar
+}
+
+/// The worst there is.
+fn worst(findings: &[lint::Finding]) -> Option<Level> {
+    findings.iter().map(|finding| finding.level).min()
+}

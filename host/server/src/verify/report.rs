@@ -1,0 +1,221 @@
+//! What `oncebox verify` shows, for people and for programs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Result, bail};
+use serde_json::{Value, json};
+
+use super::{
+    compare::{Excluded, Verdict},
+    findings::{is_failure, order_dependent},
+    windows::{Kind, Row},
+    worst,
+};
+use crate::{
+    cli::table,
+    lint::{Finding, Level},
+    tables::Table,
+};
+
+/// Everything that a verification found.
+pub(crate) struct Report {
+    pub(super) seed: u64,
+    pub(super) messages: usize,
+    /// How each message ended in a clean run.
+    pub(super) outcomes: BTreeMap<String, String>,
+    pub(super) imports: Vec<String>,
+    pub(super) tables: Vec<Table>,
+    pub(super) excluded: Excluded,
+    pub(super) rows: Vec<Row>,
+    pub(super) statements: Vec<String>,
+    pub(super) findings: Vec<Finding>,
+}
+
+impl Report {
+    /// Verdicts, findings, readiness, and the sum.
+    pub(crate) fn print(&self) {
+        let rows: Vec<_> = self
+            .rows
+            .iter()
+            .map(|row| vec![row.window.name.clone(), row.delivered.to_string(), row.killed.to_string(), verdict(row).to_owned()])
+            .collect();
+        table(&["WINDOW", "DELIVERED", "KILLED", "VERDICT"], &rows);
+        for row in self.rows.iter().filter(|row| row.judgement.verdict != Verdict::Once) {
+            println!("\n{}: {}", row.window.name, verdict(row));
+            row.judgement.details.iter().for_each(|detail| println!("  {detail}"));
+        }
+        println!();
+        for (table, column, why) in self.excluded.iter() {
+            println!("not compared: `{table}.{column}`, {why}");
+        }
+        for finding in &self.findings {
+            println!();
+            print!("{}", finding.block(&self.statements));
+        }
+        println!();
+        let readiness: Vec<_> = self.readiness().into_iter().map(|(question, answer)| vec![question.to_owned(), answer]).collect();
+        table(&["READINESS", ""], &readiness);
+        println!("\n{}", self.sum());
+    }
+
+    /// The same as one document.
+    pub(crate) fn json(&self, is_strict: bool) -> Value {
+        let window = |row: &Row| {
+            json!({
+                "window": row.window.name,
+                "verdict": verdict(row),
+                "is_failure": is_failure(row),
+                "delivered": row.delivered,
+                "killed": row.killed,
+                "details": row.judgement.details,
+            })
+        };
+        let finding = |finding: &Finding| {
+            json!({
+                "level": finding.level.name(),
+                "rule": finding.rule,
+                "text": finding.text,
+                "statement": finding.place.map(|place| place.statement),
+                "line": finding.place.map(|place| place.line),
+                "sql": finding.place.and_then(|place| self.statements.get(place.statement - 1)),
+                "advice": finding.advice,
+            })
+        };
+        let readiness: serde_json::Map<_, _> =
+            self.readiness().into_iter().map(|(question, answer)| (question.to_owned(), answer.into())).collect();
+        json!({
+            "seed": self.seed,
+            "messages": self.outcomes,
+            "windows": self.rows.iter().map(window).collect::<Vec<_>>(),
+            "findings": self.findings.iter().map(finding).collect::<Vec<_>>(),
+            "statements": self.statements,
+            "not_compared": self.excluded.iter().map(|(table, column, why)| json!({ "table": table, "column": column, "why": why })).collect::<Vec<_>>(),
+            "readiness": readiness,
+            "is_passed": self.is_passed(is_strict),
+        })
+    }
+
+    /// Ok when nothing failed; with `is_strict`, when there is no warning either.
+    pub(crate) fn verdict(&self, is_strict: bool) -> Result<()> {
+        if self.is_passed(is_strict) {
+            return Ok(());
+        }
+        match self.findings.first() {
+            Some(first) => bail!("{}: {}", first.rule, first.text),
+            None => bail!("the handler did not pass"),
+        }
+    }
+
+    fn is_passed(&self, is_strict: bool) -> bool {
+        match worst(&self.findings) {
+            Some(Level::Error) => false,
+            Some(Level::Warning) => !is_strict,
+            _ => true,
+        }
+    }
+
+    fn sum(&self) -> String {
+        let count = |level| self.findings.iter().filter(|finding| finding.level == level).count();
+        let kills: usize = self.rows.iter().map(|row| row.killed).sum();
+        let outcome = match count(Level::Error) {
+            0 => "every effect is there exactly once".to_owned(),
+            many => format!("{} failed", counted(many, "window")),
+        };
+        format!(
+            "{}, {}, {} killed, seed {}: {outcome}; {}, {}",
+            counted(self.messages, "message"),
+            counted(self.rows.len(), "window"),
+            counted(kills, "worker"),
+            self.seed,
+            counted(count(Level::Warning), "warning"),
+            counted(count(Level::Hint), "hint")
+        )
+    }
+
+    /// The questions of a pre-ship checklist that a handler by itself can answer. S1-128.
+    fn readiness(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("duplicates tested", self.answer(|kind| matches!(kind, Kind::Duplicates))),
+            ("crash windows tested", self.answer(|kind| matches!(kind, Kind::Crash { .. } | Kind::LeasedCrash { .. }))),
+            ("two workers tested", self.answer(|kind| matches!(kind, Kind::TwoWorkers))),
+            ("effect in the transaction", "yes: a handler reaches nothing but SQL in the host's transaction".to_owned()),
+            ("natural idempotency", self.natural_idempotency()),
+            ("business key", self.business_keys()),
+            ("order", self.order()),
+            ("replay safe", self.replay()),
+        ]
+    }
+
+    fn answer(&self, of: impl Fn(&Kind) -> bool) -> String {
+        let rows: Vec<_> = self.rows.iter().filter(|row| of(&row.window.kind)).collect();
+        let sound = rows.iter().filter(|row| !is_failure(row)).count();
+        match rows.len() {
+            1 => format!("{}: {}", if sound == 1 { "yes" } else { "failed" }, verdict(rows[0])),
+            all if sound == all => format!("yes: {all} of {all}"),
+            all => format!("failed: {} of {all}", all - sound),
+        }
+    }
+
+    fn natural_idempotency(&self) -> String {
+        match self.rows.iter().find(|row| matches!(row.window.kind, Kind::SecondIds)) {
+            Some(row) if row.judgement.verdict == Verdict::Once => "yes: a fact under a second message id changes nothing".to_owned(),
+            Some(row) => format!("no: a fact under a second message id changes {}", quoted(&row.judgement.tables)),
+            None => "not tested".to_owned(),
+        }
+    }
+
+    fn business_keys(&self) -> String {
+        let is_unguarded =
+            |name: &str| self.findings.iter().any(|it| it.rule == "unguarded-insert" && it.text.contains(&format!("into `{name}`")));
+        let written = self.tables.iter().filter(|table| crate::lint::inserts_into(&self.statements, &table.name));
+        let (without, with): (Vec<_>, Vec<_>) = written.map(|table| table.name.clone()).partition(|name| is_unguarded(name));
+        match (with.is_empty(), without.is_empty()) {
+            (true, true) => "nothing is inserted".to_owned(),
+            (_, true) => format!("yes: {}", quoted(&with.into_iter().collect())),
+            (..) => format!("no: {}", quoted(&without.into_iter().collect())),
+        }
+    }
+
+    fn order(&self) -> String {
+        let shuffled: Vec<_> = self.rows.iter().filter(|row| matches!(row.window.kind, Kind::Shuffled)).collect();
+        let tables = order_dependent(&self.rows);
+        match shuffled.iter().any(|row| row.judgement.verdict == Verdict::OrderDependent) {
+            true if tables.is_empty() => "matters: for the messages' own outcomes".to_owned(),
+            true => format!("matters: for {}", quoted(&tables)),
+            false if shuffled.is_empty() => "not tested: there is one message only".to_owned(),
+            false => format!("did not matter in {} other orders", shuffled.len()),
+        }
+    }
+
+    fn replay(&self) -> String {
+        let differing: Vec<_> = self
+            .findings
+            .iter()
+            .filter(|finding| finding.level <= Level::Warning && matches!(finding.rule, "session-value" | "two-runs-differ"))
+            .collect();
+        let reads_context = self.imports.iter().any(|import| import.starts_with("oncebox:handler/context"));
+        match (differing.is_empty(), reads_context) {
+            (false, _) => "no: another run writes other values".to_owned(),
+            (true, true) => "check: it reads `context`, which says whether a run is a replay".to_owned(),
+            (true, false) => "yes: it cannot tell a replay from the first run".to_owned(),
+        }
+    }
+}
+
+/// The word for a row.
+fn verdict(row: &Row) -> &'static str {
+    match (&row.window.kind, row.judgement.verdict) {
+        (Kind::SecondIds, Verdict::Once) => "changes nothing",
+        (Kind::SecondIds, Verdict::NotReached) => Verdict::NotReached.name(),
+        (Kind::SecondIds, _) => "applied again",
+        (_, verdict) => verdict.name(),
+    }
+}
+
+fn counted(count: usize, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}
+
+fn quoted(names: &BTreeSet<String>) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}

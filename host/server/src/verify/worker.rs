@@ -1,0 +1,171 @@
+//! A process that runs a handler and may be killed at any step, and the side that tells it what to do.
+//!
+//! They speak in lines of JSON: the worker reads a [`Spec`] and then orders from standard input, and
+//! answers on standard output. When its input ends, so does it.
+
+use std::{os::unix::process::ExitStatusExt, path::Path, process::Stdio, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use oncebox_inbox::hooks;
+use serde::{Deserialize, Serialize};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines},
+    process::{Child, ChildStdin, ChildStdout, Command},
+    time::timeout,
+};
+
+use super::driver::{Delivery, Driver, Spec};
+use crate::messages;
+
+/// The subcommand that makes a process a worker.
+pub(crate) const SUBCOMMAND: &str = "verify-worker";
+/// A worker that says nothing for so long is stuck.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// What a worker is told.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Order {
+    /// Settle these.
+    Deliver { deliveries: Vec<Delivery>, each: bool },
+    /// Die at this point, the nth time it is passed from now.
+    Arm { point: String, nth: u64 },
+    /// Run what is due.
+    Finish,
+}
+
+/// What it answers.
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    /// So many of the deliveries are settled: the ack.
+    Settled(usize),
+    /// The order is carried out.
+    Done,
+    /// It cannot be.
+    Failed(String),
+}
+
+/// Be a worker.
+pub(crate) async fn run() -> Result<()> {
+    let mut orders = BufReader::new(tokio::io::stdin()).lines();
+    let spec = orders.next_line().await?.context("`verify-worker` is told what to do by `oncebox verify`")?;
+    let spec: Spec = serde_json::from_str(&spec)?;
+    let messages = Arc::new(messages::read(&spec.messages)?);
+    let mut driver = Driver::open(&spec, messages, None).await?;
+    answer(&Answer::Done);
+    while let Some(order) = orders.next_line().await? {
+        match carry_out(&mut driver, serde_json::from_str(&order)?).await {
+            Ok(()) => answer(&Answer::Done),
+            Err(error) => answer(&Answer::Failed(crate::report::one_line(&error))),
+        }
+    }
+    driver.close().await;
+    Ok(())
+}
+
+async fn carry_out(driver: &mut Driver, order: Order) -> Result<()> {
+    match order {
+        Order::Deliver { deliveries, each } => driver.deliver(&deliveries, each, |count| answer(&Answer::Settled(count))).await,
+        Order::Arm { point, nth } => {
+            ensure!(hooks::arm(&point, nth), "there is no fail point `{point}`");
+            Ok(())
+        }
+        Order::Finish => driver.finish().await,
+    }
+}
+
+/// A whole line at once: what is printed is acked, what is not printed is not.
+fn answer(answer: &Answer) {
+    println!("{}", serde_json::to_string(answer).unwrap_or_default()); // these enums always serialize
+}
+
+/// A worker as its master has it. Dropped, it is killed.
+pub(super) struct Worker {
+    child: Child,
+    orders: ChildStdin,
+    answers: Lines<BufReader<ChildStdout>>,
+}
+
+/// How an order ended, and how many of its deliveries were acked by then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended {
+    Done(usize),
+    Killed(usize),
+}
+
+impl Ended {
+    pub(super) fn settled(self) -> usize {
+        match self {
+            Self::Done(settled) | Self::Killed(settled) => settled,
+        }
+    }
+}
+
+impl Worker {
+    /// Start a process and wait until it has loaded the handler.
+    pub(super) async fn start(program: &Path, spec: &Spec) -> Result<Self> {
+        let mut command = Command::new(program);
+        command.arg(SUBCOMMAND).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        // A worker is told everything; a host's settings are none of its business. A sabotage, which only
+        // the test suite's program knows, is: it is how the suite sees that a verification would notice.
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEBOX_") && name != "ONCEBOX_SABOTAGE") {
+            command.env_remove(name);
+        }
+        let mut child = command.spawn().context("failed to start a worker process")?;
+        let orders = child.stdin.take().context("a worker has no input")?;
+        let answers = BufReader::new(child.stdout.take().context("a worker has no output")?).lines();
+        let mut worker = Self { child, orders, answers };
+        worker.send(&serde_json::to_string(spec)?).await?;
+        match worker.wait().await? {
+            Ended::Done(_) => Ok(worker),
+            Ended::Killed(_) => bail!("a worker was killed before it began"),
+        }
+    }
+
+    /// Settle deliveries.
+    pub(super) async fn deliver(&mut self, deliveries: &[Delivery], each: bool) -> Result<Ended> {
+        self.order(&Order::Deliver { deliveries: deliveries.to_vec(), each }).await
+    }
+
+    /// Carry an order out, or die of it.
+    pub(super) async fn order(&mut self, order: &Order) -> Result<Ended> {
+        self.send(&serde_json::to_string(order)?).await?;
+        self.wait().await
+    }
+
+    async fn send(&mut self, line: &str) -> Result<()> {
+        self.orders.write_all(format!("{line}\n").as_bytes()).await.context("a worker does not listen")
+    }
+
+    async fn wait(&mut self) -> Result<Ended> {
+        let mut settled = 0;
+        loop {
+            let line = timeout(SILENCE_MAX, self.answers.next_line()).await.context("a worker is stuck")??;
+            match line.map(|line| serde_json::from_str(&line)).transpose()? {
+                Some(Answer::Settled(count)) => settled = count,
+                Some(Answer::Done) => return Ok(Ended::Done(settled)),
+                Some(Answer::Failed(error)) => bail!("{error}"),
+                None => return self.died(settled).await,
+            }
+        }
+    }
+
+    async fn died(&mut self, settled: usize) -> Result<Ended> {
+        let status = timeout(SILENCE_MAX, self.child.wait()).await.context("a worker is stuck")??;
+        if status.signal() == Some(libc::SIGKILL) {
+            return Ok(Ended::Killed(settled));
+        }
+        let mut said = String::new();
+        if let Some(stderr) = self.child.stderr.as_mut() {
+            let _ = stderr.read_to_string(&mut said).await; // nothing said is as good as nothing read
+        }
+        bail!("a worker ended with {status}: {}", said.lines().last().unwrap_or("it said nothing"))
+    }
+
+    /// Let it give its partition up and end.
+    pub(super) async fn stop(self) -> Result<()> {
+        let Self { mut child, orders, .. } = self;
+        drop(orders);
+        timeout(SILENCE_MAX, child.wait()).await.context("a worker does not end")??;
+        Ok(())
+    }
+}
