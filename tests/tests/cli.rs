@@ -527,6 +527,8 @@ Commands:
   tenant     Tenants
   consumer   Consumers
   deploy     Make a component the live handler of an event type
+  test       Run a handler on messages and show what it does; nothing is kept
+  verify     Kill a handler at every step, deliver its messages in every way, compare the effects
   inbox      Look into the inbox
   component  Components as files
   help       Print this message or the help of the given subcommand(s)"

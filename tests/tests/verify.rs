@@ -258,4 +258,9 @@ async fn what_cannot_be_verified_is_named() {
         let said = verify(&folder, &arguments).await;
         assert_eq!((said.code, said.stderr.as_str()), (Some(1), format!("error: {line}\n").as_str()), "{arguments:?}");
     }
+    // Nothing was shown where nothing has an effect.
+    folder.write("rejects.wasm", guests::component(&[], &End::Reject("no".into()))).unwrap();
+    let said = verify(&folder, &["rejects.wasm", "--message", "one.json"]).await;
+    let line = "no message is completed by a clean run, so there is nothing to verify: `a` is `failed_terminal`; `oncebox test` shows why";
+    assert_eq!((said.code, said.stderr.as_str()), (Some(1), format!("error: {line}\n").as_str()));
 }

@@ -54,7 +54,7 @@ enum Command {
     Deploy(deploy::DeployArgs),
     /// Run a handler on messages and show what it does; nothing is kept
     Test(test::TestArgs),
-    /// Kill a handler at every step and deliver its messages in every way, and compare the effects
+    /// Kill a handler at every step, deliver its messages in every way, compare the effects
     Verify(verify::VerifyArgs),
     /// A process that `verify` kills
     #[command(name = crate::verify::SUBCOMMAND, hide = true)]

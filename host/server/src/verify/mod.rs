@@ -20,7 +20,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use self::{
     bench::Bench,
-    compare::{Excluded, Reference},
+    compare::{Excluded, Found, Reference},
     report::Report,
     windows::Row,
 };
@@ -69,6 +69,8 @@ pub(crate) async fn verify(request: Request<'_>) -> Result<Report> {
     let excluded = Excluded::find(&bench.tables, &first.tables, &second.tables);
     let completed: BTreeSet<String> =
         first.statuses.iter().filter(|(_, status)| *status == "completed").map(|(id, _)| id.clone()).collect();
+    refuse_vacuity(&first)?;
+    let too_large = first.tables.too_large().map(str::to_owned).collect();
     let reference = Reference { tables: bench.tables.clone(), initial: bench.initial.clone(), found: first, excluded };
 
     let ids: Vec<_> = bench.messages.iter().map(|message| message.id.as_str()).collect();
@@ -98,6 +100,7 @@ pub(crate) async fn verify(request: Request<'_>) -> Result<Report> {
         imports: loaded.imports().to_vec(),
         tables: bench.tables.clone(),
         excluded: reference.excluded,
+        too_large,
         rows,
         statements,
         findings,
@@ -110,6 +113,16 @@ fn refuse_repeated_ids(messages: &[FileMessage]) -> Result<()> {
     match messages.iter().find(|message| !seen.insert(message.id.as_str())) {
         Some(message) => bail!("message id `{}` is in the file twice; repetitions are made by `verify` itself", message.id),
         None => Ok(()),
+    }
+}
+
+/// Where no message has an effect, each effect is there once.
+fn refuse_vacuity(clean: &Found) -> Result<()> {
+    match clean.statuses.iter().next() {
+        Some((id, status)) if clean.statuses.values().all(|status| status != "completed") => {
+            bail!("no message is completed by a clean run, so there is nothing to verify: `{id}` is `{status}`; `oncebox test` shows why")
+        }
+        _ => Ok(()),
     }
 }
 

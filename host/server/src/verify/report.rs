@@ -26,6 +26,8 @@ pub(crate) struct Report {
     pub(super) imports: Vec<String>,
     pub(super) tables: Vec<Table>,
     pub(super) excluded: Excluded,
+    /// Tables with more rows than are compared.
+    pub(super) too_large: Vec<String>,
     pub(super) rows: Vec<Row>,
     pub(super) statements: Vec<String>,
     pub(super) findings: Vec<Finding>,
@@ -45,6 +47,12 @@ impl Report {
             row.judgement.details.iter().for_each(|detail| println!("  {detail}"));
         }
         println!();
+        for (id, status) in self.outcomes.iter().filter(|(_, status)| *status != "completed") {
+            println!("not completed by a clean run: `{id}` is `{status}`");
+        }
+        for table in &self.too_large {
+            println!("not compared: `{table}`, which has more than 10,000 rows");
+        }
         for (table, column, why) in self.excluded.iter() {
             println!("not compared: `{table}.{column}`, {why}");
         }
@@ -90,6 +98,7 @@ impl Report {
             "findings": self.findings.iter().map(finding).collect::<Vec<_>>(),
             "statements": self.statements,
             "not_compared": self.excluded.iter().map(|(table, column, why)| json!({ "table": table, "column": column, "why": why })).collect::<Vec<_>>(),
+            "tables_too_large": self.too_large,
             "readiness": readiness,
             "is_passed": self.is_passed(is_strict),
         })
