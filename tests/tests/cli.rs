@@ -344,14 +344,19 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
         .await;
     };
     let base = |rest: &str| format!("{POLICY}{rest}");
-    create(&base("kafkaa = 1"), "line 3: unknown field `kafkaa`, expected one of `topics`, `ack`, `retention`, `payload`, `collision`, `identity`, `batch`, `retry`, `limits`, `kafka`").await;
+    create(&base("kafkaa = 1"), "line 3: unknown field `kafkaa`, expected one of `topics`, `ack`, `dedup`, `retention`, `payload`, `collision`, `identity`, `batch`, `retry`, `limits`, `kafka`").await;
     create("topics = ['t']", "line 1: missing field `ack`").await;
     create("ack = 'after_commit'", "line 1: missing field `topics`").await;
     create("topics = []\nack = 'after_commit'", "`topics` must name at least one topic").await;
     create("topics = ['t']\nack = 'never'", "line 2: unknown variant `never`, expected `after_commit` or `after_insert`").await;
     create(&base("limits = { deadline_ms = 0 }"), "`limits.deadline_ms` is 0; it must be at least 1").await;
     create(&base("limits = { deadline_ms = -1 }"), "line 3: invalid value: integer `-1`, expected u64").await;
-    create(&base("batch = { messages_max = 65 }"), "`batch.messages_max` is 65; it must be 1 to 64").await;
+    create(&base("batch = { messages_max = 1001 }"), "`batch.messages_max` is 1001; it must be 1 to 1,000").await;
+    create(
+        "topics = ['t']\nack = 'after_insert'\ndedup = 'off'",
+        "`dedup = \"off\"` needs `ack = \"after_commit\"`: what is acked after its insert is in the inbox",
+    )
+    .await;
     create(&base("retry = { backoff_min_ms = 10, backoff_max_ms = 5 }"), "`retry.backoff_max_ms` is below `retry.backoff_min_ms`").await;
     create(&base("retry = { lease_ms = 5000 }"), "`retry.lease_ms` is 5000; it must be over `limits.deadline_ms`, 5000").await;
     create(
@@ -419,7 +424,7 @@ async fn what_cannot_be_deployed_is_told_what_to_do() {
     for (file, line) in [
         ("text.wasm", "this is not a WebAssembly file"),
         ("core.wasm", "this is a core module, not a component; run `oncebox component encode <file> -o <out>`"),
-        ("empty.wasm", "the export `oncebox:handler/incoming-handler@0.1.0` is missing; the component exports nothing"),
+        ("empty.wasm", "the export `oncebox:handler/incoming-handler@0.1.0` or `oncebox:handler/incoming-batch-handler@0.1.0` is missing; the component exports nothing"),
         (
             "foreign.wasm",
             "imports that handlers are not given: `wasi:http/outgoing-handler@0.2.0`, `acme:db/sql`; a handler has no network, no files and no environment",
