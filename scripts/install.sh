@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs what the build (`host`) and the suite (`tests`) need and the machine lacks. Safe to run again,
-# as root or as a user with sudo. Debian and Ubuntu by apt; elsewhere it says what to install.
+# Installs what the build (`host`), the suite (`tests`) and the examples in other languages (`typescript`,
+# `javascript`, `python`, `go`, `c`) need and the machine lacks. Safe to run again, as root or as a user
+# with sudo. Debian and Ubuntu by apt; elsewhere it says what to install.
 set -euo pipefail
 
 missing=()
@@ -25,8 +26,26 @@ for part in "$@"; do
         need default-jdk-headless has java
         need maven has mvn
         ;;
+    typescript | javascript)
+        need nodejs has node
+        need npm has npm
+        ;;
+    python)
+        need python3 has python3
+        need python3-venv python3 -c 'import ensurepip, venv'
+        ;;
+    go)
+        # Debian's own is too old to build components, so it is not installed but asked for.
+        has go >/dev/null || { echo "install.sh: there is no \`go\`; install Go 1.25 or newer" >&2; exit 1; }
+        ;;
+    c)
+        need clang-14 has clang-14
+        need lld-14 has wasm-ld-14
+        need wasi-libc test -d /usr/lib/wasm32-wasi
+        need libclang-rt-14-dev-wasm32 eval 'ls /usr/lib/llvm-14/lib/clang/*/lib/*/libclang_rt.builtins-wasm32.a'
+        ;;
     *)
-        echo "install.sh: \`$part\` is not \`host\` or \`tests\`" >&2
+        echo "install.sh: \`$part\` is not \`host\`, \`tests\` or a language of guest-examples/languages" >&2
         exit 2
         ;;
     esac

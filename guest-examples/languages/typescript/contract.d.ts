@@ -1,0 +1,1 @@
+../javascript/contract.d.ts

@@ -1,0 +1,1 @@
+../javascript/oncebox.js
