@@ -5,6 +5,7 @@ mod consumer;
 mod deploy;
 mod inbox;
 mod output;
+mod send;
 mod tenant;
 mod test;
 mod verify;
@@ -42,6 +43,8 @@ enum Command {
     Migrate,
     /// Run a host with a PostgreSQL and a broker of its own
     Dev(dev::DevArgs),
+    /// Publish the messages of a file
+    Send(send::SendArgs),
     /// Run the main job on real input, kill it again and again, and count the effects
     Demo(demo::DemoArgs),
     /// Tenants
@@ -104,6 +107,7 @@ async fn run(cli: Cli) -> Result<()> {
             logs::start(&config.log)?;
             dev::run(config, args).await
         }
+        Command::Send(args) => send::run(&config, args, cli.json).await,
         Command::Demo(args) => demo::run(args, cli.json).await,
         Command::Tenant(command) => tenant::run(&ready(&config).await?, command, cli.json).await,
         Command::Consumer(command) => consumer::run(&ready(&config).await?, command, cli.json).await,
@@ -116,8 +120,11 @@ async fn run(cli: Cli) -> Result<()> {
     }
 }
 
-/// The functions of a person's commands, on a database that holds an inbox.
+/// The functions of a person's commands, on a database that holds an inbox: the configured one, else
+/// that of the `oncebox dev` that runs in this folder.
 async fn ready(config: &Config) -> Result<oncebox_inbox::Admin> {
+    let mut config = config.clone();
+    dev::running::fill_in(&mut config)?;
     let admin = config.admin()?;
     admin.check().await?;
     Ok(admin)

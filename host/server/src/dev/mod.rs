@@ -1,5 +1,8 @@
 //! `oncebox dev`: a host with batteries.
 
+pub(crate) mod running;
+mod watch;
+
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -36,7 +39,7 @@ pub(crate) struct DevArgs {
     /// Components to deploy, each as `event.type=file.wasm`, or `file.wasm` for every event type
     components: Vec<String>,
     /// Folder for the database and the keys
-    #[arg(long, default_value = ".oncebox/dev")]
+    #[arg(long, default_value = running::DIR)]
     dir: PathBuf,
     /// SQL files with the handlers' tables
     #[arg(long)]
@@ -65,9 +68,13 @@ pub(crate) async fn run(mut config: Config, args: DevArgs) -> Result<()> {
     serve::migrate(&config).await?;
     let admin = config.admin()?;
     set_up(&admin, &args).await?;
-    deploy(&admin, &args).await?;
+    deploy(&config, &admin, &args).await?;
+    let announced = running(&config, &args)?.announce(&args.dir)?;
     announce(&config, &args);
+    let watching = tokio::spawn(watch::watch(admin));
     let served = serve::serve(&config).await;
+    watching.abort();
+    drop(announced);
     drop(broker);
     drop(postgres);
     served
@@ -133,8 +140,10 @@ async fn set_up(admin: &Admin, args: &DevArgs) -> Result<()> {
     Ok(())
 }
 
-async fn deploy(admin: &Admin, args: &DevArgs) -> Result<()> {
-    let runtime = Runtime::new(RuntimeConfig { instances_max: 1, ..RuntimeConfig::default() })?;
+/// Compiled into the cache, where the host finds it a moment later.
+async fn deploy(config: &Config, admin: &Admin, args: &DevArgs) -> Result<()> {
+    let cache_dir = config.runtime.cache_dir.clone();
+    let runtime = Runtime::new(RuntimeConfig { instances_max: 1, cache_dir, ..RuntimeConfig::default() })?;
     for component in &args.components {
         let (event_type, file) = component.split_once('=').unwrap_or(("*", component));
         let path = Path::new(file);
@@ -147,6 +156,17 @@ async fn deploy(admin: &Admin, args: &DevArgs) -> Result<()> {
     Ok(())
 }
 
+/// For the commands of this folder. The password of a database that was given stays where it was given.
+fn running(config: &Config, args: &DevArgs) -> Result<running::Running> {
+    let key = args.dir.join("master.key");
+    Ok(running::Running {
+        brokers: config.kafka.brokers.clone(),
+        topic: args.topic.clone(),
+        database_url: args.database_url.is_none().then(|| config.database.url.clone()),
+        master_key_file: key.canonicalize().with_context(|| format!("failed to find `{}`", key.display()))?,
+    })
+}
+
 fn announce(config: &Config, args: &DevArgs) {
     let (brokers, topic) = (&config.kafka.brokers, &args.topic);
     // The password of a database that was given stays where it was given; the private one has no other place.
@@ -156,13 +176,24 @@ fn announce(config: &Config, args: &DevArgs) {
     println!("topic     {topic}");
     println!("metrics   http://{}/metrics", config.http.listen);
     println!();
-    println!("send      echo '{{\"hello\":\"world\"}}' | kcat -P -b {brokers} -t {topic} -H message-id=1 -H event-type=greeting");
-    println!(
-        "look      ONCEBOX_DATABASE_URL='{database}' ONCEBOX_KEYS_MASTER_KEY_FILE={} oncebox inbox list",
-        args.dir.join("master.key").display()
-    );
+    let is_here = args.dir == Path::new(running::DIR);
+    let to = if is_here { String::new() } else { format!(" --brokers {brokers} --topic {topic}") };
+    println!("send      oncebox send messages.jsonl{to}");
+    println!("or        echo '{{\"hello\":\"world\"}}' | kcat -P -b {brokers} -t {topic} -H message-id=1 -H event-type=greeting");
+    if is_here && args.database_url.is_none() {
+        println!("look      oncebox inbox list");
+    } else {
+        look_from_elsewhere(database, args);
+    }
     if args.brokers.is_none() {
         println!("note      the embedded broker keeps 5 MiB per partition and forgets everything when this process ends");
     }
     println!();
+}
+
+fn look_from_elsewhere(database: &str, args: &DevArgs) {
+    println!(
+        "look      ONCEBOX_DATABASE_URL='{database}' ONCEBOX_KEYS_MASTER_KEY_FILE={} oncebox inbox list",
+        args.dir.join("master.key").display()
+    );
 }

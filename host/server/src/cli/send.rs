@@ -1,0 +1,132 @@
+//! `oncebox send`: the messages of a file, onto a topic.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use rdkafka::{
+    ClientConfig,
+    error::KafkaError,
+    message::{Header, OwnedHeaders},
+    producer::{FutureProducer, FutureRecord, Producer},
+};
+use serde_json::json;
+
+use super::output;
+use crate::{
+    config::Config,
+    dev::running::{self, Running},
+    messages::{self, FileMessage},
+};
+
+/// How long the broker may take for its first answer, and for each message.
+const TIMEOUT: Duration = Duration::from_secs(15);
+/// Messages under way at the same time.
+const UNDER_WAY: usize = 1_000;
+
+#[derive(Args)]
+pub(super) struct SendArgs {
+    /// JSON objects one after another, `-` for standard input: {"id": "m-1", "event_type":
+    /// "order.placed", "payload": …}
+    file: PathBuf,
+    /// Brokers; by default those of the configuration, else of the `oncebox dev` of this folder
+    #[arg(long)]
+    brokers: Option<String>,
+    /// Topic; by default the one that `oncebox dev` reads, else `events`
+    #[arg(long)]
+    topic: Option<String>,
+}
+
+/// Where messages go.
+struct Target {
+    brokers: String,
+    topic: String,
+    is_dev: bool,
+}
+
+pub(super) async fn run(config: &Config, args: SendArgs, json: bool) -> Result<()> {
+    let messages = messages::read(&args.file)?;
+    let target = target(config, &args)?;
+    let producer = producer(config, &target)?;
+    send(&producer, &target, &messages).await?;
+    if json {
+        return output::json(&json!({ "sent": messages.len(), "topic": target.topic, "brokers": target.brokers }));
+    }
+    let (count, s) = (messages.len(), if messages.len() == 1 { "" } else { "s" });
+    let to = if target.is_dev { " of the `oncebox dev` in this folder" } else { "" };
+    println!("sent {count} message{s} to topic `{}`{to}", target.topic);
+    Ok(())
+}
+
+fn target(config: &Config, args: &SendArgs) -> Result<Target> {
+    let topic = || args.topic.clone().unwrap_or_else(|| "events".to_owned());
+    if let Some(brokers) = args.brokers.clone().or_else(|| Some(config.kafka.brokers.clone()).filter(|brokers| !brokers.is_empty())) {
+        return Ok(Target { brokers, topic: topic(), is_dev: false });
+    }
+    match Running::find(Path::new(running::DIR))? {
+        Some(dev) => Ok(Target { brokers: dev.brokers, topic: args.topic.clone().unwrap_or(dev.topic), is_dev: true }),
+        None => bail!("no brokers to send to; start `oncebox dev` in this folder, or give `--brokers`"),
+    }
+}
+
+/// Keys go to the partition where a Java client would send them.
+fn producer(config: &Config, target: &Target) -> Result<FutureProducer> {
+    let mut client = ClientConfig::new();
+    for (name, value) in config.kafka.properties.iter().filter(|_| !target.is_dev) {
+        client.set(name, value);
+    }
+    client
+        .set("bootstrap.servers", &target.brokers)
+        .set("enable.idempotence", "true")
+        .set("partitioner", "murmur2_random")
+        .set("message.timeout.ms", TIMEOUT.as_millis().to_string())
+        .set_log_level(rdkafka::config::RDKafkaLogLevel::Emerg);
+    client.create().map_err(|error| match error {
+        // Its text shows the value, which may be a password.
+        KafkaError::ClientConfig(_, _, name, _) => {
+            anyhow::anyhow!("kafka property `{name}` is unknown or its value is not accepted; check `kafka.properties`")
+        }
+        other => anyhow::Error::new(other).context("failed to start the kafka client"),
+    })
+}
+
+/// Send all of them; ok means that the broker has all of them.
+async fn send(producer: &FutureProducer, target: &Target, messages: &[FileMessage]) -> Result<()> {
+    check(producer, target).await?;
+    for batch in messages.chunks(UNDER_WAY) {
+        let sent = batch.iter().map(|message| (message, producer.send(record(target, message), TIMEOUT)));
+        let (messages, sent): (Vec<_>, Vec<_>) = sent.unzip();
+        for (message, answer) in messages.iter().zip(futures::future::join_all(sent).await) {
+            answer.map_err(|(error, _)| error).with_context(|| format!("message `{}` was not sent", message.id))?;
+        }
+    }
+    Ok(())
+}
+
+/// A broker that is not there is told at once, and not once for each message.
+async fn check(producer: &FutureProducer, target: &Target) -> Result<()> {
+    let (client, topic) = (producer.clone(), target.topic.clone());
+    let answer = tokio::task::spawn_blocking(move || client.client().fetch_metadata(Some(&topic), TIMEOUT)).await?;
+    let metadata = answer.with_context(|| format!("no broker answers at `{}`", target.brokers))?;
+    let problem = metadata.topics().iter().find_map(|topic| topic.error());
+    match problem {
+        Some(error) => bail!("topic `{}`: {}", target.topic, KafkaError::MetadataFetch(error.into())),
+        None => Ok(()),
+    }
+}
+
+fn record<'a>(target: &'a Target, message: &'a FileMessage) -> FutureRecord<'a, str, [u8]> {
+    let headers =
+        message.wire_headers().iter().fold(OwnedHeaders::new(), |headers, (key, value)| headers.insert(Header { key, value: Some(value) }));
+    FutureRecord {
+        topic: &target.topic,
+        partition: None,
+        payload: message.payload.as_deref(),
+        key: message.key.as_deref(),
+        timestamp: message.timestamp_ms,
+        headers: Some(headers),
+    }
+}
