@@ -1,4 +1,4 @@
-module order-placed
+module example.com/order-placed
 
 go 1.25
 

@@ -2,7 +2,7 @@
 // message as done: they are committed with it or not at all.
 package main
 
-import "order-placed/oncebox"
+import "example.com/order-placed/oncebox"
 
 // Pointers tell a member that is missing from one that is zero.
 type order struct {

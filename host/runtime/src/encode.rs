@@ -9,8 +9,9 @@ use crate::{
     load::{Kind, kind},
 };
 
-/// The contract, for modules that do not say what they export: text modules and Go's.
-const WIT: &[(&str, &str)] = &[
+/// The files of the contract by their names, for modules that do not say what they export, as those of
+/// text and of Go, and for new projects.
+pub const WIT: &[(&str, &str)] = &[
     ("config.wit", include_str!("../../../wit/config.wit")),
     ("context.wit", include_str!("../../../wit/context.wit")),
     ("incoming-batch-handler.wit", include_str!("../../../wit/incoming-batch-handler.wit")),

@@ -20,7 +20,7 @@ mod state;
 mod text;
 
 pub use component::LoadedComponent;
-pub use encode::encode_component;
+pub use encode::{WIT, encode_component};
 pub use engine::RuntimeConfig;
 pub use error::{EncodeError, LoadError};
 pub use handler::{ComponentHandler, HandlerSettings};

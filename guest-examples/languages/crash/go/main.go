@@ -1,7 +1,7 @@
 // A handler with a bug, for the tests: what it says must reach whoever looks at the message.
 package main
 
-import "order-placed/oncebox"
+import "example.com/order-placed/oncebox"
 
 func place(message oncebox.Message) (any, error) {
 	var order struct {

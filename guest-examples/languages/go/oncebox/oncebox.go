@@ -10,10 +10,10 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	export "order-placed/bindings/export_oncebox_handler_incoming_handler"
-	log "order-placed/bindings/oncebox_handler_log"
-	types "order-placed/bindings/oncebox_handler_types"
-	_ "order-placed/bindings/wit_exports" // the component's exports
+	export "example.com/order-placed/bindings/export_oncebox_handler_incoming_handler"
+	log "example.com/order-placed/bindings/oncebox_handler_log"
+	types "example.com/order-placed/bindings/oncebox_handler_types"
+	_ "example.com/order-placed/bindings/wit_exports" // the component's exports
 
 	wit "go.bytecodealliance.org/pkg/wit/types"
 )

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	sql "order-placed/bindings/oncebox_handler_sql"
+	sql "example.com/order-placed/bindings/oncebox_handler_sql"
 )
 
 // Value of the contract, for types that Go has not: pass sql.MakeValueUuid(text) as a parameter.

@@ -4,6 +4,7 @@ mod component;
 mod consumer;
 mod deploy;
 mod inbox;
+mod new;
 mod output;
 mod send;
 mod tenant;
@@ -41,6 +42,8 @@ enum Command {
     Serve,
     /// Bring the database up to date
     Migrate,
+    /// Write a new handler's project: sources, build script, tables, messages
+    New(new::NewArgs),
     /// Run a host with a PostgreSQL and a broker of its own
     Dev(dev::DevArgs),
     /// Publish the messages of a file
@@ -103,6 +106,7 @@ async fn run(cli: Cli) -> Result<()> {
             serve::migrate(&config).await?;
             output::done(cli.json, "the database is up to date")
         }
+        Command::New(args) => new::run(args, cli.json),
         Command::Dev(args) => {
             logs::start(&config.log)?;
             dev::run(config, args).await

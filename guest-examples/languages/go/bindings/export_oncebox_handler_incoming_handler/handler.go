@@ -3,7 +3,7 @@
 package export_oncebox_handler_incoming_handler
 
 import (
-	"order-placed/bindings/oncebox_handler_types"
+	"example.com/order-placed/bindings/oncebox_handler_types"
 
 	"go.bytecodealliance.org/pkg/wit/types"
 )

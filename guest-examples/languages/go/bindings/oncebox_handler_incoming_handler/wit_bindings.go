@@ -6,7 +6,7 @@
 package oncebox_handler_incoming_handler
 
 import (
-	"order-placed/bindings/oncebox_handler_types"
+	"example.com/order-placed/bindings/oncebox_handler_types"
 )
 
 type Message = oncebox_handler_types.Message

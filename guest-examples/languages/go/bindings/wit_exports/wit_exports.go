@@ -6,10 +6,10 @@
 package wit_exports
 
 import (
+	"example.com/order-placed/bindings/export_oncebox_handler_incoming_handler"
+	"example.com/order-placed/bindings/oncebox_handler_types"
 	witRuntime "go.bytecodealliance.org/pkg/wit/runtime"
 	witTypes "go.bytecodealliance.org/pkg/wit/types"
-	"order-placed/bindings/export_oncebox_handler_incoming_handler"
-	"order-placed/bindings/oncebox_handler_types"
 	"runtime"
 	"unsafe"
 )

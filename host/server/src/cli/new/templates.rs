@@ -1,0 +1,149 @@
+//! The files of new projects, inside the program. They are the examples themselves, in
+//! `guest-examples/languages`, so that what the tests build is what an author gets.
+
+use clap::ValueEnum;
+
+/// A language that a handler can be written in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(in crate::cli) enum Language {
+    #[value(alias = "ts")]
+    Typescript,
+    #[value(alias = "js")]
+    Javascript,
+    Python,
+    Go,
+    C,
+}
+
+/// A file's path in the project, and its content.
+type File = (&'static str, &'static [u8]);
+
+/// The same path in a folder and in the project.
+macro_rules! files {
+    ($dir:literal: $($path:literal),+ $(,)?) => {
+        &[$(($path, include_bytes!(concat!("../../../../../", $dir, "/", $path)))),+]
+    };
+}
+
+/// What every project has.
+const COMMON: &[File] = files!("guest-examples/languages": "schema.sql", "messages.jsonl");
+const GITIGNORE: &[u8] = include_bytes!("../../../templates/gitignore");
+const README: &str = include_str!("../../../templates/README.md");
+
+const TYPESCRIPT: &[File] = files!("guest-examples/languages/typescript":
+    "build.sh", "contract.d.ts", "handler.ts", "oncebox.d.ts", "oncebox.js", "package.json", "tsconfig.json");
+const JAVASCRIPT: &[File] = files!("guest-examples/languages/javascript":
+    "build.sh", "contract.d.ts", "handler.js", "oncebox.d.ts", "oncebox.js", "package.json");
+const PYTHON: &[File] = files!("guest-examples/languages/python": "app.py", "build.sh", "oncebox.py", "requirements.txt");
+const C: &[File] = files!("guest-examples/languages/c":
+    "bindings/handler.c", "bindings/handler.h", "bindings/handler_component_type.o", "build.sh", "handler.c", "json.c", "oncebox.c",
+    "oncebox.h");
+const GO: &[File] = files!("guest-examples/languages/go":
+    "bindings/export_oncebox_handler_incoming_handler/handler.go",
+    "bindings/oncebox_handler_config/empty.s", "bindings/oncebox_handler_config/wit_bindings.go",
+    "bindings/oncebox_handler_context/empty.s", "bindings/oncebox_handler_context/wit_bindings.go",
+    "bindings/oncebox_handler_incoming_handler/empty.s", "bindings/oncebox_handler_incoming_handler/wit_bindings.go",
+    "bindings/oncebox_handler_log/empty.s", "bindings/oncebox_handler_log/wit_bindings.go",
+    "bindings/oncebox_handler_sql/empty.s", "bindings/oncebox_handler_sql/wit_bindings.go",
+    "bindings/oncebox_handler_types/empty.s", "bindings/oncebox_handler_types/wit_bindings.go",
+    "bindings/wit_exports/wit_exports.go", "build.sh", "go.mod", "go.sum", "main.go", "oncebox/oncebox.go", "oncebox/sql.go");
+
+impl Language {
+    fn files(self) -> &'static [File] {
+        match self {
+            Self::Typescript => TYPESCRIPT,
+            Self::Javascript => JAVASCRIPT,
+            Self::Python => PYTHON,
+            Self::Go => GO,
+            Self::C => C,
+        }
+    }
+
+    /// What to know about the language, for the project's README.
+    fn notes(self) -> &'static str {
+        match self {
+            Self::Typescript => include_str!("../../../templates/notes/typescript.md"),
+            Self::Javascript => include_str!("../../../templates/notes/javascript.md"),
+            Self::Python => include_str!("../../../templates/notes/python.md"),
+            Self::Go => include_str!("../../../templates/notes/go.md"),
+            Self::C => include_str!("../../../templates/notes/c.md"),
+        }
+    }
+
+    /// The file to open first.
+    pub(in crate::cli) fn handler_file(self) -> &'static str {
+        match self {
+            Self::Typescript => "handler.ts",
+            Self::Javascript => "handler.js",
+            Self::Python => "app.py",
+            Self::Go => "main.go",
+            Self::C => "handler.c",
+        }
+    }
+}
+
+/// The files of a project of this name, by their paths in it.
+pub(super) fn project(language: Language, name: &str) -> Vec<(String, Vec<u8>)> {
+    let mut files: Vec<(String, Vec<u8>)> =
+        language.files().iter().chain(COMMON).map(|(path, content)| ((*path).to_owned(), named(content, name))).collect();
+    files.extend(oncebox_runtime::WIT.iter().map(|(file, text)| (format!("wit/{file}"), text.as_bytes().to_vec())));
+    files.push((".gitignore".to_owned(), GITIGNORE.to_vec()));
+    let readme = README.replace("{{language}}", language.notes().trim_end());
+    files.push(("README.md".to_owned(), named(readme.as_bytes(), name)));
+    files.sort();
+    files
+}
+
+/// The examples are projects of the name `order-placed`.
+fn named(content: &[u8], name: &str) -> Vec<u8> {
+    match std::str::from_utf8(content) {
+        Ok(text) => text.replace("order-placed", name).replace("{{name}}", name).into_bytes(),
+        Err(_) => content.to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, path::Path};
+
+    use super::*;
+
+    /// Files below a folder that are sources, by their paths in it.
+    fn sources(dir: &Path, below: &str, found: &mut BTreeSet<String>) {
+        for entry in std::fs::read_dir(dir.join(below)).expect("a folder") {
+            let name = entry.expect("an entry").file_name().into_string().expect("a name");
+            let path = Path::new(below).join(&name).to_str().expect("a path").to_owned();
+            let is_left_by_a_build = ["node_modules", ".venv", "__pycache__", "build", "wit"].contains(&name.as_str());
+            if is_left_by_a_build || name.ends_with(".wasm") {
+            } else if dir.join(&path).is_dir() {
+                sources(dir, &path, found);
+            } else {
+                found.insert(path);
+            }
+        }
+    }
+
+    // A file that was added to an example must not be missing in every new project.
+    #[test]
+    fn every_file_of_an_example_is_written() {
+        for language in Language::value_variants() {
+            let value = language.to_possible_value().expect("none is hidden");
+            let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-examples/languages").join(value.get_name());
+            let mut sources_of_example = BTreeSet::new();
+            sources(&dir, "", &mut sources_of_example);
+            let known: BTreeSet<_> = language.files().iter().chain(COMMON).map(|(path, _)| (*path).to_owned()).collect();
+            assert_eq!(sources_of_example, known, "{language:?}");
+            assert!(known.contains(language.handler_file()) && known.contains("build.sh"), "{language:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_of_the_examples_name_is_left() {
+        for language in Language::value_variants() {
+            for (path, content) in project(*language, "my-handler") {
+                let text = String::from_utf8_lossy(&content);
+                assert!(!text.contains("order-placed") && !text.contains("{{"), "{language:?}: `{path}`");
+            }
+        }
+    }
+}
