@@ -1,0 +1,267 @@
+//! The first hour of a handler's author, in every language: `oncebox new` into an empty folder, then
+//! literally the commands that it prints. What could go wrong: a command does not work as it is
+//! printed, the project does not build, or nobody sees that something happened.
+//!
+//! Toolchains are those that `guest-examples/languages/build.sh` installed.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use oncebox_server::local::{free_port, process::Child};
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    process::Command,
+    time::{Instant, sleep, timeout},
+};
+
+/// How long a build or a first start may take, on a machine that does other things as well.
+const PATIENCE: Duration = Duration::from_secs(300);
+const NAME: &str = "my-orders";
+
+/// The program, as a person has it: beside the tests, built by `cargo build --workspace --bins`.
+fn program() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let path = own.ancestors().nth(2).unwrap().join("oncebox");
+    assert!(path.is_file(), "`{}` is missing; run `cargo build --workspace --bins`", path.display());
+    path
+}
+
+/// A shell in an empty folder, with the program on its path. The folder goes away when all went well.
+struct Shell {
+    root: PathBuf,
+    folder: PathBuf,
+    variables: Vec<(&'static str, String)>,
+}
+
+impl Shell {
+    fn open(name: &str) -> Self {
+        let target = program().ancestors().nth(2).unwrap().to_owned();
+        let root = target.join("test-first-hour").join(format!("{name}-{:08x}", rand::random::<u32>()));
+        std::fs::create_dir_all(&root).unwrap();
+        let path = format!("{}:{}", program().parent().unwrap().display(), std::env::var("PATH").unwrap());
+        let variables = vec![
+            ("PATH", path),
+            ("ONCEBOX_TOOLCHAINS", target.join("languages/toolchains").to_str().unwrap().to_owned()),
+            ("ONCEBOX_HTTP_LISTEN", format!("127.0.0.1:{}", free_port().unwrap())),
+            ("ONCEBOX_LOG_FORMAT", "text".to_owned()),
+        ];
+        Self { folder: root.clone(), root, variables }
+    }
+
+    /// The environment holds nothing of the project but what is set here.
+    fn variables(&self) -> impl Iterator<Item = (String, String)> {
+        let inherited = std::env::vars().filter(|(name, _)| !name.starts_with("ONCEBOX_"));
+        inherited.chain(self.variables.iter().map(|(name, value)| ((*name).to_owned(), value.clone()))).collect::<Vec<_>>().into_iter()
+    }
+
+    async fn run(&self, line: &str) -> std::process::Output {
+        let mut bash = Command::new("bash");
+        bash.args(["-c", line]).current_dir(&self.folder).env_clear().envs(self.variables()).stdin(Stdio::null()).kill_on_drop(true);
+        timeout(PATIENCE, bash.output()).await.unwrap_or_else(|_| panic!("`{line}` does not end")).unwrap()
+    }
+
+    /// What a command that succeeds prints.
+    async fn ok(&self, line: &str) -> String {
+        let output = self.run(line).await;
+        let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "`{line}` in `{}`: {}\n{stdout}\n{stderr}", self.folder.display(), output.status);
+        stdout.into_owned()
+    }
+
+    async fn json(&self, line: &str) -> Value {
+        serde_json::from_str(&self.ok(&format!("{line} --json")).await).unwrap()
+    }
+
+    /// A command that fails with one line, which begins like this.
+    async fn fails(&self, line: &str, error: &str) {
+        let output = self.run(line).await;
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && stderr.starts_with(&format!("error: {error}")), "`{line}`: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "`{line}`: {stderr}");
+    }
+
+    /// `oncebox dev`, in the background, as in another terminal; it is up when its file is there.
+    async fn dev(&self, line: &str) -> Child {
+        let output = File::create(self.folder.join("dev.log")).unwrap();
+        let mut bash = std::process::Command::new("bash");
+        bash.args(["-c", &format!("exec {line}")]).current_dir(&self.folder).env_clear().envs(self.variables());
+        bash.stdin(Stdio::null()).stderr(output.try_clone().unwrap()).stdout(output);
+        let dev = Child::spawn(bash, libc::SIGTERM).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while !self.folder.join(".oncebox/dev/dev.json").exists() {
+            assert!(dev.is_running() && Instant::now() < deadline, "`{line}`: {}", self.dev_log());
+            sleep(Duration::from_millis(50)).await;
+        }
+        dev
+    }
+
+    fn dev_log(&self) -> String {
+        std::fs::read_to_string(self.folder.join("dev.log")).unwrap()
+    }
+
+    /// Rows of the tenant's tables in the private database.
+    async fn rows(&self, query: &str) -> Vec<Value> {
+        let dev: Value = serde_json::from_reader(File::open(self.folder.join(".oncebox/dev/dev.json")).unwrap()).unwrap();
+        let schema = self.json("oncebox tenant list").await[0]["schema_name"].as_str().unwrap().to_owned();
+        let mut connection = PgConnection::connect(dev["database_url"].as_str().unwrap()).await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(format!("SET search_path = {schema}"))).execute(&mut connection).await.unwrap();
+        sqlx::query_scalar(AssertSqlSafe(format!("SELECT to_jsonb(x) FROM ({query}) x"))).fetch_all(&mut connection).await.unwrap()
+    }
+
+    /// Wait until so many deliveries of known messages were refused.
+    async fn until_refused(&self, count: usize) {
+        let address = &self.variables.iter().find(|(name, _)| *name == "ONCEBOX_HTTP_LISTEN").unwrap().1;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let metrics = get(address, "/metrics").await;
+            let line = metrics.lines().find(|line| line.starts_with("oncebox_claims_total{") && line.contains("\"already_done\""));
+            let refused = line.and_then(|line| line.rsplit(' ').next()?.parse::<usize>().ok()).unwrap_or(0);
+            assert!(refused <= count && Instant::now() < deadline, "{refused} of {count} refused: {}", self.dev_log());
+            if refused == count {
+                return;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// Wait for lines of `oncebox dev`.
+    async fn until_dev_says(&self, lines: &[String]) {
+        let deadline = Instant::now() + PATIENCE;
+        while !lines.iter().all(|line| self.dev_log().lines().any(|said| said == line)) {
+            assert!(Instant::now() < deadline, "{lines:?} are not all in {}", self.dev_log());
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(&self.root);
+        }
+    }
+}
+
+async fn get(address: &str, path: &str) -> String {
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+    answer
+}
+
+/// The commands among what `oncebox new` prints: what is indented.
+fn commands(printed: &str) -> Vec<String> {
+    printed.lines().filter_map(|line| line.strip_prefix("  ")).map(str::to_owned).collect()
+}
+
+/// The messages of the project.
+fn messages(folder: &Path) -> Vec<Value> {
+    let file = BufReader::new(File::open(folder.join("messages.jsonl")).unwrap());
+    file.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect()
+}
+
+async fn check_first_hour(language: &str) {
+    let mut shell = Shell::open(language);
+    let printed = shell.ok(&format!("oncebox new {NAME} --lang {language}")).await;
+    let (mut dev, mut done) = (None, Vec::new());
+    for command in commands(&printed) {
+        println!("{language}: {command}");
+        if let Some(folder) = command.strip_prefix("cd ") {
+            shell.folder.push(folder);
+        } else if command.starts_with("oncebox dev ") {
+            dev = Some(shell.dev(&command).await);
+        } else {
+            shell.ok(&command).await;
+        }
+        done.push(command);
+    }
+    let steps = ["cd ", "./build.sh", "oncebox test ", "oncebox dev ", "oncebox send ", "oncebox inbox list"];
+    assert!(done.len() == steps.len() && done.iter().zip(steps).all(|(command, step)| command.starts_with(step)), "{printed}");
+
+    let messages = messages(&shell.folder);
+    let handled = messages.iter().map(|message| format!("handled   {} (order.placed): completed", message["id"].as_str().unwrap()));
+    shell.until_dev_says(&handled.collect::<Vec<_>>()).await;
+    check_effect(&shell, &messages).await;
+
+    // The same file again: known, and nothing happens.
+    shell.ok("oncebox send messages.jsonl").await;
+    shell.until_refused(messages.len()).await;
+    check_effect(&shell, &messages).await;
+
+    // A message that can never succeed says why, where its sender looks.
+    let bad =
+        json!({ "id": "bad", "event_type": "order.placed", "payload": { "order_id": "o-9", "account": 999, "amount": 1, "note": "" } });
+    shell.ok(&format!("echo '{bad}' | oncebox send -")).await;
+    shell.until_dev_says(&["handled   bad (order.placed): failed_terminal, reject: no account 999".to_owned()]).await;
+    check_effect(&shell, &messages).await;
+
+    let status = dev.unwrap().end(&[(libc::SIGTERM, Duration::from_secs(60))]);
+    assert!(status.is_some_and(|status| status.success()), "{status:?}: {}", shell.dev_log());
+    shell.fails("oncebox send messages.jsonl", "no brokers to send to; start `oncebox dev` in this folder, or give `--brokers`").await;
+}
+
+/// Every message completed, every order there once, every account moved by what it was sent.
+async fn check_effect(shell: &Shell, messages: &[Value]) {
+    let rows = shell.json("oncebox inbox list --status completed").await;
+    assert_eq!(rows.as_array().unwrap().len(), messages.len(), "{rows}");
+    let mut orders: Vec<Value> = messages.iter().map(|message| message["payload"].clone()).collect();
+    orders.sort_by_key(|order| order["order_id"].as_str().unwrap().to_owned());
+    assert_eq!(shell.rows("SELECT id AS order_id, account, amount, note FROM orders ORDER BY id").await, orders);
+    let (sum, count) = (orders.iter().map(|order| order["amount"].as_i64().unwrap()).sum::<i64>(), orders.len());
+    assert_eq!(
+        shell.rows("SELECT sum(balance)::bigint AS sum, sum(n)::bigint AS count FROM account").await,
+        [json!({ "sum": sum, "count": count })]
+    );
+}
+
+macro_rules! languages {
+    ($($language:ident)+) => {$(
+        #[tokio::test(flavor = "multi_thread")]
+        async fn $language() {
+            check_first_hour(stringify!($language)).await;
+        }
+    )+};
+}
+
+languages! { typescript javascript python go c }
+
+/// What could go wrong: somebody's files are written over, or a mistake is answered with a riddle.
+#[tokio::test(flavor = "multi_thread")]
+async fn mistakes_are_named_and_nothing_is_written_over() {
+    let shell = Shell::open("mistakes");
+    let precious = shell.root.join(NAME).join("precious");
+    std::fs::create_dir_all(precious.parent().unwrap()).unwrap();
+    std::fs::write(&precious, "mine").unwrap();
+    shell.fails(&format!("oncebox new {NAME} --lang go"), "`my-orders` is not empty; choose another `--dir`").await;
+    assert_eq!(std::fs::read_dir(precious.parent().unwrap()).unwrap().count(), 1);
+    for (line, named) in [
+        ("oncebox new 'My Orders' --lang go", "lower-case letter"),
+        ("oncebox new ../x --lang go", "lower-case letter"),
+        ("oncebox new x --lang cobol", "typescript, javascript, python, go, c"),
+        ("oncebox new x", "--lang"),
+    ] {
+        let output = shell.run(line).await;
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && stderr.starts_with("error: ") && stderr.contains(named), "`{line}`: {stderr}");
+    }
+    let made = shell.json("oncebox new quoted --lang ts --dir \"it's here\"").await;
+    assert_eq!(made["next"][0], json!(r"cd 'it'\''s here'"));
+    shell.ok(r"cd 'it'\''s here' && test -x build.sh && test -f wit/world.wit && test -f handler.ts").await;
+
+    shell.fails("oncebox send nothing.jsonl", "failed to read the messages `nothing.jsonl`").await;
+    shell.fails("echo '{}' | oncebox send -", "standard input cannot be used as messages: message 1").await;
+    let message = r#"{"id":"m","event_type":"e"}"#;
+    shell.fails(&format!("echo '{message}' | oncebox send -"), "no brokers to send to; start `oncebox dev`").await;
+    let nobody = format!("127.0.0.1:{}", free_port().unwrap());
+    shell.fails(&format!("echo '{message}' | oncebox send - --brokers {nobody}"), &format!("no broker answers at `{nobody}`")).await;
+}
