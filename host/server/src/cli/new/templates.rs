@@ -1,11 +1,13 @@
 //! The files of new projects, inside the program. They are the examples themselves, in
-//! `guest-examples/languages`, so that what the tests build is what an author gets.
+//! `guest-examples/languages`, so that what the tests build is what an author gets. A Rust project is
+//! `templates/rust` with a copy of the SDK.
 
 use clap::ValueEnum;
 
 /// A language that a handler can be written in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(in crate::cli) enum Language {
+    Rust,
     #[value(alias = "ts")]
     Typescript,
     #[value(alias = "js")]
@@ -30,6 +32,8 @@ const COMMON: &[File] = files!("guest-examples/languages": "schema.sql", "messag
 const GITIGNORE: &[u8] = include_bytes!("../../../templates/gitignore");
 const README: &str = include_str!("../../../templates/README.md");
 
+/// Made by `build.rs`.
+const RUST: &[File] = include!(concat!(env!("OUT_DIR"), "/rust_template.rs"));
 const TYPESCRIPT: &[File] = files!("guest-examples/languages/typescript":
     "build.sh", "contract.d.ts", "handler.ts", "oncebox.d.ts", "oncebox.js", "package.json", "tsconfig.json");
 const JAVASCRIPT: &[File] = files!("guest-examples/languages/javascript":
@@ -51,6 +55,7 @@ const GO: &[File] = files!("guest-examples/languages/go":
 impl Language {
     fn files(self) -> &'static [File] {
         match self {
+            Self::Rust => RUST,
             Self::Typescript => TYPESCRIPT,
             Self::Javascript => JAVASCRIPT,
             Self::Python => PYTHON,
@@ -62,6 +67,7 @@ impl Language {
     /// What to know about the language, for the project's README.
     fn notes(self) -> &'static str {
         match self {
+            Self::Rust => include_str!("../../../templates/notes/rust.md"),
             Self::Typescript => include_str!("../../../templates/notes/typescript.md"),
             Self::Javascript => include_str!("../../../templates/notes/javascript.md"),
             Self::Python => include_str!("../../../templates/notes/python.md"),
@@ -73,6 +79,7 @@ impl Language {
     /// The file to open first.
     pub(in crate::cli) fn handler_file(self) -> &'static str {
         match self {
+            Self::Rust => "src/lib.rs",
             Self::Typescript => "handler.ts",
             Self::Javascript => "handler.js",
             Self::Python => "app.py",
@@ -84,8 +91,11 @@ impl Language {
 
 /// The files of a project of this name, by their paths in it.
 pub(super) fn project(language: Language, name: &str) -> Vec<(String, Vec<u8>)> {
+    let own = language.files();
+    // A template may bring tables and messages of its own.
+    let common = COMMON.iter().filter(|(path, _)| own.iter().all(|(own, _)| own != path));
     let mut files: Vec<(String, Vec<u8>)> =
-        language.files().iter().chain(COMMON).map(|(path, content)| ((*path).to_owned(), named(content, name))).collect();
+        own.iter().chain(common).map(|(path, content)| ((*path).to_owned(), named(content, name))).collect();
     files.extend(oncebox_runtime::WIT.iter().map(|(file, text)| (format!("wit/{file}"), text.as_bytes().to_vec())));
     files.push((".gitignore".to_owned(), GITIGNORE.to_vec()));
     let readme = README.replace("{{language}}", language.notes().trim_end());
@@ -94,10 +104,11 @@ pub(super) fn project(language: Language, name: &str) -> Vec<(String, Vec<u8>)> 
     files
 }
 
-/// The examples are projects of the name `order-placed`.
+/// The examples are projects of the name `order-placed`; templates have a gap where the name goes.
 fn named(content: &[u8], name: &str) -> Vec<u8> {
+    let crate_name = name.replace('-', "_");
     match std::str::from_utf8(content) {
-        Ok(text) => text.replace("order-placed", name).replace("{{name}}", name).into_bytes(),
+        Ok(text) => text.replace("order-placed", name).replace("{{name}}", name).replace("{{crate}}", &crate_name).into_bytes(),
         Err(_) => content.to_vec(),
     }
 }
@@ -126,7 +137,7 @@ mod tests {
     // A file that was added to an example must not be missing in every new project.
     #[test]
     fn every_file_of_an_example_is_written() {
-        for language in Language::value_variants() {
+        for language in Language::value_variants().iter().filter(|language| **language != Language::Rust) {
             let value = language.to_possible_value().expect("none is hidden");
             let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-examples/languages").join(value.get_name());
             let mut sources_of_example = BTreeSet::new();
@@ -142,7 +153,11 @@ mod tests {
         for language in Language::value_variants() {
             for (path, content) in project(*language, "my-handler") {
                 let text = String::from_utf8_lossy(&content);
-                assert!(!text.contains("order-placed") && !text.contains("{{"), "{language:?}: `{path}`");
+                assert!(!text.contains("order-placed"), "{language:?}: `{path}`");
+                assert!(
+                    !text.contains("{{name}}") && !text.contains("{{crate}}") && !text.contains("{{language}}"),
+                    "{language:?}: `{path}`"
+                );
             }
         }
     }
