@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The whole suite: formatting, lints, docs, unit tests, the promises on real PostgreSQL and Kafka, and
-# the guests rebuilt from their sources. Arguments go to `cargo test`, after which nothing else runs.
+# the guests rebuilt from their sources, in every language. Arguments go to `cargo test`, after which
+# nothing else runs.
 set -euo pipefail
 cd "$(dirname "$0")"
 step() { printf '\n== %s\n' "$*"; }
@@ -20,13 +21,16 @@ cargo fmt --all --check --manifest-path guest-examples/Cargo.toml
 step "build"
 cargo build --workspace --bins --tests
 
-step "tests"
-cargo test --workspace --no-fail-fast
-
 step "guests, rebuilt from their sources"
 rebuilt="$PWD/target/rebuilt-components"
 mkdir -p "$rebuilt"
 ONCEBOX_ENCODE="$PWD/target/debug/oncebox component encode" ./guest-examples/build.sh build "$rebuilt"
+
+step "guests in other languages"
+./guest-examples/languages/build.sh
+
+step "tests"
+cargo test --workspace --no-fail-fast
 ONCEBOX_COMPONENTS="$rebuilt" cargo test -p oncebox-tests --test guest_examples
 
 step "lints and docs"
