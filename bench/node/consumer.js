@@ -47,11 +47,6 @@ async function main() {
     await consumer.run({ eachMessage, partitionsConsumedConcurrently: partitions, autoCommitInterval: 500 });
 }
 
-process.on('SIGTERM', async () => {
-    await consumer.disconnect();
-    await pool.end();
-});
-
 main().catch((error) => {
     console.error(error);
     process.exit(1);

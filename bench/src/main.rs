@@ -1,155 +1,156 @@
 //! The benchmark; `bench.sh` builds everything and runs this.
 
+mod claims;
+mod docs;
+mod latency;
 mod load;
 mod measure;
+mod options;
+mod plot;
 mod report;
 mod run;
 mod servers;
+mod statements;
+mod sweep;
+mod tables;
+mod throughput;
 mod variants;
 
-use std::{
-    collections::HashMap,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path, process::ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use oncebox_tests::kafka::KafkaServer;
 
 use crate::{
-    load::{Load, Topics, Workload},
-    report::{Cell, Environment, Report},
-    run::{Bench, Job},
+    load::{Topics, Workload},
+    options::{Options, Part},
+    report::{Environment, RATE, Report},
+    run::Bench,
     servers::Servers,
-    variants::{Batch, Programs, Variant},
+    throughput::Pace,
+    variants::{Programs, Variant},
 };
 
-/// The same business effect by the host, by hand and by others, on real Kafka and PostgreSQL.
-#[derive(Parser)]
-struct Options {
-    /// Variants, by letter: a, b, b1, c, c1, d, e, f, g:<language>. All that can run, unless named.
-    #[arg(long, value_delimiter = ',')]
-    variants: Vec<Variant>,
-    /// Only this workload: `spread` or `hot`.
-    #[arg(long, value_enum)]
-    workload: Option<Workload>,
-    /// Only with so many partitions: 1 or 4.
-    #[arg(long)]
-    partitions: Option<i32>,
-    /// One round of short runs.
-    #[arg(long)]
-    quick: bool,
-    /// Rounds; medians are shown.
-    #[arg(long)]
-    rounds: Option<usize>,
-    /// Seconds that a run is to be measured for.
-    #[arg(long)]
-    seconds: Option<f64>,
-    /// Write everything that was measured into this file.
-    #[arg(long)]
-    json: Option<PathBuf>,
-    /// The folder of the programs to measure.
-    #[arg(long, default_value = "target/bench/bin")]
-    bin: PathBuf,
-    /// How they were compiled; for the report.
-    #[arg(long, default_value = "dev")]
-    profile: String,
-}
-
-impl Options {
-    fn loads(&self) -> Vec<(Workload, i32)> {
-        let all = [(Workload::Spread, 1), (Workload::Spread, 4), (Workload::Hot, 1), (Workload::Hot, 4)];
-        let wanted = |(workload, partitions): &(Workload, i32)| {
-            self.workload.is_none_or(|only| only == *workload) && self.partitions.is_none_or(|only| only == *partitions)
-        };
-        all.into_iter().filter(wanted).collect()
-    }
-}
-
-const PAYLOAD_BYTES: usize = 200;
+/// Messages of a run that is only to be right.
+const SMOKE_MESSAGES: usize = 400;
+/// Partitions where only one number of them is looked at.
+const PARTITIONS: i32 = 4;
 
 #[tokio::main]
-async fn main() -> Result<()> {
-    let options = Options::parse();
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the crate is in a folder of the workspace")?.to_owned();
-    let dir = root.join("target/bench").join(format!("run-{}", std::process::id()));
-    let logs = root.join("target/bench/logs");
-    std::fs::create_dir_all(&dir)?;
-    std::fs::create_dir_all(&logs)?;
-    let programs = Programs { bin: root.join(&options.bin), root };
-    eprintln!("starting Kafka and PostgreSQL");
-    let servers = Servers::start(dir).await?;
-    let topics = Topics::new(oncebox_tests::kafka::KafkaServer::at(servers.kafka.bootstrap()));
-    let mut bench = Bench::new(servers, topics, programs, logs);
-    let measured = measure(&mut bench, &options).await;
-    bench.servers.stop()?;
-    let report = measured?;
-    print!("{}", report.text());
-    if let Some(path) = &options.json {
-        std::fs::write(path, serde_json::to_vec_pretty(&report)?).with_context(|| format!("failed to write `{}`", path.display()))?;
+async fn main() -> ExitCode {
+    match run(&Options::parse()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench.sh: {error:#}");
+            ExitCode::FAILURE
+        }
     }
-    Ok(())
 }
 
+async fn run(options: &Options) -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the crate is in a folder of the workspace")?.to_owned();
+    let (dir, logs) = (root.join(format!("target/bench/run-{}", std::process::id())), root.join("target/bench/logs"));
+    for dir in [&dir, &logs] {
+        fs::create_dir_all(dir).with_context(|| format!("failed to create `{}`", dir.display()))?;
+    }
+    let programs = Programs { bin: root.join(&options.bin), root: root.clone() };
+    eprintln!("starting Kafka and PostgreSQL");
+    let servers = Servers::start(dir).await?;
+    let topics = Topics::new(KafkaServer::at(servers.kafka.bootstrap()));
+    let mut bench = Bench::new(servers, topics, programs, logs);
+    let measured = tokio::select! {
+        measured = measure(&mut bench, options) => measured,
+        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+    };
+    bench.servers.stop()?;
+    let report = measured?;
+    if options.smoke {
+        println!("the effects of {} variants are right", report.throughput.len());
+    } else {
+        print!("{}", tables::terminal(&report));
+    }
+    if let Some(path) = &options.json {
+        fs::write(path, serde_json::to_vec_pretty(&report)?).with_context(|| format!("failed to write `{}`", path.display()))?;
+    }
+    if options.docs { docs::write(&root, &report) } else { Ok(()) }
+}
+
+/// All parts that are wanted, one after the other: nothing else may run meanwhile.
 async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
-    let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 3 });
-    let seconds = options.seconds.unwrap_or(if options.quick { 1.5 } else { 3.0 });
-    let named = if options.variants.is_empty() { Variant::lettered() } else { options.variants.clone() };
-    let mut variants = Vec::new();
-    for variant in named {
-        match bench.programs.missing(&variant) {
-            Some(why) => eprintln!("({}) is left out: {why}", variant.letter()),
-            None => variants.push(variant),
+    let variants = available(bench, options);
+    ensure!(!variants.is_empty(), "none of the variants can run here");
+    let (rounds, seconds) = (options.rounds(), options.seconds());
+    let mut pace = if options.smoke { Pace::of_messages(SMOKE_MESSAGES) } else { Pace::of_seconds(seconds) };
+    let mut report = Report {
+        environment: environment(bench, options).await?,
+        throughput: Vec::new(),
+        languages: Vec::new(),
+        latency: Vec::new(),
+        statements: Vec::new(),
+        claims: Vec::new(),
+        payloads: Vec::new(),
+        batches: Vec::new(),
+    };
+    let lettered: Vec<_> = variants.iter().filter(|variant| !matches!(variant, Variant::Language(_))).cloned().collect();
+    if options.wants(Part::Throughput) {
+        report.throughput = throughput::measure(bench, &mut pace, &lettered, &options.loads(), rounds).await?;
+    }
+    if options.wants(Part::Languages) && lettered.len() < variants.len() {
+        // The component in Rust runs in the same rounds, to be compared with.
+        let languages: Vec<_> =
+            [Variant::Component].into_iter().chain(variants.iter().filter(|v| !lettered.contains(v)).cloned()).collect();
+        report.languages = throughput::measure(bench, &mut pace, &languages, &[(Workload::Spread, PARTITIONS)], rounds).await?;
+    }
+    let consumers = || lettered.iter().filter(|variant| **variant != Variant::Pgbench);
+    if options.wants(Part::Latency) {
+        for variant in consumers() {
+            let known = report.cell(variant, Workload::Spread, PARTITIONS).and_then(|cell| cell.spread(RATE));
+            let rate = known.map_or_else(|| variant.guess(), |rate| rate.median) / 10.0;
+            report.latency.push(latency::measure(bench, variant, PARTITIONS, rate, 2.0 * seconds).await?);
         }
     }
-    let mut cells: Vec<Cell> = Vec::new();
-    let mut rates: HashMap<(Variant, Workload, i32), f64> = HashMap::new();
-    for round in 1..=rounds {
-        for (workload, partitions) in options.loads() {
-            for variant in &variants {
-                let key = (variant.clone(), workload, partitions);
-                let rate = rates.get(&key).copied().unwrap_or(variant.guess());
-                let load = Load { workload, partitions, messages: sized(rate, seconds), payload_bytes: PAYLOAD_BYTES };
-                let job = Job { variant: variant.clone(), load, batch: Batch::DEFAULT };
-                let mut figures = bench.run(&job).await?;
-                if !rates.contains_key(&key) && (figures.seconds < 0.5 * seconds || figures.seconds > 3.0 * seconds) {
-                    let load = Load { messages: sized(figures.rate, seconds), ..load };
-                    figures = bench.run(&Job { load, ..job }).await?;
-                }
-                eprintln!(
-                    "round {round}: {} rows, {partitions} partitions, ({}): {:.0}/s",
-                    workload.name(),
-                    variant.letter(),
-                    figures.rate
-                );
-                rates.insert(key, figures.rate);
-                match cells.iter_mut().find(|c| c.variant == *variant && c.workload == workload && c.partitions == partitions) {
-                    Some(cell) => cell.runs.push(figures),
-                    None => {
-                        cells.push(Cell { variant: variant.clone(), title: variant.title(), workload, partitions, runs: vec![figures] })
-                    }
-                }
-            }
+    if options.wants(Part::Statements) {
+        for variant in &lettered {
+            report.statements.push(statements::count(bench, variant).await?);
         }
     }
-    let environment = Environment {
-        processor: processor(),
+    if options.wants(Part::Claims) {
+        report.claims = claims::measure(bench).await?;
+    }
+    if options.wants(Part::Plots) {
+        report.payloads = sweep::payloads(bench, &mut pace, &lettered).await?;
+        report.batches = sweep::batches(bench, &mut pace, &lettered).await?;
+    }
+    Ok(report)
+}
+
+/// The variants that were asked for and can run, or all that can; the others are named with the reason.
+fn available(bench: &Bench, options: &Options) -> Vec<Variant> {
+    let all = || Variant::lettered().into_iter().chain(bench.programs.languages()).collect();
+    let wanted: Vec<_> = if options.variants.is_empty() { all() } else { options.variants.clone() };
+    if options.wants(Part::Languages) && options.variants.is_empty() && bench.programs.languages().is_empty() {
+        eprintln!("(g) is left out: there are no components in `target/languages`; build them with guest-examples/languages/build.sh");
+    }
+    let can_run = |variant: &Variant| match bench.programs.missing(variant) {
+        Some(why) => {
+            eprintln!("({}) is left out: {why}", variant.letter());
+            false
+        }
+        None => true,
+    };
+    wanted.into_iter().filter(can_run).collect()
+}
+
+async fn environment(bench: &Bench, options: &Options) -> Result<Environment> {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(':'));
+    Ok(Environment {
+        processor: model.map_or_else(|| "unknown".to_owned(), |(_, name)| name.trim().to_owned()),
         cores: std::thread::available_parallelism().map_or(1, usize::from),
         postgres: bench.servers.postgres_version().await?,
         profile: options.profile.clone(),
-        rounds,
-    };
-    Ok(Report { environment, throughput: cells })
-}
-
-/// Messages for a run of about so many measured seconds, in steps, so that topics are used again.
-fn sized(rate: f64, seconds: f64) -> usize {
-    let wanted = (rate * seconds / 0.8).max(500.0);
-    let step = (wanted.log2() * 2.0).round() / 2.0;
-    (step.exp2() / 100.0).round() as usize * 100
-}
-
-fn processor() -> String {
-    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = info.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(':'));
-    model.map_or_else(|| "unknown".to_owned(), |(_, name)| name.trim().to_owned())
+        rounds: options.rounds(),
+        seconds: options.seconds(),
+    })
 }

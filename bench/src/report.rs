@@ -1,10 +1,11 @@
-//! What was measured, as data and as tables.
-
-use std::{collections::BTreeMap, fmt::Write as _};
+//! What was measured, as data.
 
 use serde::{Deserialize, Serialize};
 
-use crate::{load::Workload, measure::Cpu, run::Figures, variants::Variant};
+use crate::{
+    claims::ClaimCost, latency::Latency, load::Workload, measure::Cpu, run::Figures, statements::Statements, sweep::Point,
+    variants::Variant,
+};
 
 /// Everything one call of the benchmark found.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -13,6 +14,18 @@ pub struct Report {
     pub environment: Environment,
     /// Throughput and CPU.
     pub throughput: Vec<Cell>,
+    /// The same of the component in each language.
+    pub languages: Vec<Cell>,
+    /// From send to commit, at a tenth of the load.
+    pub latency: Vec<Latency>,
+    /// What the database is sent.
+    pub statements: Vec<Statements>,
+    /// What a claim costs the database.
+    pub claims: Vec<ClaimCost>,
+    /// Throughput by the size of the payload.
+    pub payloads: Vec<Point>,
+    /// Throughput by the size of a transaction.
+    pub batches: Vec<Point>,
 }
 
 /// Where it was measured.
@@ -24,10 +37,12 @@ pub struct Environment {
     pub cores: usize,
     /// Version of PostgreSQL.
     pub postgres: String,
-    /// How our programs were compiled.
+    /// How the measured programs were compiled.
     pub profile: String,
     /// Runs of each cell.
     pub rounds: usize,
+    /// Seconds that a run is measured for, about.
+    pub seconds: f64,
 }
 
 /// All runs of one variant with one load.
@@ -41,7 +56,7 @@ pub struct Cell {
     pub workload: Workload,
     /// Partitions.
     pub partitions: i32,
-    /// Its runs, in the order they were made.
+    /// Its runs, one each round.
     pub runs: Vec<Figures>,
 }
 
@@ -61,78 +76,69 @@ impl Spread {
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<_> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
-        let middle = |index: usize| values.get(index).copied();
-        let median = match values.len() {
-            0 => return None,
-            even if even % 2 == 0 => (middle(even / 2 - 1)? + middle(even / 2)?) / 2.0,
-            odd => middle(odd / 2)?,
-        };
-        Some(Self { median, min: *values.first()?, max: *values.last()? })
+        let (min, max) = (*values.first()?, *values.last()?);
+        let (low, high) = ((values.len() - 1) / 2, values.len() / 2);
+        Some(Self { median: (values[low] + values[high]) / 2.0, min, max })
     }
 }
 
+/// Something that a run showed.
+pub type Measure = fn(&Figures) -> f64;
+
+/// Messages a second.
+pub const RATE: Measure = |run| run.rate;
+/// CPU of the measured process per message.
+pub const CONSUMER: Measure = |run| run.cpu.consumer;
+/// CPU of the database per message.
+pub const DATABASE: Measure = |run| run.cpu.database;
+
 impl Cell {
-    /// Messages a second.
-    pub fn rate(&self) -> Option<Spread> {
-        Spread::of(self.runs.iter().map(|run| run.rate))
+    /// What all its runs showed.
+    pub fn spread(&self, measure: Measure) -> Option<Spread> {
+        Spread::of(self.runs.iter().map(measure))
+    }
+
+    /// The same as a multiple of another cell's, round by round: what disturbs one run of a round
+    /// often disturbs the other.
+    pub fn ratio(&self, to: &Self, measure: Measure) -> Option<Spread> {
+        Spread::of(self.runs.iter().zip(&to.runs).map(|(run, other)| measure(run) / measure(other)))
+    }
+
+    /// Median CPU per message of each party.
+    pub fn cpu(&self) -> Option<Cpu> {
+        let median = |measure: Measure| self.spread(measure).map(|spread| spread.median);
+        Some(Cpu { consumer: median(CONSUMER)?, database: median(DATABASE)?, broker: median(|run| run.cpu.broker)? })
     }
 
     /// Longest time in which nothing was committed, in any run.
     pub fn longest_gap_ms(&self) -> f64 {
         self.runs.iter().map(|run| run.longest_gap_ms).fold(0.0, f64::max)
     }
-
-    /// Median CPU per message of each party.
-    pub fn cpu(&self) -> Option<Cpu> {
-        let median = |part: fn(&Cpu) -> f64| Spread::of(self.runs.iter().map(|run| part(&run.cpu))).map(|spread| spread.median);
-        Some(Cpu { consumer: median(|cpu| cpu.consumer)?, database: median(|cpu| cpu.database)?, broker: median(|cpu| cpu.broker)? })
-    }
 }
 
 impl Report {
-    /// Cells by what they were given, in the order of the letters.
-    fn groups(&self) -> BTreeMap<(Workload, i32), Vec<&Cell>> {
-        let mut groups: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        for cell in &self.throughput {
-            groups.entry((cell.workload, cell.partitions)).or_default().push(cell);
-        }
-        groups
+    /// The cell of a variant.
+    pub fn cell(&self, variant: &Variant, workload: Workload, partitions: i32) -> Option<&Cell> {
+        self.throughput.iter().find(|cell| cell.variant == *variant && cell.workload == workload && cell.partitions == partitions)
     }
 
-    /// For a terminal.
-    pub fn text(&self) -> String {
-        let mut text = String::new();
-        for ((workload, partitions), cells) in self.groups() {
-            let plural = if partitions == 1 { "" } else { "s" };
-            let _ = writeln!(text, "\n{} rows, {partitions} partition{plural}", workload.name());
-            let _ = writeln!(
-                text,
-                "{:<8}{:>9}{:>19}{:>9}{:>10}{:>9}{:>10}{:>9}{:>10}{:>8}",
-                "VARIANT", "MSG/S", "MIN–MAX", "× (d)", "CPU µs", "× (d)", "DB µs", "× (d)", "BROKER µs", "GAP ms"
-            );
-            let reference = cells.iter().find(|cell| cell.variant == Variant::ByHand).and_then(|cell| Some((cell.rate()?, cell.cpu()?)));
-            for cell in cells {
-                let (Some(rate), Some(cpu)) = (cell.rate(), cell.cpu()) else { continue };
-                let by = |value: f64, of: fn(&(Spread, Cpu)) -> f64| {
-                    reference.as_ref().map_or_else(|| "–".to_owned(), |reference| format!("{:.2}", value / of(reference)))
-                };
-                let _ = writeln!(
-                    text,
-                    "{:<8}{:>9.0}{:>19}{:>9}{:>10.0}{:>9}{:>10.0}{:>9}{:>10.0}{:>8.0}",
-                    cell.variant.letter(),
-                    rate.median,
-                    format!("{:.0}–{:.0}", rate.min, rate.max),
-                    by(rate.median, |d| d.0.median),
-                    cpu.consumer,
-                    by(cpu.consumer, |d| d.1.consumer),
-                    cpu.database,
-                    by(cpu.database, |d| d.1.database),
-                    cpu.broker,
-                    cell.longest_gap_ms(),
-                );
+    /// The loads there are, in order.
+    pub fn loads(&self) -> Vec<(Workload, i32)> {
+        let mut loads: Vec<_> = self.throughput.iter().map(|cell| (cell.workload, cell.partitions)).collect();
+        loads.sort();
+        loads.dedup();
+        loads
+    }
+
+    /// The variants there are, in the order they were asked for.
+    pub fn variants(&self) -> Vec<Variant> {
+        let mut variants: Vec<Variant> = Vec::new();
+        for cell in &self.throughput {
+            if !variants.contains(&cell.variant) {
+                variants.push(cell.variant.clone());
             }
         }
-        text
+        variants
     }
 }
 
@@ -144,6 +150,7 @@ mod tests {
     fn a_median_of_an_even_number_is_between_the_middle_two() {
         let spread = Spread::of([4.0, 1.0, 3.0, 2.0]).expect("values");
         assert_eq!(spread, Spread { median: 2.5, min: 1.0, max: 4.0 });
+        assert_eq!(Spread::of([7.0]).map(|spread| spread.median), Some(7.0));
         assert_eq!(Spread::of([]), None);
     }
 }

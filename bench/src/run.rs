@@ -52,6 +52,8 @@ pub struct Job {
     pub load: Load,
     /// Limits of a transaction.
     pub batch: Batch,
+    /// Whether the database writes down every statement.
+    pub log_statements: bool,
 }
 
 /// The servers, the topics and the programs of all runs.
@@ -91,8 +93,9 @@ impl Bench {
         let topic = self.topics.filled(&job.load).await.with_context(what)?;
         let started = self.start(job, &topic).await.with_context(what)?;
         let ended = self.wait(job, &started, &topic).await;
+        let log = started.log.clone();
         let (database, samples) = finish(started, ended).with_context(what)?;
-        check(job, &database).await.with_context(what)?;
+        check(job, &database).await.with_context(|| format!("{}; its log ends with:\n{}", what(), tail(&log)))?;
         let figures = figures(&database.commits().await?, &samples).with_context(what)?;
         self.servers.drop_database(database).await?;
         Ok(figures)
@@ -104,6 +107,9 @@ impl Bench {
         let group = format!("bench-{}", self.runs);
         let log = self.logs.join(format!("{:03}-{}.log", self.runs, job.variant.letter().replace(':', "-")));
         let database = self.servers.database(job.variant.is_host()).await?;
+        if job.log_statements {
+            self.servers.log_statements(&database, job.variant.is_host()).await?;
+        }
         let setting = Setting {
             servers: &self.servers,
             database: &database,
@@ -142,7 +148,7 @@ pub fn finish(started: Started, ended: Result<()>) -> Result<(Database, Samples)
     let status = started.child.end(&END);
     let samples = started.sampler.finish()?;
     ended?;
-    let Some(status) = status else { bail!("the process does not end") };
+    let Some(status) = status else { bail!("the process does not end; it says:\n{}", tail(&started.log)) };
     ensure!(status.success() || status.signal_is(SIGTERM), "it ended with {status}; it says:\n{}", tail(&started.log));
     Ok((started.database, samples))
 }

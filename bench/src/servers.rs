@@ -82,6 +82,18 @@ impl Servers {
         Ok(Database { url: with_database(&self.postgres.url(), &name)?, schema, name })
     }
 
+    /// Write down every statement that a consumer sends to this database.
+    pub async fn log_statements(&self, database: &Database, host: bool) -> Result<()> {
+        let name = &database.name;
+        let whose = if host { format!("ROLE {} IN DATABASE {name}", self.tenant.login) } else { format!("DATABASE {name}") };
+        run(&mut connect(&self.postgres.url()).await?, format!("ALTER {whose} SET log_statement = 'all'")).await
+    }
+
+    /// The database server's log.
+    pub fn database_log(&self) -> PathBuf {
+        self.dir.join("postgres/postgres.log")
+    }
+
     /// Drop the database of a run.
     pub async fn drop_database(&self, database: Database) -> Result<()> {
         run(&mut connect(&self.postgres.url()).await?, format!("DROP DATABASE {} WITH (FORCE)", database.name)).await
@@ -114,6 +126,12 @@ impl Database {
             "SELECT (SELECT count(*) FROM {schema}.orders) AS orders, sum(n)::bigint AS bookings, sum(balance)::bigint AS balance FROM {schema}.account"
         );
         Ok(sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&mut self.connect().await?).await?)
+    }
+
+    /// How much the server has written to its log, in bytes.
+    pub async fn wal_position(&self) -> Result<i64> {
+        const POSITION: &str = "SELECT (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint";
+        Ok(sqlx::query_scalar(POSITION).fetch_one(&mut self.connect().await?).await?)
     }
 
     /// When orders were committed, in microseconds since the Unix epoch, and how many then; in order.

@@ -1,10 +1,10 @@
 //! What is compared, and how each is started.
 
 mod by_hand;
-mod host;
+pub mod host;
 mod native;
 mod node;
-mod pgbench;
+pub mod pgbench;
 
 use std::{
     fs::File,

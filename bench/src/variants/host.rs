@@ -8,6 +8,7 @@ use oncebox_server::local::free_port;
 use serde_json::json;
 
 use super::{Batch, Setting};
+use crate::servers::{Database, Servers};
 
 pub(super) const CONSUMER: &str = "orders";
 
@@ -35,6 +36,13 @@ pub(super) async fn create_consumer(setting: &Setting<'_>, batch: Batch) -> Resu
     let admin = Admin::new(setting.database.url.parse()?, MasterKey::parse(&setting.servers.master_key)?, "bench");
     admin.create_consumer(&setting.servers.tenant.name, CONSUMER, &policy(setting.topic, setting.group, batch)?).await?;
     Ok(admin)
+}
+
+/// A consumer that claims nothing but what its test asks for.
+pub async fn create_claimant(servers: &Servers, database: &Database) -> Result<()> {
+    let admin = Admin::new(database.url.parse()?, MasterKey::parse(&servers.master_key)?, "bench");
+    admin.create_consumer(&servers.tenant.name, CONSUMER, &policy("orders", "orders", Batch::DEFAULT)?).await?;
+    Ok(())
 }
 
 fn policy(topic: &str, group: &str, batch: Batch) -> Result<Policy> {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use super::Setting;
 
 /// The program, from the search path or from where Debian keeps it.
-pub(super) fn program() -> Option<PathBuf> {
+pub fn program() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let beside_the_server = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten().map(|entry| entry.path().join("bin"));
     std::env::split_paths(&path).chain(beside_the_server).map(|dir| dir.join("pgbench")).find(|path| path.is_file())

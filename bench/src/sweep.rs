@@ -1,0 +1,76 @@
+//! Throughput over one setting, for the plots.
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    load::{Load, Workload},
+    run::Bench,
+    throughput::{PAYLOAD_BYTES, Pace},
+    variants::{Batch, Variant, host},
+};
+
+const PAYLOADS: [usize; 5] = [100, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
+const BATCHES: [usize; 6] = [1, 4, 16, 64, 200, 500];
+const PARTITIONS: i32 = 4;
+/// A transaction ends after so many messages and not for the time it takes.
+const DURATION_MS: u64 = 2_000;
+
+/// One variant at one setting.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Point {
+    /// The variant.
+    pub variant: Variant,
+    /// Bytes of a payload, or messages of a transaction.
+    pub at: usize,
+    /// Messages a second.
+    pub rate: f64,
+    /// The same as a multiple of (d).
+    pub ratio: f64,
+}
+
+/// Variants of the plots: (d) is what the others are compared with.
+fn compared(variants: &[Variant]) -> Vec<Variant> {
+    let shown = [Variant::Component, Variant::BatchComponent];
+    shown.into_iter().filter(|variant| variants.contains(variant)).collect()
+}
+
+/// By the size of the payload. (d) is run at each size.
+pub async fn payloads(bench: &mut Bench, pace: &mut Pace, variants: &[Variant]) -> Result<Vec<Point>> {
+    let mut points = Vec::new();
+    for payload_bytes in PAYLOADS {
+        let load = Load { workload: Workload::Spread, partitions: PARTITIONS, messages: 0, payload_bytes };
+        let by_hand = pace.run(bench, &Variant::ByHand, load, Batch::DEFAULT).await?.rate;
+        for variant in compared(variants) {
+            let rate = pace.run(bench, &variant, load, Batch::DEFAULT).await?.rate;
+            points.push(point(variant, payload_bytes, rate, by_hand, "bytes"));
+        }
+    }
+    Ok(points)
+}
+
+/// By the size of a transaction. (d) has one message in each, whatever is asked; it runs between the
+/// others, so that all see the same machine.
+pub async fn batches(bench: &mut Bench, pace: &mut Pace, variants: &[Variant]) -> Result<Vec<Point>> {
+    let load = Load { workload: Workload::Spread, partitions: PARTITIONS, messages: 0, payload_bytes: PAYLOAD_BYTES };
+    let mut points = Vec::new();
+    for messages_max in BATCHES {
+        let batch = Batch { messages_max, duration_ms: DURATION_MS };
+        if let Some(why) = host::refuses(batch) {
+            eprintln!("transactions of {messages_max} messages are left out: {why}");
+            continue;
+        }
+        let by_hand = pace.run(bench, &Variant::ByHand, load, Batch::DEFAULT).await?.rate;
+        for variant in compared(variants) {
+            let rate = pace.run(bench, &variant, load, batch).await?.rate;
+            points.push(point(variant, messages_max, rate, by_hand, "messages"));
+        }
+    }
+    Ok(points)
+}
+
+fn point(variant: Variant, at: usize, rate: f64, by_hand: f64, unit: &str) -> Point {
+    let ratio = rate / by_hand;
+    eprintln!("{at} {unit}: ({}) {rate:.0}/s, {ratio:.2} × (d)", variant.letter());
+    Point { variant, at, rate, ratio }
+}

@@ -1,0 +1,195 @@
+//! The report as tables: everything for a terminal, ratios for the documentation.
+
+use std::fmt::Write as _;
+
+use crate::{
+    report::{CONSUMER, Cell, DATABASE, Measure, RATE, Report, Spread},
+    variants::Variant,
+};
+
+/// A table of texts.
+pub struct Table {
+    title: String,
+    header: Vec<String>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    fn new(title: impl Into<String>, header: &[&str]) -> Self {
+        Self { title: title.into(), header: header.iter().map(|name| (*name).to_owned()).collect(), rows: Vec::new() }
+    }
+
+    /// For a terminal; the first column is to the left, the others to the right.
+    pub fn text(&self) -> String {
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column)).chain(self.header.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let mut text = format!("\n{}\n", self.title);
+        for row in std::iter::once(&self.header).chain(&self.rows) {
+            let line = row.iter().enumerate().map(|(column, cell)| {
+                let width = width(column);
+                if column == 0 { format!("{cell:<width$}") } else { format!("  {cell:>width$}") }
+            });
+            let _ = writeln!(text, "{}", line.collect::<String>().trim_end());
+        }
+        text
+    }
+
+    /// For a page of Markdown.
+    pub fn markdown(&self) -> String {
+        let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+        let rule: Vec<_> = (0..self.header.len()).map(|column| if column == 0 { "---" } else { "--:" }.to_owned()).collect();
+        let rows: String = self.rows.iter().map(|row| line(row)).collect();
+        format!("{}{}{rows}", line(&self.header), line(&rule))
+    }
+
+    /// Whether there is anything in it.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}
+
+/// Everything that was measured.
+pub fn terminal(report: &Report) -> String {
+    let mut tables: Vec<Table> = report
+        .loads()
+        .into_iter()
+        .map(|(workload, partitions)| {
+            let plural = if partitions == 1 { "" } else { "s" };
+            let title = format!("{} rows, {partitions} partition{plural}", workload.name());
+            let cells: Vec<_> =
+                report.throughput.iter().filter(|cell| (cell.workload, cell.partitions) == (workload, partitions)).collect();
+            figures(title, &cells, Variant::ByHand)
+        })
+        .collect();
+    tables.push(figures(
+        "languages, spread rows, 4 partitions".to_owned(),
+        &report.languages.iter().collect::<Vec<_>>(),
+        Variant::Component,
+    ));
+    tables.extend([latency(report, true), statements(report), claims(report)]);
+    tables.iter().filter(|table| !table.is_empty()).map(Table::text).collect()
+}
+
+fn figures(title: String, cells: &[&Cell], reference: Variant) -> Table {
+    let letter = reference.letter();
+    let by = format!("× ({letter})");
+    let header = ["VARIANT", "MSG/S", "MIN–MAX", &by, "CPU µs", &by, "DB µs", &by, "BROKER µs", "GAP ms"];
+    let mut table = Table::new(title, &header);
+    let reference = cells.iter().find(|cell| cell.variant == reference);
+    for cell in cells {
+        let (Some(rate), Some(cpu)) = (cell.spread(RATE), cell.cpu()) else { continue };
+        let by =
+            |measure: Measure| reference.and_then(|to| cell.ratio(to, measure)).map_or("–".to_owned(), |r| format!("{:.2}", r.median));
+        table.rows.push(vec![
+            format!("{} {}", cell.variant.letter(), cell.title),
+            format!("{:.0}", rate.median),
+            format!("{:.0}–{:.0}", rate.min, rate.max),
+            by(RATE),
+            format!("{:.0}", cpu.consumer),
+            by(CONSUMER),
+            format!("{:.0}", cpu.database),
+            by(DATABASE),
+            format!("{:.0}", cpu.broker),
+            format!("{:.0}", cell.longest_gap_ms()),
+        ]);
+    }
+    table
+}
+
+/// A measure of every variant with every load, as a multiple of (d)'s.
+pub fn ratios(report: &Report, measure: Measure) -> Table {
+    let loads = report.loads();
+    let names: Vec<_> = loads.iter().map(|(workload, partitions)| format!("{} rows, {partitions} part.", workload.name())).collect();
+    let header: Vec<_> = std::iter::once("variant").chain(names.iter().map(String::as_str)).collect();
+    let mut table = Table::new("", &header);
+    for variant in report.variants() {
+        let cells = loads.iter().map(|(workload, partitions)| {
+            let (cell, by_hand) = (report.cell(&variant, *workload, *partitions)?, report.cell(&Variant::ByHand, *workload, *partitions)?);
+            cell.ratio(by_hand, measure)
+        });
+        let name = format!("({}) {}", variant.letter(), variant.title());
+        table.rows.push(std::iter::once(name).chain(cells.map(shown)).collect());
+    }
+    table
+}
+
+/// The languages, as multiples of the component in Rust of the same rounds.
+pub fn languages(report: &Report) -> Table {
+    let mut table = Table::new("", &["component", "throughput", "host CPU per message"]);
+    let Some(rust) = report.languages.iter().find(|cell| cell.variant == Variant::Component) else { return table };
+    for cell in report.languages.iter().filter(|cell| cell.variant != Variant::Component) {
+        table.rows.push(vec![cell.title.clone(), shown(cell.ratio(rust, RATE)), shown(cell.ratio(rust, CONSUMER))]);
+    }
+    table
+}
+
+/// From send to commit.
+pub fn latency(report: &Report, milliseconds: bool) -> Table {
+    let mut table = Table::new("from send to commit at a tenth of the load", &["variant", "p50", "p99", "messages/s"]);
+    let by_hand = report.latency.iter().find(|latency| latency.variant == Variant::ByHand);
+    for latency in &report.latency {
+        let shown = |value: f64, of: Option<f64>| match of {
+            _ if milliseconds => format!("{value:.1} ms"),
+            Some(of) => format!("{:.2}×", value / of),
+            None => "–".to_owned(),
+        };
+        table.rows.push(vec![
+            format!("({}) {}", latency.variant.letter(), latency.variant.title()),
+            shown(latency.p50_ms, by_hand.map(|by_hand| by_hand.p50_ms)),
+            shown(latency.p99_ms, by_hand.map(|by_hand| by_hand.p99_ms)),
+            if milliseconds { format!("{:.0}", latency.rate) } else { shown(latency.rate, by_hand.map(|by_hand| by_hand.rate)) },
+        ]);
+    }
+    table
+}
+
+/// Statements per message.
+pub fn statements(report: &Report) -> Table {
+    let mut table = Table::new("statements per message, each a round trip", &["variant", "statements"]);
+    for counted in &report.statements {
+        let name = format!("({}) {}", counted.variant.letter(), counted.variant.title());
+        table.rows.push(vec![name, format!("{:.2}", counted.per_message)]);
+    }
+    table
+}
+
+/// What a claim costs, beside the first way for the same kind of messages.
+pub fn claims(report: &Report) -> Table {
+    let header = ["way", "messages", "per transaction", "round trips each", "database CPU", "log bytes"];
+    let mut table = Table::new("the claim alone, per message", &header);
+    for cost in &report.claims {
+        let Some(first) = report.claims.iter().find(|first| first.duplicates == cost.duplicates) else { continue };
+        table.rows.push(vec![
+            cost.way.title().to_owned(),
+            if cost.duplicates { "known" } else { "new" }.to_owned(),
+            cost.batch.to_string(),
+            format!("{:.2}", cost.round_trips),
+            format!("{:.2}×", cost.cpu_us / first.cpu_us),
+            format!("{:.0}", cost.wal_bytes),
+        ]);
+    }
+    table
+}
+
+fn shown(ratio: Option<Spread>) -> String {
+    match ratio {
+        None => "–".to_owned(),
+        Some(Spread { median, min, max }) if min == max => format!("{median:.2}×"),
+        Some(Spread { median, min, max }) => format!("{median:.2}× ({min:.2}–{max:.2})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let mut table = Table::new("t", &["a", "value"]);
+        table.rows.push(vec!["long name".to_owned(), "1×".to_owned()]);
+        assert_eq!(table.text(), "\nt\na          value\nlong name     1×\n");
+        assert_eq!(table.markdown(), "| a | value |\n| --- | --: |\n| long name | 1× |\n");
+    }
+}

@@ -1,0 +1,104 @@
+//! Full speed: rounds of runs, one of each variant in turn.
+
+use std::collections::HashMap;
+
+use anyhow::Result;
+
+use crate::{
+    load::{Load, Workload},
+    report::Cell,
+    run::{Bench, Figures, Job},
+    variants::{Batch, Variant},
+};
+
+/// Payload where nothing else is said, bytes.
+pub const PAYLOAD_BYTES: usize = 200;
+/// Fewest messages of a run that is measured.
+const MESSAGES_MIN: f64 = 500.0;
+
+/// Sizes runs so that each takes about as long, from what was measured before.
+pub struct Pace {
+    seconds: f64,
+    fixed: Option<usize>,
+    rates: HashMap<Key, f64>,
+}
+
+/// What a rate is known by.
+type Key = (Variant, Workload, i32, usize, usize);
+
+impl Pace {
+    /// Runs of so many measured seconds.
+    pub fn of_seconds(seconds: f64) -> Self {
+        Self { seconds, fixed: None, rates: HashMap::new() }
+    }
+
+    /// Runs of so many messages, however long they take.
+    pub fn of_messages(messages: usize) -> Self {
+        Self { fixed: Some(messages), ..Self::of_seconds(0.0) }
+    }
+
+    /// Run a variant with a load of the right size. A first run whose size was too far off is made again.
+    pub async fn run(&mut self, bench: &mut Bench, variant: &Variant, load: Load, batch: Batch) -> Result<Figures> {
+        let key = (variant.clone(), load.workload, load.partitions, load.payload_bytes, batch.messages_max);
+        let known = self.rates.get(&key).copied();
+        let job = |messages| Job { variant: variant.clone(), load: Load { messages, ..load }, batch, log_statements: false };
+        if let Some(messages) = self.fixed {
+            return bench.run(&job(messages)).await;
+        }
+        let mut figures = bench.run(&job(self.size(known.unwrap_or(variant.guess())))).await?;
+        let off = !(0.5 * self.seconds..3.0 * self.seconds).contains(&figures.seconds);
+        if known.is_none() && off && self.size(figures.rate) != figures.messages {
+            figures = bench.run(&job(self.size(figures.rate))).await?;
+        }
+        self.rates.insert(key, figures.rate);
+        Ok(figures)
+    }
+
+    /// Messages for a run, in steps, so that topics are used again. A tenth at either end is not measured.
+    fn size(&self, rate: f64) -> usize {
+        let wanted = (rate * self.seconds / 0.8).max(MESSAGES_MIN);
+        let step = (wanted.log2() * 2.0).round() / 2.0;
+        (step.exp2() / 100.0).round() as usize * 100
+    }
+}
+
+/// Every variant with every load, in rounds.
+pub async fn measure(
+    bench: &mut Bench,
+    pace: &mut Pace,
+    variants: &[Variant],
+    loads: &[(Workload, i32)],
+    rounds: usize,
+) -> Result<Vec<Cell>> {
+    let mut cells: Vec<Cell> = Vec::new();
+    for round in 1..=rounds {
+        for (workload, partitions) in loads.iter().copied() {
+            for variant in variants {
+                let load = Load { workload, partitions, messages: 0, payload_bytes: PAYLOAD_BYTES };
+                let figures = pace.run(bench, variant, load, Batch::DEFAULT).await?;
+                let (name, letter) = (workload.name(), variant.letter());
+                eprintln!("round {round} of {rounds}, {name} rows, {partitions} partitions: ({letter}) {:.0}/s", figures.rate);
+                match cells.iter_mut().find(|c| c.variant == *variant && c.workload == workload && c.partitions == partitions) {
+                    Some(cell) => cell.runs.push(figures),
+                    None => {
+                        cells.push(Cell { variant: variant.clone(), title: variant.title(), workload, partitions, runs: vec![figures] })
+                    }
+                }
+            }
+        }
+    }
+    Ok(cells)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_come_in_steps() {
+        let pace = Pace::of_seconds(2.0);
+        assert_eq!(pace.size(1_000.0), pace.size(1_050.0));
+        assert!((2_000..4_000).contains(&pace.size(1_000.0)));
+        assert_eq!(pace.size(1.0), 500);
+    }
+}
