@@ -393,6 +393,7 @@ impl Loop {
         if let Some(measuring) = self.measuring.take() {
             let _ = timeout_at(deadline, measuring).await;
         }
+        self.shared.pauses.quiet(deadline).await;
         self.publish(ConsumerState::Ended);
         let unfinished = self.leaving.len();
         let Self { shared, events, workers, stop, left, .. } = self;
