@@ -15,7 +15,7 @@ use crate::{
     variants::{host, pgbench},
 };
 
-const TRANSACTIONS: usize = 3_000;
+const TRANSACTIONS: usize = 5_000;
 const BATCH: usize = 64;
 
 /// What one way costs.

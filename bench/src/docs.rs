@@ -22,6 +22,7 @@ pub fn write(root: &Path, report: &Report) -> Result<()> {
         ("throughput", tables::ratios(report, RATE)),
         ("consumer-cpu", tables::ratios(report, CONSUMER)),
         ("database-cpu", tables::ratios(report, DATABASE)),
+        ("threads", tables::threads(report)),
         ("languages", tables::languages(report)),
         ("latency", tables::latency(report, false)),
         ("statements", tables::statements(report)),

@@ -50,21 +50,10 @@ async fn main() -> ExitCode {
 
 async fn run(options: &Options) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the crate is in a folder of the workspace")?.to_owned();
-    let (dir, logs) = (root.join(format!("target/bench/run-{}", std::process::id())), root.join("target/bench/logs"));
-    for dir in [&dir, &logs] {
-        fs::create_dir_all(dir).with_context(|| format!("failed to create `{}`", dir.display()))?;
-    }
-    let programs = Programs { bin: root.join(&options.bin), root: root.clone() };
-    eprintln!("starting Kafka and PostgreSQL");
-    let servers = Servers::start(dir).await?;
-    let topics = Topics::new(KafkaServer::at(servers.kafka.bootstrap()));
-    let mut bench = Bench::new(servers, topics, programs, logs);
-    let measured = tokio::select! {
-        measured = measure(&mut bench, options) => measured,
-        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+    let report = match &options.from {
+        Some(path) => read(path)?,
+        None => measured(&root, options).await?,
     };
-    bench.servers.stop()?;
-    let report = measured?;
     if options.smoke {
         println!("the effects of {} variants are right", report.throughput.len());
     } else {
@@ -74,6 +63,31 @@ async fn run(options: &Options) -> Result<()> {
         fs::write(path, serde_json::to_vec_pretty(&report)?).with_context(|| format!("failed to write `{}`", path.display()))?;
     }
     if options.docs { docs::write(&root, &report) } else { Ok(()) }
+}
+
+/// What an earlier call measured.
+fn read(path: &Path) -> Result<Report> {
+    let json = fs::read(path).with_context(|| format!("failed to read `{}`", path.display()))?;
+    serde_json::from_slice(&json).with_context(|| format!("`{}` is no report of this benchmark", path.display()))
+}
+
+/// Start the servers, measure, and stop them, whatever happened.
+async fn measured(root: &Path, options: &Options) -> Result<Report> {
+    let (dir, logs) = (root.join(format!("target/bench/run-{}", std::process::id())), root.join("target/bench/logs"));
+    for dir in [&dir, &logs] {
+        fs::create_dir_all(dir).with_context(|| format!("failed to create `{}`", dir.display()))?;
+    }
+    let programs = Programs { bin: root.join(&options.bin), root: root.to_owned() };
+    eprintln!("starting Kafka and PostgreSQL");
+    let servers = Servers::start(dir).await?;
+    let topics = Topics::new(KafkaServer::at(servers.kafka.bootstrap()));
+    let mut bench = Bench::new(servers, topics, programs, logs);
+    let measured = tokio::select! {
+        measured = measure(&mut bench, options) => measured,
+        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+    };
+    bench.servers.stop()?;
+    measured
 }
 
 /// All parts that are wanted, one after the other: nothing else may run meanwhile.

@@ -1,6 +1,7 @@
 //! CPU time of processes over time, read from `/proc`.
 
 use std::{
+    collections::BTreeMap,
     fs,
     sync::{
         Arc,
@@ -121,6 +122,19 @@ fn look(parties: Parties) -> Cpu {
     Cpu { consumer: of(parties.consumer), database: postmaster + backends, broker: of(parties.broker) }
 }
 
+/// CPU time of a process by kind of thread, microseconds: threads whose names differ only in a number
+/// are of one kind. Threads that ended are not seen.
+pub fn by_thread(pid: pid_t) -> BTreeMap<String, f64> {
+    let mut kinds = BTreeMap::new();
+    for thread in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        let name = fs::read_to_string(thread.path().join("comm")).unwrap_or_default();
+        let kind = name.trim().trim_end_matches(|last: char| last.is_ascii_digit() || last == '-');
+        let cpu = fs::read_to_string(thread.path().join("stat")).ok().and_then(|stat| parse(&stat));
+        *kinds.entry(kind.to_owned()).or_insert(0.0) += cpu.map_or(0.0, |times| times.own);
+    }
+    kinds
+}
+
 fn children(parent: pid_t) -> Vec<pid_t> {
     let list = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
     list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
@@ -135,7 +149,10 @@ struct Times {
 
 /// Reads `/proc/<pid>/stat`; none when the process is gone.
 fn times(pid: pid_t) -> Option<Times> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn parse(stat: &str) -> Option<Times> {
     // Behind the name: the state is field 3 of proc(5), utime, stime, cutime and cstime are 14 to 17.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11).map(str::parse::<f64>);
     let mut pair = || Some(fields.next()?.ok()? + fields.next()?.ok()?);

@@ -37,6 +37,9 @@ pub struct Options {
     /// Write everything that was measured into this file.
     #[arg(long)]
     pub json: Option<PathBuf>,
+    /// Measure nothing; take a report that `--json` wrote.
+    #[arg(long, conflicts_with = "smoke")]
+    pub from: Option<PathBuf>,
     /// Bring docs/benchmark.md and its plots up to date.
     #[arg(long)]
     pub docs: bool,

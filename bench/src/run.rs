@@ -1,6 +1,6 @@
 //! One run: a fresh database, a full topic, one process; then figures, if what it did is right.
 
-use std::{path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use libc::{SIGKILL, SIGTERM};
@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     load::{Load, Topics, ends},
-    measure::{Cpu, Parties, Sampler, Samples},
+    measure::{Cpu, Parties, Sampler, Samples, by_thread},
     servers::{Database, Servers},
     variants::{Batch, Programs, Setting, Variant, tail},
 };
@@ -41,6 +41,8 @@ pub struct Figures {
     pub longest_gap_ms: f64,
     /// CPU microseconds per message.
     pub cpu: Cpu,
+    /// CPU microseconds of the measured process since it was started, by kind of thread.
+    pub threads: BTreeMap<String, f64>,
 }
 
 /// What is run.
@@ -94,9 +96,10 @@ impl Bench {
         let started = self.start(job, &topic).await.with_context(what)?;
         let ended = self.wait(job, &started, &topic).await;
         let log = started.log.clone();
+        let threads = by_thread(started.child.pid());
         let (database, samples) = finish(started, ended).with_context(what)?;
         check(job, &database).await.with_context(|| format!("{}; its log ends with:\n{}", what(), tail(&log)))?;
-        let figures = figures(&database.commits().await?, &samples).with_context(what)?;
+        let figures = Figures { threads, ..figures(&database.commits().await?, &samples).with_context(what)? };
         self.servers.drop_database(database).await?;
         Ok(figures)
     }
@@ -186,7 +189,7 @@ fn figures(commits: &[(f64, i64)], samples: &Samples) -> Result<Figures> {
     ensure!(seconds > 0.0, "all was committed at once; there is nothing to measure");
     let cpu = samples.between(from, to).scaled(1.0 / measured);
     let longest_gap_ms = longest_gap(commits, from, to) / 1e3;
-    Ok(Figures { messages: messages as usize, seconds, rate: measured / seconds, longest_gap_ms, cpu })
+    Ok(Figures { messages: messages as usize, seconds, rate: measured / seconds, longest_gap_ms, cpu, threads: BTreeMap::new() })
 }
 
 /// Longest time without a commit, in microseconds, between two points in time.

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     load::{Load, Workload},
+    report::Spread,
     run::Bench,
     throughput::{PAYLOAD_BYTES, Pace},
     variants::{Batch, Variant, host},
@@ -49,22 +50,26 @@ pub async fn payloads(bench: &mut Bench, pace: &mut Pace, variants: &[Variant]) 
     Ok(points)
 }
 
-/// By the size of a transaction. (d) has one message in each, whatever is asked; it runs between the
-/// others, so that all see the same machine.
+/// By the size of a transaction. (d) has one message in each, whatever is asked: it runs between the
+/// others, so that all see the same machine, and the median of its runs is what they are compared with.
 pub async fn batches(bench: &mut Bench, pace: &mut Pace, variants: &[Variant]) -> Result<Vec<Point>> {
     let load = Load { workload: Workload::Spread, partitions: PARTITIONS, messages: 0, payload_bytes: PAYLOAD_BYTES };
-    let mut points = Vec::new();
+    let (mut points, mut by_hand) = (Vec::new(), Vec::new());
     for messages_max in BATCHES {
         let batch = Batch { messages_max, duration_ms: DURATION_MS };
         if let Some(why) = host::refuses(batch) {
             eprintln!("transactions of {messages_max} messages are left out: {why}");
             continue;
         }
-        let by_hand = pace.run(bench, &Variant::ByHand, load, Batch::DEFAULT).await?.rate;
+        let now = pace.run(bench, &Variant::ByHand, load, Batch::DEFAULT).await?.rate;
+        by_hand.push(now);
         for variant in compared(variants) {
             let rate = pace.run(bench, &variant, load, batch).await?.rate;
-            points.push(point(variant, messages_max, rate, by_hand, "messages"));
+            points.push(point(variant, messages_max, rate, now, "messages"));
         }
+    }
+    if let Some(by_hand) = Spread::of(by_hand) {
+        points.iter_mut().for_each(|point| point.ratio = point.rate / by_hand.median);
     }
     Ok(points)
 }

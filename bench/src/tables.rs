@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::{
+    load::Workload,
     report::{CONSUMER, Cell, DATABASE, Measure, RATE, Report, Spread},
     variants::Variant,
 };
@@ -68,7 +69,7 @@ pub fn terminal(report: &Report) -> String {
         &report.languages.iter().collect::<Vec<_>>(),
         Variant::Component,
     ));
-    tables.extend([latency(report, true), statements(report), claims(report)]);
+    tables.extend([threads(report), latency(report, true), statements(report), claims(report)]);
     tables.iter().filter(|table| !table.is_empty()).map(Table::text).collect()
 }
 
@@ -151,6 +152,25 @@ pub fn statements(report: &Report) -> Table {
     for counted in &report.statements {
         let name = format!("({}) {}", counted.variant.letter(), counted.variant.title());
         table.rows.push(vec![name, format!("{:.2}", counted.per_message)]);
+    }
+    table
+}
+
+/// Which threads of a process use its CPU, with spread rows and the most partitions.
+pub fn threads(report: &Report) -> Table {
+    let mut table = Table::new("CPU by kind of thread", &["variant", "threads"]);
+    let Some((workload, partitions)) = report.loads().into_iter().filter(|(workload, _)| *workload == Workload::Spread).max() else {
+        return table;
+    };
+    for variant in report.variants() {
+        let Some(cell) = report.cell(&variant, workload, partitions) else { continue };
+        let Some(run) = cell.runs.last().filter(|run| !run.threads.is_empty()) else { continue };
+        let total: f64 = run.threads.values().sum();
+        let mut kinds: Vec<_> =
+            run.threads.iter().map(|(kind, cpu)| (100.0 * cpu / total, kind)).filter(|(share, _)| *share >= 1.0).collect();
+        kinds.sort_by(|one, other| other.0.total_cmp(&one.0));
+        let kinds: Vec<_> = kinds.into_iter().map(|(share, kind)| format!("`{kind}` {share:.0} %")).collect();
+        table.rows.push(vec![format!("({}) {}", variant.letter(), variant.title()), kinds.join(", ")]);
     }
     table
 }
