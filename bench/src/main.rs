@@ -116,7 +116,7 @@ async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
             [Variant::Component].into_iter().chain(variants.iter().filter(|v| !lettered.contains(v)).cloned()).collect();
         report.languages = throughput::measure(bench, &mut pace, &languages, &[(Workload::Spread, PARTITIONS)], rounds).await?;
     }
-    let consumers = || lettered.iter().filter(|variant| **variant != Variant::Pgbench);
+    let consumers = || lettered.iter().filter(|variant| **variant != Variant::Pgbench && !variant.is_alone());
     if options.wants(Part::Latency) {
         for variant in consumers() {
             let known = report.cell(variant, Workload::Spread, PARTITIONS).and_then(|cell| cell.spread(RATE));

@@ -12,7 +12,7 @@ use crate::{
 };
 
 const PAYLOADS: [usize; 5] = [100, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
-const BATCHES: [usize; 6] = [1, 4, 16, 64, 200, 500];
+const BATCHES: [usize; 5] = [1, 8, 64, 200, 500];
 const PARTITIONS: i32 = 4;
 /// A transaction ends after so many messages and not for the time it takes.
 const DURATION_MS: u64 = 2_000;

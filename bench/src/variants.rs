@@ -93,13 +93,20 @@ impl Variant {
         !matches!(self, Pgbench | ByHand | Node)
     }
 
+    /// Whether it is one of a plain comparison with (d), a message per transaction, for which one load
+    /// is enough.
+    pub fn is_alone(&self) -> bool {
+        matches!(self, NativeAlone | ComponentAlone)
+    }
+
     /// Messages a second to expect before anything was measured: sizes the first run.
     pub fn guess(&self) -> f64 {
         match self {
-            BatchComponent => 8_000.0,
-            Native | Component => 4_000.0,
-            Language(_) => 1_000.0,
-            _ => 1_500.0,
+            BatchComponent => 15_000.0,
+            Native => 6_000.0,
+            Component => 4_500.0,
+            Pgbench | ByHand => 1_500.0,
+            Node | NativeAlone | ComponentAlone | Language(_) => 800.0,
         }
     }
 }
