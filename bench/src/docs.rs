@@ -58,7 +58,7 @@ fn replaced(page: &str, name: &str, by: &str) -> Result<String> {
 fn environment(report: &Report) -> String {
     let environment = &report.environment;
     format!(
-        "{} cores of `{}`, PostgreSQL {}, programs built with the profile `{}`; {} rounds of about {} measured seconds.\n",
+        "{} cores of `{}`, PostgreSQL {}, programs built with the profile `{}`; rounds: {}, measured seconds of a run: about {}.\n",
         environment.cores, environment.processor, environment.postgres, environment.profile, environment.rounds, environment.seconds
     )
 }
