@@ -227,7 +227,7 @@ async fn a_configuration_that_cannot_work_is_named() {
 async fn a_database_that_cannot_be_used_is_named_without_its_password() {
     let desk = Desk::empty().await;
     desk.fails(&["tenant", "list"], "the database holds no inbox; run `oncebox migrate` first").await;
-    let no_database = "no database is configured; set `database.url` or ONCEBOX_DATABASE_URL";
+    let no_database = "no database is configured; set `database.url` or ONCEBOX_DATABASE_URL, or start `oncebox dev` in this folder";
     let bad_url = "`database.url` is not a PostgreSQL URL; it looks like postgres://user:password@host:5432/database";
     let check = "check `database.url` (ONCEBOX_DATABASE_URL)";
     let refused = format!("the database is not reachable: Connection refused (os error 111); {check}");
@@ -424,7 +424,10 @@ async fn what_cannot_be_deployed_is_told_what_to_do() {
     for (file, line) in [
         ("text.wasm", "this is not a WebAssembly file"),
         ("core.wasm", "this is a core module, not a component; run `oncebox component encode <file> -o <out>`"),
-        ("empty.wasm", "the export `oncebox:handler/incoming-handler@0.1.0` or `oncebox:handler/incoming-batch-handler@0.1.0` is missing; the component exports nothing"),
+        (
+            "empty.wasm",
+            "the export `oncebox:handler/incoming-handler@0.1.0` or `oncebox:handler/incoming-batch-handler@0.1.0` is missing; the component exports nothing",
+        ),
         (
             "foreign.wasm",
             "imports that handlers are not given: `wasi:http/outgoing-handler@0.2.0`, `acme:db/sql`; a handler has no network, no files and no environment",

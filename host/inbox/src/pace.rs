@@ -2,8 +2,10 @@
 
 use std::sync::Mutex;
 
-/// Commits in a row after which the batch doubles.
+/// Commits in a row after which the batch doubles, at first and where nothing stands against it.
 const CLEAN_COMMITS: u32 = 100;
+/// The same, at most: how often a size that led to contention is tried again.
+const CLEAN_COMMITS_MAX: u32 = 6_400;
 /// Messages over which failures are remembered.
 const WINDOW: f64 = 1_000.0;
 /// Share of failed messages over which savepoints are set from the start.
@@ -23,6 +25,9 @@ pub struct Pace {
 struct State {
     size: usize,
     clean: u32,
+    /// Commits in a row after which the batch doubles. Every contention doubles it: a deadlock stops
+    /// two workers for as long as PostgreSQL takes to notice, many times what a larger batch saves.
+    patience: u32,
     /// Share of failed messages, averaged over the window.
     failing: f64,
 }
@@ -49,7 +54,7 @@ impl Mode {
 impl Pace {
     /// Starts at the policy's bound.
     pub fn new(messages_max: usize) -> Self {
-        Self { messages_max, state: Mutex::new(State { size: messages_max, clean: 0, failing: 0.0 }) }
+        Self { messages_max, state: Mutex::new(State { size: messages_max, clean: 0, patience: CLEAN_COMMITS, failing: 0.0 }) }
     }
 
     /// Size and mode of the next transaction.
@@ -63,6 +68,7 @@ impl Pace {
         let mut state = self.state.lock().expect("no panic while held");
         state.size = (state.size / 2).max(1);
         state.clean = 0;
+        state.patience = (state.patience * 2).min(CLEAN_COMMITS_MAX);
     }
 
     /// A transaction committed.
@@ -73,9 +79,10 @@ impl Pace {
             state.failing += (sample - state.failing) / WINDOW;
         }
         state.clean += 1;
-        if state.clean >= CLEAN_COMMITS {
+        if state.clean >= state.patience {
             state.clean = 0;
             state.size = (state.size * 2).min(self.messages_max);
+            state.patience = (state.patience / 2).max(CLEAN_COMMITS);
         }
     }
 }
@@ -89,11 +96,16 @@ mod tests {
         let pace = Pace::new(64);
         (0..3).for_each(|_| pace.contended());
         assert_eq!(pace.next().0, 8);
-        (0..CLEAN_COMMITS).for_each(|_| pace.committed(8, 0));
+        // The more often it happened, the longer until a larger size is tried again.
+        (0..CLEAN_COMMITS * 8 - 1).for_each(|_| pace.committed(8, 0));
+        assert_eq!(pace.next().0, 8);
+        pace.committed(8, 0);
         assert_eq!(pace.next().0, 16);
+        (0..CLEAN_COMMITS * 4).for_each(|_| pace.committed(8, 0));
+        assert_eq!(pace.next().0, 32);
         (0..10).for_each(|_| pace.contended());
         assert_eq!(pace.next().0, 1);
-        (0..CLEAN_COMMITS * 20).for_each(|_| pace.committed(1, 0));
+        (0..CLEAN_COMMITS_MAX * 2).for_each(|_| pace.committed(1, 0));
         assert_eq!(pace.next().0, 64);
     }
 

@@ -36,7 +36,8 @@ pub(crate) struct State {
     /// What is left of [`crate::record::FUEL`], where the engine counts it and the run came to an end.
     pub(crate) fuel_left: Option<u64>,
     pub(crate) recording: Option<Recording>,
-    wasi: WasiCtx,
+    /// Made when something of it is used; most components import nothing of it.
+    wasi: Option<WasiCtx>,
 }
 
 /// What `context` answers.
@@ -66,7 +67,7 @@ impl State {
             memory: MemoryLimiter::new(settings.limits.memory_bytes),
             clock: Clock::starting_at(run.message.record.timestamp_ms),
             random: Random::new(&settings.random_key, run.consumer, &run.message.id),
-            wasi: wasi::context(&log),
+            wasi: None,
             limits: settings.limits.clone(),
             config: settings.config.clone(),
             log,
@@ -106,6 +107,7 @@ impl Facts {
 
 impl WasiView for State {
     fn ctx(&mut self) -> WasiCtxView<'_> {
-        WasiCtxView { ctx: &mut self.wasi, table: &mut self.table }
+        let ctx = self.wasi.get_or_insert_with(|| wasi::context(&self.log));
+        WasiCtxView { ctx, table: &mut self.table }
     }
 }

@@ -215,7 +215,7 @@ impl Config {
     /// How to reach the database.
     pub fn connect_options(&self) -> Result<PgConnectOptions> {
         if self.database.url.is_empty() {
-            bail!("no database is configured; set `database.url` or ONCEBOX_DATABASE_URL");
+            bail!("no database is configured; set `database.url` or ONCEBOX_DATABASE_URL, or start `oncebox dev` in this folder");
         }
         // The parser takes any scheme, and its own message would repeat the URL, and the password in it.
         let is_ours = ["postgres://", "postgresql://"].iter().any(|scheme| self.database.url.starts_with(scheme));
