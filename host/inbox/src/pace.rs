@@ -1,6 +1,9 @@
-//! How large a consumer's transactions are, and whether they carry savepoints.
+//! How large a consumer's transactions are, how many run side by side, and whether they carry
+//! savepoints.
 
 use std::sync::Mutex;
+
+use tokio::sync::MutexGuard;
 
 /// Commits in a row after which the batch doubles, at first and where nothing stands against it.
 const CLEAN_COMMITS: u32 = 100;
@@ -19,14 +22,22 @@ const SAVEPOINTS_MAX: usize = 60;
 pub struct Pace {
     messages_max: usize,
     state: Mutex<State>,
+    turn: tokio::sync::Mutex<()>,
 }
+
+/// Leave to run one transaction; while transactions take turns, the only one of this host.
+pub struct Turn<'a>(Option<MutexGuard<'a, ()>>);
 
 #[derive(Debug)]
 struct State {
     size: usize,
+    /// Transactions take turns. Large ones in turn do more than small ones side by side that run into
+    /// each other, and never into a deadlock.
+    in_turn: bool,
     clean: u32,
-    /// Commits in a row after which the batch doubles. Every contention doubles it: a deadlock stops
-    /// two workers for as long as PostgreSQL takes to notice, many times what a larger batch saves.
+    /// Commits in a row after which more is tried: a double batch, then side by side again. Every
+    /// contention doubles it: a deadlock stops two workers for as long as PostgreSQL takes to notice,
+    /// many times what is to be gained.
     patience: u32,
     /// Share of failed messages, averaged over the window.
     failing: f64,
@@ -54,7 +65,11 @@ impl Mode {
 impl Pace {
     /// Starts at the policy's bound.
     pub fn new(messages_max: usize) -> Self {
-        Self { messages_max, state: Mutex::new(State { size: messages_max, clean: 0, patience: CLEAN_COMMITS, failing: 0.0 }) }
+        Self {
+            messages_max,
+            state: Mutex::new(State { size: messages_max, in_turn: false, clean: 0, patience: CLEAN_COMMITS, failing: 0.0 }),
+            turn: tokio::sync::Mutex::default(),
+        }
     }
 
     /// Size and mode of the next transaction.
@@ -63,12 +78,31 @@ impl Pace {
         (state.size, if state.failing > FAILURE_SHARE { Mode::Savepoints } else { Mode::Optimistic })
     }
 
-    /// Deadlock, serialization failure or lock timeout: half the size.
-    pub fn contended(&self) {
+    /// Wait until a transaction may run.
+    pub async fn turn(&self) -> Turn<'_> {
+        let in_turn = self.state.lock().expect("no panic while held").in_turn;
+        Turn(if in_turn { Some(self.turn.lock().await) } else { None })
+    }
+
+    /// Deadlock, serialization failure or lock timeout in a transaction that ran in this turn: from now
+    /// on in turn, and where that does not help, since it is another host's transactions that stand
+    /// against it, half the size.
+    pub fn contended(&self, turn: &Turn<'_>) {
         let mut state = self.state.lock().expect("no panic while held");
-        state.size = (state.size / 2).max(1);
-        state.clean = 0;
-        state.patience = (state.patience * 2).min(CLEAN_COMMITS_MAX);
+        if turn.0.is_none() && state.in_turn {
+            return; // it began before another one drew the conclusion
+        }
+        if !std::mem::replace(&mut state.in_turn, true) {
+            state.clean = 0;
+            state.patience = (state.patience * 2).min(CLEAN_COMMITS_MAX);
+        } else {
+            state.shrink();
+        }
+    }
+
+    /// The server had no room for so many claims.
+    pub fn crowded(&self) {
+        self.state.lock().expect("no panic while held").shrink();
     }
 
     /// A transaction committed.
@@ -81,9 +115,21 @@ impl Pace {
         state.clean += 1;
         if state.clean >= state.patience {
             state.clean = 0;
-            state.size = (state.size * 2).min(self.messages_max);
+            if state.size < self.messages_max {
+                state.size = (state.size * 2).min(self.messages_max);
+            } else {
+                state.in_turn = false;
+            }
             state.patience = (state.patience / 2).max(CLEAN_COMMITS);
         }
+    }
+}
+
+impl State {
+    fn shrink(&mut self) {
+        self.size = (self.size / 2).max(1);
+        self.clean = 0;
+        self.patience = (self.patience * 2).min(CLEAN_COMMITS_MAX);
     }
 }
 
@@ -91,21 +137,41 @@ impl Pace {
 mod tests {
     use super::*;
 
-    #[test]
-    fn contention_halves_and_clean_commits_double() {
+    fn commit(pace: &Pace, times: u32) {
+        (0..times).for_each(|_| pace.committed(8, 0));
+    }
+
+    #[tokio::test]
+    async fn contention_leads_to_turns_then_to_smaller_batches_and_back() {
         let pace = Pace::new(64);
-        (0..3).for_each(|_| pace.contended());
+        let early = pace.turn().await;
+        pace.contended(&early);
+        let turn = pace.turn().await;
+        assert!(turn.0.is_some(), "transactions take turns");
+        assert_eq!(pace.next().0, 64);
+        pace.contended(&early); // says nothing about turns
+        assert_eq!(pace.next().0, 64);
+        (0..3).for_each(|_| pace.contended(&turn));
         assert_eq!(pace.next().0, 8);
-        // The more often it happened, the longer until a larger size is tried again.
-        (0..CLEAN_COMMITS * 8 - 1).for_each(|_| pace.committed(8, 0));
+        drop(turn);
+        // The more often it happened, the longer until more is tried again.
+        commit(&pace, CLEAN_COMMITS * 16 - 1);
         assert_eq!(pace.next().0, 8);
-        pace.committed(8, 0);
+        commit(&pace, 1);
         assert_eq!(pace.next().0, 16);
-        (0..CLEAN_COMMITS * 4).for_each(|_| pace.committed(8, 0));
-        assert_eq!(pace.next().0, 32);
-        (0..10).for_each(|_| pace.contended());
+        commit(&pace, CLEAN_COMMITS * (8 + 4));
+        assert_eq!(pace.next().0, 64);
+        assert!(pace.turn().await.0.is_some());
+        commit(&pace, CLEAN_COMMITS * 2);
+        assert!(pace.turn().await.0.is_none(), "side by side again");
+    }
+
+    #[test]
+    fn a_full_lock_table_halves() {
+        let pace = Pace::new(64);
+        (0..10).for_each(|_| pace.crowded());
         assert_eq!(pace.next().0, 1);
-        (0..CLEAN_COMMITS_MAX * 2).for_each(|_| pace.committed(1, 0));
+        commit(&pace, CLEAN_COMMITS_MAX * 2);
         assert_eq!(pace.next().0, 64);
     }
 

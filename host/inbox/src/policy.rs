@@ -281,7 +281,8 @@ impl Default for Limits {
 pub struct Kafka {
     /// Group id; empty for `oncebox.<tenant>.<consumer>`.
     pub group: String,
-    /// Records held per partition before it is paused.
+    /// Records held per partition before it is paused; at least four transactions of
+    /// `batch.messages_max`, so that the next ones fill while one runs.
     pub prefetch_messages: usize,
     /// Bytes held per partition before it is paused.
     pub prefetch_bytes: usize,
@@ -347,6 +348,12 @@ impl Policy {
             return wrong(format!("`{key}` is {value}; it must be at most {most}"));
         }
         Ok(())
+    }
+
+    /// How records are read, with a queue that batches of this policy do not run dry.
+    pub fn reading(&self) -> Kafka {
+        let prefetch_messages = self.kafka.prefetch_messages.max(4 * self.batch.messages_max);
+        Kafka { prefetch_messages, ..self.kafka.clone() }
     }
 
     /// A policy from TOML; the error names the key.

@@ -83,14 +83,19 @@ const CONTENTION_REPEATS: u32 = 5;
 impl ConsumerInbox {
     /// One transaction: claim, handle, complete, commit. What it returns as settled may be acked.
     async fn transact(&self, batch: &[Routed], mode: Mode) -> Result<Settled, Stop> {
+        let turn = self.pace.turn().await;
         let transaction = self.sessions.begin().await?;
-        match self.work(&transaction, batch, mode).await {
+        let ended = match self.work(&transaction, batch, mode).await {
             Ok(settled) => commit(transaction).await.map(|()| settled),
             Err(stop) => {
                 transaction.rollback().await;
                 Err(stop)
             }
+        };
+        if matches!(ended, Err(Stop::Contention { .. })) {
+            self.pace.contended(&turn);
         }
+        ended
     }
 
     /// Everything between BEGIN and COMMIT, in order.
@@ -218,14 +223,13 @@ impl ConsumerInbox {
                 Stop::Failed => mode = Mode::Savepoints,
                 Stop::Contention { .. } | Stop::AtClaim { .. } | Stop::AtCommit { .. } if size > 1 => {
                     if matches!(stop, Stop::Contention { .. }) {
-                        self.pace.contended();
-                        size /= 2;
+                        size = size.min(self.pace.next().0);
                     } else {
                         (size, mode, alone) = (1, Mode::Savepoints, true);
                     }
                 }
                 Stop::Crowded(_) if size > 1 => {
-                    self.pace.contended();
+                    self.pace.crowded();
                     size /= 2;
                 }
                 Stop::Contention { failure } if repeats >= CONTENTION_REPEATS => return self.record_alone(&batch[0], failure).await,

@@ -167,7 +167,7 @@ impl Supervisor {
             tenant,
             consumer: name,
             topics: policy.topics.clone(),
-            kafka: policy.kafka.clone(),
+            kafka: policy.reading(),
             host_properties: self.properties.clone(),
             timing: Timing::default(),
         };
