@@ -174,7 +174,8 @@ impl Programs {
     pub fn languages(&self) -> Vec<Variant> {
         let found = std::fs::read_dir(self.root.join("target/languages")).into_iter().flatten().flatten();
         let names = found.filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".wasm").map(str::to_owned));
-        let mut languages: Vec<_> = names.map(Language).collect();
+        // Beside each stands one with a planted bug, for the tests.
+        let mut languages: Vec<_> = names.filter(|name| !name.ends_with("-crash")).map(Language).collect();
         languages.sort();
         languages
     }

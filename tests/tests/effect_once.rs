@@ -568,6 +568,21 @@ async fn payloads_are_kept_as_the_policy_says_of(world: World) {
     world.finish().await;
 }
 
+/// What could go wrong: a duplicate of a completed message locks or writes its row, so that deliveries of
+/// it hold each other up and leave dead rows. S0-020.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_of_a_completed_message_locks_no_row() {
+    let world = World::new().await;
+    let consumer = world.simple("", "").await;
+    deliver(&world.host(&consumer), &records(["a"])).await;
+    let mut guest = Guest::begin(&world, &consumer).await;
+    assert_eq!(guest.claim(&["a"]).await.unwrap()[0].0, "known");
+    // A row that someone locks or has replaced has an xmax, and cannot be locked without waiting.
+    assert_eq!(world.number("SELECT xmax::text::bigint FROM oncebox.inbox FOR UPDATE NOWAIT").await, 0);
+    drop(guest);
+    world.finish().await;
+}
+
 /// What could go wrong: with deduplication switched off rows are still written for what completes, a
 /// failure or its neighbours are lost, or a withdrawn deployment goes on. S0-036, S3-010.
 #[tokio::test(flavor = "multi_thread")]

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+use std::sync::{Arc, Mutex};
+
 use oncebox_inbox::{SessionSettings, Tenant, message::Record};
 use oncebox_tests::inbox::{TestConsumer, World, both, deliver, drive, record, take};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
@@ -228,6 +230,44 @@ async fn a_deadline_while_idle_costs_no_connection_of(world: World) {
     let backends = ["before0", "sleeps", "last"].map(|id| world.control.runs(id).last().unwrap().backend);
     assert!(backends.iter().all(|backend| *backend == backends[0]), "{backends:?}");
     world.finish().await;
+}
+
+/// What could go wrong: a handler comes nearer and nearer to its deadline, holding locks all the while, and
+/// its owner learns of it when messages fail. S3-013.
+#[tokio::test]
+async fn a_handler_near_its_deadline_is_warned_of() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let logging = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let _logging = tracing::subscriber::set_default(logging);
+    let world = World::new().await;
+    let consumer = world.simple("", "limits = { deadline_ms = 2000 }\nbatch = { duration_ms = 5000 }").await;
+    deliver(&world.host(&consumer), &[record(0, "slow", "sleep 1100"), record(1, "quick", "sleep 10")]).await;
+    let text = lines.text();
+    let warned: Vec<_> = text.lines().filter(|line| line.contains("more than half of its deadline")).collect();
+    assert_eq!(warned.len(), 1, "{text}");
+    assert!(warned[0].contains("WARN") && warned[0].contains("message_id=\"slow\"") && warned[0].contains("deadline_ms=2000"), "{text}");
+    world.finish().await;
+}
+
+/// What was logged.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Lines {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
+}
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// What could go wrong: a statement that PostgreSQL itself stopped counts as the host's trouble.
