@@ -229,6 +229,30 @@ async fn payments_are_booked_to_the_last_digit() {
     stage.world.finish().await;
 }
 
+/// What could go wrong: an instance whose memory is full, or just not, loses or mixes up what it holds; a
+/// handler of batches answers for another message than it was asked. S0-036, S3-011.
+#[tokio::test(flavor = "multi_thread")]
+async fn orders_of_any_size_are_booked_one_by_one_and_together() {
+    for component in ["order", "order-batch"] {
+        let schema = format!("{} INSERT INTO account (id) VALUES (17);", include_str!("../../guest-examples/order/schema.sql"));
+        let stage = Stage::new(&schema, &[("order.placed", component)]).await;
+        let sizes = [0_usize, 1, 1_000, 60_000, 100_000, 131_072, 200_000, 262_144, 400_000, 900_000];
+        let order = |(offset, size): (usize, &usize)| {
+            let account = if offset == 3 { 18 } else { 17 };
+            let payload = json!({ "order_id": format!("o-{offset}"), "account": account, "amount": 1, "note": "né".repeat(*size) });
+            event(offset as i64, &format!("m-{offset}"), "order.placed", &payload.to_string())
+        };
+        stage.deliver_twice(&sizes.iter().enumerate().map(order).collect::<Vec<_>>()).await;
+        stage.check("m-3", "failed_terminal", Some("reject"), None).await;
+        let booked = "SELECT id, length(note) AS length, note = repeat('né', length(note) / 2) AS whole FROM orders ORDER BY length";
+        let expected = sizes.iter().enumerate().filter(|(offset, _)| *offset != 3);
+        let expected: Vec<_> = expected.map(|(n, size)| json!({ "id": format!("o-{n}"), "length": 2 * size, "whole": true })).collect();
+        assert_eq!(stage.rows(booked).await, expected, "{component}");
+        assert_eq!(stage.rows("SELECT * FROM account").await, [json!({ "id": 17, "balance": 9, "n": 9 })]);
+        stage.world.finish().await;
+    }
+}
+
 /// What could go wrong: an order is booked twice, or half: its row without its account's balance.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_order_is_booked_once_or_not_at_all() {

@@ -8,6 +8,8 @@ pub mod config;
 mod context;
 mod failure;
 mod handler;
+#[cfg(all(feature = "arena", target_family = "wasm"))]
+mod heap;
 mod ids;
 pub mod log;
 mod message;
