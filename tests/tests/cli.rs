@@ -530,7 +530,9 @@ Usage: oncebox [OPTIONS] <COMMAND>
 Commands:
   serve      Run a host: consume, run handlers, commit, ack
   migrate    Bring the database up to date
+  new        Write a new handler's project: sources, build script, tables, messages
   dev        Run a host with a PostgreSQL and a broker of its own
+  send       Publish the messages of a file
   demo       Run the main job on real input, kill it again and again, and count the effects
   tenant     Tenants
   consumer   Consumers

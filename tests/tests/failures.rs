@@ -3,10 +3,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-use std::sync::{Arc, Mutex};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
 
-use oncebox_inbox::{SessionSettings, Tenant, message::Record};
-use oncebox_tests::inbox::{TestConsumer, World, both, deliver, drive, record, take};
+use oncebox_inbox::{
+    SessionSettings, Tenant,
+    handler::{Failure, FailureKind},
+    message::Record,
+};
+use oncebox_tests::inbox::{PlainHandler, PlainHandlers, TestConsumer, World, both, deliver, drive, execute, record, take};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 
 /// Messages that succeed, with the given ones between them; then what each row says.
@@ -229,6 +236,39 @@ async fn a_deadline_while_idle_costs_no_connection_of(world: World) {
     assert_eq!(world.row(&consumer, "sleeps").await.last_error.as_deref(), Some("stopped after 200 ms"));
     let backends = ["before0", "sleeps", "last"].map(|id| world.control.runs(id).last().unwrap().backend);
     assert!(backends.iter().all(|backend| *backend == backends[0]), "{backends:?}");
+    world.finish().await;
+}
+
+/// What could go wrong: a handler meets a deadlock or a lock timeout under a savepoint of its own, goes back
+/// to it and fails, and the message pays for it with an attempt. A5.
+#[tokio::test(flavor = "multi_thread")]
+async fn contention_under_a_handlers_savepoint_is_nobodys() {
+    let world = World::new().await;
+    let (consumer, holder) = held_row(&world).await;
+    let tries = Arc::new(AtomicUsize::new(0));
+    let counted = tries.clone();
+    let handler = PlainHandler::new(1, move |tx, run| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async move {
+            execute(tx, &format!("INSERT INTO effect VALUES ('orders', '{}', {}, 1)", run.message.id, run.attempt)).await?;
+            execute(tx, "SAVEPOINT own").await?;
+            if execute(tx, "UPDATE hot SET n = n + 1").await.is_err() {
+                execute(tx, "ROLLBACK TO SAVEPOINT own").await?;
+                tx.recovered().await;
+                return Err(Failure::new(FailureKind::Other, "gave up"));
+            }
+            Ok(None)
+        })
+    });
+    let settings = SessionSettings { lock_timeout_ms: 100, ..SessionSettings::default() };
+    let host = world.host_with(&consumer, PlainHandlers::of(handler), &settings);
+    let delivering = tokio::spawn(async move { deliver(&host, &[record(0, "a", "")]).await });
+    while tries.load(Ordering::Relaxed) < 2 {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    holder.close().await.unwrap();
+    assert!(delivering.await.unwrap().is_empty());
+    assert_eq!(world.row(&consumer, "a").await.state(), ("completed", None, 1));
     world.finish().await;
 }
 

@@ -159,6 +159,11 @@ impl FailureKind {
         }
     }
 
+    /// Whether the handler itself said what is to become of the message.
+    pub fn is_decision(&self) -> bool {
+        matches!(self, Self::Retry { .. } | Self::Reject | Self::Park)
+    }
+
     /// What the inbox row says under `reason`: the kind, with the SQLSTATE where there is one.
     pub fn reason(&self) -> String {
         match self {

@@ -99,6 +99,7 @@ pub async fn run_together(together: Together<'_>, tx: &Tx) -> Ended<Vec<Answer>>
 /// else.
 async fn judge<T>(job: &Job<'_>, deadline: Instant, answer: BoxFuture<'_, Result<T, Failure>>, tx: &Tx) -> Ended<T> {
     let started = Instant::now();
+    tx.run_begins().await;
     let answer = timeout_at(deadline, answer).instrument(span(job)).await;
     warn_if_slow(job, started.elapsed());
     let answer =
@@ -111,7 +112,11 @@ async fn judge<T>(job: &Job<'_>, deadline: Instant, answer: BoxFuture<'_, Result
     }
     match (answer, tx.error().await) {
         (_, Some(error)) if error.is_contention() => Ended::Contention(Failure::new(FailureKind::Contention, error.message)),
-        (Err(failure), _) => Ended::Failed(failure),
+        (Err(failure), _) => match tx.contention().await {
+            // It came back to a savepoint and gave up: still nobody's fault, unless it decided otherwise.
+            Some(error) if !failure.kind.is_decision() => Ended::Contention(Failure::new(FailureKind::Contention, error.message)),
+            _ => Ended::Failed(failure),
+        },
         (Ok(_), Some(error)) if !crate::hooks::sabotage("swallowed_error_is_ok") => Ended::Failed(Failure::new(
             FailureKind::Sql { sqlstate: error.sqlstate },
             format!("a statement failed and the handler answered ok: {}", error.message),

@@ -21,6 +21,9 @@ struct State {
     broken: bool,
     /// The statement that put the transaction into its aborted state.
     error: Option<StatementError>,
+    /// The first deadlock or its like since the run began, also when the handler has rolled back to a
+    /// savepoint since.
+    contention: Option<StatementError>,
 }
 
 /// An error that PostgreSQL answered to a statement of a handler.
@@ -49,7 +52,7 @@ pub(crate) fn is_contention(sqlstate: &str) -> bool {
 impl Tx {
     /// A handle on the transaction that was begun on this connection.
     pub fn on(connection: PgConnection) -> Self {
-        let state = State { connection, in_flight: false, broken: false, error: None };
+        let state = State { connection, in_flight: false, broken: false, error: None, contention: None };
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
@@ -64,6 +67,16 @@ impl Tx {
     /// The first error since the transaction was last sound; the transaction is aborted.
     pub async fn error(&self) -> Option<StatementError> {
         self.state.lock().await.error.clone()
+    }
+
+    /// A handler is about to run.
+    pub(crate) async fn run_begins(&self) {
+        self.state.lock().await.contention = None;
+    }
+
+    /// What a handler that failed may have failed of, although it rolled back to a savepoint.
+    pub(crate) async fn contention(&self) -> Option<StatementError> {
+        self.state.lock().await.contention.clone()
     }
 
     /// Forget the error after a rollback to a savepoint.
@@ -109,6 +122,9 @@ impl Statement<'_> {
             None => {}
             Some(error) => match answered(error) {
                 Some(answered) => {
+                    if answered.is_contention() {
+                        self.state.contention.get_or_insert_with(|| answered.clone());
+                    }
                     self.state.error.get_or_insert(answered);
                 }
                 None => self.state.broken |= !is_local(error),
