@@ -10,7 +10,7 @@ use crate::{load::Workload, variants::Variant};
 #[derive(Parser)]
 #[command(name = "bench.sh", about)]
 pub struct Options {
-    /// Variants: a, b, b1, c, c1, d, e, f, g:<language>. All that can run, unless named.
+    /// Variants: a, b, b1, c, c1, d, e, f, `g:<language>`. All that can run, unless named.
     #[arg(long, value_delimiter = ',')]
     pub variants: Vec<Variant>,
     /// Parts. All, unless named; with `--quick` all but the plots.
