@@ -13,8 +13,9 @@ use oncebox_inbox::{
     handler::{Failure, FailureKind},
     message::Record,
 };
-use oncebox_tests::inbox::{PlainHandler, PlainHandlers, TestConsumer, World, both, deliver, drive, execute, record, take};
+use oncebox_tests::inbox::{DEADLINE, PlainHandler, PlainHandlers, TestConsumer, World, both, deliver, drive, execute, record, take};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+use tokio::time::{Duration, Instant, sleep};
 
 /// Messages that succeed, with the given ones between them; then what each row says.
 async fn check(world: &World, consumer: &TestConsumer, settings: &SessionSettings, cases: &[(Record, &str, Option<&str>, i32)]) {
@@ -263,8 +264,10 @@ async fn contention_under_a_handlers_savepoint_is_nobodys() {
     let settings = SessionSettings { lock_timeout_ms: 100, ..SessionSettings::default() };
     let host = world.host_with(&consumer, PlainHandlers::of(handler), &settings);
     let delivering = tokio::spawn(async move { deliver(&host, &[record(0, "a", "")]).await });
+    let deadline = Instant::now() + DEADLINE;
     while tries.load(Ordering::Relaxed) < 2 {
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        assert!(Instant::now() < deadline, "the message was not run again");
+        sleep(Duration::from_millis(5)).await;
     }
     holder.close().await.unwrap();
     assert!(delivering.await.unwrap().is_empty());
