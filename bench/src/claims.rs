@@ -4,7 +4,7 @@
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use oncebox_inbox::{MasterKey, Role};
+use oncebox_inbox::{Login, MasterKey};
 use serde::{Deserialize, Serialize};
 use sqlx::Connection;
 
@@ -108,7 +108,7 @@ async fn tenant_url(bench: &Bench, database: &Database) -> Result<String> {
     let (_, rest) = database.url.split_once("://").context("a database URL starts with `postgres://`")?;
     let (_, server) = rest.split_once('@').context("a superuser's URL has a password")?;
     let login = &bench.servers.tenant.login;
-    let password = MasterKey::parse(&bench.servers.master_key)?.password(login, Role::Guest);
+    let password = MasterKey::parse(&bench.servers.master_key)?.password(login, Login::Guest);
     let url = format!("postgres://{login}:{password}@{server}");
     sqlx::PgConnection::connect(&url).await.context("failed to log in as the tenant")?.close().await?;
     Ok(url)

@@ -157,7 +157,7 @@ async fn make_templates(url: &str, master_key: &str) -> Result<Tenant> {
     let inbox = Admin::new(host.parse()?, MasterKey::parse(master_key)?, "bench");
     schema::ensure_partitions(&inbox.pool).await?;
     let tenant = inbox.create_tenant(TENANT).await?;
-    inbox.apply_schema(&tenant, SCHEMA).await?;
+    inbox.apply_migration(&tenant, "tables", SCHEMA).await?;
     inbox.pool.close().await;
     fill(connect(&host).await?, &tenant.schema_name).await?;
     Ok(tenant)

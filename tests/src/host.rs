@@ -17,7 +17,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use oncebox_inbox::{Admin, MasterKey, Tenant, policy::Policy};
+use oncebox_inbox::{Admin, MasterKey, NewDeployment, Tenant, policy::Policy};
 use oncebox_server::local::{free_port, process::Child};
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
@@ -25,7 +25,6 @@ use rdkafka::{
     message::{Header, OwnedHeaders},
     producer::{FutureProducer, FutureRecord},
 };
-use serde_json::json;
 use sqlx::{
     AssertSqlSafe, Executor, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
@@ -175,11 +174,11 @@ impl Scenario {
         let admin = Admin::new(connect, MasterKey::parse(&key)?, "test");
         // The tenant's name is in the group's.
         let tenant = admin.create_tenant(&format!("t-{unique}")).await?;
-        admin.apply_schema(&tenant, SCHEMA).await?;
+        admin.apply_migration(&tenant, "tables", SCHEMA).await?;
         let consumer_id = admin.create_consumer(&tenant.name, CONSUMER, &options.policy(&topic)?).await?.consumer_id;
         let behaviour = BEHAVIOUR.replace("{schema}", &tenant.schema_name).replace("{consumer}", &consumer_id.to_string());
         pool.execute(sqlx::raw_sql(AssertSqlSafe(behaviour))).await?;
-        admin.deploy(&tenant.name, CONSUMER, "payment.captured", "ledger", COMPONENT, &json!({})).await?;
+        admin.deploy_compiled(&tenant.name, CONSUMER, NewDeployment::stable("payment.captured", "ledger", ""), COMPONENT).await?;
 
         let dir = target_dir().join("test-hosts").join(&unique);
         fs::create_dir_all(&dir).with_context(|| format!("failed to create `{}`", dir.display()))?;

@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use oncebox_inbox::{
-    Admin, Budget, Consumer, ConsumerInbox, InboxError, MasterKey, PartitionInbox, Role, SessionSettings, Sessions, Tenant,
+    Admin, Budget, Consumer, ConsumerInbox, InboxError, Login, MasterKey, PartitionInbox, SessionSettings, Sessions, Tenant,
     handler::Handlers, message::Record, policy::Policy, retry, schema,
 };
 use sqlx::{
@@ -101,7 +101,7 @@ impl World {
     /// A tenant with its table of effects and whatever else `schema_sql` makes.
     pub async fn tenant(&self, name: &str, schema_sql: &str) -> Tenant {
         let tenant = self.admin.create_tenant(name).await.expect("a tenant");
-        self.admin.apply_schema(&tenant, &format!("{EFFECT} {schema_sql}")).await.expect("the tenant's schema");
+        self.admin.apply_migration(&tenant, "tables", &format!("{EFFECT} {schema_sql}")).await.expect("the tenant's schema");
         tenant
     }
 
@@ -140,7 +140,7 @@ impl World {
 
     /// Options to connect as a tenant's guest role, as a host's sessions do.
     pub fn guest_options(&self, tenant: &Tenant) -> PgConnectOptions {
-        let password = self.key.password(&tenant.login, Role::Guest);
+        let password = self.key.password(&tenant.login, Login::Guest);
         let options = self.options.clone().username(&tenant.login).password(&password);
         options.options([("search_path", tenant.schema_name.as_str()), ("default_transaction_read_only", "on")])
     }

@@ -360,7 +360,7 @@ async fn a_deferred_constraint_is_its_messages_failure_of(world: World) {
 async fn raising(world: &World, policy: &str) -> TestConsumer {
     let tenant: Tenant = world.tenant("acme", "").await;
     world.execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login)).await;
-    world.admin.apply_schema(&tenant, "CREATE TABLE now_raises (code text); CREATE TABLE then_raises (code text); \
+    world.admin.apply_migration(&tenant, "raises", "CREATE TABLE now_raises (code text); CREATE TABLE then_raises (code text); \
         CREATE FUNCTION raise_it() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'raised' USING ERRCODE = NEW.code; END $$; \
         CREATE TRIGGER now AFTER INSERT ON now_raises FOR EACH ROW EXECUTE FUNCTION raise_it(); \
         CREATE CONSTRAINT TRIGGER later AFTER INSERT ON then_raises DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION raise_it();")

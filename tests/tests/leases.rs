@@ -394,7 +394,7 @@ async fn a_lost_answer_to_commit_is_found_out_by_claiming_again() {
     let tenant = &consumer.tenant;
     world.execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login)).await;
     // Sequences do not roll back: each kills one commit only.
-    world.admin.apply_schema(tenant, "CREATE TABLE bomb (fuse text); CREATE SEQUENCE live; CREATE SEQUENCE again; \
+    world.admin.apply_migration(tenant, "bomb", "CREATE TABLE bomb (fuse text); CREATE SEQUENCE live; CREATE SEQUENCE again; \
         CREATE FUNCTION explode() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
             IF nextval(NEW.fuse::regclass) = 1 THEN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM count(*) FROM generate_series(1, 10000000); END IF; \
             RETURN NULL; END $$; \

@@ -93,7 +93,7 @@ impl Arena {
         let tenant = world.tenant("acme", SCHEMA).await;
         if !functions.is_empty() {
             world.execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login)).await;
-            world.admin.apply_schema(&tenant, functions).await.unwrap();
+            world.admin.apply_migration(&tenant, "functions", functions).await.unwrap();
         }
         let consumer = world.consumer(&tenant, "orders", policy).await;
         let runtime = Runtime::new(RuntimeConfig { instances_max: 4, ..RuntimeConfig::default() }).unwrap();

@@ -8,7 +8,7 @@ use futures::{FutureExt, future::BoxFuture};
 use oncebox_inbox::{
     Admin, Budget, ConsumerInbox, InboxError, MasterKey, PartitionInbox, SessionSettings, Sessions,
     handler::{Failure, FailureKind, Handler, Handlers, Run},
-    message::Record,
+    message::{Message, Record},
     retry,
     tx::Tx,
 };
@@ -60,7 +60,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
 struct PlaceOrders;
 
 impl Handlers for PlaceOrders {
-    fn resolve(&self, _event_type: &str) -> Option<Arc<dyn Handler>> {
+    fn resolve(&self, _message: &Message, _failed: Option<i32>) -> Option<Arc<dyn Handler>> {
         Some(Arc::new(Self))
     }
 

@@ -3,9 +3,8 @@
 use std::process::Command;
 
 use anyhow::Result;
-use oncebox_inbox::{Admin, MasterKey, policy::Policy};
+use oncebox_inbox::{Admin, MasterKey, NewDeployment, policy::Policy};
 use oncebox_server::local::free_port;
-use serde_json::json;
 
 use super::{Batch, Setting};
 use crate::servers::{Database, Servers};
@@ -14,7 +13,7 @@ pub(super) const CONSUMER: &str = "orders";
 
 pub(super) async fn command(setting: &Setting<'_>, batch: Batch, component: &[u8]) -> Result<Command> {
     let admin = create_consumer(setting, batch).await?;
-    admin.deploy(&setting.servers.tenant.name, CONSUMER, "order.placed", "order", component, &json!({})).await?;
+    admin.deploy_compiled(&setting.servers.tenant.name, CONSUMER, NewDeployment::stable("order.placed", "order", ""), component).await?;
     let mut command = Command::new(setting.programs.bin.join("oncebox"));
     for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("ONCEBOX_")) {
         command.env_remove(variable);

@@ -9,8 +9,9 @@ use sqlx::{
 use std::time::Duration;
 
 use crate::{
-    error::{InboxError, plain},
-    keys::{MasterKey, Role, secret_hash},
+    audit::Subject,
+    error::InboxError,
+    keys::{Login, MasterKey, secret_hash},
     policy::Policy,
     scram,
 };
@@ -25,7 +26,7 @@ pub struct Admin {
     pub pool: PgPool,
     pub(crate) options: PgConnectOptions,
     pub(crate) key: MasterKey,
-    actor: String,
+    pub(crate) actor: String,
 }
 
 /// A tenant's row.
@@ -37,9 +38,9 @@ pub struct Tenant {
     pub name: String,
     /// Schema of the tenant's tables.
     pub schema_name: String,
-    /// Role that handlers run as.
+    /// Login that handlers run as.
     pub login: String,
-    /// Role that owns the schema.
+    /// Login that owns the schema.
     pub owner_login: String,
     /// When it was created.
     pub created_at: chrono::DateTime<chrono::Utc>,
@@ -50,6 +51,9 @@ pub struct Tenant {
 pub struct Consumer {
     /// Key.
     pub consumer_id: i32,
+    /// Its tenant.
+    #[serde(skip)]
+    pub tenant_id: i32,
     /// Name of its tenant.
     pub tenant: String,
     /// Name.
@@ -78,6 +82,11 @@ impl Admin {
         let options = options.application_name("oncebox host");
         let pool = PgPoolOptions::new().max_connections(4).acquire_timeout(CONNECT_TIMEOUT).connect_lazy_with(options.clone());
         Self { pool, options, key, actor: actor.into() }
+    }
+
+    /// The same access for someone else, whose name the audit log keeps.
+    pub fn acting_as(&self, actor: impl Into<String>) -> Self {
+        Self { actor: actor.into(), ..self.clone() }
     }
 
     /// Key of the streams that a tenant's guests get for randomness.
@@ -115,7 +124,7 @@ impl Admin {
             .fetch_one(&mut *tx)
             .await
             .map_err(|error| taken(error, "tenant", name))?;
-        self.audit(&mut tx, "tenant.create", name, json!({})).await?;
+        self.audit(&mut tx, "tenant.create", Subject::tenant(name), json!({})).await?;
         tx.commit().await?;
         self.restrict_logs(&login).await;
         Ok(tenant)
@@ -123,8 +132,8 @@ impl Admin {
 
     async fn role_statements(&self, schema: &str, login: &str, owner: &str) -> Result<Vec<String>, InboxError> {
         let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())").fetch_one(&self.pool).await?;
-        let guest_verifier = scram::verifier(&self.key.password(login, Role::Guest));
-        let owner_verifier = scram::verifier(&self.key.password(owner, Role::Owner));
+        let guest_verifier = scram::verifier(&self.key.password(login, Login::Guest));
+        let owner_verifier = scram::verifier(&self.key.password(owner, Login::Owner));
         Ok(vec![
             format!("CREATE ROLE {login} LOGIN NOINHERIT PASSWORD '{guest_verifier}'"),
             format!("CREATE ROLE {owner} LOGIN NOINHERIT CONNECTION LIMIT 4 PASSWORD '{owner_verifier}'"),
@@ -136,6 +145,8 @@ impl Admin {
             format!("CREATE SCHEMA {schema} AUTHORIZATION {owner}"),
             format!("GRANT USAGE ON SCHEMA {schema}, oncebox_host TO {login}"),
             format!("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA oncebox_host TO {login}"),
+            format!("GRANT USAGE ON SCHEMA oncebox_host TO {owner}"),
+            format!("GRANT EXECUTE ON FUNCTION oncebox_host.migration_applied TO {owner}"),
             format!(
                 "ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA {schema} GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO {login}"
             ),
@@ -157,20 +168,6 @@ impl Admin {
         }
     }
 
-    /// Apply a tenant's own DDL, as its owner, over a short connection of its own. All of it or nothing.
-    pub async fn apply_schema(&self, tenant: &Tenant, sql: &str) -> Result<(), InboxError> {
-        let password = self.key.password(&tenant.owner_login, Role::Owner);
-        let options =
-            self.options.clone().username(&tenant.owner_login).password(&password).options([("search_path", tenant.schema_name.as_str())]);
-        let mut connection = PgConnection::connect_with(&options).await?;
-        let applied = connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned()))).await;
-        let _ = connection.close().await;
-        applied.map_err(|error| InboxError::Invalid(format!("the tenant's schema was not applied: {}", plain(&error))))?;
-        let mut tx = self.pool.begin().await?;
-        self.audit(&mut tx, "tenant.schema.apply", &tenant.name, json!({ "bytes": sql.len() })).await?;
-        Ok(tx.commit().await?)
-    }
-
     /// Take back a tenant that was just created and has neither consumers nor sessions, so that its
     /// creation can be tried again.
     pub async fn take_back_tenant(&self, tenant: &Tenant) -> Result<(), InboxError> {
@@ -180,11 +177,12 @@ impl Admin {
         sqlx::query("DELETE FROM oncebox.tenant WHERE tenant_id = $1").bind(tenant.tenant_id).execute(&mut *tx).await?;
         let undo = format!(
             "DROP SCHEMA {schema} CASCADE; REVOKE ALL ON DATABASE {database} FROM {login}, {owner}; \
-             REVOKE ALL ON SCHEMA oncebox_host FROM {login}; REVOKE ALL ON ALL FUNCTIONS IN SCHEMA oncebox_host FROM {login}; \
+             REVOKE ALL ON SCHEMA oncebox_host FROM {login}, {owner}; \
+             REVOKE ALL ON ALL FUNCTIONS IN SCHEMA oncebox_host FROM {login}, {owner}; \
              DROP ROLE {login}, {owner}"
         );
         tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(undo))).await?;
-        self.audit(&mut tx, "tenant.take_back", &tenant.name, json!({})).await?;
+        self.audit(&mut tx, "tenant.take_back", Subject::tenant(&tenant.name), json!({})).await?;
         Ok(tx.commit().await?)
     }
 
@@ -214,14 +212,14 @@ impl Admin {
             .execute(&mut *tx)
             .await
             .map_err(|error| taken(error, "consumer", name))?;
-        self.audit(&mut tx, "consumer.create", &format!("{}/{name}", tenant.name), json!({})).await?;
+        self.audit(&mut tx, "consumer.create", Subject::of(&tenant.name, name), json!({})).await?;
         tx.commit().await?;
         self.consumer(&tenant.name, name).await
     }
 
     /// All consumers, by tenant and name.
     pub async fn consumers(&self) -> Result<Vec<Consumer>, InboxError> {
-        const LIST: &str = "SELECT c.consumer_id, t.name AS tenant, c.name, c.policy, c.generation, c.created_at \
+        const LIST: &str = "SELECT c.consumer_id, c.tenant_id, t.name AS tenant, c.name, c.policy, c.generation, c.created_at \
             FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) ORDER BY t.name, c.name";
         Ok(sqlx::query_as(LIST).fetch_all(&self.pool).await?)
     }
@@ -232,12 +230,6 @@ impl Admin {
         found.ok_or_else(|| {
             InboxError::NotFound(format!("there is no consumer `{tenant}/{name}`; `oncebox consumer list` shows those there are"))
         })
-    }
-
-    pub(crate) async fn audit(&self, connection: &mut PgConnection, action: &str, subject: &str, details: Value) -> Result<(), InboxError> {
-        const INSERT: &str = "INSERT INTO oncebox.audit (actor, action, subject, details) VALUES ($1, $2, $3, $4)";
-        sqlx::query(INSERT).bind(&self.actor).bind(action).bind(subject).bind(details).execute(connection).await?;
-        Ok(())
     }
 }
 
@@ -262,7 +254,7 @@ pub(crate) fn check_name(kind: &str, name: &str) -> Result<(), InboxError> {
 
 fn taken(error: sqlx::Error, kind: &str, name: &str) -> InboxError {
     match error.as_database_error().and_then(|e| e.constraint()) {
-        Some("tenant_name_unique" | "consumer_name_unique") => InboxError::Invalid(format!("there is a {kind} `{name}` already")),
+        Some("tenant_name_unique" | "consumer_name_unique") => InboxError::conflict(format!("there is a {kind} `{name}` already")),
         _ => error.into(),
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     handler::{Failure, FailureKind},
     headers, hooks,
     message::Message,
-    policy::{Dedup, PayloadPolicy, Policy, Retry},
+    policy::{Dedup, NoRoute, PayloadPolicy, Policy, Retry},
     session::Transaction,
     tx::bounded,
 };
@@ -23,6 +23,8 @@ pub enum Disposition {
     FailedTerminal,
     /// It waits for a person.
     Parked,
+    /// Nobody takes it, and its consumer says that this is well.
+    Skipped,
 }
 
 impl Disposition {
@@ -33,17 +35,28 @@ impl Disposition {
             Self::FailedRetryable => "failed_retryable",
             Self::FailedTerminal => "failed_terminal",
             Self::Parked => "parked",
+            Self::Skipped => "skipped",
         }
     }
 }
 
 /// What a failure makes of a message after this many attempts.
-pub fn disposition(failure: &Failure, attempts: u32, retry: &Retry) -> Disposition {
+pub fn disposition(failure: &Failure, attempts: u32, policy: &Policy) -> Disposition {
     match failure.kind {
         FailureKind::Reject => Disposition::FailedTerminal,
-        FailureKind::Park | FailureKind::NoRoute | FailureKind::Crashed => Disposition::Parked,
-        _ if attempts >= retry.attempts_max => Disposition::FailedTerminal,
+        FailureKind::NoRoute => unrouted(policy),
+        FailureKind::Park | FailureKind::Crashed => Disposition::Parked,
+        _ if attempts >= policy.retry.attempts_max => Disposition::FailedTerminal,
         _ => Disposition::FailedRetryable,
+    }
+}
+
+/// What becomes of a message that no deployment takes.
+pub(crate) fn unrouted(policy: &Policy) -> Disposition {
+    match policy.no_route {
+        NoRoute::Park => Disposition::Parked,
+        NoRoute::Skip => Disposition::Skipped,
+        NoRoute::Reject => Disposition::FailedTerminal,
     }
 }
 
@@ -127,7 +140,7 @@ impl Completion {
 
     /// A run that failed: the claim row becomes the failure record, in the same transaction.
     pub fn failed(&mut self, ran: Ran<'_>, failure: &Failure, policy: &Policy) -> Disposition {
-        let disposition = disposition(failure, ran.attempt, &policy.retry);
+        let disposition = disposition(failure, ran.attempt, policy);
         // A row that is to run again needs its payload whatever the policy says.
         let keep = disposition == Disposition::FailedRetryable || policy.payload != PayloadPolicy::None;
         let record = &ran.message.record;
@@ -192,8 +205,13 @@ mod tests {
     use super::*;
 
     fn check(kind: FailureKind, attempts: u32, expected: Disposition) {
-        let retry = Retry { attempts_max: 3, ..Retry::default() };
-        assert_eq!(disposition(&Failure::new(kind, ""), attempts, &retry), expected);
+        check_under("park", kind, attempts, expected);
+    }
+
+    fn check_under(no_route: &str, kind: FailureKind, attempts: u32, expected: Disposition) {
+        let policy = format!("topics = ['t']\nack = 'after_commit'\nno_route = '{no_route}'\n[retry]\nattempts_max = 3");
+        let policy = Policy::parse(&policy).expect("a policy");
+        assert_eq!(disposition(&Failure::new(kind, ""), attempts, &policy), expected);
     }
 
     // S1-067, S1-068, S1-115, S2-013: which failures are tried again, and how often.
@@ -204,7 +222,9 @@ mod tests {
         check(FailureKind::Retry { delay: None }, 2, Disposition::FailedRetryable);
         check(FailureKind::Reject, 1, Disposition::FailedTerminal);
         check(FailureKind::Park, 1, Disposition::Parked);
-        check(FailureKind::NoRoute, 1, Disposition::Parked);
+        check_under("park", FailureKind::NoRoute, 1, Disposition::Parked);
+        check_under("skip", FailureKind::NoRoute, 1, Disposition::Skipped);
+        check_under("reject", FailureKind::NoRoute, 1, Disposition::FailedTerminal);
     }
 
     #[test]

@@ -2,13 +2,16 @@
 
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex, RwLock},
+    sync::{Arc, Mutex, OnceLock},
+    time::Duration,
 };
+
+use tokio::sync::{Notify, watch};
 
 use crate::{
     claim::{Claimant, Claimed},
     complete::Disposition,
-    handler::{Failure, Handlers},
+    handler::{Failure, Handler, Handlers},
     message::Message,
     pace::Pace,
     policy::Policy,
@@ -30,10 +33,15 @@ pub struct ConsumerInbox {
     pub owner: String,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) pace: Pace,
-    handlers: RwLock<Arc<dyn Handlers>>,
+    handlers: watch::Sender<Arc<dyn Handlers>>,
+    /// Whoever loads deployments is told here that those that are loaded are stale.
+    stale: OnceLock<Arc<Notify>>,
     /// Event types that have metrics of their own; a producer can invent any number of them.
     event_types: Mutex<HashSet<String>>,
 }
+
+/// How long a transaction that was refused as stale waits for newer handlers.
+const NEWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Event types of a consumer with metrics of their own; further ones share `other`.
 const EVENT_TYPES_MAX: usize = 100;
@@ -58,19 +66,41 @@ impl ConsumerInbox {
             owner,
             sessions,
             pace,
-            handlers: RwLock::new(handlers),
+            handlers: watch::Sender::new(handlers),
+            stale: OnceLock::new(),
             event_types: Mutex::default(),
         })
     }
 
     /// Switch to another set of handlers; it takes effect with the next transaction.
     pub fn set_handlers(&self, handlers: Arc<dyn Handlers>) {
-        *self.handlers.write().expect("no panic while held") = handlers;
+        self.handlers.send_replace(handlers);
+    }
+
+    /// Whom to tell when a claim was refused because newer deployments are required.
+    pub fn tell_when_stale(&self, notify: Arc<Notify>) {
+        let _ = self.stale.set(notify); // there is one that loads
     }
 
     /// The live handlers.
     pub fn handlers(&self) -> Arc<dyn Handlers> {
-        self.handlers.read().expect("no panic while held").clone()
+        self.handlers.borrow().clone()
+    }
+
+    /// Ask for newer handlers than those of a generation that was refused, and wait for them. False: they
+    /// did not come in time.
+    pub(crate) async fn newer_than(&self, generation: i64) -> bool {
+        if let Some(notify) = self.stale.get() {
+            notify.notify_one();
+        }
+        let mut handlers = self.handlers.subscribe();
+        let newer = handlers.wait_for(|handlers| handlers.generation() > generation);
+        matches!(tokio::time::timeout(NEWER_TIMEOUT, newer).await, Ok(Ok(_)))
+    }
+
+    /// Wall clock for one call of a handler.
+    pub(crate) fn deadline(&self, handler: &Arc<dyn Handler>) -> Duration {
+        handler.deadline().unwrap_or(Duration::from_millis(self.policy.limits.deadline_ms))
     }
 
     /// `generation` is that of the handlers that were asked where the messages go: those loaded by now

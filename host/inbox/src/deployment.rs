@@ -1,20 +1,164 @@
-//! Which version of a handler takes an event type.
+//! Which version of a handler takes an event type: what a deployment says, and what is live.
 
-use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
-use crate::{
-    admin::{Admin, check_name},
-    error::InboxError,
-};
+use crate::{admin::Admin, error::InboxError};
 
-/// A live deployment, as a host loads it.
-#[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
+/// What a deployment is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Takes what no canary takes.
+    Stable,
+    /// Takes a share of the ordering keys.
+    Canary,
+    /// Runs on a share of the messages after the stable version, and never has an effect.
+    Shadow,
+}
+
+impl Role {
+    /// As rows say it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stable => "stable",
+            Self::Canary => "canary",
+            Self::Shadow => "shadow",
+        }
+    }
+}
+
+impl TryFrom<String> for Role {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        [Self::Stable, Self::Canary, Self::Shadow].into_iter().find(|role| role.name() == name).ok_or(name)
+    }
+}
+
+/// Which version runs a message again after it failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Retries {
+    /// The one that is live by then.
+    #[default]
+    Live,
+    /// The one that failed, unless it was withdrawn.
+    Pinned,
+}
+
+impl Retries {
+    /// As rows say it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Live => "live",
+            Self::Pinned => "pinned",
+        }
+    }
+}
+
+impl TryFrom<String> for Retries {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        [Self::Live, Self::Pinned].into_iter().find(|retries| retries.name() == name).ok_or(name)
+    }
+}
+
+/// What ends a canary by itself: over the window, a failure rate above the stable version's by more than
+/// the margin.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Guard {
+    /// Percentage points that the canary may fail more often than the stable version.
+    pub margin_percent: f64,
+    /// Seconds that are looked at.
+    pub window_s: u32,
+    /// Runs of the canary within the window before it is judged.
+    pub messages_min: u32,
+}
+
+impl Default for Guard {
+    fn default() -> Self {
+        Self { margin_percent: 5.0, window_s: 60, messages_min: 20 }
+    }
+}
+
+/// The place of a deployment: an event type and a range of event versions.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::FromRow)]
+pub struct Slot {
+    /// The event type; `orders.*` for all that begin with `orders.`; `*` for all.
+    pub event_type: String,
+    /// A semantic-version requirement such as `>=2, <4`. None takes every version, and none.
+    pub event_versions: Option<String>,
+}
+
+impl std::fmt::Display for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.event_versions {
+            Some(versions) => write!(f, "`{}` ({versions})", self.event_type),
+            None => write!(f, "`{}`", self.event_type),
+        }
+    }
+}
+
+/// A deployment to be made.
+#[derive(Debug, Clone)]
+pub struct NewDeployment {
+    /// Where.
+    pub slot: Slot,
+    /// Name of the handler.
+    pub handler: String,
+    /// SHA-256 of the version's component in hexadecimal digits, or enough of the first of them.
+    pub version: String,
+    /// What the handler reads through `config`.
+    pub settings: Map<String, Value>,
+    /// Caps, where they are to be below the consumer's.
+    pub limits: Map<String, Value>,
+    /// Name of the migration that the tenant's schema must hold.
+    pub requires_migration: Option<String>,
+    /// Which version runs a message again.
+    pub retries: Retries,
+    /// What it is for.
+    pub role: Role,
+    /// Share of ordering keys of a canary, of messages of a shadow: more than 0, at most 100.
+    pub percent: Option<f64>,
+    /// What ends a canary by itself.
+    pub guard: Option<Guard>,
+}
+
+impl NewDeployment {
+    /// A version, for a slot, with nothing special about it.
+    pub fn stable(event_type: &str, handler: &str, version: &str) -> Self {
+        Self {
+            slot: Slot { event_type: event_type.to_owned(), event_versions: None },
+            handler: handler.to_owned(),
+            version: version.to_owned(),
+            settings: Map::new(),
+            limits: Map::new(),
+            requires_migration: None,
+            retries: Retries::Live,
+            role: Role::Stable,
+            percent: None,
+            guard: None,
+        }
+    }
+}
+
+/// A deployment's row.
+#[derive(Debug, Clone, Serialize, sqlx::FromRow)]
 pub struct Deployment {
     /// Key.
     pub deployment_id: i64,
-    /// The event type, or `*`.
-    pub event_type: String,
+    /// Where.
+    #[sqlx(flatten)]
+    #[serde(flatten)]
+    pub slot: Slot,
+    /// What it is for.
+    #[sqlx(try_from = "String")]
+    pub role: Role,
+    /// Share that it takes, where it is no stable one.
+    pub percent: Option<f64>,
     /// Name of the handler.
     pub handler: String,
     /// Key of the version.
@@ -24,6 +168,28 @@ pub struct Deployment {
     pub digest: Vec<u8>,
     /// Settings that the handler reads through `config`.
     pub settings: Value,
+    /// Caps below the consumer's.
+    pub limits: Value,
+    /// The migration that the tenant's schema must hold.
+    pub requires_migration: Option<String>,
+    /// Which version runs a message again.
+    #[sqlx(try_from = "String")]
+    pub retries: Retries,
+    /// What ends a canary by itself.
+    #[sqlx(json(nullable))]
+    pub guard: Option<Guard>,
+    /// Generation of the consumer that it began with: a host that runs this one or a later one has it.
+    pub generation: i64,
+    /// When it began.
+    pub created_at: chrono::DateTime<chrono::Utc>,
+    /// Who made it.
+    pub created_by: String,
+    /// When it ended.
+    pub ended_at: Option<chrono::DateTime<chrono::Utc>>,
+    /// `superseded`, `rolled_back`, `promoted` or `ended`.
+    pub ended_how: Option<String>,
+    /// Why, where someone said.
+    pub ended_reason: Option<String>,
 }
 
 /// The live deployments of a consumer, and their generation.
@@ -31,79 +197,54 @@ pub struct Deployment {
 pub struct Deployments {
     /// Grows with every change.
     pub generation: i64,
-    /// The newest of each event type.
+    /// One of each slot and role.
     pub live: Vec<Deployment>,
+    /// What live ones superseded and messages that failed on it may be pinned to, newest first.
+    pub pinned: Vec<Deployment>,
+}
+
+pub(crate) const DEPLOYMENT: &str = "SELECT d.deployment_id, d.event_type, d.event_versions, d.role, d.percent, h.name AS handler, \
+    v.version_id, v.digest, d.settings, d.limits, d.requires_migration, d.retries, d.guard, d.generation, d.created_at, d.created_by, \
+    d.ended_at, d.ended_how, d.ended_reason \
+    FROM oncebox.deployment d JOIN oncebox.version v USING (version_id) JOIN oncebox.handler h USING (handler_id) ";
+
+/// A query for deployments.
+pub(crate) fn select<'q>(
+    condition: &str,
+) -> sqlx::query::QueryAs<'q, sqlx::Postgres, Deployment, <sqlx::Postgres as sqlx::Database>::Arguments> {
+    sqlx::query_as(sqlx::AssertSqlSafe([DEPLOYMENT, condition].concat()))
 }
 
 impl Admin {
-    /// Make a component the live handler of an event type. One transaction; a host switches between
-    /// two transactions of its own.
-    pub async fn deploy(
-        &self,
-        tenant: &str,
-        consumer: &str,
-        event_type: &str,
-        handler: &str,
-        component: &[u8],
-        settings: &Value,
-    ) -> Result<Deployment, InboxError> {
-        check_name("handler", handler)?;
-        if event_type.is_empty() {
-            return Err(InboxError::Invalid("the event type is empty; use `*` for those that no other deployment takes".to_owned()));
-        }
-        let consumer = self.consumer(tenant, consumer).await?;
-        let tenant = self.tenant(tenant).await?;
-        let digest: [u8; 32] = Sha256::digest(component).into();
-        let mut tx = self.pool.begin().await?;
-        sqlx::query("INSERT INTO oncebox.component (digest, bytes) VALUES ($1, $2) ON CONFLICT DO NOTHING")
-            .bind(&digest[..])
-            .bind(component)
-            .execute(&mut *tx)
-            .await?;
-        const HANDLER: &str = "INSERT INTO oncebox.handler (tenant_id, name) VALUES ($1, $2) \
-            ON CONFLICT ON CONSTRAINT handler_name_unique DO UPDATE SET name = excluded.name RETURNING handler_id";
-        let handler_id: i32 = sqlx::query_scalar(HANDLER).bind(tenant.tenant_id).bind(handler).fetch_one(&mut *tx).await?;
-        const VERSION: &str = "INSERT INTO oncebox.version (handler_id, digest) VALUES ($1, $2) \
-            ON CONFLICT ON CONSTRAINT version_digest_unique DO UPDATE SET digest = excluded.digest RETURNING version_id";
-        let version_id: i32 = sqlx::query_scalar(VERSION).bind(handler_id).bind(&digest[..]).fetch_one(&mut *tx).await?;
-        const DEPLOYMENT: &str = "INSERT INTO oncebox.deployment (consumer_id, event_type, version_id, settings) VALUES ($1, $2, $3, $4) RETURNING deployment_id";
-        let deployment_id: i64 = sqlx::query_scalar(DEPLOYMENT)
-            .bind(consumer.consumer_id)
-            .bind(event_type)
-            .bind(version_id)
-            .bind(settings)
-            .fetch_one(&mut *tx)
-            .await?;
-        sqlx::query("UPDATE oncebox.consumer SET generation = generation + 1 WHERE consumer_id = $1")
-            .bind(consumer.consumer_id)
-            .execute(&mut *tx)
-            .await?;
-        let details = json!({ "event_type": event_type, "handler": handler, "digest": hex::encode(digest) });
-        self.audit(&mut tx, "deploy", &format!("{}/{}", tenant.name, consumer.name), details).await?;
-        tx.commit().await?;
-        let (event_type, handler, settings) = (event_type.to_owned(), handler.to_owned(), settings.clone());
-        Ok(Deployment { deployment_id, event_type, handler, version_id, digest: digest.to_vec(), settings })
-    }
-
-    /// What is live for a consumer.
+    /// What a host loads for a consumer.
     pub async fn deployments(&self, consumer_id: i32) -> Result<Deployments, InboxError> {
-        const LIVE: &str = "SELECT DISTINCT ON (d.event_type) d.deployment_id, d.event_type, h.name AS handler, v.version_id, v.digest, d.settings \
-            FROM oncebox.deployment d JOIN oncebox.version v USING (version_id) JOIN oncebox.handler h USING (handler_id) \
-            WHERE d.consumer_id = $1 ORDER BY d.event_type, d.deployment_id DESC";
-        // The generation is read first: deployments that come between the two make it look older, and
-        // it is loaded again.
-        let generation = sqlx::query_scalar("SELECT generation FROM oncebox.consumer WHERE consumer_id = $1")
-            .bind(consumer_id)
-            .fetch_one(&self.pool)
-            .await?;
-        let live = sqlx::query_as(LIVE).bind(consumer_id).fetch_all(&self.pool).await?;
-        Ok(Deployments { generation, live })
+        const LIVE: &str = "WHERE d.consumer_id = $1 AND d.ended_at IS NULL ORDER BY d.deployment_id";
+        // The version before the live one may still fail messages on another host; older ones count as long
+        // as a message waits for them.
+        const PINNED: &str = "WHERE d.consumer_id = $1 AND d.role = 'stable' AND d.retries = 'pinned' AND d.ended_how = 'superseded' \
+            AND (d.ended_at > now() - interval '10 minutes' OR EXISTS (SELECT FROM oncebox.inbox i \
+                WHERE i.consumer_id = $1 AND i.version_id = d.version_id AND i.status IN ('received', 'in_progress', 'failed_retryable'))) \
+            ORDER BY d.deployment_id DESC";
+        // One snapshot: the generation speaks for exactly these rows.
+        let mut tx = self.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+        let generation = sqlx::query_scalar("SELECT generation FROM oncebox.consumer WHERE consumer_id = $1");
+        let generation = generation.bind(consumer_id).fetch_one(&mut *tx).await?;
+        let live = select(LIVE).bind(consumer_id).fetch_all(&mut *tx).await?;
+        let pinned = select(PINNED).bind(consumer_id).fetch_all(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(Deployments { generation, live, pinned })
     }
 
-    /// The bytes of a component.
-    pub async fn component(&self, digest: &[u8]) -> Result<Vec<u8>, InboxError> {
-        let bytes =
-            sqlx::query_scalar("SELECT bytes FROM oncebox.component WHERE digest = $1").bind(digest).fetch_optional(&self.pool).await?;
-        bytes.ok_or_else(|| InboxError::NotFound(format!("there is no component `{}`", hex::encode(digest))))
+    /// The deployments of a consumer, newest first: those that are live, or all there ever were.
+    pub async fn deployment_list(&self, consumer_id: i32, history: bool) -> Result<Vec<Deployment>, InboxError> {
+        const LIST: &str = "WHERE d.consumer_id = $1 AND (d.ended_at IS NULL OR $2) ORDER BY d.deployment_id DESC LIMIT 1000";
+        Ok(select(LIST).bind(consumer_id).bind(history).fetch_all(&self.pool).await?)
+    }
+
+    /// One deployment of a consumer.
+    pub async fn deployment(&self, consumer_id: i32, deployment_id: i64) -> Result<Deployment, InboxError> {
+        const ONE: &str = "WHERE d.consumer_id = $1 AND d.deployment_id = $2";
+        let found = select(ONE).bind(consumer_id).bind(deployment_id).fetch_optional(&self.pool).await?;
+        found.ok_or_else(|| InboxError::NotFound(format!("this consumer has no deployment {deployment_id}")))
     }
 }

@@ -32,6 +32,14 @@ pub enum InboxError {
     /// Something named does not exist.
     #[error("{0}")]
     NotFound(String),
+    /// What was asked for is in the way of what there is.
+    #[error("{text}")]
+    Conflict {
+        /// Stable, for programs: `conflict`, `version_not_ready`, `component_refused`, `migration_missing`.
+        code: &'static str,
+        /// For people.
+        text: String,
+    },
     /// A migration failed.
     #[error("a migration failed: {0}")]
     Migration(#[from] sqlx::migrate::MigrateError),
@@ -47,10 +55,15 @@ pub enum Blame {
 }
 
 impl InboxError {
+    /// Something stands in the way, under the code for no particular reason.
+    pub(crate) fn conflict(text: impl Into<String>) -> Self {
+        Self::Conflict { code: "conflict", text: text.into() }
+    }
+
     /// Whose fault it is.
     pub fn blame(&self) -> Blame {
         match self {
-            Self::Invalid(_) | Self::NotFound(_) => Blame::Caller,
+            Self::Invalid(_) | Self::NotFound(_) | Self::Conflict { .. } => Blame::Caller,
             _ => Blame::Host,
         }
     }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures::future::BoxFuture;
 use tokio::time::Instant;
 
-use crate::{message::Message, tx::Tx};
+use crate::{complete::Disposition, message::Message, tx::Tx};
 
 /// Why a message is being run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +55,14 @@ pub trait Handler: Send + Sync + 'static {
     /// The version that is recorded in the rows it completes.
     fn version(&self) -> i32;
 
+    /// Told after the commit what became of a message that it ran.
+    fn settled(&self, _disposition: Disposition) {}
+
+    /// Wall clock for one call, where it is to be less than the consumer's.
+    fn deadline(&self) -> Option<Duration> {
+        None
+    }
+
     /// Handle one message. Ok may carry a JSON document, kept in the inbox row.
     ///
     /// The future is dropped at the deadline, or never: everything it holds must be
@@ -76,8 +84,10 @@ pub trait Handler: Send + Sync + 'static {
 
 /// The live handlers of one consumer, as loaded at one generation of its deployments.
 pub trait Handlers: Send + Sync + 'static {
-    /// The handler an event type goes to.
-    fn resolve(&self, event_type: &str) -> Option<Arc<dyn Handler>>;
+    /// The handler a message goes to, by its event type and version and, where a canary runs, by its
+    /// ordering key. `failed` is the version that failed it before, which takes it again where its
+    /// deployment says so.
+    fn resolve(&self, message: &Message, failed: Option<i32>) -> Option<Arc<dyn Handler>>;
     /// The generation of deployments this set was loaded at; the claim refuses older ones
     /// than the consumer requires.
     fn generation(&self) -> i64;

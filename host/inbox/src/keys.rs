@@ -17,7 +17,7 @@ impl std::fmt::Debug for MasterKey {
 
 /// The two roles a tenant logs in with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum Login {
     /// DML on the tenant's tables; its sessions run handlers.
     Guest,
     /// Owns the tenant's schema; its sessions apply the tenant's DDL.
@@ -40,11 +40,11 @@ impl MasterKey {
     }
 
     /// The password of a tenant's login role.
-    pub fn password(&self, login: &str, role: Role) -> String {
+    pub fn password(&self, login: &str, role: Login) -> String {
         hex::encode(self.derive(
             match role {
-                Role::Guest => "guest password",
-                Role::Owner => "owner password",
+                Login::Guest => "guest password",
+                Login::Owner => "owner password",
             },
             login,
         ))

@@ -20,6 +20,8 @@ pub(crate) struct Leased {
     /// Which run this is, from 1.
     pub(crate) attempt: u32,
     pub(crate) epoch: i64,
+    /// The version that ran it last.
+    pub(crate) version: Option<i32>,
 }
 
 /// Messages under one lease: when the process dies, an attempt is counted of the message that ran, and of
@@ -31,7 +33,7 @@ const CRASHES_MAX: i32 = 3;
 impl ConsumerInbox {
     /// Lease one message that is due.
     pub(crate) async fn lease(&self) -> Result<Option<Leased>, InboxError> {
-        const LEASE: &str = "SELECT * FROM oncebox_host.lease($1, $2, $3, $4, $5, $6)";
+        const LEASE: &str = "SELECT * FROM oncebox_host.lease_with_version($1, $2, $3, $4, $5, $6)";
         hooks::point("retry:lease:before");
         let transaction = self.sessions.begin().await?;
         let query = sqlx::query(LEASE)
@@ -86,7 +88,12 @@ impl ConsumerInbox {
 
 fn read(row: &PgRow) -> Result<Leased, sqlx::Error> {
     let message = read_message(row)?;
-    Ok(Leased { message, attempt: row.try_get::<i32, _>("attempts")?.max(1) as u32, epoch: row.try_get("epoch")? })
+    Ok(Leased {
+        message,
+        attempt: row.try_get::<i32, _>("attempts")?.max(1) as u32,
+        epoch: row.try_get("epoch")?,
+        version: row.try_get("version_id")?,
+    })
 }
 
 fn read_message(row: &PgRow) -> Result<Message, sqlx::Error> {

@@ -2,10 +2,15 @@
 //! dropped and never holds its partition.
 
 use crate::{
-    claim::Offered,
+    claim::{Claimed, Offered},
+    complete::{Disposition, unrouted as unrouted_disposition},
+    consumer::ConsumerInbox,
+    error::InboxError,
     handler::Failure,
     identity::Undecodable,
     message::{Message, Record, hash_payload},
+    session::Transaction,
+    tx::bounded,
 };
 
 /// A record without a usable id or event type, with its raw bytes.
@@ -15,7 +20,50 @@ pub fn undecodable(record: &Record, undecodable: &Undecodable) -> Offered {
 
 /// A message that no deployment takes, under its own id.
 pub fn unrouted(message: &Message) -> Offered {
-    Offered { message: message.clone(), version: None, reason: Some("no_route".to_owned()) }
+    Offered { message: message.clone(), version: None, reason: Some(NO_ROUTE.to_owned()) }
+}
+
+/// Whether a message is kept because no deployment takes it.
+pub fn is_unrouted(offered: &Offered) -> bool {
+    offered.reason.as_deref() == Some(NO_ROUTE)
+}
+
+/// What its row says; the host function that settles it reads this too.
+const NO_ROUTE: &str = "no_route";
+
+const SETTLE_UNROUTED: &str = "SELECT * FROM oncebox_host.settle_unrouted($1, $2, $3, $4)";
+
+impl ConsumerInbox {
+    /// What this transaction parked for want of a handler becomes what the policy says instead.
+    pub(crate) async fn settle_unrouted(
+        &self,
+        transaction: &Transaction<'_>,
+        offered: &[Offered],
+        claims: &[Claimed],
+    ) -> Result<(), InboxError> {
+        let disposition = unrouted_disposition(&self.policy);
+        let ours = offered.iter().zip(claims).filter(|(offered, claimed)| is_unrouted(offered) && **claimed == Claimed::New);
+        let ids: Vec<_> = ours.map(|(offered, _)| offered.message.id.as_str()).collect();
+        if disposition == Disposition::Parked || ids.is_empty() {
+            return Ok(());
+        }
+        let query = sqlx::query(SETTLE_UNROUTED).bind(transaction.secret()).bind(self.consumer_id).bind(ids).bind(disposition.status());
+        let mut statement = transaction.tx().statement().await;
+        let answer = bounded(query.execute(statement.connection())).await;
+        statement.finish(answer.as_ref().err());
+        answer?;
+        Ok(())
+    }
+
+    /// Count and log a message that is kept without having run.
+    pub(crate) fn count_kept(&self, offered: &Offered) {
+        match unrouted_disposition(&self.policy) {
+            Disposition::Parked => {}
+            disposition if is_unrouted(offered) => return self.count_run(&offered.message, disposition),
+            _ => {}
+        }
+        self.log_parked(&offered.message, offered.reason.as_deref().unwrap_or_default());
+    }
 }
 
 /// A known id that came with another payload.

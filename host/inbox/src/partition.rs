@@ -70,8 +70,18 @@ impl PartitionInbox {
     /// Work through the front of `records`. The answer is how many of them, from the first, are settled:
     /// completed, or durably in the inbox in a state that someone can see.
     pub async fn process(&mut self, records: &[Record]) -> Result<usize, InboxError> {
-        let handlers = self.consumer.handlers();
-        let routes = self.route(&*handlers, records);
+        loop {
+            let handlers = self.consumer.handlers();
+            match self.process_with(&*handlers, records).await {
+                // What is loaded here was withdrawn; what replaced it is on its way.
+                Err(InboxError::StaleDeployments) if self.consumer.newer_than(handlers.generation()).await => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    async fn process_with(&mut self, handlers: &dyn Handlers, records: &[Record]) -> Result<usize, InboxError> {
+        let routes = self.route(handlers, records);
         let settled = match routes.first() {
             None => return Ok(0),
             Some(Route::Park(_)) => self.park_front(handlers.generation(), &routes).await?,
@@ -97,7 +107,7 @@ impl PartitionInbox {
         for record in records {
             let route = match identity::decode(record, &self.consumer.policy.identity) {
                 Err((record, why)) => Route::Park(parking::undecodable(&record, &why)),
-                Ok(message) => match handlers.resolve(&message.event_type) {
+                Ok(message) => match handlers.resolve(&message, None) {
                     None => Route::Park(parking::unrouted(&message)),
                     Some(handler) => {
                         self.suspects.observe(&self.consumer, &message);
@@ -132,7 +142,7 @@ impl PartitionInbox {
         self.moved |= claims.contains(&Claimed::New);
         for (offered, claimed) in parked.iter().zip(&claims) {
             if *claimed == Claimed::New {
-                self.consumer.log_parked(&offered.message, offered.reason.as_deref().unwrap_or_default());
+                self.consumer.count_kept(offered);
             }
         }
         let messages: Vec<_> = parked.iter().map(|offered| &offered.message).collect();
@@ -215,6 +225,7 @@ impl PartitionInbox {
         }
         for (index, disposition, _) in &settled.ran {
             self.consumer.count_run(message(&batch[*index]), *disposition);
+            batch[*index].handler.settled(*disposition);
         }
     }
 

@@ -26,6 +26,9 @@ pub struct Policy {
     /// What becomes of a known id that comes with another payload.
     #[serde(default)]
     pub collision: Collision,
+    /// What becomes of a message that no deployment takes.
+    #[serde(default)]
+    pub no_route: NoRoute,
     /// Where id, event type and ordering key are found.
     #[serde(default)]
     pub identity: Identity,
@@ -117,6 +120,19 @@ pub enum Collision {
     Park,
     /// It is taken for a duplicate.
     Ignore,
+}
+
+/// What becomes of a message that no deployment takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NoRoute {
+    /// It is kept, and waits for a deployment and a person.
+    #[default]
+    Park,
+    /// It is acked; its row says `skipped` and keeps no payload.
+    Skip,
+    /// It is a dead letter at once.
+    Reject,
 }
 
 /// Where a message's identity is found: ordered lists, the first that yields wins.

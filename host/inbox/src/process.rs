@@ -308,6 +308,12 @@ impl ConsumerInbox {
                 return Err(at_claim(error));
             }
         };
+        if r#as == As::Parked
+            && let Err(error) = self.settle_unrouted(&transaction, offered, &claims).await
+        {
+            transaction.rollback().await;
+            return Err(Stop::Host(error));
+        }
         hooks::point("inbox:park:before");
         commit(transaction).await?;
         hooks::point("inbox:park:after");
@@ -322,7 +328,7 @@ impl ConsumerInbox {
             message: &routed.offered.message,
             attempt,
             kind,
-            deadline: Duration::from_millis(self.policy.limits.deadline_ms),
+            deadline: self.deadline(&routed.handler),
         }
     }
 

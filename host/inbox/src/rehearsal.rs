@@ -1,8 +1,6 @@
 //! The protocol without its commit: what the inbox would make of a message, seen from inside a
 //! transaction that is always rolled back.
 
-use std::time::Duration;
-
 use crate::{
     claim::{As, Claimed, Offered, claim},
     complete::{Completion, Ran, complete},
@@ -79,7 +77,7 @@ impl<'a> Rehearsal<'a> {
             Ok(message) => message,
             Err((_, why)) => return Ok(Rehearsed::Parked { reason: format!("undecodable: {why}") }),
         };
-        let Some(handler) = handlers.resolve(&message.event_type) else {
+        let Some(handler) = handlers.resolve(&message, None) else {
             return Ok(Rehearsed::Parked { reason: "no_route".to_owned() });
         };
         // No row refers to a version that may not be in this database.
@@ -98,7 +96,7 @@ impl<'a> Rehearsal<'a> {
             message: &offered.message,
             attempt: 1,
             kind: DeliveryKind::Live,
-            deadline: Duration::from_millis(self.consumer.policy.limits.deadline_ms),
+            deadline: self.consumer.deadline(&handler),
         };
         let ended = run(job, self.tx()).await;
         let ran = Ran { message: &offered.message, epoch: 0, version: None, attempt: 1 };

@@ -10,7 +10,7 @@ use crate::{
     complete::{Completion, Disposition, Ran, complete},
     consumer::ConsumerInbox,
     error::InboxError,
-    handler::{DeliveryKind, Failure, FailureKind},
+    handler::{DeliveryKind, Failure, FailureKind, Handler, Handlers},
     hooks,
     lease::Leased,
     process::{Routed, Stop, commit, host_statement, refused, undo_message},
@@ -88,14 +88,25 @@ impl Leased {
 }
 
 impl ConsumerInbox {
-    /// Resume, handle, complete, commit, in one transaction.
+    /// Bring a leased message to its end, or give the lease back.
     async fn run_leased(&self, leased: &Leased) -> Result<(), InboxError> {
         let handlers = self.handlers();
+        match self.run_leased_with(&*handlers, leased).await {
+            Err(InboxError::StaleDeployments) => {
+                // The attempt did not happen; what is loaded here was withdrawn.
+                let _ = self.release(leased, 0).await;
+                if self.newer_than(handlers.generation()).await { Ok(()) } else { Err(InboxError::StaleDeployments) }
+            }
+            answer => answer,
+        }
+    }
+
+    /// Resume, handle, complete, commit, in one transaction.
+    async fn run_leased_with(&self, handlers: &dyn Handlers, leased: &Leased) -> Result<(), InboxError> {
         let generation = handlers.generation();
-        let Some(handler) = handlers.resolve(&leased.message.event_type) else {
-            return self
-                .record_leased(leased, generation, None, Failure::new(FailureKind::NoRoute, "no deployment takes this event type"))
-                .await;
+        let Some(handler) = handlers.resolve(&leased.message, leased.version) else {
+            let failure = Failure::new(FailureKind::NoRoute, "no deployment takes this event type");
+            return self.record_leased(leased, generation, None, failure).await;
         };
         let offered = Offered { message: leased.message.clone(), version: Some(handler.version()), reason: None };
         let routed = Routed { offered, handler, generation };
@@ -104,6 +115,7 @@ impl ConsumerInbox {
             let undone = match self.transact_leased(leased, &routed).await {
                 Ok(disposition) => {
                     self.count_run(&leased.message, disposition);
+                    routed.handler.settled(disposition);
                     return Ok(());
                 }
                 Err(undone) => undone,
@@ -115,7 +127,8 @@ impl ConsumerInbox {
                     repeats += 1;
                     tokio::time::sleep(Duration::from_millis(rand::random_range(1..=10 << repeats))).await;
                 }
-                Undone::Failed(failure) => return self.record_leased(leased, generation, Some(routed.handler.version()), failure).await,
+                Undone::Failed(failure) => return self.record_leased(leased, generation, Some(&routed.handler), failure).await,
+                Undone::Host(InboxError::StaleDeployments) => return Err(InboxError::StaleDeployments),
                 Undone::Host(error) => {
                     // Best effort: without it the lease runs out, and the attempt counts as a crash. After a
                     // commit whose answer was lost it waits for that commit, and releases only what was
@@ -173,17 +186,30 @@ impl ConsumerInbox {
     }
 
     /// Record a failure whose transaction is gone, under the same lease.
-    async fn record_leased(&self, leased: &Leased, generation: i64, version: Option<i32>, failure: Failure) -> Result<(), InboxError> {
+    async fn record_leased(
+        &self,
+        leased: &Leased,
+        generation: i64,
+        handler: Option<&Arc<dyn Handler>>,
+        failure: Failure,
+    ) -> Result<(), InboxError> {
         let transaction = self.sessions.begin().await?;
-        if !self.resume(&transaction, generation, leased).await? {
-            transaction.rollback().await;
-            return Ok(());
+        match self.resume(&transaction, generation, leased).await {
+            Ok(true) => {}
+            ended => {
+                transaction.rollback().await;
+                return ended.map(drop);
+            }
         }
+        let version = handler.map(|handler| handler.version());
         let mut completion = Completion::default();
         let disposition = completion.failed(leased.ran(version), &failure, &self.policy);
         complete(&transaction, self.consumer_id, &completion).await?;
         commit(transaction).await.map_err(crate::process::stopped)?;
         self.log_failure(&leased.message, &failure, disposition, leased.attempt);
+        if let Some(handler) = handler {
+            handler.settled(disposition);
+        }
         Ok(())
     }
 }

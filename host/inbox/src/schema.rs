@@ -11,10 +11,12 @@ static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
 const REVOKE_FUNCTIONS: &str = include_str!("revoke_functions.sql");
 
 /// A function that a migration adds is executable by PUBLIC, and by no tenant in particular.
-const GRANTS: &str = "DO $$ DECLARE guest text; BEGIN \
+const GRANTS: &str = "DO $$ DECLARE guest text; owner text; BEGIN \
     REVOKE ALL ON ALL FUNCTIONS IN SCHEMA oncebox, oncebox_host FROM PUBLIC; \
-    FOR guest IN SELECT login FROM oncebox.tenant LOOP \
+    FOR guest, owner IN SELECT login, owner_login FROM oncebox.tenant LOOP \
         EXECUTE format('GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA oncebox_host TO %I', guest); \
+        EXECUTE format('GRANT USAGE ON SCHEMA oncebox_host TO %I', owner); \
+        EXECUTE format('GRANT EXECUTE ON FUNCTION oncebox_host.migration_applied TO %I', owner); \
     END LOOP; END $$";
 
 /// Bring a database up to date. Safe to repeat, and to run from several hosts at once. The answer

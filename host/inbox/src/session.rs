@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::{
     admin::{Admin, Tenant},
     error::InboxError,
-    keys::Role,
+    keys::Login,
     tx::{Tx, bounded},
 };
 
@@ -120,7 +120,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 impl Sessions {
     /// The sessions of a tenant's guest role, under the host's budget.
     pub fn of(admin: &Admin, tenant: &Tenant, settings: &SessionSettings, budget: Arc<Budget>) -> Arc<Self> {
-        let password = admin.key.password(&tenant.login, Role::Guest);
+        let password = admin.key.password(&tenant.login, Login::Guest);
         let options = admin.options.clone().username(&tenant.login).password(&password);
         Self::new(options, admin.key.secret(&tenant.login), settings, &tenant.schema_name, admin.pool.clone(), budget)
     }

@@ -1,34 +1,13 @@
-//! The live deployments of a consumer, compiled: what the inbox asks for a handler.
+//! From a consumer's deployments to handlers that can run.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use oncebox_inbox::{
-    Admin, Consumer, Deployment, Tenant,
-    handler::{Handler, Handlers},
-    policy::Limits,
-};
+use oncebox_inbox::{Admin, Consumer, Deployment, Role, Tenant, handler::Handler, limits, policy::Policy};
 use oncebox_runtime::{HandlerSettings, LoadedComponent, Recorder, Runtime};
 use tokio::sync::Mutex;
 
-/// Takes every event type that has no deployment of its own.
-const WILDCARD: &str = "*";
-
-/// A consumer's handlers at one generation.
-pub(crate) struct LoadedHandlers {
-    generation: i64,
-    by_type: HashMap<String, Arc<dyn Handler>>,
-}
-
-impl Handlers for LoadedHandlers {
-    fn resolve(&self, event_type: &str) -> Option<Arc<dyn Handler>> {
-        self.by_type.get(event_type).or_else(|| self.by_type.get(WILDCARD)).cloned()
-    }
-
-    fn generation(&self) -> i64 {
-        self.generation
-    }
-}
+use crate::routes::{Counts, Deployed, Routes};
 
 /// Loads components once per digest, whoever deploys them.
 pub(crate) struct Loader {
@@ -36,11 +15,12 @@ pub(crate) struct Loader {
     runtime: Runtime,
     loaded: Mutex<HashMap<Vec<u8>, LoadedComponent>>,
     recorder: Option<Recorder>,
+    counts: Arc<Counts>,
 }
 
 impl Loader {
     pub(crate) fn new(admin: Admin, runtime: Runtime) -> Self {
-        Self { admin, runtime, loaded: Mutex::default(), recorder: None }
+        Self { admin, runtime, loaded: Mutex::default(), recorder: None, counts: Arc::default() }
     }
 
     /// The same, with everything that handlers do kept by a recorder, where there is one.
@@ -48,34 +28,51 @@ impl Loader {
         Self { recorder, ..self }
     }
 
-    /// Everything that is live for a consumer, compiled. All of it or an error: a host that cannot
-    /// run a deployment goes on with what it has.
-    pub(crate) async fn load(&self, tenant: &Tenant, consumer: &Consumer, limits: &Limits) -> Result<Arc<dyn Handlers>> {
-        let deployments = self.admin.deployments(consumer.consumer_id).await?;
-        let mut by_type = HashMap::new();
-        for deployment in &deployments.live {
-            let loading = self.handler(tenant, deployment, limits).await;
-            let handler = loading
-                .with_context(|| format!("failed to load handler `{}` for event type `{}`", deployment.handler, deployment.event_type))?;
-            by_type.insert(deployment.event_type.clone(), handler);
-        }
-        Ok(Arc::new(LoadedHandlers { generation: deployments.generation, by_type }))
+    /// What became of the runs of canaries and of what they are compared with.
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.counts
     }
 
-    async fn handler(&self, tenant: &Tenant, deployment: &Deployment, limits: &Limits) -> Result<Arc<dyn Handler>> {
+    /// Everything that is live for a consumer, compiled. All of it or an error: a host that cannot
+    /// run a deployment goes on with what it has.
+    pub(crate) async fn load(&self, tenant: &Tenant, consumer: &Consumer, policy: &Policy) -> Result<Arc<Routes>> {
+        let deployments = self.admin.deployments(consumer.consumer_id).await?;
+        let compared: Vec<_> = deployments.live.iter().filter(|d| d.role == Role::Canary).map(|d| d.slot.clone()).collect();
+        let mut loaded = Vec::new();
+        for deployment in deployments.live.into_iter().chain(deployments.pinned).filter(|d| d.role != Role::Shadow) {
+            let counts = compared.contains(&deployment.slot).then(|| self.counts.clone());
+            let deployed = self
+                .deployed(tenant, &deployment, policy, counts)
+                .await
+                .with_context(|| format!("failed to load handler `{}` for event type {}", deployment.handler, deployment.slot))?;
+            loaded.push((deployment, deployed));
+        }
+        Ok(Arc::new(Routes::new(deployments.generation, loaded)))
+    }
+
+    async fn deployed(
+        &self,
+        tenant: &Tenant,
+        deployment: &Deployment,
+        policy: &Policy,
+        counts: Option<Arc<Counts>>,
+    ) -> Result<Arc<Deployed>> {
+        let limits = limits(policy, &deployment.limits)?;
+        let deadline = Duration::from_millis(limits.deadline_ms);
         let component = self.component(&deployment.digest).await?;
         let config = deployment.settings.as_object().into_iter().flatten();
         let settings = HandlerSettings {
             version: deployment.version_id,
-            limits: limits.clone(),
+            limits,
             config: config.map(|(key, value)| (key.clone(), value.as_str().map_or_else(|| value.to_string(), str::to_owned))).collect(),
             random_key: self.admin.random_key(&tenant.login),
         };
         let handler = self.runtime.handler(&component, settings);
-        Ok(Arc::new(match &self.recorder {
-            Some(recorder) => handler.recorded_by(recorder.clone()),
-            None => handler,
-        }))
+        let handler: Box<dyn Handler> = match &self.recorder {
+            Some(recorder) => Box::new(handler.recorded_by(recorder.clone())),
+            None => Box::new(handler),
+        };
+        Ok(Deployed::new(deployment, deadline, handler, counts))
     }
 
     async fn component(&self, digest: &[u8]) -> Result<LoadedComponent> {

@@ -1,5 +1,6 @@
 //! The host: configuration, wiring, supervision and the command line.
 
+mod announcements;
 pub mod cli;
 mod config;
 mod demo;
@@ -10,7 +11,10 @@ mod lint;
 pub mod local;
 mod logs;
 mod messages;
+mod presence;
 mod report;
+mod routes;
+mod running;
 mod scratch;
 mod serve;
 mod supervisor;

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use oncebox_inbox::{Admin, Consumer, MasterKey, Tenant, policy::Policy, schema};
+use oncebox_inbox::{Admin, Consumer, MasterKey, NewDeployment, Tenant, policy::Policy, schema};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, postgres::PgConnectOptions};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -91,9 +91,9 @@ impl Scratch {
         schema::ensure_partitions(&admin.pool).await.context("failed to make the inbox's partitions")?;
         let tenant = create_with_tables(&admin, TENANT, subject.schema).await.map_err(|error| about_schema(&error))?;
         admin.create_consumer(TENANT, CONSUMER, subject.policy).await?;
-        let settings: serde_json::Map<_, _> =
-            subject.settings.iter().map(|(key, value)| (key.clone(), serde_json::Value::String(value.clone()))).collect();
-        admin.deploy(TENANT, CONSUMER, "*", subject.handler, subject.component, &settings.into()).await?;
+        let settings = subject.settings.iter().map(|(key, value)| (key.clone(), serde_json::Value::String(value.clone()))).collect();
+        let deployment = NewDeployment { settings, ..NewDeployment::stable("*", subject.handler, "") };
+        admin.deploy_compiled(TENANT, CONSUMER, deployment, subject.component).await?;
         let consumer = admin.consumer(TENANT, CONSUMER).await?;
         Ok(Furnished { admin, tenant, consumer })
     }

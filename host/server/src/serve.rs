@@ -1,6 +1,6 @@
 //! One host, from its configuration to the end of its last transaction.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow, bail};
 use oncebox_inbox::{Budget, schema};
@@ -52,7 +52,7 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     let http_stop = CancellationToken::new();
     let http = tokio::spawn(http::serve(listener, metrics, ready, http_stop.clone()));
     let supervisor = Supervisor {
-        loader: Loader::new(admin.clone(), runtime),
+        loader: Arc::new(Loader::new(admin.clone(), runtime)),
         admin,
         budget: Budget::new(config.database.connections_max),
         settings: config.session_settings(),

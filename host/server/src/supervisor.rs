@@ -1,4 +1,7 @@
 //! Starts what the rows say, keeps it running, and switches handlers when a deployment changes.
+//!
+//! One loop owns everything that runs. Loading, which may compile, happens in tasks beside it; what they
+//! bring is put in place between two of its steps, and the next transaction of the consumer uses it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -7,17 +10,19 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use futures::{FutureExt, future::BoxFuture};
-use oncebox_inbox::{
-    Admin, Budget, Consumer, ConsumerInbox, InboxError, PartitionInbox, SessionSettings, Sessions, message::Record, retry,
+use futures::FutureExt;
+use oncebox_inbox::{Admin, Budget, Consumer, Progress, SessionSettings, Sessions};
+use oncebox_kafka::Drained;
+use tokio::{
+    sync::{Notify, watch},
+    task::{JoinHandle, JoinSet},
+    time::Instant,
 };
-use oncebox_kafka::{ConsumerConfig, ConsumerHandle, Drained, SinkError, Timing};
-use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-use crate::{handlers::Loader, http::Readiness, report};
+use crate::{announcements, handlers::Loader, http::Readiness, presence::Presence, report, routes::Routes, running::Running};
 
-/// How often rows are looked at.
+/// How often rows are looked at when nobody says that they changed.
 const POLL: Duration = Duration::from_millis(500);
 /// How often partitions are made ahead of time.
 const PARTITIONS: Duration = Duration::from_secs(600);
@@ -27,7 +32,7 @@ const RESTART_MAX: Duration = Duration::from_secs(60);
 /// What all consumers of a host share.
 pub(crate) struct Supervisor {
     pub(crate) admin: Admin,
-    pub(crate) loader: Loader,
+    pub(crate) loader: Arc<Loader>,
     pub(crate) budget: Arc<Budget>,
     pub(crate) settings: SessionSettings,
     pub(crate) properties: BTreeMap<String, String>,
@@ -35,27 +40,24 @@ pub(crate) struct Supervisor {
     pub(crate) readiness: watch::Sender<Readiness>,
 }
 
-/// A consumer that runs here.
-struct Running {
-    inbox: Arc<ConsumerInbox>,
-    generation: i64,
-    kafka: ConsumerHandle,
-    workers: Vec<JoinHandle<()>>,
-    stop: CancellationToken,
-}
-
 /// A consumer that did not start or ended by itself, until it is tried again.
 struct Failing {
     failures: u32,
-    again_at: tokio::time::Instant,
+    again_at: Instant,
     error: String,
 }
 
-#[derive(Default)]
+/// What a loading task brings.
+type Loaded = (Consumer, Result<Arc<Routes>>);
+
 struct State {
+    presence: Presence,
     sessions: HashMap<String, Arc<Sessions>>,
     running: HashMap<i32, Running>,
     failing: HashMap<i32, Failing>,
+    /// Consumers whose deployments are being loaded, and the generation that was known when it began.
+    loading: HashMap<i32, i64>,
+    loads: JoinSet<Loaded>,
     /// Retry workers of consumers that ended, on their last message.
     ending: Vec<JoinHandle<()>>,
 }
@@ -63,10 +65,13 @@ struct State {
 impl Supervisor {
     /// Run until told to stop, then drain everything.
     pub(crate) async fn run(self, stop: CancellationToken, drain: Duration) -> Drained {
-        let mut state = State::default();
-        let mut partitions_due = tokio::time::Instant::now();
+        let mut state = State::new(Presence::new(self.admin.clone(), self.owner.clone()));
+        // Deployments that changed, and claims that were refused because they had.
+        let look = Arc::new(Notify::new());
+        let announcements = tokio::spawn(announcements::listen(self.admin.clone(), look.clone()));
+        let mut partitions_due = Instant::now();
         while !stop.is_cancelled() {
-            if partitions_due <= tokio::time::Instant::now() {
+            if partitions_due <= Instant::now() {
                 self.make_partitions().await;
                 partitions_due += PARTITIONS;
             }
@@ -82,9 +87,12 @@ impl Supervisor {
             self.announce(readiness);
             tokio::select! {
                 () = stop.cancelled() => {}
+                () = look.notified() => {}
+                Some(loaded) = state.loads.join_next() => self.put_in_place(&mut state, loaded, &look).await,
                 () = tokio::time::sleep(POLL) => {}
             }
         }
+        announcements.abort();
         self.announce(Err("draining".to_owned()));
         state.drain(drain).await
     }
@@ -109,88 +117,147 @@ impl Supervisor {
         });
     }
 
-    /// Make what runs equal to what the rows say.
+    /// See what the rows say and begin to make it so.
     async fn reconcile(&self, state: &mut State) -> Result<()> {
+        state.presence.beat().await?;
         let consumers = self.admin.consumers().await?;
         state.collect_ended();
         // A consumer without a deployment has nothing to hand its messages to; it waits for one.
         for consumer in consumers.into_iter().filter(|consumer| consumer.generation > 0) {
-            let id = consumer.consumer_id;
-            let outcome = match state.running.get_mut(&id) {
-                Some(running) if running.generation == consumer.generation => continue,
-                _ if state.failing.get(&id).is_some_and(|failing| failing.again_at > tokio::time::Instant::now()) => continue,
-                Some(_) => self.switch(state, &consumer).await,
-                None => self.start(state, &consumer).await,
-            };
-            match outcome {
-                Ok(()) => {
-                    state.failing.remove(&id);
-                }
-                Err(error) => state.failed(id, format!("consumer `{}/{}`: {}", consumer.tenant, consumer.name, report::one_line(&error))),
+            if state.has(&consumer) {
+                self.judge(state, &consumer).await?;
+            } else {
+                self.load(state, consumer).await;
             }
         }
         Ok(())
     }
 
-    /// Load the new deployments, then switch; the next transaction uses them.
-    async fn switch(&self, state: &mut State, consumer: &Consumer) -> Result<()> {
-        let tenant = self.admin.tenant(&consumer.tenant).await?;
-        let running = state.running.get_mut(&consumer.consumer_id).context("the consumer does not run")?;
-        let handlers = self.loader.load(&tenant, consumer, &running.inbox.policy.limits).await?;
-        running.generation = handlers.generation();
-        running.inbox.set_handlers(handlers);
-        tracing::info!(tenant = consumer.tenant, consumer = consumer.name, generation = running.generation, "deployments switched");
+    /// Count what canaries did, and withdraw those that fail too often.
+    async fn judge(&self, state: &State, consumer: &Consumer) -> Result<()> {
+        if !state.running.get(&consumer.consumer_id).is_some_and(Running::has_canary) {
+            return Ok(());
+        }
+        let counts = self.loader.counts().take();
+        if !counts.is_empty()
+            && let Err(error) = self.admin.count_outcomes(&counts).await
+        {
+            self.loader.counts().put_back(&counts);
+            return Err(error.into());
+        }
+        for withdrawn in self.admin.judge_canaries(consumer).await? {
+            let (deployment, tenant, name) = (&withdrawn.deployment, &consumer.tenant, &consumer.name);
+            metrics::counter!("oncebox_canary_rollbacks_total", "tenant" => tenant.clone(), "consumer" => name.clone()).increment(1);
+            tracing::warn!(
+                tenant,
+                consumer = name,
+                deployment = deployment.deployment_id,
+                event_type = deployment.slot.event_type,
+                reason = withdrawn.reason,
+                redriven = withdrawn.redriven,
+                "a canary was rolled back"
+            );
+        }
         Ok(())
     }
 
-    async fn start(&self, state: &mut State, consumer: &Consumer) -> Result<()> {
-        let policy = consumer.policy()?;
-        let (deadline_ms, idle_ms) = (policy.limits.deadline_ms, self.settings.idle_in_transaction_timeout_ms);
-        if deadline_ms >= idle_ms {
-            tracing::warn!(
-                tenant = consumer.tenant,
-                consumer = consumer.name,
-                deadline_ms,
-                idle_ms,
-                "a handler that computes for longer than `database.idle_in_transaction_timeout_ms` loses its connection"
-            );
+    /// Begin to load what is new for a consumer.
+    async fn load(&self, state: &mut State, consumer: Consumer) {
+        state.loading.insert(consumer.consumer_id, consumer.generation);
+        state.presence.report(consumer.consumer_id, consumer.generation, Progress::Compiling).await;
+        let (admin, loader) = (self.admin.clone(), self.loader.clone());
+        state.loads.spawn(async move {
+            let load = async {
+                let policy = consumer.policy()?;
+                let tenant = admin.tenant(&consumer.tenant).await?;
+                loader.load(&tenant, &consumer, &policy).await
+            };
+            let loaded = load.await;
+            (consumer, loaded)
+        });
+    }
+
+    /// Use what was loaded: from the next transaction on, everywhere in this process.
+    async fn put_in_place(&self, state: &mut State, loaded: Result<Loaded, tokio::task::JoinError>, look: &Arc<Notify>) {
+        let (consumer, routes) = match loaded {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                // A bug of ours; the next look begins anew.
+                tracing::error!(%error, "loading deployments did not come to its end");
+                return state.loading.clear();
+            }
+        };
+        let id = consumer.consumer_id;
+        state.loading.remove(&id);
+        let placed = match routes {
+            Ok(routes) => self.place(state, &consumer, routes, look).await,
+            Err(error) => Err(error),
+        };
+        match placed {
+            Ok(generation) => {
+                state.failing.remove(&id);
+                state.presence.report(id, generation, Progress::Switched).await;
+            }
+            Err(error) => {
+                let error = report::one_line(&error);
+                state.presence.report(id, consumer.generation, Progress::Failed(error.clone())).await;
+                state.failed(id, format!("consumer `{}/{}`: {error}", consumer.tenant, consumer.name));
+            }
+        }
+    }
+
+    async fn place(&self, state: &mut State, consumer: &Consumer, routes: Arc<Routes>, look: &Arc<Notify>) -> Result<i64> {
+        if let Some(running) = state.running.get_mut(&consumer.consumer_id) {
+            let generation = running.switch(routes);
+            tracing::info!(tenant = consumer.tenant, consumer = consumer.name, generation, "deployments switched");
+            return Ok(generation);
         }
         let tenant = self.admin.tenant(&consumer.tenant).await?;
-        let handlers = self.loader.load(&tenant, consumer, &policy.limits).await?;
-        let generation = handlers.generation();
         let make_sessions = || Sessions::of(&self.admin, &tenant, &self.settings, self.budget.clone());
         let sessions = state.sessions.entry(tenant.login.clone()).or_insert_with(make_sessions).clone();
-        let (tenant, name) = (consumer.tenant.clone(), consumer.name.clone());
-        let inbox =
-            ConsumerInbox::new(consumer.consumer_id, tenant.clone(), name.clone(), policy.clone(), self.owner.clone(), sessions, handlers);
-        let config = ConsumerConfig {
-            tenant,
-            consumer: name,
-            topics: policy.topics.clone(),
-            kafka: policy.reading(),
-            host_properties: self.properties.clone(),
-            timing: Timing::default(),
-        };
-        let kafka = oncebox_kafka::Consumer::start(config, Arc::new(Sink(inbox.clone())))?;
-        let stop = CancellationToken::new();
-        let work = |_| tokio::spawn(retry::work(inbox.clone(), stop.clone()));
-        let workers = (0..policy.retry.workers).map(work).collect();
-        tracing::info!(tenant = consumer.tenant, consumer = consumer.name, generation, topics = ?policy.topics, "consumer started");
-        state.running.insert(consumer.consumer_id, Running { inbox, generation, kafka, workers, stop });
-        Ok(())
+        let running = Running::start(self, consumer, routes, sessions, look.clone())
+            .with_context(|| format!("failed to start consumer `{}/{}`", consumer.tenant, consumer.name))?;
+        let generation = running.generation();
+        state.running.insert(consumer.consumer_id, running);
+        Ok(generation)
     }
 }
 
 impl State {
+    fn new(presence: Presence) -> Self {
+        Self {
+            presence,
+            sessions: HashMap::new(),
+            running: HashMap::new(),
+            failing: HashMap::new(),
+            loading: HashMap::new(),
+            loads: JoinSet::new(),
+            ending: Vec::new(),
+        }
+    }
+
+    /// Whether nothing is to be done for a consumer now: it runs what its row says, or is about to, or has
+    /// to wait after a failure.
+    fn has(&self, consumer: &Consumer) -> bool {
+        let id = consumer.consumer_id;
+        self.loading.contains_key(&id)
+            || self.running.get(&id).is_some_and(|running| running.generation() >= consumer.generation)
+            || self.failing.get(&id).is_some_and(|failing| failing.again_at > Instant::now())
+    }
+
     fn readiness(&self) -> Readiness {
-        self.failing.values().next().map_or(Ok(()), |failing| Err(failing.error.clone()))
+        if let Some(failing) = self.failing.values().next() {
+            return Err(failing.error.clone());
+        }
+        let starting = self.loading.keys().filter(|id| !self.running.contains_key(id)).count();
+        if starting > 0 { Err(format!("{starting} consumers are being loaded")) } else { Ok(()) }
     }
 
     fn failed(&mut self, consumer_id: i32, error: String) {
         let failures = self.failing.get(&consumer_id).map_or(0, |failing| failing.failures) + 1;
         let pause = (Duration::from_secs(1) * 2_u32.saturating_pow(failures - 1)).min(RESTART_MAX);
-        tracing::error!(error, pause_ms = pause.as_millis() as u64, "a consumer does not run");
-        self.failing.insert(consumer_id, Failing { failures, again_at: tokio::time::Instant::now() + pause, error });
+        tracing::error!(error, pause_ms = pause.as_millis() as u64, "a consumer does not run what its deployments say");
+        self.failing.insert(consumer_id, Failing { failures, again_at: Instant::now() + pause, error });
     }
 
     /// Consumers that ended by themselves are started again, later and later.
@@ -201,61 +268,18 @@ impl State {
             let ended = running.kafka.join().now_or_never().and_then(Result::err);
             let error = ended.map_or_else(|| "it ended".to_owned(), |error| error.to_string());
             self.failed(id, format!("consumer `{}/{}`: {error}", running.inbox.tenant, running.inbox.name));
-            running.stop.cancel();
-            self.ending.extend(running.workers);
+            self.ending.extend(running.abandon());
         }
         self.ending.retain(|worker| !worker.is_finished());
     }
 
     /// Finish what runs, everywhere at once.
-    async fn drain(self, within: Duration) -> Drained {
-        let drains = self.running.into_values().map(|running| async move {
-            running.stop.cancel();
-            let workers = tokio::time::timeout(within, futures::future::join_all(running.workers));
-            let (drained, workers) = tokio::join!(running.kafka.drain(within), workers);
-            drained == Drained::Clean && workers.is_ok()
-        });
+    async fn drain(mut self, within: Duration) -> Drained {
+        self.loads.abort_all();
+        let drains = self.running.into_values().map(|running| running.drain(within));
         let ending = tokio::time::timeout(within, futures::future::join_all(self.ending));
         let (drained, ending) = tokio::join!(futures::future::join_all(drains), ending);
+        self.presence.end().await;
         if drained.into_iter().all(|clean| clean) && ending.is_ok() { Drained::Clean } else { Drained::Unfinished }
     }
-}
-
-/// Where the records of a consumer go.
-struct Sink(Arc<ConsumerInbox>);
-
-impl oncebox_kafka::Inbox for Sink {
-    fn open(
-        &self,
-        topic: &str,
-        partition: i32,
-        next_offset: i64,
-    ) -> BoxFuture<'_, Result<Box<dyn oncebox_kafka::PartitionInbox>, SinkError>> {
-        let topic = topic.to_owned();
-        async move {
-            let opened = PartitionInbox::open(self.0.clone(), &topic, partition, next_offset).await;
-            opened.map(|inbox| Box::new(PartitionSink(inbox)) as Box<dyn oncebox_kafka::PartitionInbox>).map_err(trouble)
-        }
-        .boxed()
-    }
-}
-
-struct PartitionSink(PartitionInbox);
-
-impl oncebox_kafka::PartitionInbox for PartitionSink {
-    fn process<'a>(&'a mut self, records: &'a [Record]) -> BoxFuture<'a, Result<usize, SinkError>> {
-        async move { self.0.process(records).await.map_err(trouble) }.boxed()
-    }
-
-    fn batch_max(&self) -> usize {
-        self.0.batch_max()
-    }
-
-    fn close<'a>(self: Box<Self>, _next_offset: i64) -> BoxFuture<'a, ()> {
-        self.0.close().boxed()
-    }
-}
-
-fn trouble(error: InboxError) -> SinkError {
-    SinkError { text: error.to_string() }
 }

@@ -12,6 +12,7 @@ use std::{
 use futures::future::BoxFuture;
 use oncebox_inbox::{
     handler::{Answer, BatchRun, DeliveryKind, Failure, FailureKind, Handler, Handlers, Run},
+    message::Message,
     tx::Tx,
 };
 use sqlx::AssertSqlSafe;
@@ -44,8 +45,8 @@ impl PlainHandlers {
 }
 
 impl Handlers for PlainHandlers {
-    fn resolve(&self, event_type: &str) -> Option<Arc<dyn Handler>> {
-        (self.resolve)(event_type)
+    fn resolve(&self, message: &Message, _failed: Option<i32>) -> Option<Arc<dyn Handler>> {
+        (self.resolve)(&message.event_type)
     }
 
     fn generation(&self) -> i64 {

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use oncebox_inbox::NewDeployment;
 use oncebox_runtime::{Runtime, RuntimeConfig};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{output, ready};
 use crate::config::Config;
@@ -55,8 +56,9 @@ pub(super) async fn run(config: &Config, args: DeployArgs, json: bool) -> Result
         Some(name) => name,
         None => handler_name(&args.component),
     };
-    let settings: Map<_, _> = args.settings.into_iter().map(|(key, value)| (key, Value::String(value))).collect();
-    let deployment = admin.deploy(&args.tenant, &args.consumer, &args.event_type, &handler, &bytes, &settings.into()).await?;
+    let settings = args.settings.into_iter().map(|(key, value)| (key, Value::String(value))).collect();
+    let deployment = NewDeployment { settings, ..NewDeployment::stable(&args.event_type, &handler, "") };
+    let deployment = admin.deploy_compiled(&args.tenant, &args.consumer, deployment, &bytes).await?;
     if json {
         return output::json(&deployment);
     }

@@ -1,6 +1,6 @@
 //! `oncebox tenant …`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
@@ -38,13 +38,18 @@ async fn create(admin: &Admin, name: &str, schema: &[PathBuf], json: bool) -> Re
     Ok(())
 }
 
+/// The name of a migration: its file's.
+pub(crate) fn migration_name(path: &Path) -> String {
+    path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
 /// A tenant with its tables, or, when they are not right, neither.
 pub(crate) async fn create_with_tables(admin: &Admin, name: &str, schema: &[PathBuf]) -> Result<Tenant> {
     let read = |path: &PathBuf| std::fs::read_to_string(path).with_context(|| format!("failed to read the schema `{}`", path.display()));
     let files = schema.iter().map(|path| Ok((path, read(path)?))).collect::<Result<Vec<_>>>()?;
     let tenant = admin.create_tenant(name).await?;
     for (path, sql) in &files {
-        if let Err(error) = admin.apply_schema(&tenant, sql).await {
+        if let Err(error) = admin.apply_migration(&tenant, &migration_name(path), sql).await {
             // Its tables are applied by other connections than its row is written by.
             admin.take_back_tenant(&tenant).await.with_context(|| format!("failed to take tenant `{name}` back after: {error}"))?;
             return Err(error).with_context(|| format!("tenant `{name}` was not created, because of `{}`", path.display()));

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use oncebox_inbox::{Admin, MasterKey, policy::Policy};
+use oncebox_inbox::{Admin, MasterKey, NewDeployment, policy::Policy};
 use oncebox_runtime::{Runtime, RuntimeConfig};
 use serde_json::json;
 
@@ -159,7 +159,7 @@ async fn set_up(config: &Config) -> Result<Admin> {
     let runtime = Runtime::new(RuntimeConfig { cache_dir: config.runtime.cache_dir.clone(), ..RuntimeConfig::default() })?;
     for name in TENANTS {
         let tenant = admin.create_tenant(name).await?;
-        admin.apply_schema(&tenant, SCHEMA).await?;
+        admin.apply_migration(&tenant, "tables", SCHEMA).await?;
         // A killed host's membership ends soon, so that its successor need not wait for long.
         let policy = format!(
             "topics = ['{}']\nack = 'after_commit'\nidentity.event_type = ['cloudevents']\n\
@@ -169,7 +169,7 @@ async fn set_up(config: &Config) -> Result<Admin> {
         admin.create_consumer(name, "github", &Policy::parse(&policy)?).await?;
         for (event_type, handler, component) in HANDLERS {
             runtime.load(component).await.with_context(|| format!("failed to load `{handler}`"))?;
-            admin.deploy(name, "github", event_type, handler, component, &json!({})).await?;
+            admin.deploy_compiled(name, "github", NewDeployment::stable(event_type, handler, ""), component).await?;
         }
     }
     Ok(admin)

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::Args;
-use oncebox_inbox::{Admin, InboxError, MasterKey, policy::Policy};
+use oncebox_inbox::{Admin, InboxError, MasterKey, NewDeployment, policy::Policy};
 use oncebox_runtime::{Runtime, RuntimeConfig};
 
 use crate::{
@@ -150,7 +150,7 @@ async fn deploy(config: &Config, admin: &Admin, args: &DevArgs) -> Result<()> {
         let bytes = std::fs::read(path).with_context(|| format!("failed to read the component `{file}`"))?;
         runtime.load(&bytes).await.with_context(|| format!("`{file}` cannot be deployed"))?;
         let handler = handler_name(path);
-        admin.deploy("dev", "dev", event_type, &handler, &bytes, &serde_json::json!({})).await?;
+        admin.deploy_compiled("dev", "dev", NewDeployment::stable(event_type, &handler, ""), &bytes).await?;
         println!("handler   {handler} takes `{event_type}`");
     }
     Ok(())

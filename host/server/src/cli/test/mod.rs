@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 use oncebox_inbox::{
     Admin, Budget, Consumer, ConsumerInbox, Rehearsal, Rehearsed, Sessions,
     handler::{Handler, Handlers},
-    message::Record,
+    message::{Message, Record},
     policy::Policy,
 };
 use oncebox_runtime::{HandlerSettings, LoadedComponent, Recorder, RunRecord, Runtime, RuntimeConfig};
@@ -204,7 +204,7 @@ struct Only {
 }
 
 impl Handlers for Only {
-    fn resolve(&self, _event_type: &str) -> Option<Arc<dyn Handler>> {
+    fn resolve(&self, _message: &Message, _failed: Option<i32>) -> Option<Arc<dyn Handler>> {
         Some(self.handler.clone())
     }
 

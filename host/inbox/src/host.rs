@@ -1,0 +1,129 @@
+//! The hosts that run, and how far each is with a consumer's deployments.
+
+use chrono::{DateTime, Utc};
+
+use crate::{admin::Admin, error::InboxError};
+
+/// How far a host is with a generation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Progress {
+    /// It loads what is new; what it ran before goes on.
+    Compiling,
+    /// Its next transaction uses it.
+    Switched,
+    /// It could not load it, and goes on with what it ran before.
+    Failed(String),
+}
+
+impl Progress {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Compiling => "compiling",
+            Self::Switched => "switched",
+            Self::Failed(_) => "failed",
+        }
+    }
+}
+
+/// A host that was seen lately.
+#[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
+pub struct Host {
+    /// Key; a restart is another host.
+    pub host_id: i64,
+    /// Name of the machine and id of the process.
+    pub name: String,
+    /// When it started.
+    pub started_at: DateTime<Utc>,
+    /// When it last said that it lives.
+    pub seen_at: DateTime<Utc>,
+}
+
+/// A host's progress with a consumer.
+#[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
+pub struct HostProgress {
+    /// The host.
+    pub host_id: i64,
+    /// Its name.
+    pub host: String,
+    /// Generation of deployments that it runs.
+    pub generation: i64,
+    /// The generation that `state` speaks of.
+    pub next_generation: i64,
+    /// `compiling`, `switched` or `failed`.
+    pub state: String,
+    /// Why it failed.
+    pub error: Option<String>,
+    /// When it said so.
+    pub at: DateTime<Utc>,
+}
+
+/// A host that was not seen for this long is taken for gone: nobody waits for it.
+const GONE: &str = "interval '10 seconds'";
+
+impl Admin {
+    /// A host starts.
+    pub async fn host_starts(&self, name: &str) -> Result<i64, InboxError> {
+        let insert = sqlx::query_scalar("INSERT INTO oncebox.host (name) VALUES ($1) RETURNING host_id").bind(name);
+        Ok(insert.fetch_one(&self.pool).await?)
+    }
+
+    /// A host lives. Those that have been gone for an hour are forgotten. False: this one was.
+    pub async fn host_lives(&self, host_id: i64) -> Result<bool, InboxError> {
+        let seen = sqlx::query("UPDATE oncebox.host SET seen_at = now() WHERE host_id = $1").bind(host_id).execute(&self.pool).await?;
+        sqlx::query("DELETE FROM oncebox.host WHERE seen_at < now() - interval '1 hour'").execute(&self.pool).await?;
+        Ok(seen.rows_affected() > 0)
+    }
+
+    /// A host ends.
+    pub async fn host_ends(&self, host_id: i64) -> Result<(), InboxError> {
+        sqlx::query("DELETE FROM oncebox.host WHERE host_id = $1").bind(host_id).execute(&self.pool).await?;
+        Ok(())
+    }
+
+    /// The hosts that live.
+    pub async fn hosts(&self) -> Result<Vec<Host>, InboxError> {
+        let list = format!("SELECT host_id, name, started_at, seen_at FROM oncebox.host WHERE seen_at > now() - {GONE} ORDER BY host_id");
+        Ok(sqlx::query_as(sqlx::AssertSqlSafe(list)).fetch_all(&self.pool).await?)
+    }
+
+    /// How far a host is. When every host that lives has switched, what it switched from is fenced off
+    /// everywhere: a host that nobody can reach completes nothing with it any more.
+    pub async fn host_reports(&self, host_id: i64, consumer_id: i32, generation: i64, progress: &Progress) -> Result<(), InboxError> {
+        const REPORT: &str = "INSERT INTO oncebox.host_consumer AS r (host_id, consumer_id, generation, next_generation, state, error) \
+            VALUES ($1, $2, CASE WHEN $4 = 'switched' THEN $3 ELSE 0 END, $3, $4, $5) \
+            ON CONFLICT (host_id, consumer_id) DO UPDATE SET next_generation = excluded.next_generation, state = excluded.state, \
+                error = excluded.error, at = now(), \
+                generation = CASE WHEN excluded.state = 'switched' THEN excluded.generation ELSE r.generation END";
+        let error = match progress {
+            Progress::Failed(error) => Some(error.as_str()),
+            _ => None,
+        };
+        sqlx::query(REPORT).bind(host_id).bind(consumer_id).bind(generation).bind(progress.name()).bind(error).execute(&self.pool).await?;
+        if *progress == Progress::Switched {
+            self.fence(consumer_id).await?;
+        }
+        Ok(())
+    }
+
+    async fn fence(&self, consumer_id: i32) -> Result<(), InboxError> {
+        let fence = format!(
+            "UPDATE oncebox.consumer c SET generation_required = s.generation \
+             FROM (SELECT min(r.generation) AS generation FROM oncebox.host_consumer r JOIN oncebox.host h USING (host_id) \
+                   WHERE r.consumer_id = $1 AND h.seen_at > now() - {GONE}) s \
+             WHERE c.consumer_id = $1 AND c.generation_required < s.generation"
+        );
+        sqlx::query(sqlx::AssertSqlSafe(fence)).bind(consumer_id).execute(&self.pool).await?;
+        Ok(())
+    }
+
+    /// How far the hosts that live are with a consumer.
+    pub async fn host_progress(&self, consumer_id: i32) -> Result<Vec<HostProgress>, InboxError> {
+        let list = format!(
+            "SELECT h.host_id, h.name AS host, coalesce(r.generation, 0) AS generation, coalesce(r.next_generation, 0) AS next_generation, \
+                coalesce(r.state, 'compiling') AS state, r.error, coalesce(r.at, h.started_at) AS at \
+             FROM oncebox.host h LEFT JOIN oncebox.host_consumer r ON r.host_id = h.host_id AND r.consumer_id = $1 \
+             WHERE h.seen_at > now() - {GONE} ORDER BY h.host_id"
+        );
+        Ok(sqlx::query_as(sqlx::AssertSqlSafe(list)).bind(consumer_id).fetch_all(&self.pool).await?)
+    }
+}

@@ -1,0 +1,86 @@
+//! Migrations of a tenant's own tables: named, applied once, by the role that owns them.
+
+use sha2::{Digest, Sha256};
+use sqlx::{Connection, Executor, PgConnection};
+
+use crate::{
+    admin::{Admin, Tenant},
+    error::{InboxError, plain},
+    keys::Login,
+};
+
+/// A migration that a tenant's schema holds.
+#[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
+pub struct Migration {
+    /// Its name, unique within the tenant.
+    pub name: String,
+    /// SHA-256 of its text.
+    #[serde(serialize_with = "hex::serde::serialize")]
+    pub digest: Vec<u8>,
+    /// When it was applied.
+    pub applied_at: chrono::DateTime<chrono::Utc>,
+    /// Who applied it.
+    pub applied_by: String,
+}
+
+impl Admin {
+    /// Apply a tenant's own DDL under a name, as the owner of its schema, over a short connection of its
+    /// own: its statements and their record, or neither. False: the schema holds it already. The same name
+    /// with another text is refused.
+    pub async fn apply_migration(&self, tenant: &Tenant, name: &str, sql: &str) -> Result<bool, InboxError> {
+        check_migration_name(name)?;
+        let digest: [u8; 32] = Sha256::digest(sql).into();
+        if let Some(known) = self.migrations(&tenant.name).await?.into_iter().find(|known| known.name == name) {
+            if known.digest == digest {
+                return Ok(false);
+            }
+            return Err(InboxError::conflict(format!(
+                "migration `{name}` of tenant `{}` was applied with another text; write what is new as a migration of its own",
+                tenant.name
+            )));
+        }
+        let password = self.key.password(&tenant.owner_login, Login::Owner);
+        let options = [("search_path", tenant.schema_name.as_str())];
+        let options = self.options.clone().username(&tenant.owner_login).password(&password).options(options);
+        let mut connection = PgConnection::connect_with(&options).await?;
+        let applied = self.run_migration(&mut connection, tenant, name, sql, &digest).await;
+        let _ = connection.close().await; // what is not committed by now never is
+        applied.map_err(|error| InboxError::Invalid(format!("migration `{name}` was not applied: {}", plain(&error))))?;
+        Ok(true)
+    }
+
+    async fn run_migration(
+        &self,
+        connection: &mut PgConnection,
+        tenant: &Tenant,
+        name: &str,
+        sql: &str,
+        digest: &[u8],
+    ) -> Result<(), sqlx::Error> {
+        const APPLIED: &str = "SELECT oncebox_host.migration_applied($1, $2, $3, $4)";
+        connection.execute("BEGIN").await?;
+        connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned()))).await?;
+        let secret = self.key.secret(&tenant.login);
+        sqlx::query(APPLIED).bind(&secret[..]).bind(name).bind(digest).bind(&self.actor).execute(&mut *connection).await?;
+        connection.execute("COMMIT").await.map(drop)
+    }
+
+    /// The migrations that a tenant's schema holds, in the order in which they were applied.
+    pub async fn migrations(&self, tenant: &str) -> Result<Vec<Migration>, InboxError> {
+        const LIST: &str = "SELECT m.name, m.digest, m.applied_at, m.applied_by FROM oncebox.tenant_migration m \
+            JOIN oncebox.tenant t USING (tenant_id) WHERE t.name = $1 ORDER BY m.applied_at, m.name";
+        Ok(sqlx::query_as(LIST).bind(tenant).fetch_all(&self.pool).await?)
+    }
+}
+
+fn check_migration_name(name: &str) -> Result<(), InboxError> {
+    let sound = name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.len() <= 100
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || ".-_".contains(c));
+    if sound {
+        return Ok(());
+    }
+    Err(InboxError::Invalid(format!(
+        "`{name}` cannot be the name of a migration; use a letter or digit, then up to 99 of A-Z, a-z, 0-9, `.`, `_` and `-`"
+    )))
+}

@@ -1,0 +1,58 @@
+//! This host among the hosts: that it lives, and how far it is with each consumer.
+
+use std::time::Duration;
+
+use oncebox_inbox::{Admin, InboxError, Progress};
+use tokio::time::Instant;
+
+/// How often a host says that it lives.
+const BEAT: Duration = Duration::from_secs(2);
+
+/// The host's rows.
+pub(crate) struct Presence {
+    admin: Admin,
+    name: String,
+    host_id: Option<i64>,
+    beat_due: Instant,
+}
+
+impl Presence {
+    pub(crate) fn new(admin: Admin, name: String) -> Self {
+        Self { admin, name, host_id: None, beat_due: Instant::now() }
+    }
+
+    /// Say that this host lives, where it is time. One that was silent for so long that it was forgotten
+    /// begins again.
+    pub(crate) async fn beat(&mut self) -> Result<(), InboxError> {
+        if self.beat_due > Instant::now() {
+            return Ok(());
+        }
+        let is_known = match self.host_id {
+            Some(host_id) => self.admin.host_lives(host_id).await?,
+            None => false,
+        };
+        if !is_known {
+            self.host_id = Some(self.admin.host_starts(&self.name).await?);
+        }
+        self.beat_due = Instant::now() + BEAT;
+        Ok(())
+    }
+
+    /// Say how far this host is with a consumer. Whoever waits for it waits a little longer when this is
+    /// lost; nothing else depends on it.
+    pub(crate) async fn report(&self, consumer_id: i32, generation: i64, progress: Progress) {
+        let Some(host_id) = self.host_id else { return };
+        if let Err(error) = self.admin.host_reports(host_id, consumer_id, generation, &progress).await {
+            tracing::warn!(%error, ?progress, generation, "failed to report how far this host is");
+        }
+    }
+
+    /// Nobody is to wait for this host any more.
+    pub(crate) async fn end(&self) {
+        if let Some(host_id) = self.host_id
+            && let Err(error) = self.admin.host_ends(host_id).await
+        {
+            tracing::debug!(%error, "failed to take this host's rows away; they are forgotten by themselves");
+        }
+    }
+}

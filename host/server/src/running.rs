@@ -1,0 +1,140 @@
+//! One consumer as this host runs it: its inbox, its place in the Kafka group, its retry workers.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Result;
+use futures::{FutureExt, future::BoxFuture};
+use oncebox_inbox::{Consumer, ConsumerInbox, InboxError, PartitionInbox, Sessions, handler::Handlers, message::Record, retry};
+use oncebox_kafka::{ConsumerConfig, ConsumerHandle, Drained, SinkError, Timing};
+use tokio::{sync::Notify, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
+
+use crate::{routes::Routes, supervisor::Supervisor};
+
+/// A consumer that runs here.
+pub(crate) struct Running {
+    pub(crate) inbox: Arc<ConsumerInbox>,
+    pub(crate) kafka: ConsumerHandle,
+    routes: Arc<Routes>,
+    workers: Vec<JoinHandle<()>>,
+    stop: CancellationToken,
+}
+
+impl Running {
+    /// Start to consume. `look` is told when claims are refused because newer deployments are required.
+    pub(crate) fn start(
+        host: &Supervisor,
+        consumer: &Consumer,
+        routes: Arc<Routes>,
+        sessions: Arc<Sessions>,
+        look: Arc<Notify>,
+    ) -> Result<Self> {
+        let policy = consumer.policy()?;
+        let (deadline_ms, idle_ms) = (policy.limits.deadline_ms, host.settings.idle_in_transaction_timeout_ms);
+        if deadline_ms >= idle_ms {
+            tracing::warn!(
+                tenant = consumer.tenant,
+                consumer = consumer.name,
+                deadline_ms,
+                idle_ms,
+                "a handler that computes for longer than `database.idle_in_transaction_timeout_ms` loses its connection"
+            );
+        }
+        let (tenant, name) = (consumer.tenant.clone(), consumer.name.clone());
+        let inbox = ConsumerInbox::new(
+            consumer.consumer_id,
+            tenant.clone(),
+            name.clone(),
+            policy.clone(),
+            host.owner.clone(),
+            sessions,
+            routes.clone(),
+        );
+        inbox.tell_when_stale(look);
+        let config = ConsumerConfig {
+            tenant,
+            consumer: name,
+            topics: policy.topics.clone(),
+            kafka: policy.reading(),
+            host_properties: host.properties.clone(),
+            timing: Timing::default(),
+        };
+        let kafka = oncebox_kafka::Consumer::start(config, Arc::new(Sink(inbox.clone())))?;
+        let stop = CancellationToken::new();
+        let work = |_| tokio::spawn(retry::work(inbox.clone(), stop.clone()));
+        let workers = (0..policy.retry.workers).map(work).collect();
+        let generation = routes.generation();
+        tracing::info!(tenant = consumer.tenant, consumer = consumer.name, generation, topics = ?policy.topics, "consumer started");
+        Ok(Self { inbox, kafka, routes, workers, stop })
+    }
+
+    /// The generation of deployments that its next transaction uses.
+    pub(crate) fn generation(&self) -> i64 {
+        self.routes.generation()
+    }
+
+    /// Whether a canary runs here.
+    pub(crate) fn has_canary(&self) -> bool {
+        self.routes.has_canary()
+    }
+
+    /// Use other deployments, from the next transaction on.
+    pub(crate) fn switch(&mut self, routes: Arc<Routes>) -> i64 {
+        self.routes = routes.clone();
+        self.inbox.set_handlers(routes);
+        self.generation()
+    }
+
+    /// It ended by itself; its workers come to the end of their message.
+    pub(crate) fn abandon(self) -> Vec<JoinHandle<()>> {
+        self.stop.cancel();
+        self.workers
+    }
+
+    /// Finish what runs. True: all of it came to its end in time.
+    pub(crate) async fn drain(self, within: Duration) -> bool {
+        self.stop.cancel();
+        let workers = tokio::time::timeout(within, futures::future::join_all(self.workers));
+        let (drained, workers) = tokio::join!(self.kafka.drain(within), workers);
+        drained == Drained::Clean && workers.is_ok()
+    }
+}
+
+/// Where the records of a consumer go.
+struct Sink(Arc<ConsumerInbox>);
+
+impl oncebox_kafka::Inbox for Sink {
+    fn open(
+        &self,
+        topic: &str,
+        partition: i32,
+        next_offset: i64,
+    ) -> BoxFuture<'_, Result<Box<dyn oncebox_kafka::PartitionInbox>, SinkError>> {
+        let topic = topic.to_owned();
+        async move {
+            let opened = PartitionInbox::open(self.0.clone(), &topic, partition, next_offset).await;
+            opened.map(|inbox| Box::new(PartitionSink(inbox)) as Box<dyn oncebox_kafka::PartitionInbox>).map_err(trouble)
+        }
+        .boxed()
+    }
+}
+
+struct PartitionSink(PartitionInbox);
+
+impl oncebox_kafka::PartitionInbox for PartitionSink {
+    fn process<'a>(&'a mut self, records: &'a [Record]) -> BoxFuture<'a, Result<usize, SinkError>> {
+        async move { self.0.process(records).await.map_err(trouble) }.boxed()
+    }
+
+    fn batch_max(&self) -> usize {
+        self.0.batch_max()
+    }
+
+    fn close<'a>(self: Box<Self>, _next_offset: i64) -> BoxFuture<'a, ()> {
+        self.0.close().boxed()
+    }
+}
+
+fn trouble(error: InboxError) -> SinkError {
+    SinkError { text: error.to_string() }
+}
