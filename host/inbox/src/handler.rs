@@ -55,7 +55,7 @@ pub trait Handler: Send + Sync + 'static {
     /// The version that is recorded in the rows it completes.
     fn version(&self) -> i32;
 
-    /// Told after the commit what became of a message that it ran.
+    /// Told after the commit what became of a message that it ran for the first time.
     fn settled(&self, _disposition: Disposition) {}
 
     /// Wall clock for one call, where it is to be less than the consumer's.

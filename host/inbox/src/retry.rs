@@ -87,6 +87,13 @@ impl Leased {
     }
 }
 
+/// A message that is stuck would otherwise count as many.
+fn settled_first(leased: &Leased, handler: &Arc<dyn Handler>, disposition: Disposition) {
+    if leased.attempt == 1 {
+        handler.settled(disposition);
+    }
+}
+
 impl ConsumerInbox {
     /// Bring a leased message to its end, or give the lease back.
     async fn run_leased(&self, leased: &Leased) -> Result<(), InboxError> {
@@ -115,7 +122,7 @@ impl ConsumerInbox {
             let undone = match self.transact_leased(leased, &routed).await {
                 Ok(disposition) => {
                     self.count_run(&leased.message, disposition);
-                    routed.handler.settled(disposition);
+                    settled_first(leased, &routed.handler, disposition);
                     return Ok(());
                 }
                 Err(undone) => undone,
@@ -208,7 +215,7 @@ impl ConsumerInbox {
         commit(transaction).await.map_err(crate::process::stopped)?;
         self.log_failure(&leased.message, &failure, disposition, leased.attempt);
         if let Some(handler) = handler {
-            handler.settled(disposition);
+            settled_first(leased, handler, disposition);
         }
         Ok(())
     }
