@@ -25,6 +25,7 @@ pub fn write(root: &Path, report: &Report) -> Result<()> {
         ("threads", tables::threads(report)),
         ("languages", tables::languages(report)),
         ("latency", tables::latency(report, false)),
+        ("swaps", tables::gaps(report)),
         ("statements", tables::statements(report)),
         ("claims", tables::claims(report)),
     ];

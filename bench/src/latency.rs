@@ -44,7 +44,7 @@ pub async fn measure(bench: &mut Bench, variant: &Variant, partitions: i32, rate
     let what = || format!("latency of ({}) {}", variant.letter(), variant.title());
     let topic = bench.topics.empty(partitions).await?;
     let started = bench.start(&job, &topic).await.with_context(what)?;
-    let worked = work(bench, &job, &started, &topic, rate).await;
+    let worked = send_steadily(bench, &job, &started, &topic, rate).await;
     let (database, _) = finish(started, worked).with_context(what)?;
     check(&job, &database).await.with_context(what)?;
     let (p50_ms, p99_ms) = percentiles(&database).await?;
@@ -52,7 +52,8 @@ pub async fn measure(bench: &mut Bench, variant: &Variant, partitions: i32, rate
     Ok(Latency { variant: variant.clone(), partitions, rate, p50_ms, p99_ms })
 }
 
-async fn work(bench: &Bench, job: &Job, started: &Started, topic: &str, rate: f64) -> Result<()> {
+/// Send a load at a rate, after a few messages to warm up, and wait until all of it is done.
+pub async fn send_steadily(bench: &Bench, job: &Job, started: &Started, topic: &str, rate: f64) -> Result<()> {
     let sender = || Sender::new(bench.servers.kafka.bootstrap(), topic, &job.load, &[("linger.ms", "0")]);
     let (warm_up, measured) = (sender()?, sender()?);
     let mut orders = job.load.orders();

@@ -11,6 +11,7 @@ mod report;
 mod run;
 mod servers;
 mod statements;
+mod swaps;
 mod sweep;
 mod tables;
 mod throughput;
@@ -103,6 +104,7 @@ async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
         latency: Vec::new(),
         statements: Vec::new(),
         claims: Vec::new(),
+        gaps: Vec::new(),
         payloads: Vec::new(),
         batches: Vec::new(),
     };
@@ -128,6 +130,9 @@ async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
         for variant in &lettered {
             report.statements.push(statements::count(bench, variant).await?);
         }
+    }
+    if options.wants(Part::Swaps) && lettered.contains(&Variant::Component) {
+        report.gaps = swaps::measure(bench, PARTITIONS).await?;
     }
     if options.wants(Part::Claims) {
         report.claims = claims::measure(bench).await?;

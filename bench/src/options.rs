@@ -60,6 +60,8 @@ pub enum Part {
     Languages,
     /// From send to commit, at a tenth of the load.
     Latency,
+    /// Pauses that swaps of the component make.
+    Swaps,
     /// Statements per message.
     Statements,
     /// The claim alone.

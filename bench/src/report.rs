@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    claims::ClaimCost, latency::Latency, load::Workload, measure::Cpu, run::Figures, statements::Statements, sweep::Point,
+    claims::ClaimCost, latency::Latency, load::Workload, measure::Cpu, run::Figures, statements::Statements, swaps::Gaps, sweep::Point,
     variants::Variant,
 };
 
@@ -18,6 +18,9 @@ pub struct Report {
     pub languages: Vec<Cell>,
     /// From send to commit, at a tenth of the load.
     pub latency: Vec<Latency>,
+    /// Pauses with and without swaps.
+    #[serde(default)]
+    pub gaps: Vec<Gaps>,
     /// What the database is sent.
     pub statements: Vec<Statements>,
     /// What a claim costs the database.

@@ -69,7 +69,7 @@ pub fn terminal(report: &Report) -> String {
         &report.languages.iter().collect::<Vec<_>>(),
         Variant::Component,
     ));
-    tables.extend([threads(report), latency(report, true), statements(report), claims(report)]);
+    tables.extend([threads(report), latency(report, true), gaps(report), statements(report), claims(report)]);
     tables.iter().filter(|table| !table.is_empty()).map(Table::text).collect()
 }
 
@@ -142,6 +142,17 @@ pub fn latency(report: &Report, milliseconds: bool) -> Table {
             shown(latency.p99_ms, by_hand.map(|by_hand| by_hand.p99_ms)),
             if milliseconds { format!("{:.0}", latency.rate) } else { shown(latency.rate, by_hand.map(|by_hand| by_hand.rate)) },
         ]);
+    }
+    table
+}
+
+/// Pauses with and without swaps.
+pub fn gaps(report: &Report) -> Table {
+    let mut table = Table::new("longest pause of a partition around a swap", &["run", "looks", "p50", "p99", "max"]);
+    for gaps in &report.gaps {
+        let ms = |value: f64| format!("{value:.0} ms");
+        let name = if gaps.swaps { "with swaps" } else { "without, at the same moments" };
+        table.rows.push(vec![name.to_owned(), gaps.looks.to_string(), ms(gaps.p50_ms), ms(gaps.p99_ms), ms(gaps.max_ms)]);
     }
     table
 }

@@ -162,7 +162,7 @@ pub struct Programs {
 
 impl Programs {
     /// The component a host variant runs.
-    fn component(&self, variant: &Variant) -> PathBuf {
+    pub fn component(&self, variant: &Variant) -> PathBuf {
         match variant {
             Language(name) => self.root.join(format!("target/languages/{name}.wasm")),
             BatchComponent => self.root.join("guest-examples/components/order-batch.wasm"),

@@ -13,7 +13,7 @@ pub(super) const CONSUMER: &str = "orders";
 
 pub(super) async fn command(setting: &Setting<'_>, batch: Batch, component: &[u8]) -> Result<Command> {
     let admin = create_consumer(setting, batch).await?;
-    admin.deploy_compiled(&setting.servers.tenant.name, CONSUMER, NewDeployment::stable("order.placed", "order", ""), component).await?;
+    deploy(&admin, setting.servers, component).await?;
     let mut command = Command::new(setting.programs.bin.join("oncebox"));
     for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("ONCEBOX_")) {
         command.env_remove(variable);
@@ -32,14 +32,25 @@ pub(super) async fn command(setting: &Setting<'_>, batch: Batch, component: &[u8
 
 /// The consumer with its policy; all of it default but the batch.
 pub(super) async fn create_consumer(setting: &Setting<'_>, batch: Batch) -> Result<Admin> {
-    let admin = Admin::new(setting.database.url.parse()?, MasterKey::parse(&setting.servers.master_key)?, "bench");
+    let admin = admin(setting.servers, setting.database)?;
     admin.create_consumer(&setting.servers.tenant.name, CONSUMER, &policy(setting.topic, setting.group, batch)?).await?;
     Ok(admin)
 }
 
+/// What a person can do with the database of a run.
+pub fn admin(servers: &Servers, database: &Database) -> Result<Admin> {
+    Ok(Admin::new(database.url.parse()?, MasterKey::parse(&servers.master_key)?, "bench"))
+}
+
+/// Make a component live.
+pub async fn deploy(admin: &Admin, servers: &Servers, component: &[u8]) -> Result<()> {
+    admin.deploy_compiled(&servers.tenant.name, CONSUMER, NewDeployment::stable("order.placed", "order", ""), component).await?;
+    Ok(())
+}
+
 /// A consumer that claims nothing but what its test asks for.
 pub async fn create_claimant(servers: &Servers, database: &Database) -> Result<()> {
-    let admin = Admin::new(database.url.parse()?, MasterKey::parse(&servers.master_key)?, "bench");
+    let admin = admin(servers, database)?;
     admin.create_consumer(&servers.tenant.name, CONSUMER, &policy("orders", "orders", Batch::DEFAULT)?).await?;
     Ok(())
 }

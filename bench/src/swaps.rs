@@ -1,0 +1,127 @@
+//! The gap that a swap makes in processing: the component and a copy of it with other bytes take turns
+//! under a steady load, and the database says when each message was committed. The same is done without
+//! swaps, and looked at in the same places.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use oncebox_inbox::Admin;
+use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
+
+use crate::{
+    latency::send_steadily,
+    load::{Load, Workload},
+    measure::now_us,
+    run::{Bench, Job, Started, check, finish},
+    servers::Database,
+    throughput::PAYLOAD_BYTES,
+    variants::{
+        Batch, Variant,
+        host::{admin, deploy},
+    },
+};
+
+/// Swaps of a run.
+const SWAPS: usize = 50;
+/// From one swap to the next; what of it is looked at after each.
+const PERIOD: Duration = Duration::from_millis(200);
+/// Messages a second.
+const RATE: f64 = 800.0;
+
+/// Pauses of partitions in the moments after swaps, or where swaps would have been.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Gaps {
+    /// Whether there were swaps.
+    pub swaps: bool,
+    /// Moments and partitions that were looked at.
+    pub looks: usize,
+    /// Median, milliseconds.
+    pub p50_ms: f64,
+    /// All but one in a hundred were shorter, milliseconds.
+    pub p99_ms: f64,
+    /// The longest, milliseconds.
+    pub max_ms: f64,
+}
+
+/// A run without swaps and one with them.
+pub async fn measure(bench: &mut Bench, partitions: i32) -> Result<Vec<Gaps>> {
+    let mut gaps = Vec::new();
+    for swaps in [false, true] {
+        gaps.push(run(bench, partitions, swaps).await.with_context(|| format!("gaps, swaps: {swaps}"))?);
+    }
+    Ok(gaps)
+}
+
+async fn run(bench: &mut Bench, partitions: i32, swaps: bool) -> Result<Gaps> {
+    let messages = (RATE * (SWAPS + 10) as f64 * PERIOD.as_secs_f64()) as usize;
+    let load = Load { workload: Workload::Spread, partitions, messages, payload_bytes: PAYLOAD_BYTES };
+    let job = Job { variant: Variant::Component, load, batch: Batch::DEFAULT, log_statements: false };
+    let topic = bench.topics.empty(partitions).await?;
+    let started = bench.start(&job, &topic).await?;
+    let worked = tokio::try_join!(send_steadily(bench, &job, &started, &topic, RATE), swap(bench, &started, swaps));
+    let (moments, worked) = match worked {
+        Ok(((), moments)) => (moments, Ok(())),
+        Err(error) => (Vec::new(), Err(error)),
+    };
+    let (database, _) = finish(started, worked)?;
+    check(&job, &database).await?;
+    let gaps = gaps(&database, &moments).await?;
+    bench.servers.drop_database(database).await?;
+    let at = |share: f64| gaps[((gaps.len() - 1) as f64 * share).round() as usize];
+    Ok(Gaps { swaps, looks: gaps.len(), p50_ms: at(0.5), p99_ms: at(0.99), max_ms: at(1.0) })
+}
+
+/// Swap again and again. The answer says when, in microseconds of the clock that the database reads too.
+async fn swap(bench: &Bench, started: &Started, swaps: bool) -> Result<Vec<f64>> {
+    let admin: Admin = admin(&bench.servers, &started.database)?;
+    let component = std::fs::read(bench.programs.component(&Variant::Component)).context("failed to read the component")?;
+    let copy = with_section(&component);
+    // Until the host runs and is warm.
+    sleep(PERIOD * 8).await;
+    let mut moments = Vec::new();
+    for number in 0..SWAPS {
+        moments.push(now_us());
+        if swaps {
+            deploy(&admin, &bench.servers, if number % 2 == 0 { &copy } else { &component }).await?;
+        }
+        sleep(PERIOD).await;
+    }
+    Ok(moments)
+}
+
+/// The component with a custom section more: another version that does the same.
+fn with_section(component: &[u8]) -> Vec<u8> {
+    const SECTION: &[u8] = b"\x00\x05\x04swap";
+    [component, SECTION].concat()
+}
+
+/// Of each moment and partition the longest time between two commits that a swap at that moment could have
+/// made, sorted, milliseconds.
+async fn gaps(database: &Database, moments: &[f64]) -> Result<Vec<f64>> {
+    const COMMITS: &str =
+        "SELECT partition, extract(epoch FROM pg_xact_commit_timestamp(xmin))::float8 * 1e6 FROM oncebox.inbox ORDER BY 1, 2";
+    let commits: Vec<(i32, f64)> = sqlx::query_as(COMMITS).fetch_all(&mut database.connect().await?).await?;
+    let mut gaps: Vec<f64> = Vec::new();
+    for of_partition in commits.chunk_by(|one, other| one.0 == other.0) {
+        for moment in moments {
+            let until = moment + PERIOD.as_secs_f64() * 1e6;
+            let overlapping = of_partition.windows(2).filter(|pair| pair[1].1 > *moment && pair[0].1 < until);
+            gaps.extend(overlapping.map(|pair| (pair[1].1 - pair[0].1) / 1e3).reduce(f64::max));
+        }
+    }
+    gaps.sort_by(f64::total_cmp);
+    anyhow::ensure!(!gaps.is_empty(), "nothing was committed around the swaps");
+    Ok(gaps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_section;
+
+    #[test]
+    fn a_copy_is_another_version_of_the_same_component() {
+        let copy = with_section(b"\0asm");
+        assert_eq!(copy, b"\0asm\x00\x05\x04swap");
+    }
+}
