@@ -68,6 +68,11 @@ pub struct Consumer {
 }
 
 impl Consumer {
+    /// The policy for people: without the values of Kafka's properties, which may be passwords.
+    pub fn policy_shown(&self) -> Value {
+        shown(&self.policy)
+    }
+
     /// The policy, typed.
     pub fn policy(&self) -> Result<Policy, InboxError> {
         serde_json::from_value(self.policy.clone()).map_err(|error| {
@@ -233,13 +238,16 @@ impl Admin {
     }
 }
 
-/// A policy for people: values of Kafka's properties may be passwords.
-fn without_secrets<S: serde::Serializer>(policy: &Value, serializer: S) -> Result<S::Ok, S::Error> {
+fn shown(policy: &Value) -> Value {
     let mut policy = policy.clone();
     for (_, value) in policy.pointer_mut("/kafka/properties").and_then(Value::as_object_mut).into_iter().flatten() {
         *value = "…".into();
     }
-    serde::Serialize::serialize(&policy, serializer)
+    policy
+}
+
+fn without_secrets<S: serde::Serializer>(policy: &Value, serializer: S) -> Result<S::Ok, S::Error> {
+    serde::Serialize::serialize(&shown(policy), serializer)
 }
 
 pub(crate) fn check_name(kind: &str, name: &str) -> Result<(), InboxError> {

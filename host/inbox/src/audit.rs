@@ -31,6 +31,11 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
+    /// Something of no tenant.
+    pub(crate) fn platform(name: &str) -> Self {
+        Self { tenant: None, text: name.to_owned() }
+    }
+
     /// A tenant as a whole.
     pub(crate) fn tenant(name: &str) -> Self {
         Self { tenant: Some(name.to_owned()), text: name.to_owned() }

@@ -38,6 +38,7 @@ mod scram;
 mod session;
 mod suspects;
 mod together;
+mod token;
 pub mod tx;
 mod version;
 
@@ -57,4 +58,5 @@ pub use migration::Migration;
 pub use partition::PartitionInbox;
 pub use rehearsal::{Rehearsal, Rehearsed};
 pub use session::{Budget, SessionSettings, Sessions};
+pub use token::{NewToken, Shown, Token, TokenRole, TokenSecret};
 pub use version::{HandlerRow, NewVersion, Version};
