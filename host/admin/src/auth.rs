@@ -1,0 +1,270 @@
+//! Who asks, and whether they may. The OpenAPI document says which role an operation needs; what it
+//! does not say is refused.
+
+use std::{collections::HashMap, sync::Arc};
+
+use axum::{
+    extract::{FromRequestParts, MatchedPath, RawPathParams, Request, State},
+    http::{HeaderMap, Method, header, request::Parts},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use oncebox_inbox::{Admin, Shown};
+use utoipa::openapi::{OpenApi, PathItem, path::Operation};
+
+use crate::{
+    Api, Mode,
+    error::{ApiError, Code},
+    origin,
+    tokens::Role,
+};
+
+/// The key of an operation's role in the document.
+pub(crate) const ROLE_KEY: &str = "x-role";
+
+/// Who asks.
+#[derive(Debug, Clone)]
+pub struct Principal {
+    name: String,
+    role: Role,
+    tenant: Option<String>,
+    token_id: Option<i64>,
+    is_local: bool,
+}
+
+impl Principal {
+    /// Whoever calls the router from within this process, having the database and its key already. Set as
+    /// an extension of the request, which nothing that comes over the network can do.
+    pub fn local(actor: impl Into<String>) -> Self {
+        Self { name: actor.into(), role: Role::Admin, tenant: None, token_id: None, is_local: true }
+    }
+
+    /// Whoever reaches a host that asks for no token.
+    fn open() -> Self {
+        Self { is_local: false, ..Self::local("dev") }
+    }
+
+    /// The name that the audit log keeps.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What they may do.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// The only tenant that they reach.
+    pub fn tenant(&self) -> Option<&str> {
+        self.tenant.as_deref()
+    }
+
+    /// The token that they showed.
+    pub fn token_id(&self) -> Option<i64> {
+        self.token_id
+    }
+
+    pub(crate) fn is_local(&self) -> bool {
+        self.is_local
+    }
+}
+
+/// What an operation asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    /// Nothing.
+    None,
+    /// Any token, whatever its tenant.
+    Any,
+    /// A token of this role or a higher one, of the path's tenant or of none.
+    Role(Role),
+}
+
+impl Access {
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "none" => Some(Self::None),
+            "any" => Some(Self::Any),
+            role => Role::parse(role).map(Self::Role),
+        }
+    }
+}
+
+/// What each operation asks for, by path and method. Without an entry, nobody may.
+#[derive(Debug, Default)]
+pub(crate) struct Rules(HashMap<String, HashMap<Method, Access>>);
+
+impl Rules {
+    /// The rules that a document says.
+    pub(crate) fn of(document: &OpenApi) -> Self {
+        let rules = document.paths.paths.iter().map(|(path, item)| {
+            let access = |operation: &Operation| Access::parse(operation.extensions.as_ref()?.get(ROLE_KEY)?.as_str()?);
+            let of_path = operations(item).filter_map(|(method, operation)| Some((method, access(operation)?)));
+            (path.clone(), of_path.collect())
+        });
+        Self(rules.collect())
+    }
+
+    fn access(&self, path: Option<&str>, method: &Method) -> Result<Access, ApiError> {
+        let nothing = || ApiError::new(Code::NotFound, "there is nothing at this path; `/openapi.json` lists what there is");
+        let rules = path.and_then(|path| self.0.get(path)).ok_or_else(nothing)?;
+        // HEAD is GET without the body, for axum as for everybody.
+        let method = if method == Method::HEAD { &Method::GET } else { method };
+        rules.get(method).copied().ok_or_else(|| {
+            let mut methods: Vec<_> = rules.keys().map(Method::as_str).collect();
+            methods.sort_unstable();
+            let methods = methods.join(", ");
+            ApiError::new(Code::MethodNotAllowed, format!("this path takes {methods}")).allowing(methods)
+        })
+    }
+}
+
+/// The operations of a path.
+pub(crate) fn operations(item: &PathItem) -> impl Iterator<Item = (Method, &Operation)> {
+    let all = [
+        (Method::GET, &item.get),
+        (Method::PUT, &item.put),
+        (Method::POST, &item.post),
+        (Method::PATCH, &item.patch),
+        (Method::DELETE, &item.delete),
+    ];
+    all.into_iter().filter_map(|(method, operation)| Some((method, operation.as_ref()?)))
+}
+
+/// Asks before anything of a body is read.
+#[derive(Clone)]
+pub(crate) struct Gate {
+    pub(crate) api: Api,
+    pub(crate) rules: Arc<Rules>,
+}
+
+/// The middleware: authenticate, authorize, go on.
+pub(crate) async fn gate(State(gate): State<Gate>, request: Request, next: Next) -> Response {
+    let (mut parts, body) = request.into_parts();
+    match gate.admit(&mut parts).await {
+        Ok(principal) => {
+            let shown = principal.clone();
+            parts.extensions.insert(Allowed(principal));
+            let mut response = next.run(Request::from_parts(parts, body)).await;
+            response.extensions_mut().insert(shown);
+            response
+        }
+        Err((error, principal)) => {
+            let mut response = error.into_response();
+            if let Some(principal) = principal {
+                response.extensions_mut().insert(principal);
+            }
+            response
+        }
+    }
+}
+
+/// A refusal, and who was refused, for the log.
+type Refused = (ApiError, Option<Principal>);
+
+impl Gate {
+    async fn admit(&self, parts: &mut Parts) -> Result<Principal, Refused> {
+        let matched = parts.extensions.get::<MatchedPath>().map(|path| path.as_str().to_owned());
+        let access = self.rules.access(matched.as_deref(), &parts.method);
+        let params = path_params(parts).await;
+        let anonymous = matches!(access, Ok(Access::None));
+        let principal = self.principal(parts, anonymous).await.map_err(|error| (error, None))?;
+        let refused = |error| (error, Some(principal.clone()));
+        let params = params.map_err(refused)?;
+        if let Ok(access) = access {
+            authorize(&principal, access, &params).map_err(refused)?;
+        } else {
+            // Whether there is something at a path is told to whom it may concern.
+            authorize(&principal, Access::Role(Role::Viewer), &params).map_err(refused)?;
+        }
+        access.map_err(refused)?;
+        Ok(principal)
+    }
+
+    async fn principal(&self, parts: &Parts, anonymous: bool) -> Result<Principal, ApiError> {
+        if let Some(principal) = parts.extensions.get::<Principal>() {
+            return Ok(principal.clone());
+        }
+        match self.api.mode() {
+            Mode::Open => {
+                origin::check(parts)?;
+                Ok(Principal::open())
+            }
+            Mode::Tokens if anonymous => Ok(Principal { role: Role::Viewer, ..Principal { name: "anyone".to_owned(), ..Principal::open() } }),
+            Mode::Tokens => self.authenticate(&parts.headers).await,
+        }
+    }
+
+    async fn authenticate(&self, headers: &HeaderMap) -> Result<Principal, ApiError> {
+        let unauthenticated = |text: &str| ApiError::new(Code::Unauthenticated, text);
+        let token = bearer(headers).ok_or_else(|| {
+            unauthenticated("this needs a token, as `authorization: Bearer obx_…`; `oncebox token create` on the host makes one")
+        })?;
+        match self.api.admin().authenticate(token).await? {
+            Shown::Good(token) => Ok(Principal {
+                name: token.name,
+                role: token.role.into(),
+                tenant: token.tenant,
+                token_id: Some(token.token_id),
+                is_local: false,
+            }),
+            Shown::Expired => Err(unauthenticated("the token has expired; ask for a new one")),
+            Shown::Revoked => Err(unauthenticated("the token was revoked; ask for a new one")),
+            Shown::Unknown => Err(unauthenticated("the token is not known here; check that it is whole, and of this installation")),
+        }
+    }
+}
+
+fn authorize(principal: &Principal, access: Access, params: &[(String, String)]) -> Result<(), ApiError> {
+    let Access::Role(needed) = access else { return Ok(()) };
+    let of_path = params.iter().find(|(name, _)| name == "tenant").map(|(_, value)| value.as_str());
+    if let Some(tenant) = principal.tenant()
+        && of_path != Some(tenant)
+    {
+        return Err(ApiError::new(Code::Forbidden, format!("the token reaches tenant `{tenant}` only")));
+    }
+    if principal.role() < needed {
+        let detail = format!("this needs the role `{needed}`; the token has `{}`", principal.role());
+        return Err(ApiError::new(Code::Forbidden, detail));
+    }
+    Ok(())
+}
+
+/// The path's parameters as the handlers will see them. PostgreSQL's texts hold no NUL.
+async fn path_params(parts: &mut Parts) -> Result<Vec<(String, String)>, ApiError> {
+    let params = RawPathParams::from_request_parts(parts, &()).await;
+    let params = params.map_err(|_| ApiError::invalid("the path is not UTF-8 after percent-decoding"))?;
+    let params: Vec<_> = params.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    match params.iter().find(|(_, value)| value.contains('\0')) {
+        Some((name, _)) => Err(ApiError::invalid(format!("`{name}` in the path holds a NUL character"))),
+        None => Ok(params),
+    }
+}
+
+/// The token of exactly one `authorization` header.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let mut values = headers.get_all(header::AUTHORIZATION).iter();
+    let value = values.next()?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    (values.next().is_none() && scheme.eq_ignore_ascii_case("bearer")).then(|| token.trim())
+}
+
+/// Put there by the gate: a handler that is reached past it finds nothing, and answers nothing.
+#[derive(Clone)]
+struct Allowed(Principal);
+
+/// Whoever was let in, and the functions that they may use in their name.
+pub(crate) struct Caller {
+    pub(crate) principal: Principal,
+    pub(crate) admin: Admin,
+}
+
+impl FromRequestParts<Api> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, ApiError> {
+        let allowed = parts.extensions.get::<Allowed>().cloned();
+        let Allowed(principal) = allowed.ok_or_else(|| ApiError::new(Code::Forbidden, "nobody was asked whether this is allowed"))?;
+        Ok(Self { admin: api.admin().acting_as(principal.name()), principal })
+    }
+}

@@ -1,0 +1,165 @@
+//! The inbox of a consumer.
+
+use axum::Json;
+use chrono::{DateTime, Utc};
+use oncebox_inbox::Filter;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::{
+    auth::Caller,
+    error::ApiError,
+    extract::{Path, Query},
+};
+
+/// States of a message that can be seen from outside.
+const STATUSES: [&str; 9] =
+    ["received", "in_progress", "completed", "failed_retryable", "failed_terminal", "parked", "waiting", "skipped", "discarded"];
+
+/// A message in the inbox, without its payload.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct InboxRow {
+    /// Name of the tenant.
+    pub tenant: String,
+    /// Name of the consumer.
+    pub consumer: String,
+    /// The message id.
+    pub message_id: String,
+    /// State.
+    pub status: String,
+    /// Why it is in this state.
+    pub reason: Option<String>,
+    /// What chose its handler.
+    pub event_type: Option<String>,
+    /// Version of the event's schema.
+    pub event_version: Option<String>,
+    /// CloudEvents `source`, or the topic.
+    pub source: Option<String>,
+    /// Topic it came from.
+    pub topic: String,
+    /// Partition it came from.
+    pub partition: i32,
+    /// Offset it came from.
+    pub offset: i64,
+    /// Runs so far.
+    pub attempts: i32,
+    /// Runs that ended without an answer.
+    pub crashes: i32,
+    /// What the last failure said.
+    pub last_error: Option<String>,
+    /// When it runs next.
+    pub next_attempt_at: Option<DateTime<Utc>>,
+    /// When its lease ends.
+    pub locked_until: Option<DateTime<Utc>>,
+    /// SHA-256 of the component that completed it.
+    pub version: Option<String>,
+    /// What the handler returned.
+    pub result: Option<Value>,
+    /// SHA-256 of the payload.
+    pub payload_hash: Option<String>,
+    /// Bytes of payload kept.
+    pub payload_bytes: Option<i32>,
+    /// W3C trace context.
+    pub trace_parent: Option<String>,
+    /// When it was first claimed.
+    pub received_at: DateTime<Utc>,
+    /// When it was settled.
+    pub processed_at: Option<DateTime<Utc>>,
+}
+
+impl From<oncebox_inbox::InboxRow> for InboxRow {
+    fn from(row: oncebox_inbox::InboxRow) -> Self {
+        Self {
+            tenant: row.tenant,
+            consumer: row.consumer,
+            message_id: row.message_id,
+            status: row.status,
+            reason: row.reason,
+            event_type: row.event_type,
+            event_version: row.event_version,
+            source: row.source,
+            topic: row.topic,
+            partition: row.partition,
+            offset: row.offset,
+            attempts: row.attempts,
+            crashes: row.crashes,
+            last_error: row.last_error,
+            next_attempt_at: row.next_attempt_at,
+            locked_until: row.locked_until,
+            version: row.version,
+            result: row.result,
+            payload_hash: row.payload_hash,
+            payload_bytes: row.payload_bytes,
+            trace_parent: row.trace_parent,
+            received_at: row.received_at,
+            processed_at: row.processed_at,
+        }
+    }
+}
+
+/// A message in the inbox, with its record where that was asked for.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct InboxMessage {
+    /// The message.
+    #[serde(flatten)]
+    pub row: InboxRow,
+    /// What is kept of its record.
+    #[serde(flatten)]
+    pub record: Option<InboxRecord>,
+}
+
+/// What is kept of a message's record. Bytes that are no text are `0x` and hexadecimal digits.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct InboxRecord {
+    /// Key of the record.
+    pub key: Option<String>,
+    /// Headers: names and values.
+    pub headers: Vec<(String, String)>,
+    /// Payload.
+    pub payload: Option<String>,
+}
+
+fn text(bytes: &[u8]) -> String {
+    std::str::from_utf8(bytes).map_or_else(|_| format!("0x{}", hex::encode(bytes)), str::to_owned)
+}
+
+/// List messages, newest first
+#[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox", tag = "inbox",
+    params(("tenant" = String, Path), ("consumer" = String, Path),
+        ("status" = Option<String>, Query, description = "Only messages in this state"),
+        ("limit" = Option<i64>, Query, description = "At most this many, 1 to 1,000; by default 50")),
+    responses((status = 200, body = Vec<InboxRow>)), extensions(("x-role" = json!("viewer"))))]
+pub(crate) async fn list(
+    caller: Caller,
+    Path((tenant, consumer)): Path<(String, String)>,
+    mut query: Query,
+) -> Result<Json<Vec<InboxRow>>, ApiError> {
+    let (status, limit) = (query.one_of("status", &STATUSES)?, query.limit()?);
+    query.end()?;
+    // A misspelt name must not look like an empty inbox.
+    caller.admin.consumer(&tenant, &consumer).await?;
+    let filter = Filter { tenant: Some(tenant), consumer: Some(consumer), status, limit };
+    Ok(Json(caller.admin.inbox_list(&filter).await?.into_iter().map(Into::into).collect()))
+}
+
+/// One message
+#[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}", tag = "inbox",
+    params(("tenant" = String, Path), ("consumer" = String, Path), ("message_id" = String, Path),
+        ("payload" = Option<bool>, Query, description = "Also key, headers and payload, where the policy keeps them")),
+    responses((status = 200, body = InboxMessage)), extensions(("x-role" = json!("viewer"))))]
+pub(crate) async fn show(
+    caller: Caller,
+    Path((tenant, consumer, message_id)): Path<(String, String, String)>,
+    mut query: Query,
+) -> Result<Json<InboxMessage>, ApiError> {
+    let with_record = query.flag("payload")?;
+    query.end()?;
+    let detail = caller.admin.inbox_show(&tenant, &consumer, &message_id).await?;
+    let record = with_record.then(|| InboxRecord {
+        key: detail.key.as_deref().map(text),
+        headers: detail.headers.iter().map(|(name, value)| (name.clone(), text(value))).collect(),
+        payload: detail.payload.as_deref().map(text),
+    });
+    Ok(Json(InboxMessage { row: detail.row.into(), record }))
+}

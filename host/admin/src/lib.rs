@@ -1,0 +1,134 @@
+//! The HTTP API: everything a person can do, over the functions of `oncebox-inbox`. Routes, wire types and
+//! document come from one place each, and the document is what requests are authorized by.
+
+mod audit;
+mod auth;
+mod components;
+mod consumers;
+mod error;
+mod extract;
+mod hosts;
+mod inbox;
+pub mod listen;
+mod migrations;
+mod openapi;
+mod origin;
+mod request;
+mod tenants;
+mod tokens;
+mod whoami;
+pub mod wire;
+
+pub use auth::Principal;
+pub use components::{Checked, Checking, Components};
+pub use error::{ApiError, Code, Problem, ProblemDetails};
+pub use openapi::document;
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{Router, middleware};
+use oncebox_inbox::Admin;
+use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
+
+/// Who is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Whoever shows a token.
+    Tokens,
+    /// Every program of this machine; for `oncebox dev`, on a loopback address.
+    Open,
+}
+
+/// Bounds of requests.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Bytes of a JSON body.
+    pub json_bytes_max: usize,
+    /// Bytes of an upload.
+    pub component_bytes_max: usize,
+    /// How long a request may take.
+    pub request_timeout: Duration,
+    /// How long an upload may take.
+    pub upload_timeout: Duration,
+    /// How long an upload may pause.
+    pub idle_timeout: Duration,
+    /// Uploads that are held in memory at the same time.
+    pub uploads_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            json_bytes_max: 1 << 20,
+            component_bytes_max: 64 << 20,
+            request_timeout: Duration::from_secs(30),
+            upload_timeout: Duration::from_secs(300),
+            idle_timeout: Duration::from_secs(15),
+            uploads_max: 2,
+        }
+    }
+}
+
+/// What the routes work with.
+#[derive(Clone)]
+pub struct Api(Arc<Shared>);
+
+struct Shared {
+    admin: Admin,
+    components: Arc<dyn Components>,
+    limits: Limits,
+    mode: Mode,
+    uploads: Semaphore,
+    tasks: TaskTracker,
+}
+
+impl Api {
+    /// The API over a database.
+    pub fn new(admin: Admin, components: Arc<dyn Components>, limits: Limits, mode: Mode) -> Self {
+        let uploads = Semaphore::new(limits.uploads_max);
+        Self(Arc::new(Shared { admin, components, limits, mode, uploads, tasks: TaskTracker::new() }))
+    }
+
+    /// Wait for what requests began, also those whose clients are gone.
+    pub async fn finish(&self) {
+        self.0.tasks.close();
+        self.0.tasks.wait().await;
+    }
+
+    pub(crate) fn admin(&self) -> &Admin {
+        &self.0.admin
+    }
+
+    pub(crate) fn components(&self) -> &dyn Components {
+        &*self.0.components
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.0.limits
+    }
+
+    /// Who is answered.
+    pub fn mode(&self) -> Mode {
+        self.0.mode
+    }
+
+    pub(crate) fn uploads(&self) -> &Semaphore {
+        &self.0.uploads
+    }
+
+    pub(crate) fn tasks(&self) -> &TaskTracker {
+        &self.0.tasks
+    }
+}
+
+/// The API as a service. In this process it is called with tower's `oneshot` and a [`Principal`] among the
+/// request's extensions.
+pub fn router(api: Api) -> Router {
+    let (routes, document) = openapi::routes().split_for_parts();
+    let gate = auth::Gate { api: api.clone(), rules: Arc::new(auth::Rules::of(&document)) };
+    routes
+        .with_state(api.clone())
+        .layer(middleware::from_fn_with_state(gate, auth::gate))
+        .layer(middleware::from_fn_with_state(api, request::around))
+}

@@ -1,0 +1,86 @@
+//! The routes, and the document that says what they take, answer and ask for.
+
+use axum::{
+    http::header,
+    response::{IntoResponse, Response},
+};
+use utoipa::{
+    Modify, OpenApi, ToSchema,
+    openapi::{
+        ContentBuilder, OpenApi as Document, RefOr, ResponseBuilder,
+        path::Operation,
+        security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme},
+    },
+};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use crate::{Api, audit, auth::ROLE_KEY, consumers, error::ProblemDetails, inbox, tenants, tokens, whoami};
+
+/// The routes and their document. A route is here or nowhere.
+pub(crate) fn routes() -> OpenApiRouter<Api> {
+    OpenApiRouter::with_openapi(Head::openapi())
+        .routes(routes!(show))
+        .routes(routes!(whoami::show))
+        .routes(routes!(tenants::list, tenants::create))
+        .routes(routes!(tenants::show))
+        .routes(routes!(consumers::list, consumers::create))
+        .routes(routes!(consumers::show))
+        .routes(routes!(inbox::list))
+        .routes(routes!(inbox::show))
+        .routes(routes!(tokens::list, tokens::create))
+        .routes(routes!(tokens::revoke))
+        .routes(routes!(tokens::list_of_tenant, tokens::create_of_tenant))
+        .routes(routes!(tokens::revoke_of_tenant))
+        .routes(routes!(audit::list))
+        .routes(routes!(audit::list_of_tenant))
+}
+
+/// The document.
+pub fn document() -> Document {
+    let mut document = routes().into_openapi();
+    Common.modify(&mut document);
+    document
+}
+
+/// This document
+#[utoipa::path(get, path = "/openapi.json", tag = "document", responses((status = 200, body = Object)),
+    extensions(("x-role" = json!("none"))))]
+async fn show() -> Response {
+    static TEXT: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| document().to_json().expect("it is made of plain values"));
+    ([(header::CONTENT_TYPE, "application/json")], TEXT.as_str()).into_response()
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Oncebox",
+        description = "Everything a person can do with Oncebox. Each operation says in `x-role` what it asks for: `none`, `any` token, or a \
+            token of that role or a higher one (viewer, operator, deployer, admin). A token of a tenant reaches the paths of that tenant.",
+        license(name = "MIT OR Apache-2.0")
+    ),
+    components(schemas(ProblemDetails))
+)]
+struct Head;
+
+/// What every operation has.
+struct Common;
+
+impl Modify for Common {
+    fn modify(&self, document: &mut Document) {
+        let components = document.components.get_or_insert_default();
+        let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("obx_").build();
+        components.add_security_scheme("token", SecurityScheme::Http(scheme));
+        for item in document.paths.paths.values_mut() {
+            let all = [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete];
+            all.into_iter().flatten().for_each(complete);
+        }
+    }
+}
+
+fn complete(operation: &mut Operation) {
+    let problem = ContentBuilder::new().schema(Some(utoipa::openapi::Ref::from_schema_name(ProblemDetails::name()))).build();
+    let refused = ResponseBuilder::new().description("Refused").content("application/problem+json", problem).build();
+    operation.responses.responses.insert("default".to_owned(), RefOr::T(refused));
+    let is_public = operation.extensions.as_ref().and_then(|e| e.get(ROLE_KEY)).is_some_and(|role| role == "none");
+    operation.security = Some(if is_public { vec![SecurityRequirement::default()] } else { vec![SecurityRequirement::new("token", [""; 0])] });
+}

@@ -1,0 +1,65 @@
+//! Tenants and the migrations of their tables.
+
+use axum::{Json, http::StatusCode};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{
+    auth::Caller,
+    error::ApiError,
+    extract::{self, Path},
+};
+
+/// A tenant.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Tenant {
+    /// Key.
+    pub tenant_id: i32,
+    /// Name.
+    pub name: String,
+    /// Schema of its tables.
+    pub schema_name: String,
+    /// Login that handlers run as.
+    pub login: String,
+    /// Login that owns the schema.
+    pub owner_login: String,
+    /// When it was made.
+    pub created_at: DateTime<Utc>,
+}
+
+impl From<oncebox_inbox::Tenant> for Tenant {
+    fn from(tenant: oncebox_inbox::Tenant) -> Self {
+        let oncebox_inbox::Tenant { tenant_id, name, schema_name, login, owner_login, created_at } = tenant;
+        Self { tenant_id, name, schema_name, login, owner_login, created_at }
+    }
+}
+
+/// A tenant to be made.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewTenant {
+    /// A lower-case letter, then up to 62 of a-z, 0-9 and `-`.
+    pub name: String,
+}
+
+/// List tenants
+#[utoipa::path(get, path = "/v1/tenants", tag = "tenants", responses((status = 200, body = Vec<Tenant>)),
+    extensions(("x-role" = json!("viewer"))))]
+pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<Tenant>>, ApiError> {
+    Ok(Json(caller.admin.tenants().await?.into_iter().map(Into::into).collect()))
+}
+
+/// Make a tenant: its schema and its logins
+#[utoipa::path(post, path = "/v1/tenants", tag = "tenants", request_body = NewTenant, responses((status = 201, body = Tenant)),
+    extensions(("x-role" = json!("admin"))))]
+pub(crate) async fn create(caller: Caller, extract::Json(new): extract::Json<NewTenant>) -> Result<(StatusCode, Json<Tenant>), ApiError> {
+    Ok((StatusCode::CREATED, Json(caller.admin.create_tenant(&new.name).await?.into())))
+}
+
+/// One tenant
+#[utoipa::path(get, path = "/v1/tenants/{tenant}", tag = "tenants", params(("tenant" = String, Path)),
+    responses((status = 200, body = Tenant)), extensions(("x-role" = json!("viewer"))))]
+pub(crate) async fn show(caller: Caller, Path(tenant): Path<String>) -> Result<Json<Tenant>, ApiError> {
+    Ok(Json(caller.admin.tenant(&tenant).await?.into()))
+}

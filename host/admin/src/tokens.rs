@@ -1,0 +1,186 @@
+//! Tokens: who may do what.
+
+use std::fmt;
+
+use axum::{Json, http::StatusCode};
+use chrono::{DateTime, Utc};
+use oncebox_inbox::TokenRole;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{
+    auth::Caller,
+    error::ApiError,
+    extract::{self, Path},
+};
+
+/// What a token may do. Each role may do what the ones before it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Looks at everything but tokens.
+    Viewer,
+    /// Rolls back, ends deployments and changes shares.
+    Operator,
+    /// Uploads and deploys.
+    Deployer,
+    /// Makes tenants, consumers, migrations and tokens.
+    Admin,
+}
+
+impl Role {
+    /// All of them, the smallest first.
+    pub const ALL: [Self; 4] = [Self::Viewer, Self::Operator, Self::Deployer, Self::Admin];
+
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Viewer => "viewer",
+            Self::Operator => "operator",
+            Self::Deployer => "deployer",
+            Self::Admin => "admin",
+        }
+    }
+
+    /// The role of a name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.name() == name)
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl From<TokenRole> for Role {
+    fn from(role: TokenRole) -> Self {
+        match role {
+            TokenRole::Viewer => Self::Viewer,
+            TokenRole::Operator => Self::Operator,
+            TokenRole::Deployer => Self::Deployer,
+            TokenRole::Admin => Self::Admin,
+        }
+    }
+}
+
+impl From<Role> for TokenRole {
+    fn from(role: Role) -> Self {
+        match role {
+            Role::Viewer => Self::Viewer,
+            Role::Operator => Self::Operator,
+            Role::Deployer => Self::Deployer,
+            Role::Admin => Self::Admin,
+        }
+    }
+}
+
+/// A token's row, without the token.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Token {
+    /// Key.
+    pub token_id: i64,
+    /// Whom or what it is for.
+    pub name: String,
+    /// What it may do.
+    pub role: Role,
+    /// The only tenant that it reaches; null reaches all.
+    pub tenant: Option<String>,
+    /// When it was made.
+    pub created_at: DateTime<Utc>,
+    /// By whom.
+    pub created_by: String,
+    /// When it ends by itself.
+    pub expires_at: Option<DateTime<Utc>>,
+    /// When someone ended it.
+    pub revoked_at: Option<DateTime<Utc>>,
+}
+
+impl From<oncebox_inbox::Token> for Token {
+    fn from(token: oncebox_inbox::Token) -> Self {
+        let oncebox_inbox::Token { token_id, name, role, tenant, created_at, created_by, expires_at, revoked_at } = token;
+        Self { token_id, name, role: role.into(), tenant, created_at, created_by, expires_at, revoked_at }
+    }
+}
+
+/// A token to be made.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewToken {
+    /// Whom or what it is for: a letter or digit, then up to 62 of A-Z, a-z, 0-9, `.`, `_`, `@` and `-`.
+    pub name: String,
+    /// What it may do.
+    pub role: Role,
+    /// When it ends by itself; never, where nothing is said.
+    pub expires_at: Option<DateTime<Utc>>,
+}
+
+/// A token that was just made. It is shown this once.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+pub struct TokenCreated {
+    /// Its row.
+    #[serde(flatten)]
+    pub row: Token,
+    /// The token: `obx_` and 64 hexadecimal digits.
+    pub token: String,
+}
+
+impl fmt::Debug for TokenCreated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TokenCreated").field("row", &self.row).finish_non_exhaustive()
+    }
+}
+
+/// List all tokens, also those that have ended
+#[utoipa::path(get, path = "/v1/tokens", tag = "tokens", responses((status = 200, body = Vec<Token>)),
+    extensions(("x-role" = json!("admin"))))]
+pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<Token>>, ApiError> {
+    Ok(Json(caller.admin.tokens(None).await?.into_iter().map(Into::into).collect()))
+}
+
+/// Make a token that reaches every tenant
+#[utoipa::path(post, path = "/v1/tokens", tag = "tokens", request_body = NewToken, responses((status = 201, body = TokenCreated)),
+    extensions(("x-role" = json!("admin"))))]
+pub(crate) async fn create(caller: Caller, extract::Json(new): extract::Json<NewToken>) -> Result<(StatusCode, Json<TokenCreated>), ApiError> {
+    create_for(&caller, None, &new).await
+}
+
+/// End a token at once
+#[utoipa::path(delete, path = "/v1/tokens/{token_id}", tag = "tokens", params(("token_id" = i64, Path)),
+    responses((status = 200, body = Token)), extensions(("x-role" = json!("admin"))))]
+pub(crate) async fn revoke(caller: Caller, Path(token_id): Path<i64>) -> Result<Json<Token>, ApiError> {
+    Ok(Json(caller.admin.revoke_token(None, token_id).await?.into()))
+}
+
+/// List the tokens of a tenant, also those that have ended
+#[utoipa::path(get, path = "/v1/tenants/{tenant}/tokens", tag = "tokens", params(("tenant" = String, Path)),
+    responses((status = 200, body = Vec<Token>)), extensions(("x-role" = json!("admin"))))]
+pub(crate) async fn list_of_tenant(caller: Caller, Path(tenant): Path<String>) -> Result<Json<Vec<Token>>, ApiError> {
+    Ok(Json(caller.admin.tokens(Some(&tenant)).await?.into_iter().map(Into::into).collect()))
+}
+
+/// Make a token that reaches this tenant only
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/tokens", tag = "tokens", params(("tenant" = String, Path)), request_body = NewToken,
+    responses((status = 201, body = TokenCreated)), extensions(("x-role" = json!("admin"))))]
+pub(crate) async fn create_of_tenant(
+    caller: Caller,
+    Path(tenant): Path<String>,
+    extract::Json(new): extract::Json<NewToken>,
+) -> Result<(StatusCode, Json<TokenCreated>), ApiError> {
+    create_for(&caller, Some(&tenant), &new).await
+}
+
+/// End a token of a tenant at once
+#[utoipa::path(delete, path = "/v1/tenants/{tenant}/tokens/{token_id}", tag = "tokens",
+    params(("tenant" = String, Path), ("token_id" = i64, Path)), responses((status = 200, body = Token)),
+    extensions(("x-role" = json!("admin"))))]
+pub(crate) async fn revoke_of_tenant(caller: Caller, Path((tenant, token_id)): Path<(String, i64)>) -> Result<Json<Token>, ApiError> {
+    Ok(Json(caller.admin.revoke_token(Some(&tenant), token_id).await?.into()))
+}
+
+async fn create_for(caller: &Caller, tenant: Option<&str>, new: &NewToken) -> Result<(StatusCode, Json<TokenCreated>), ApiError> {
+    let new = oncebox_inbox::NewToken { name: &new.name, role: new.role.into(), tenant, expires_at: new.expires_at };
+    let (token, secret) = caller.admin.create_token(&new).await?;
+    Ok((StatusCode::CREATED, Json(TokenCreated { row: token.into(), token: secret.reveal().to_owned() })))
+}
