@@ -98,24 +98,17 @@ impl From<oncebox_inbox::InboxRow> for InboxRow {
     }
 }
 
-/// A message in the inbox, with its record where that was asked for.
+/// A message in the inbox, with its record where that was asked for. Bytes that are no text are `0x` and
+/// hexadecimal digits.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct InboxMessage {
+pub struct InboxDetail {
     /// The message.
     #[serde(flatten)]
     pub row: InboxRow,
-    /// What is kept of its record.
-    #[serde(flatten)]
-    pub record: Option<InboxRecord>,
-}
-
-/// What is kept of a message's record. Bytes that are no text are `0x` and hexadecimal digits.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct InboxRecord {
     /// Key of the record.
     pub key: Option<String>,
-    /// Headers: names and values.
-    pub headers: Vec<(String, String)>,
+    /// Headers: names and values. Null where they were not asked for.
+    pub headers: Option<Vec<(String, String)>>,
     /// Payload.
     pub payload: Option<String>,
 }
@@ -147,19 +140,20 @@ pub(crate) async fn list(
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("message_id" = String, Path),
         ("payload" = Option<bool>, Query, description = "Also key, headers and payload, where the policy keeps them")),
-    responses((status = 200, body = InboxMessage)), extensions(("x-role" = json!("viewer"))))]
+    responses((status = 200, body = InboxDetail)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn show(
     caller: Caller,
     Path((tenant, consumer, message_id)): Path<(String, String, String)>,
     mut query: Query,
-) -> Result<Json<InboxMessage>, ApiError> {
+) -> Result<Json<InboxDetail>, ApiError> {
     let with_record = query.flag("payload")?;
     query.end()?;
     let detail = caller.admin.inbox_show(&tenant, &consumer, &message_id).await?;
-    let record = with_record.then(|| InboxRecord {
-        key: detail.key.as_deref().map(text),
-        headers: detail.headers.iter().map(|(name, value)| (name.clone(), text(value))).collect(),
-        payload: detail.payload.as_deref().map(text),
-    });
-    Ok(Json(InboxMessage { row: detail.row.into(), record }))
+    let shown = |bytes: Option<&[u8]>| bytes.filter(|_| with_record).map(text);
+    Ok(Json(InboxDetail {
+        key: shown(detail.key.as_deref()),
+        headers: with_record.then(|| detail.headers.iter().map(|(name, value)| (name.clone(), text(value))).collect()),
+        payload: shown(detail.payload.as_deref()),
+        row: detail.row.into(),
+    }))
 }

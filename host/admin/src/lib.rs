@@ -3,10 +3,13 @@
 
 mod audit;
 mod auth;
+mod changes;
 mod components;
 mod consumers;
+mod deployments;
 mod error;
 mod extract;
+mod handlers;
 mod hosts;
 mod inbox;
 pub mod listen;
@@ -16,6 +19,8 @@ mod origin;
 mod request;
 mod tenants;
 mod tokens;
+mod upload;
+mod versions;
 mod whoami;
 pub mod wire;
 

@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use crate::{
     auth::Caller,
-    error::ApiError,
+    error::{ApiError, Code},
     extract::{self, Path},
 };
 
@@ -32,4 +32,38 @@ pub struct NewMigration {
     pub name: String,
     /// Statements, run in one transaction as the owner of the tenant's schema.
     pub sql: String,
+}
+
+impl From<oncebox_inbox::Migration> for Migration {
+    fn from(migration: oncebox_inbox::Migration) -> Self {
+        let oncebox_inbox::Migration { name, digest, applied_at, applied_by } = migration;
+        Self { name, digest: hex::encode(digest), applied_at, applied_by }
+    }
+}
+
+/// List the migrations that the tenant's schema holds
+#[utoipa::path(get, path = "/v1/tenants/{tenant}/migrations", tag = "tenants", params(("tenant" = String, Path)),
+    responses((status = 200, body = Vec<Migration>)), extensions(("x-role" = json!("viewer"))))]
+pub(crate) async fn list(caller: Caller, Path(tenant): Path<String>) -> Result<Json<Vec<Migration>>, ApiError> {
+    let tenant = caller.admin.tenant(&tenant).await?;
+    Ok(Json(caller.admin.migrations(&tenant.name).await?.into_iter().map(Into::into).collect()))
+}
+
+/// Apply a migration to the tenant's tables
+///
+/// Once: the same name with the same text again changes nothing, with another text it is refused.
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/migrations", tag = "tenants", params(("tenant" = String, Path)),
+    request_body = NewMigration,
+    responses((status = 201, body = Migration), (status = 200, body = Migration, description = "The schema holds it already")),
+    extensions(("x-role" = json!("admin"))))]
+pub(crate) async fn apply(
+    caller: Caller,
+    Path(tenant): Path<String>,
+    extract::Json(new): extract::Json<NewMigration>,
+) -> Result<(StatusCode, Json<Migration>), ApiError> {
+    let tenant = caller.admin.tenant(&tenant).await?;
+    let is_new = caller.admin.apply_migration(&tenant, &new.name, &new.sql).await?;
+    let held = caller.admin.migrations(&tenant.name).await?.into_iter().find(|migration| migration.name == new.name);
+    let held = held.ok_or_else(|| ApiError::new(Code::NotFound, format!("migration `{}` is gone again", new.name)))?;
+    Ok((if is_new { StatusCode::CREATED } else { StatusCode::OK }, Json(held.into())))
 }

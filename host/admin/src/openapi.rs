@@ -14,7 +14,10 @@ use utoipa::{
 };
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use crate::{Api, audit, auth::ROLE_KEY, consumers, error::ProblemDetails, inbox, tenants, tokens, whoami};
+use crate::{
+    Api, audit, auth::ROLE_KEY, changes, consumers, deployments, error::ProblemDetails, handlers, hosts, inbox, migrations, tenants, tokens,
+    versions, whoami,
+};
 
 /// The routes and their document. A route is here or nowhere.
 pub(crate) fn routes() -> OpenApiRouter<Api> {
@@ -23,8 +26,20 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(whoami::show))
         .routes(routes!(tenants::list, tenants::create))
         .routes(routes!(tenants::show))
+        .routes(routes!(migrations::list, migrations::apply))
         .routes(routes!(consumers::list, consumers::create))
         .routes(routes!(consumers::show))
+        .routes(routes!(handlers::list))
+        .routes(routes!(versions::list))
+        .routes(routes!(versions::show, versions::upload))
+        .routes(routes!(versions::diff))
+        .routes(routes!(deployments::list, changes::deploy))
+        .routes(routes!(deployments::show, changes::set_percent))
+        .routes(routes!(changes::promote))
+        .routes(routes!(changes::end))
+        .routes(routes!(changes::start_canary))
+        .routes(routes!(changes::start_shadow))
+        .routes(routes!(changes::roll_back))
         .routes(routes!(inbox::list))
         .routes(routes!(inbox::show))
         .routes(routes!(tokens::list, tokens::create))
@@ -33,6 +48,7 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(tokens::revoke_of_tenant))
         .routes(routes!(audit::list))
         .routes(routes!(audit::list_of_tenant))
+        .routes(routes!(hosts::list))
 }
 
 /// The document.

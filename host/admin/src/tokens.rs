@@ -119,16 +119,23 @@ pub struct NewToken {
 /// A token that was just made. It is shown this once.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct TokenCreated {
-    /// Its row.
-    #[serde(flatten)]
-    pub row: Token,
+    /// Key.
+    pub token_id: i64,
+    /// Whom or what it is for.
+    pub name: String,
+    /// What it may do.
+    pub role: Role,
+    /// The only tenant that it reaches; null reaches all.
+    pub tenant: Option<String>,
+    /// When it ends by itself.
+    pub expires_at: Option<DateTime<Utc>>,
     /// The token: `obx_` and 64 hexadecimal digits.
     pub token: String,
 }
 
 impl fmt::Debug for TokenCreated {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TokenCreated").field("row", &self.row).finish_non_exhaustive()
+        f.debug_struct("TokenCreated").field("token_id", &self.token_id).field("name", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -182,5 +189,7 @@ pub(crate) async fn revoke_of_tenant(caller: Caller, Path((tenant, token_id)): P
 async fn create_for(caller: &Caller, tenant: Option<&str>, new: &NewToken) -> Result<(StatusCode, Json<TokenCreated>), ApiError> {
     let new = oncebox_inbox::NewToken { name: &new.name, role: new.role.into(), tenant, expires_at: new.expires_at };
     let (token, secret) = caller.admin.create_token(&new).await?;
-    Ok((StatusCode::CREATED, Json(TokenCreated { row: token.into(), token: secret.reveal().to_owned() })))
+    let oncebox_inbox::Token { token_id, name, role, tenant, expires_at, .. } = token;
+    let created = TokenCreated { token_id, name, role: role.into(), tenant, expires_at, token: secret.reveal().to_owned() };
+    Ok((StatusCode::CREATED, Json(created)))
 }

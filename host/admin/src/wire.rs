@@ -2,12 +2,16 @@
 
 pub use crate::{
     audit::AuditEntry,
+    changes::{Ending, NewPercent, NewRollback, Promotion, Rollback},
     consumers::{Consumer, NewConsumer},
+    deployments::{Deployment, Guard, NewCanary, NewDeployment, NewShadow, Retries},
     error::{Code, Problem, ProblemDetails},
-    hosts::Host,
-    inbox::{InboxMessage, InboxRecord, InboxRow},
+    handlers::Handler,
+    hosts::{Host, HostProgress},
+    inbox::{InboxDetail, InboxRow},
     migrations::{Migration, NewMigration},
     tenants::{NewTenant, Tenant},
     tokens::{NewToken, Role, Token, TokenCreated},
+    versions::{Change, Version, VersionDiff},
     whoami::Whoami,
 };

@@ -1,0 +1,172 @@
+//! Changes of what is live.
+
+use axum::{Json, http::StatusCode};
+use oncebox_inbox as inbox;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{
+    auth::Caller,
+    deployments::{Deployment, NewCanary, NewDeployment, NewShadow},
+    error::ApiError,
+    extract::{Json as Body, Path},
+};
+
+/// Another share.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewPercent {
+    /// More than 0, at most 100.
+    pub percent: f64,
+}
+
+/// The end of a deployment.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Ending {
+    /// Why.
+    #[serde(default)]
+    pub reason: Option<String>,
+}
+
+/// A canary takes everything. There is nothing to say of it.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Promotion {}
+
+/// A way back.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewRollback {
+    /// The event type of the slot.
+    pub event_type: String,
+    /// The event versions of the slot.
+    #[serde(default)]
+    pub event_versions: Option<String>,
+    /// The version to go back to, by the first digits of its digest; else the one before.
+    #[serde(default)]
+    pub to: Option<String>,
+    /// Why; it is kept with what is withdrawn.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// Run again what the withdrawn version failed.
+    #[serde(default)]
+    pub redrive: bool,
+}
+
+/// What a rollback did.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Rollback {
+    /// What was withdrawn.
+    pub withdrawn: Deployment,
+    /// What is live instead.
+    pub live: Deployment,
+    /// Migrations that are later than that version; they stay.
+    pub migrations_kept: Vec<String>,
+    /// Messages that the withdrawn version had failed and that run again.
+    pub redriven: u64,
+}
+
+/// Deploy: make a version live
+///
+/// Hosts switch between two transactions. What was live for the same event type and event versions ends.
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/deployments", tag = "deployments",
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewDeployment,
+    responses((status = 201, body = Deployment)), extensions(("x-role" = json!("deployer"))))]
+pub(crate) async fn deploy(
+    caller: Caller,
+    Path((tenant, consumer)): Path<(String, String)>,
+    Body(new): Body<NewDeployment>,
+) -> Result<(StatusCode, Json<Deployment>), ApiError> {
+    caller.deploy(&tenant, &consumer, &new.into_inbox(inbox::Role::Stable, None, None)).await
+}
+
+/// Start a canary
+///
+/// It takes a share of the ordering keys, and ends by itself when it fails too often.
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/canaries", tag = "deployments",
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewCanary,
+    responses((status = 201, body = Deployment)), extensions(("x-role" = json!("deployer"))))]
+pub(crate) async fn start_canary(
+    caller: Caller,
+    Path((tenant, consumer)): Path<(String, String)>,
+    Body(new): Body<NewCanary>,
+) -> Result<(StatusCode, Json<Deployment>), ApiError> {
+    let NewCanary { deployment, percent, guard } = new;
+    caller.deploy(&tenant, &consumer, &deployment.into_inbox(inbox::Role::Canary, Some(percent), guard)).await
+}
+
+/// Start a shadow
+///
+/// It runs on a share of the messages after the live version, and its effects are rolled back.
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/shadows", tag = "deployments",
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewShadow,
+    responses((status = 201, body = Deployment)), extensions(("x-role" = json!("deployer"))))]
+pub(crate) async fn start_shadow(
+    caller: Caller,
+    Path((tenant, consumer)): Path<(String, String)>,
+    Body(new): Body<NewShadow>,
+) -> Result<(StatusCode, Json<Deployment>), ApiError> {
+    let NewShadow { deployment, percent } = new;
+    caller.deploy(&tenant, &consumer, &deployment.into_inbox(inbox::Role::Shadow, Some(percent), None)).await
+}
+
+/// Roll back
+///
+/// To the version before, or to a named one. Where a canary runs, it is the canary that is withdrawn. No
+/// transaction that begins after the answer completes with what was withdrawn.
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/rollbacks", tag = "deployments",
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewRollback,
+    responses((status = 201, body = Rollback)), extensions(("x-role" = json!("operator"))))]
+pub(crate) async fn roll_back(
+    caller: Caller,
+    Path((tenant, consumer)): Path<(String, String)>,
+    Body(new): Body<NewRollback>,
+) -> Result<(StatusCode, Json<Rollback>), ApiError> {
+    let NewRollback { event_type, event_versions, to, reason, redrive } = new;
+    let slot = inbox::Slot { event_type, event_versions };
+    let done = caller.admin.rollback(&tenant, &consumer, &slot, to.as_deref(), reason.as_deref(), redrive).await?;
+    let inbox::Rollback { withdrawn, live, migrations_kept, redriven } = done;
+    let withdrawn = caller.shown(&tenant, &consumer, withdrawn).await?;
+    let live = caller.shown(&tenant, &consumer, live).await?;
+    Ok((StatusCode::CREATED, Json(Rollback { withdrawn, live, migrations_kept, redriven })))
+}
+
+/// Give a canary or a shadow another share
+#[utoipa::path(patch, path = "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}", tag = "deployments",
+    params(("tenant" = String, Path), ("consumer" = String, Path), ("deployment_id" = i64, Path)), request_body = NewPercent,
+    responses((status = 200, body = Deployment)), extensions(("x-role" = json!("operator"))))]
+pub(crate) async fn set_percent(
+    caller: Caller,
+    Path((tenant, consumer, deployment_id)): Path<(String, String, i64)>,
+    Body(new): Body<NewPercent>,
+) -> Result<Json<Deployment>, ApiError> {
+    let changed = caller.admin.set_percent(&tenant, &consumer, deployment_id, new.percent).await?;
+    Ok(Json(caller.shown(&tenant, &consumer, changed).await?))
+}
+
+/// Promote a canary: it takes everything
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/promote", tag = "deployments",
+    params(("tenant" = String, Path), ("consumer" = String, Path), ("deployment_id" = i64, Path)), request_body = Promotion,
+    responses((status = 200, body = Deployment)), extensions(("x-role" = json!("deployer"))))]
+pub(crate) async fn promote(
+    caller: Caller,
+    Path((tenant, consumer, deployment_id)): Path<(String, String, i64)>,
+    Body(Promotion {}): Body<Promotion>,
+) -> Result<Json<Deployment>, ApiError> {
+    let promoted = caller.admin.promote(&tenant, &consumer, deployment_id).await?;
+    Ok(Json(caller.shown(&tenant, &consumer, promoted).await?))
+}
+
+/// End a canary or a shadow, or take a stable deployment away
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/end", tag = "deployments",
+    params(("tenant" = String, Path), ("consumer" = String, Path), ("deployment_id" = i64, Path)), request_body = Ending,
+    responses((status = 200, body = Deployment)), extensions(("x-role" = json!("operator"))))]
+pub(crate) async fn end(
+    caller: Caller,
+    Path((tenant, consumer, deployment_id)): Path<(String, String, i64)>,
+    Body(ending): Body<Ending>,
+) -> Result<Json<Deployment>, ApiError> {
+    let ended = caller.admin.end_deployment(&tenant, &consumer, deployment_id, ending.reason.as_deref()).await?;
+    Ok(Json(caller.shown(&tenant, &consumer, ended).await?))
+}

@@ -1,0 +1,33 @@
+//! Handlers of a tenant.
+
+use axum::Json;
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{auth::Caller, error::ApiError, extract::Path};
+
+/// A handler: what messages of an event type go to. It is there with its first version.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Handler {
+    /// Name.
+    pub name: String,
+    /// Versions that were uploaded.
+    pub versions: i64,
+    /// When the newest was.
+    pub latest_at: Option<DateTime<Utc>>,
+}
+
+impl From<oncebox_inbox::HandlerRow> for Handler {
+    fn from(row: oncebox_inbox::HandlerRow) -> Self {
+        let oncebox_inbox::HandlerRow { name, versions, latest_at } = row;
+        Self { name, versions, latest_at }
+    }
+}
+
+/// List handlers
+#[utoipa::path(get, path = "/v1/tenants/{tenant}/handlers", tag = "versions", params(("tenant" = String, Path)),
+    responses((status = 200, body = Vec<Handler>)), extensions(("x-role" = json!("viewer"))))]
+pub(crate) async fn list(caller: Caller, Path(tenant): Path<String>) -> Result<Json<Vec<Handler>>, ApiError> {
+    Ok(Json(caller.admin.handlers(&tenant).await?.into_iter().map(Into::into).collect()))
+}

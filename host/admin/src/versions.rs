@@ -1,0 +1,207 @@
+//! Versions of a handler: uploads, each known by what is in it.
+
+use axum::{
+    Json,
+    body::Body,
+    extract::{Request, State},
+    http::StatusCode,
+};
+use chrono::{DateTime, Utc};
+use oncebox_inbox::{InboxError, NewVersion};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::{
+    Api,
+    auth::Caller,
+    error::{ApiError, Code, Problem},
+    extract::{Path, check_media_type},
+    upload,
+};
+
+/// A version with the state of its component.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Version {
+    /// Key.
+    pub version_id: i32,
+    /// Name of the handler.
+    pub handler: String,
+    /// SHA-256 of the component.
+    pub digest: String,
+    /// SHA-256 of what was uploaded, where that was a core module.
+    pub source_digest: Option<String>,
+    /// Bytes of the component.
+    pub size: i64,
+    /// `queued`, `compiling`, `ready` or `failed`.
+    pub state: String,
+    /// Why it failed.
+    pub problems: Vec<Problem>,
+    /// What the component is: imports, languages, sizes. Null where nobody looked.
+    pub report: Option<Value>,
+    /// How long compiling it took, milliseconds.
+    pub compile_ms: Option<i64>,
+    /// When it was uploaded.
+    pub created_at: DateTime<Utc>,
+    /// By whom.
+    pub created_by: String,
+}
+
+impl From<oncebox_inbox::Version> for Version {
+    fn from(version: oncebox_inbox::Version) -> Self {
+        Self {
+            version_id: version.version_id,
+            handler: version.handler,
+            digest: hex::encode(version.digest),
+            source_digest: version.source_digest,
+            size: version.size.into(),
+            state: version.state,
+            problems: serde_json::from_value(version.problems).unwrap_or_default(),
+            report: version.report,
+            compile_ms: version.compile_ms,
+            created_at: version.created_at,
+            created_by: version.created_by,
+        }
+    }
+}
+
+/// List versions, newest first
+#[utoipa::path(get, path = "/v1/tenants/{tenant}/handlers/{handler}/versions", tag = "versions",
+    params(("tenant" = String, Path), ("handler" = String, Path)), responses((status = 200, body = Vec<Version>)),
+    extensions(("x-role" = json!("viewer"))))]
+pub(crate) async fn list(caller: Caller, Path((tenant, handler)): Path<(String, String)>) -> Result<Json<Vec<Version>>, ApiError> {
+    Ok(Json(caller.admin.versions(&tenant, &handler).await?.into_iter().map(Into::into).collect()))
+}
+
+/// One version
+#[utoipa::path(get, path = "/v1/tenants/{tenant}/handlers/{handler}/versions/{digest}", tag = "versions",
+    params(("tenant" = String, Path), ("handler" = String, Path),
+        ("digest" = String, Path, description = "SHA-256 of the component or of its core module, or 6 or more of its first digits")),
+    responses((status = 200, body = Version)), extensions(("x-role" = json!("viewer"))))]
+pub(crate) async fn show(
+    caller: Caller,
+    Path((tenant, handler, digest)): Path<(String, String, String)>,
+) -> Result<Json<Version>, ApiError> {
+    Ok(Json(caller.admin.version(&tenant, &handler, &digest).await?.into()))
+}
+
+/// Upload a version
+///
+/// The body is a component, or a core module with the type of a component in it. It is looked at, and then
+/// compiled after the answer: ask for the version until its state is `ready` or `failed`. The same bytes
+/// again are the same version.
+#[utoipa::path(put, path = "/v1/tenants/{tenant}/handlers/{handler}/versions/{digest}", tag = "versions",
+    params(("tenant" = String, Path), ("handler" = String, Path),
+        ("digest" = String, Path, description = "SHA-256 of the body, 64 hexadecimal digits")),
+    request_body(content = Vec<u8>, content_type = "application/wasm"),
+    responses((status = 201, body = Version), (status = 200, body = Version, description = "It was there already")),
+    extensions(("x-role" = json!("deployer"))))]
+pub(crate) async fn upload(
+    State(api): State<Api>,
+    caller: Caller,
+    Path((tenant, handler, digest)): Path<(String, String, String)>,
+    request: Request<Body>,
+) -> Result<(StatusCode, Json<Version>), ApiError> {
+    let digest = parse_digest(&digest)?;
+    caller.admin.tenant(&tenant).await?;
+    check_media_type(request.headers(), &["application/wasm", "application/octet-stream"])?;
+    // Held until the component is stored: it bounds what uploads take of the host's memory.
+    let (_turn, bytes) = upload::receive(&api, request, &digest).await?;
+    let is_known = match caller.admin.version(&tenant, &handler, &hex::encode(digest)).await {
+        Ok(_) => true,
+        Err(InboxError::NotFound(_)) => false,
+        Err(error) => return Err(error.into()),
+    };
+    let checked = api.components().check(bytes).await.map_err(ApiError::refused)?;
+    let new = NewVersion { component: &checked.component, source_digest: checked.source_digest, report: &checked.report, is_compiled: false };
+    let version = caller.admin.add_version(&tenant, &handler, new).await?;
+    api.components().submit(checked.digest);
+    Ok((if is_known { StatusCode::OK } else { StatusCode::CREATED }, Json(version.into())))
+}
+
+fn parse_digest(text: &str) -> Result<[u8; 32], ApiError> {
+    let mut digest = [0; 32];
+    let wrong = |_| ApiError::invalid("the digest in the path must be the SHA-256 of the body, 64 hexadecimal digits");
+    hex::decode_to_slice(text, &mut digest).map_err(wrong)?;
+    Ok(digest)
+}
+
+/// Two versions, side by side.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct VersionDiff {
+    /// The one.
+    pub before: Version,
+    /// The other.
+    pub after: Version,
+    /// What of their reports differs.
+    pub changes: Vec<Change>,
+}
+
+/// A member of two reports that differs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Change {
+    /// Where, as in `imports` or `memory.bytes`.
+    pub what: String,
+    /// What only the one has; of a list, its items.
+    pub before: Value,
+    /// What only the other has.
+    pub after: Value,
+}
+
+/// Compare two versions
+#[utoipa::path(get, path = "/v1/tenants/{tenant}/handlers/{handler}/versions/{digest}/diff/{other}", tag = "versions",
+    params(("tenant" = String, Path), ("handler" = String, Path), ("digest" = String, Path), ("other" = String, Path)),
+    responses((status = 200, body = VersionDiff)), extensions(("x-role" = json!("viewer"))))]
+pub(crate) async fn diff(
+    caller: Caller,
+    Path((tenant, handler, digest, other)): Path<(String, String, String, String)>,
+) -> Result<Json<VersionDiff>, ApiError> {
+    let before: Version = caller.admin.version(&tenant, &handler, &digest).await?.into();
+    let after: Version = caller.admin.version(&tenant, &handler, &other).await?.into();
+    if let Some(blind) = [&before, &after].into_iter().find(|version| version.report.is_none()) {
+        let detail = format!("nobody looked into version `{}` when it was deployed; upload it again to compare it", &blind.digest[..12]);
+        return Err(ApiError::new(Code::Conflict, detail));
+    }
+    let mut changes = Vec::new();
+    compare("", before.report.as_ref().unwrap_or(&Value::Null), after.report.as_ref().unwrap_or(&Value::Null), &mut changes);
+    Ok(Json(VersionDiff { before, after, changes }))
+}
+
+fn compare(what: &str, before: &Value, after: &Value, changes: &mut Vec<Change>) {
+    match (before, after) {
+        _ if before == after => {}
+        (Value::Object(b), Value::Object(a)) => {
+            let mut names: Vec<_> = b.keys().chain(a.keys()).collect();
+            names.sort();
+            names.dedup();
+            for name in names {
+                let inner = if what.is_empty() { name.clone() } else { format!("{what}.{name}") };
+                compare(&inner, b.get(name).unwrap_or(&Value::Null), a.get(name).unwrap_or(&Value::Null), changes);
+            }
+        }
+        (Value::Array(b), Value::Array(a)) => {
+            let only = |of: &[Value], not: &[Value]| of.iter().filter(|item| !not.contains(item)).cloned().collect::<Vec<_>>();
+            changes.push(Change { what: what.to_owned(), before: only(b, a).into(), after: only(a, b).into() });
+        }
+        _ => changes.push(Change { what: what.to_owned(), before: before.clone(), after: after.clone() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_what_differs_is_told() {
+        let before = json!({ "imports": ["sql", "log"], "memory": { "bytes": 1 }, "size": 7 });
+        let after = json!({ "imports": ["sql", "config"], "memory": { "bytes": 2 }, "size": 7, "tool": "x" });
+        let mut changes = Vec::new();
+        compare("", &before, &after, &mut changes);
+        let told = json!(changes);
+        let expected = json!([{ "what": "imports", "before": ["log"], "after": ["config"] },
+            { "what": "memory.bytes", "before": 1, "after": 2 }, { "what": "tool", "before": null, "after": "x" }]);
+        assert_eq!(told, expected);
+    }
+}
