@@ -209,6 +209,7 @@ impl Scenario {
             .env("ONCEBOX_KAFKA_BROKERS", &self.brokers)
             .env("ONCEBOX_MASTER_KEY", &self.key)
             .env("ONCEBOX_HTTP_LISTEN", http.to_string())
+            .env("ONCEBOX_API_LISTEN", "127.0.0.1:0")
             .env("ONCEBOX_RUNTIME_CACHE_DIR", target_dir().join("test-hosts/cache"))
             .env("ONCEBOX_LOG_FORMAT", "text")
             .envs(variables.iter().copied())

@@ -264,14 +264,14 @@ async fn a_host_that_cannot_start_says_why() {
     desk.ok(&["migrate"]).await;
     let broker = format!("127.0.0.1:{}", free_port().unwrap());
     let mut command = desk.with("ONCEBOX_KAFKA_BROKERS", Some(&broker));
-    command.env("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0");
+    command.env("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0").env("ONCEBOX_API_LISTEN", "127.0.0.1:0");
     let line = format!(
         "no broker answers at `{broker}`; check `kafka.brokers` (ONCEBOX_KAFKA_BROKERS): Meta data fetch error: BrokerTransportFailure (Local: Broker transport failure)"
     );
     desk.fails_as(command, &["serve"], &line).await;
     for property in ["'sasl.passwordd' = 'hunter2'", "'security.protocol' = 'hunter2'"] {
         let config = desk
-            .file("kafka.toml", format!("[http]\nlisten = '127.0.0.1:0'\n[kafka]\nbrokers = '{broker}'\n[kafka.properties]\n{property}"));
+            .file("kafka.toml", format!("[http]\nlisten = '127.0.0.1:0'\n[api]\nlisten = '127.0.0.1:0'\n[kafka]\nbrokers = '{broker}'\n[kafka.properties]\n{property}"));
         let name = property.split('\'').nth(1).unwrap();
         let line = format!("kafka property `{name}` is unknown or its value is not accepted; check `kafka.properties`");
         desk.fails(&["serve", "--config", &config], &line).await;
@@ -620,6 +620,7 @@ async fn a_message_from_the_console_is_shown_as_completed() {
         .envs(&desk.environment)
         .env("ONCEBOX_KAFKA_BROKERS", kafka.bootstrap())
         .env("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0")
+        .env("ONCEBOX_API_LISTEN", "127.0.0.1:0")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log);

@@ -51,6 +51,7 @@ impl Shell {
         let variables = vec![
             ("PATH", path),
             ("ONCEBOX_TOOLCHAINS", target.join("languages/toolchains").to_str().unwrap().to_owned()),
+            ("ONCEBOX_API_LISTEN", "127.0.0.1:0".to_owned()),
             ("ONCEBOX_HTTP_LISTEN", format!("127.0.0.1:{}", free_port().unwrap())),
             ("ONCEBOX_LOG_FORMAT", "text".to_owned()),
         ];

@@ -25,6 +25,7 @@ pub(super) async fn command(setting: &Setting<'_>, batch: Batch, component: &[u8
         .env("ONCEBOX_KAFKA_BROKERS", setting.servers.kafka.bootstrap())
         .env("ONCEBOX_MASTER_KEY", &setting.servers.master_key)
         .env("ONCEBOX_HTTP_LISTEN", format!("127.0.0.1:{}", free_port()?))
+        .env("ONCEBOX_API_LISTEN", "127.0.0.1:0")
         .env("ONCEBOX_RUNTIME_CACHE_DIR", setting.programs.root.join("target/bench/cache"))
         .env("ONCEBOX_LOG_FORMAT", "text");
     Ok(command)

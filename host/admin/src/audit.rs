@@ -52,7 +52,11 @@ pub(crate) async fn list(caller: Caller, mut query: Query) -> Result<Json<Vec<Au
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/audit", tag = "audit",
     params(("tenant" = String, Path), ("limit" = Option<i64>, Query, description = "At most this many, 1 to 1,000; by default 50")),
     responses((status = 200, body = Vec<AuditEntry>)), extensions(("x-role" = json!("viewer"))))]
-pub(crate) async fn list_of_tenant(caller: Caller, Path(tenant): Path<String>, mut query: Query) -> Result<Json<Vec<AuditEntry>>, ApiError> {
+pub(crate) async fn list_of_tenant(
+    caller: Caller,
+    Path(tenant): Path<String>,
+    mut query: Query,
+) -> Result<Json<Vec<AuditEntry>>, ApiError> {
     let limit = query.limit()?;
     query.end()?;
     // The log keeps what is gone; who asks for what never was is told.

@@ -190,7 +190,9 @@ impl Gate {
                 origin::check(parts)?;
                 Ok(Principal::open())
             }
-            Mode::Tokens if anonymous => Ok(Principal { role: Role::Viewer, ..Principal { name: "anyone".to_owned(), ..Principal::open() } }),
+            Mode::Tokens if anonymous => {
+                Ok(Principal { role: Role::Viewer, ..Principal { name: "anyone".to_owned(), ..Principal::open() } })
+            }
             Mode::Tokens => self.authenticate(&parts.headers).await,
         }
     }

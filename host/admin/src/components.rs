@@ -19,14 +19,25 @@ pub struct Checked {
     pub source_digest: Option<[u8; 32]>,
     /// What it is: imports, languages, sizes.
     pub report: Value,
+    /// It was compiled as well; otherwise that is asked for when it is kept.
+    pub is_compiled: bool,
+}
+
+/// Why an upload is not kept.
+#[derive(Debug, Clone)]
+pub enum Unchecked {
+    /// Everything that keeps it from running here.
+    Refused(Vec<Problem>),
+    /// Nobody has time to look at it, for this reason.
+    Busy(String),
 }
 
 /// What became of looking at an upload.
-pub type Checking<'a> = Pin<Box<dyn Future<Output = Result<Checked, Vec<Problem>>> + Send + 'a>>;
+pub type Checking<'a> = Pin<Box<dyn Future<Output = Result<Checked, Unchecked>> + Send + 'a>>;
 
 /// The runtime and the broker's client, as far as the API needs them.
 pub trait Components: Send + Sync {
-    /// Look at an upload without compiling it. An error is every problem that it has.
+    /// Look at an upload.
     fn check(&self, upload: Bytes) -> Checking<'_>;
 
     /// A component was kept, and is to be compiled. Returns at once; the rows tell what became of it.

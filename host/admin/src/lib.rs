@@ -25,7 +25,7 @@ mod whoami;
 pub mod wire;
 
 pub use auth::Principal;
-pub use components::{Checked, Checking, Components};
+pub use components::{Checked, Checking, Components, Unchecked};
 pub use error::{ApiError, Code, Problem, ProblemDetails};
 pub use openapi::document;
 

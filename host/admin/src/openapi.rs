@@ -15,8 +15,8 @@ use utoipa::{
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
-    Api, audit, auth::ROLE_KEY, changes, consumers, deployments, error::ProblemDetails, handlers, hosts, inbox, migrations, tenants, tokens,
-    versions, whoami,
+    Api, audit, auth::ROLE_KEY, changes, consumers, deployments, error::ProblemDetails, handlers, hosts, inbox, migrations, tenants,
+    tokens, versions, whoami,
 };
 
 /// The routes and their document. A route is here or nowhere.
@@ -98,5 +98,6 @@ fn complete(operation: &mut Operation) {
     let refused = ResponseBuilder::new().description("Refused").content("application/problem+json", problem).build();
     operation.responses.responses.insert("default".to_owned(), RefOr::T(refused));
     let is_public = operation.extensions.as_ref().and_then(|e| e.get(ROLE_KEY)).is_some_and(|role| role == "none");
-    operation.security = Some(if is_public { vec![SecurityRequirement::default()] } else { vec![SecurityRequirement::new("token", [""; 0])] });
+    operation.security =
+        Some(if is_public { vec![SecurityRequirement::default()] } else { vec![SecurityRequirement::new("token", [""; 0])] });
 }

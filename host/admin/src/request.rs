@@ -46,7 +46,9 @@ async fn run(api: &Api, request: Request, next: Next, within: Duration) -> Respo
     let task = api.tasks().spawn(next.run(request));
     let error = match tokio::time::timeout(within, task).await {
         Ok(Ok(response)) => return response,
-        Ok(Err(error)) => ApiError::host(Code::Internal, "the host failed to do this; its log says why, under the id of this request", error),
+        Ok(Err(error)) => {
+            ApiError::host(Code::Internal, "the host failed to do this; its log says why, under the id of this request", error)
+        }
         Err(_) => ApiError::new(
             Code::Timeout,
             format!("this took more than {} ms and may still be done; look before you repeat it", within.as_millis()),

@@ -149,7 +149,10 @@ pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<Token>>, ApiError> {
 /// Make a token that reaches every tenant
 #[utoipa::path(post, path = "/v1/tokens", tag = "tokens", request_body = NewToken, responses((status = 201, body = TokenCreated)),
     extensions(("x-role" = json!("admin"))))]
-pub(crate) async fn create(caller: Caller, extract::Json(new): extract::Json<NewToken>) -> Result<(StatusCode, Json<TokenCreated>), ApiError> {
+pub(crate) async fn create(
+    caller: Caller,
+    extract::Json(new): extract::Json<NewToken>,
+) -> Result<(StatusCode, Json<TokenCreated>), ApiError> {
     create_for(&caller, None, &new).await
 }
 

@@ -16,11 +16,7 @@ use crate::{
 };
 
 /// Wait for a turn, then for the whole body. It must be what the digest says.
-pub(crate) async fn receive<'a>(
-    api: &'a Api,
-    request: Request<Body>,
-    digest: &[u8; 32],
-) -> Result<(SemaphorePermit<'a>, Bytes), ApiError> {
+pub(crate) async fn receive<'a>(api: &'a Api, request: Request<Body>, digest: &[u8; 32]) -> Result<(SemaphorePermit<'a>, Bytes), ApiError> {
     let limits = api.limits();
     check_length(request.headers(), limits.component_bytes_max)?;
     let turn = timeout(limits.request_timeout, api.uploads().acquire()).await;
@@ -28,7 +24,10 @@ pub(crate) async fn receive<'a>(
     let turn = turn.map_err(|_| busy())?.map_err(|_| busy())?;
     let (bytes, found) = read(api, request.into_body()).await?;
     if found != *digest {
-        let detail = format!("the digest in the path is not that of the body, which is `{}`; it may have been damaged on its way", hex::encode(found));
+        let detail = format!(
+            "the digest in the path is not that of the body, which is `{}`; it may have been damaged on its way",
+            hex::encode(found)
+        );
         return Err(ApiError::invalid(detail));
     }
     Ok((turn, bytes))

@@ -15,6 +15,7 @@ use utoipa::ToSchema;
 use crate::{
     Api,
     auth::Caller,
+    components::{Checked, Unchecked},
     error::{ApiError, Code, Problem},
     extract::{Path, check_media_type},
     upload,
@@ -112,10 +113,16 @@ pub(crate) async fn upload(
         Err(InboxError::NotFound(_)) => false,
         Err(error) => return Err(error.into()),
     };
-    let checked = api.components().check(bytes).await.map_err(ApiError::refused)?;
-    let new = NewVersion { component: &checked.component, source_digest: checked.source_digest, report: &checked.report, is_compiled: false };
+    let checked = api.components().check(bytes).await.map_err(|unchecked| match unchecked {
+        Unchecked::Refused(problems) => ApiError::refused(problems),
+        Unchecked::Busy(why) => ApiError::new(Code::Unavailable, why),
+    })?;
+    let Checked { component, source_digest, report, is_compiled, .. } = &checked;
+    let new = NewVersion { component, source_digest: *source_digest, report, is_compiled: *is_compiled };
     let version = caller.admin.add_version(&tenant, &handler, new).await?;
-    api.components().submit(checked.digest);
+    if version.state == "queued" {
+        api.components().submit(checked.digest);
+    }
     Ok((if is_known { StatusCode::OK } else { StatusCode::CREATED }, Json(version.into())))
 }
 

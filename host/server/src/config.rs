@@ -25,6 +25,8 @@ pub struct Config {
     pub runtime: Runtime,
     /// Health and metrics.
     pub http: Http,
+    /// The API.
+    pub api: Api,
     /// Logs.
     pub log: Log,
     /// The end of the process.
@@ -128,6 +130,46 @@ impl Default for Http {
     }
 }
 
+/// `[api]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Api {
+    /// Address of the API.
+    pub listen: SocketAddr,
+    /// Certificate and those it was signed by, PEM.
+    pub tls_certificate_file: Option<PathBuf>,
+    /// Its private key, PEM.
+    pub tls_key_file: Option<PathBuf>,
+    /// How long a request other than an upload may take.
+    pub request_timeout_ms: u64,
+    /// Whether a token is asked for; only `oncebox dev` does without.
+    #[serde(skip, default = "tokens")]
+    pub(crate) mode: oncebox_admin::Mode,
+}
+
+fn tokens() -> oncebox_admin::Mode {
+    oncebox_admin::Mode::Tokens
+}
+
+impl Default for Api {
+    fn default() -> Self {
+        let listen = SocketAddr::from(([127, 0, 0, 1], 9465));
+        Self { listen, tls_certificate_file: None, tls_key_file: None, request_timeout_ms: 30_000, mode: tokens() }
+    }
+}
+
+impl Api {
+    /// The certificate and its key; one is nothing without the other.
+    pub(crate) fn certificate(&self) -> Result<Option<(&Path, &Path)>> {
+        match (&self.tls_certificate_file, &self.tls_key_file) {
+            (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
+            (None, None) => Ok(None),
+            (Some(_), None) => bail!("`api.tls_certificate_file` is set and `api.tls_key_file` is not; TLS needs both"),
+            (None, Some(_)) => bail!("`api.tls_key_file` is set and `api.tls_certificate_file` is not; TLS needs both"),
+        }
+    }
+}
+
 /// `[log]`
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -183,6 +225,10 @@ const OVERRIDES: &[(&str, &str, &str)] = &[
     ("runtime", "cache_dir", "ONCEBOX_RUNTIME_CACHE_DIR"),
     ("runtime", "component_bytes_max", "ONCEBOX_RUNTIME_COMPONENT_BYTES_MAX"),
     ("http", "listen", "ONCEBOX_HTTP_LISTEN"),
+    ("api", "listen", "ONCEBOX_API_LISTEN"),
+    ("api", "tls_certificate_file", "ONCEBOX_API_TLS_CERTIFICATE_FILE"),
+    ("api", "tls_key_file", "ONCEBOX_API_TLS_KEY_FILE"),
+    ("api", "request_timeout_ms", "ONCEBOX_API_REQUEST_TIMEOUT_MS"),
     ("log", "format", "ONCEBOX_LOG_FORMAT"),
     ("log", "level", "ONCEBOX_LOG_LEVEL"),
     ("shutdown", "drain_ms", "ONCEBOX_SHUTDOWN_DRAIN_MS"),
@@ -279,6 +325,8 @@ mod tests {
         let mut default = Config::default();
         default.keys.master_key_file = config.keys.master_key_file.clone();
         default.runtime.cache_dir = config.runtime.cache_dir.clone();
+        default.api.tls_certificate_file = config.api.tls_certificate_file.clone();
+        default.api.tls_key_file = config.api.tls_key_file.clone();
         default.kafka = config.kafka.clone();
         assert_eq!(format!("{config:?}"), format!("{default:?}"));
         for (section, key, variable) in super::OVERRIDES {

@@ -19,6 +19,7 @@ mod scratch;
 mod serve;
 mod supervisor;
 mod tables;
+mod uploads;
 mod verify;
 
 pub use config::Config;

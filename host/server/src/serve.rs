@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow, bail};
-use oncebox_inbox::{Budget, schema};
+use oncebox_admin::Limits;
+use oncebox_inbox::{Admin, Budget, schema};
 use oncebox_kafka::Drained;
 use oncebox_runtime::{Runtime, RuntimeConfig};
 use rdkafka::{
@@ -17,10 +18,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{config::Config, handlers::Loader, http, supervisor::Supervisor};
+use crate::{config::Config, handlers::Loader, http, supervisor::Supervisor, uploads::Uploads};
 
 /// How long the first answer of a broker may take.
 const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long requests of the API may still take at the end.
+const API_GRACE: Duration = Duration::from_secs(5);
 
 /// Serve until SIGTERM or SIGINT, then drain.
 pub(crate) async fn serve(config: &Config) -> Result<()> {
@@ -39,6 +43,8 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     let properties = broker_properties(config)?;
     let listener = http::bind(config.http.listen).await?;
     let address = listener.local_addr()?;
+    let api_listener = oncebox_admin::listen::Listener::bind(config.api.listen, config.api.certificate()?, config.api.mode).await?;
+    let api_url = api_listener.url();
     migrate(config).await?;
     check_brokers(&config.kafka.brokers, &properties).await?;
     let runtime = Runtime::new(RuntimeConfig {
@@ -51,6 +57,7 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     let (readiness, ready) = watch::channel(Err("starting".to_owned()));
     let http_stop = CancellationToken::new();
     let http = tokio::spawn(http::serve(listener, metrics, ready, http_stop.clone()));
+    let api_serving = tokio::spawn(api_listener.serve(api(config, &admin, &runtime), http_stop.clone(), API_GRACE));
     let supervisor = Supervisor {
         loader: Arc::new(Loader::new(admin.clone(), runtime)),
         admin,
@@ -60,18 +67,30 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
         owner: format!("{}/{}", hostname(), std::process::id()),
         readiness,
     };
-    tracing::info!(http = %address, brokers = config.kafka.brokers, "oncebox {} serves", env!("CARGO_PKG_VERSION"));
+    tracing::info!(http = %address, api = api_url, brokers = config.kafka.brokers, "oncebox {} serves", env!("CARGO_PKG_VERSION"));
     let drained = supervisor.run(stop, Duration::from_millis(config.shutdown.drain_ms)).await;
     http_stop.cancel();
     // A client that keeps its request open does not keep the process.
     if let Ok(ended) = tokio::time::timeout(Duration::from_secs(1), http).await {
         ended??;
     }
+    if let Ok(ended) = tokio::time::timeout(2 * API_GRACE, api_serving).await {
+        ended?;
+    }
     match drained {
         Drained::Clean => tracing::info!("drained"),
         Drained::Unfinished => tracing::warn!("the drain's time was up; what still ran is redelivered"),
     }
     Ok(())
+}
+
+fn api(config: &Config, admin: &Admin, runtime: &Runtime) -> oncebox_admin::Api {
+    let limits = Limits {
+        component_bytes_max: config.runtime.component_bytes_max,
+        request_timeout: Duration::from_millis(config.api.request_timeout_ms),
+        ..Limits::default()
+    };
+    oncebox_admin::Api::new(admin.clone(), Arc::new(Uploads { runtime: runtime.clone() }), limits, config.api.mode)
 }
 
 /// Bring the database up to date and say what could not be closed.

@@ -53,7 +53,7 @@ pub(super) async fn run(admin: &Admin, command: ConsumerCommand, json: bool) -> 
 }
 
 /// What only the client of the broker knows: properties that are not a policy's to set.
-fn check_kafka(tenant: &str, name: &str, policy: &Policy) -> Result<()> {
+pub(crate) fn check_kafka(tenant: &str, name: &str, policy: &Policy) -> Result<()> {
     let config = ConsumerConfig {
         tenant: tenant.to_owned(),
         consumer: name.to_owned(),

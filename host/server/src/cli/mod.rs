@@ -11,6 +11,7 @@ mod tenant;
 mod test;
 mod verify;
 
+pub(crate) use consumer::check_kafka;
 pub(crate) use deploy::handler_name;
 pub(crate) use output::table;
 pub(crate) use tenant::create_with_tables;
@@ -68,6 +69,8 @@ enum Command {
     /// Look into the inbox
     #[command(subcommand)]
     Inbox(inbox::InboxCommand),
+    /// Print the OpenAPI document of the HTTP API
+    Openapi,
     /// Components as files
     #[command(subcommand)]
     Component(component::ComponentCommand),
@@ -76,7 +79,10 @@ enum Command {
 impl Command {
     /// Whether it only asks and prints: nothing is left half done when it ends in the middle.
     fn is_short(&self) -> bool {
-        matches!(self, Self::Tenant(_) | Self::Consumer(_) | Self::Deploy(_) | Self::Inbox(_) | Self::Component(_) | Self::New(_))
+        matches!(
+            self,
+            Self::Tenant(_) | Self::Consumer(_) | Self::Deploy(_) | Self::Inbox(_) | Self::Component(_) | Self::New(_) | Self::Openapi
+        )
     }
 }
 
@@ -132,6 +138,7 @@ async fn run(cli: Cli) -> Result<()> {
         Command::Verify(args) => verify::run(args, cli.json).await,
         Command::VerifyWorker => crate::verify::work().await,
         Command::Inbox(command) => inbox::run(&ready(&config).await?, command, cli.json).await,
+        Command::Openapi => output::json(&oncebox_admin::document()),
         Command::Component(command) => component::run(command, cli.json),
     }
 }

@@ -72,6 +72,7 @@ fn serve(config: &Config, log: &Path) -> Result<Command> {
         .env("ONCEBOX_KAFKA_BROKERS", &config.kafka.brokers)
         .env("ONCEBOX_MASTER_KEY", config.keys.master_key.as_deref().unwrap_or_default())
         .env("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0")
+        .env("ONCEBOX_API_LISTEN", "127.0.0.1:0")
         .env("ONCEBOX_LOG_FORMAT", "text")
         .stdin(Stdio::null())
         .stdout(Stdio::null())

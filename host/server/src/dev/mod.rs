@@ -63,6 +63,10 @@ pub(crate) async fn run(mut config: Config, args: DevArgs) -> Result<()> {
     if config.http.listen == crate::config::Http::default().listen && std::net::TcpListener::bind(config.http.listen).is_err() {
         config.http.listen = SocketAddr::from(([127, 0, 0, 1], free_port()?));
     }
+    config.api.mode = oncebox_admin::Mode::Open;
+    if config.api.listen == crate::config::Api::default().listen && std::net::TcpListener::bind(config.api.listen).is_err() {
+        config.api.listen = SocketAddr::from(([127, 0, 0, 1], free_port()?));
+    }
     let postgres = start_postgres(&mut config, &args)?;
     let broker = start_broker(&mut config, &args)?;
     serve::migrate(&config).await?;
@@ -174,6 +178,7 @@ fn announce(config: &Config, args: &DevArgs) {
     println!("database  {database}");
     println!("brokers   {brokers}");
     println!("topic     {topic}");
+    println!("api       http://{}", config.api.listen);
     println!("metrics   http://{}/metrics", config.http.listen);
     println!();
     let is_here = args.dir == Path::new(running::DIR);
