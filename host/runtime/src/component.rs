@@ -20,7 +20,7 @@ pub(crate) const SINGLE: &str = "oncebox:handler/incoming-handler@0.1.0";
 pub(crate) const BATCH: &str = "oncebox:handler/incoming-batch-handler@0.1.0";
 
 /// Interfaces of the contract that a component may import, without their version.
-const CONTRACT: &[&str] = &["types", "context", "sql", "log", "config"];
+pub(crate) const CONTRACT: &[&str] = &["types", "context", "sql", "log", "config"];
 
 /// Parts of WASI 0.2 that are linked, as far as stock toolchains import them. What they
 /// reach is empty: no files, no sockets, no environment.
@@ -129,14 +129,14 @@ fn check_export(engine: &Engine, component: &Component) -> Result<&'static str, 
 type Answer = Result<Option<String>, types::Failure>;
 
 /// Whether handlers are given an interface of this name; its type is the linker's affair.
-fn is_given(import: &str) -> bool {
+pub(crate) fn is_given(import: &str) -> bool {
     let (interface, version) = import.split_once('@').unwrap_or((import, ""));
     let contract = interface.strip_prefix("oncebox:handler/").is_some_and(|name| CONTRACT.contains(&name));
     (contract && version.starts_with("0.1.")) || (WASI.iter().any(|name| interface.starts_with(name)) && version.starts_with("0.2."))
 }
 
 /// Equal but for the last number of the version, which never changes a type.
-fn is_same_interface(name: &str, wanted: &str) -> bool {
+pub(crate) fn is_same_interface(name: &str, wanted: &str) -> bool {
     let stem = |text: &str| text.rsplit_once('.').map(|(stem, _)| stem.to_owned());
     stem(name) == stem(wanted)
 }

@@ -12,12 +12,16 @@ const EPOCH: Duration = Duration::from_millis(10);
 
 /// Linear memories of one component. QuickJS brings three.
 pub(crate) const MEMORIES_MAX: u32 = 4;
+/// Linear memories of one core module.
+pub(crate) const MEMORIES_OF_MODULE_MAX: u32 = 1;
+/// Tables of one core module.
+pub(crate) const TABLES_OF_MODULE_MAX: u32 = 1;
 /// Tables of one component.
 pub(crate) const TABLES_MAX: u32 = 8;
 /// Core instances of one component. Python brings about thirty.
-const CORE_INSTANCES_MAX: u32 = 64;
+pub(crate) const CORE_INSTANCES_MAX: u32 = 64;
 /// Elements of one table. SpiderMonkey needs 7,697.
-const TABLE_ELEMENTS_MAX: usize = 20_000;
+pub(crate) const TABLE_ELEMENTS_MAX: usize = 20_000;
 
 /// What the operator decides about the runtime.
 #[derive(Debug, Clone)]
@@ -101,6 +105,8 @@ fn pool(config: &RuntimeConfig, has_page_map: bool) -> PoolingAllocationConfig {
         .max_core_instances_per_component(CORE_INSTANCES_MAX)
         .max_memories_per_component(memories)
         .max_tables_per_component(TABLES_MAX)
+        .max_memories_per_module(MEMORIES_OF_MODULE_MAX)
+        .max_tables_per_module(TABLES_OF_MODULE_MAX)
         .table_elements(TABLE_ELEMENTS_MAX)
         .max_memory_size(config.memory_bytes_max)
         .async_stack_keep_resident(64 << 10)

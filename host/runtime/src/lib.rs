@@ -13,6 +13,7 @@ mod engine;
 mod error;
 mod handler;
 mod host;
+mod inspect;
 mod limiter;
 mod load;
 mod record;
@@ -25,7 +26,9 @@ pub use engine::RuntimeConfig;
 pub use error::{EncodeError, LoadError};
 pub use handler::{ComponentHandler, HandlerSettings};
 pub use host::sql;
+pub use inspect::{Allowance, CustomSection, Inspected, Report, Tool, inspect};
 pub use load::Runtime;
+pub use oncebox_inbox::Problem;
 pub use record::{LineRecord, Recorder, RunRecord, StatementRecord};
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 mod endings;
 mod guests;
+mod inspection;
 mod loading;
 mod wasi;
 

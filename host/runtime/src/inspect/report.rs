@@ -1,0 +1,87 @@
+//! What is known of a component that was taken.
+
+use serde::{Deserialize, Serialize};
+
+use super::{judge::World, scan::Scan};
+
+/// What a component is: its permissions, its origin and what an instance of it takes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// Bytes of the component.
+    pub size: u64,
+    /// `single` takes one message at a time, `batch` all messages of a transaction together.
+    pub world: String,
+    /// Version of the contract that it was built against.
+    pub contract: String,
+    /// Everything it imports.
+    pub imports: Vec<String>,
+    /// The imports through which it can do something; those that only name types are left out.
+    pub permissions: Vec<String>,
+    /// Programming languages, as its producers sections say, which nobody checks.
+    pub languages: Vec<Tool>,
+    /// Compilers and what came after them.
+    pub processed_by: Vec<Tool>,
+    /// Development kits.
+    pub sdks: Vec<Tool>,
+    /// Linear memories of an instance.
+    pub memories: u64,
+    /// Bytes that they have at the start.
+    pub memory_bytes_min: u64,
+    /// Tables of an instance.
+    pub tables: u64,
+    /// Elements of the largest table at the start.
+    pub table_elements_max: u64,
+    /// Core instances of an instance.
+    pub core_instances: u64,
+    /// Sections that do not run, such as names and debug information.
+    pub custom_sections: Vec<CustomSection>,
+}
+
+/// A tool with its version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tool {
+    /// Name.
+    pub name: String,
+    /// Version; may be empty.
+    pub version: String,
+}
+
+/// A custom section, summed over nested modules.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CustomSection {
+    /// Name.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+}
+
+pub(super) fn report(scan: &Scan, world: World, size: usize) -> Report {
+    let needs = scan.needs;
+    let mut imports: Vec<String> = scan.imports.iter().map(|import| import.name.clone()).collect();
+    let mut permissions: Vec<String> =
+        scan.imports.iter().filter(|import| !import.functions.is_empty()).map(|import| import.name.clone()).collect();
+    imports.sort();
+    permissions.sort();
+    let sections = scan.custom_sections.iter();
+    Report {
+        size: size as u64,
+        world: if world.is_batch { "batch" } else { "single" }.to_owned(),
+        contract: world.contract,
+        imports,
+        permissions,
+        languages: tools(scan, "language"),
+        processed_by: tools(scan, "processed-by"),
+        sdks: tools(scan, "sdk"),
+        memories: needs.memories,
+        memory_bytes_min: needs.memory_bytes,
+        tables: needs.tables,
+        table_elements_max: needs.table_elements,
+        core_instances: needs.core_instances,
+        custom_sections: sections.map(|(name, size)| CustomSection { name: name.clone(), size: *size }).collect(),
+    }
+}
+
+fn tools(scan: &Scan, field: &str) -> Vec<Tool> {
+    let found = scan.producers.iter().filter(|((of, _), _)| of == field);
+    found.map(|((_, name), version)| Tool { name: name.clone(), version: version.clone() }).collect()
+}
