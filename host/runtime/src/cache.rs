@@ -48,14 +48,13 @@ impl Cache {
 
     /// Keep the compiled component. Another host may do the same at the same time: the
     /// file appears whole or not at all.
-    pub(crate) fn write(&self, engine: &Engine, digest: &[u8; 32], component: &Component) -> io::Result<()> {
-        let code = component.serialize().map_err(|error| io::Error::other(format!("{error:#}")))?;
+    pub(crate) fn write(&self, engine: &Engine, digest: &[u8; 32], code: &[u8]) -> io::Result<()> {
         let path = self.path(engine, digest);
         let temporary = path.with_extension(format!("{}.new", std::process::id()));
         let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
         file.write_all(MAGIC)?;
-        file.write_all(&Sha256::digest(&code))?;
-        file.write_all(&code)?;
+        file.write_all(&Sha256::digest(code))?;
+        file.write_all(code)?;
         file.sync_all()?;
         fs::rename(&temporary, &path)
     }
@@ -73,7 +72,7 @@ fn verified(file: &[u8]) -> Option<&[u8]> {
 }
 
 /// What the engine was built and configured with; code of another one is of no use.
-fn fingerprint(engine: &Engine) -> String {
+pub(crate) fn fingerprint(engine: &Engine) -> String {
     let mut hasher = ShaHasher(Sha256::new());
     engine.precompile_compatibility_hash().hash(&mut hasher);
     format!("{:016x}", hasher.finish())

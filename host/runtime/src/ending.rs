@@ -118,7 +118,7 @@ fn other(answer: &types::Failure) -> Failure {
 
 /// A failed statement, a refusal or a cap, with what the guest made of it.
 async fn unnoticed(state: &mut State, said: &str) -> Option<Failure> {
-    let (kind, text) = match (state.tx.error().await, state.session.fault()) {
+    let (kind, text) = match (state.tx_error().await, state.session.fault()) {
         (Some(error), _) => (FailureKind::Sql { sqlstate: error.sqlstate.clone() }, format!("{}: {}", error.sqlstate, error.message)),
         (None, Some(fault)) => (fault.kind.clone(), fault.text.clone()),
         (None, None) => return None,
@@ -130,7 +130,7 @@ async fn unnoticed(state: &mut State, said: &str) -> Option<Failure> {
     Some(Failure::new(kind, bounded(&text, FAILURE_BYTES)))
 }
 
-fn trapped(state: &State, error: &wasmtime::Error) -> Failure {
+pub(crate) fn trapped(state: &State, error: &wasmtime::Error) -> Failure {
     let mut text = trap_text(error);
     if let Some(words) = state.log.last_words() {
         text = format!("{text}: {words}");

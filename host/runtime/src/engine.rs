@@ -3,9 +3,10 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use serde::{Deserialize, Serialize};
 use wasmtime::{Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
-use crate::error::LoadError;
+use crate::{compiler::Compiler, error::LoadError};
 
 /// How often the epoch moves; a spinning guest yields to its neighbours that often.
 const EPOCH: Duration = Duration::from_millis(10);
@@ -41,6 +42,9 @@ pub struct RuntimeConfig {
     pub small_virtual_memory: bool,
     /// Count the instructions a guest executes, for a [`crate::Recorder`]. Guests run slower for it.
     pub count_fuel: bool,
+    /// The process that compiles. None compiles in this one, where a component that makes the compiler
+    /// run away takes everything with it.
+    pub compiler: Option<Compiler>,
 }
 
 impl Default for RuntimeConfig {
@@ -52,6 +56,7 @@ impl Default for RuntimeConfig {
             cache_dir: None,
             small_virtual_memory: false,
             count_fuel: false,
+            compiler: None,
         }
     }
 }
@@ -59,9 +64,13 @@ impl Default for RuntimeConfig {
 /// The engine and its ticker, which ends with the engine's last clone.
 pub(crate) fn start(config: &RuntimeConfig) -> Result<Engine, LoadError> {
     // With the kernel's page map only written pages are cleared between two instances.
-    let engine = Engine::new(&settings(config, true))
-        .or_else(|_| Engine::new(&settings(config, false)))
-        .map_err(|error| LoadError::Engine(format!("{error:#}")))?;
+    let compiled = CompileSettings::of(config);
+    let with_pool = |has_page_map| {
+        let mut settings = compiled.settings();
+        settings.allocation_strategy(InstanceAllocationStrategy::Pooling(pool(config, has_page_map)));
+        Engine::new(&settings)
+    };
+    let engine = with_pool(true).or_else(|_| with_pool(false)).map_err(|error| LoadError::Engine(format!("{error:#}")))?;
     let weak = engine.weak();
     let ticker = move || {
         while let Some(engine) = weak.upgrade() {
@@ -74,21 +83,42 @@ pub(crate) fn start(config: &RuntimeConfig) -> Result<Engine, LoadError> {
     Ok(engine)
 }
 
-fn settings(config: &RuntimeConfig, has_page_map: bool) -> Config {
-    let mut settings = Config::new();
-    settings.epoch_interruption(true);
-    settings.consume_fuel(config.count_fuel);
-    settings.concurrency_support(false);
-    settings.relaxed_simd_deterministic(true);
-    // A stack of the pool goes from one tenant to the next.
-    settings.async_stack_zeroing(true);
-    if config.small_virtual_memory {
-        settings.memory_reservation(config.memory_bytes_max as u64);
-        settings.memory_guard_size(0);
-        settings.memory_reservation_for_growth(0);
+/// What decides how code is compiled, for a process that does nothing else. Two engines with the same
+/// settings have the same fingerprint, however they allocate instances.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CompileSettings {
+    memory_bytes_max: usize,
+    small_virtual_memory: bool,
+    count_fuel: bool,
+}
+
+impl CompileSettings {
+    pub(crate) fn of(config: &RuntimeConfig) -> Self {
+        let RuntimeConfig { memory_bytes_max, small_virtual_memory, count_fuel, .. } = *config;
+        Self { memory_bytes_max, small_virtual_memory, count_fuel }
     }
-    settings.allocation_strategy(InstanceAllocationStrategy::Pooling(pool(config, has_page_map)));
-    settings
+
+    /// An engine that compiles and runs nothing: it reserves no address space and has no clock.
+    pub(crate) fn engine(&self) -> wasmtime::Result<Engine> {
+        Engine::new(&self.settings())
+    }
+
+    fn settings(&self) -> Config {
+        let mut settings = Config::new();
+        settings.epoch_interruption(true);
+        settings.consume_fuel(self.count_fuel);
+        settings.concurrency_support(false);
+        settings.relaxed_simd_deterministic(true);
+        // A stack of the pool goes from one tenant to the next.
+        settings.async_stack_zeroing(true);
+        if self.small_virtual_memory {
+            settings.memory_reservation(self.memory_bytes_max as u64);
+            settings.memory_guard_size(0);
+            settings.memory_reservation_for_growth(0);
+        }
+        settings
+    }
 }
 
 /// Every total is the number of instances times what one component may have, so whoever

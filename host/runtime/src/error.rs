@@ -2,6 +2,10 @@
 
 use std::path::PathBuf;
 
+use oncebox_inbox::Problem;
+
+use crate::text::{FAILURE_BYTES, bounded, printable};
+
 /// Why a file cannot be loaded as a handler, or the runtime not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -55,9 +59,47 @@ pub enum LoadError {
         /// What is wrong with it.
         reason: String,
     },
+    /// It takes longer than it may.
+    #[error("compiling takes longer than the {} s of `runtime.compile_timeout_ms`; split large functions or build without the parts that are not used", .0.as_secs_f64())]
+    CompileTimeout(std::time::Duration),
+    /// It takes more memory than it may.
+    #[error(
+        "compiling takes more than the {0} bytes of `runtime.compile_memory_bytes_max`; split large functions or build without the parts that are not used"
+    )]
+    CompileMemory(u64),
+    /// The compiler ended in a way that it should not.
+    #[error("the compiler failed on this component ({0}); please report it, and try another version of your toolchain")]
+    CompilerCrashed(String),
+    /// The process that compiles could not be run, or was ended from outside.
+    #[error("the compiler cannot be run: {0}")]
+    Compiler(String),
     /// The task that compiled it did not come to an end.
     #[error("compiling was interrupted")]
     Interrupted,
+}
+
+impl LoadError {
+    /// What to tell whoever uploaded it; none where it is the host that failed, and the same component may
+    /// be loaded later.
+    pub fn problem(&self) -> Option<Problem> {
+        let code = match self {
+            Self::TooLarge { .. } => "too_large",
+            Self::NotWasm => "not_wasm",
+            Self::Precompiled => "precompiled",
+            Self::CoreModule => "core_module",
+            Self::Invalid(_) => "cannot_be_compiled",
+            Self::UnknownImports(_) => "import_not_given",
+            Self::WrongImport(_) => "wrong_import",
+            Self::MissingExport(_) => "missing_export",
+            Self::ContextOfBatch => "context_in_batch",
+            Self::WrongExport(..) => "wrong_export",
+            Self::CompileTimeout(_) => "compiling_takes_too_long",
+            Self::CompileMemory(_) => "compiling_takes_too_much_memory",
+            Self::CompilerCrashed(_) => "compiler_crashed",
+            Self::Engine(_) | Self::Cache { .. } | Self::Compiler(_) | Self::Interrupted => return None,
+        };
+        Some(Problem::new(code, bounded(&printable(&self.to_string()), FAILURE_BYTES)))
+    }
 }
 
 /// Why a core module cannot be turned into a component.

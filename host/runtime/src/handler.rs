@@ -10,7 +10,7 @@ use oncebox_inbox::{
     tx::Tx,
 };
 use tokio::sync::Semaphore;
-use wasmtime::Store;
+use wasmtime::{Engine, Store};
 
 use crate::{
     bindings::{HandlerPre, batch::BatchHandlerPre, oncebox::handler::types},
@@ -48,6 +48,19 @@ pub(crate) struct Settings {
     pub(crate) recorder: Option<Recorder>,
 }
 
+impl Settings {
+    pub(crate) fn new(settings: HandlerSettings, counts_fuel: bool) -> Self {
+        Self {
+            version: settings.version,
+            limits: Arc::new(settings.limits),
+            config: Arc::new(settings.config),
+            random_key: settings.random_key,
+            counts_fuel,
+            recorder: None,
+        }
+    }
+}
+
 /// Runs every message, or every batch, in a fresh instance of one component.
 pub struct ComponentHandler {
     instances: Arc<Semaphore>,
@@ -57,15 +70,7 @@ pub struct ComponentHandler {
 
 impl ComponentHandler {
     pub(crate) fn new(instances: Arc<Semaphore>, component: LoadedComponent, settings: HandlerSettings, counts_fuel: bool) -> Self {
-        let settings = Settings {
-            version: settings.version,
-            limits: Arc::new(settings.limits),
-            config: Arc::new(settings.config),
-            random_key: settings.random_key,
-            counts_fuel,
-            recorder: None,
-        };
-        Self { instances, component, settings }
+        Self { instances, component, settings: Settings::new(settings, counts_fuel) }
     }
 
     /// The same handler, with everything its runs do kept by a recorder.
@@ -123,18 +128,23 @@ impl ComponentHandler {
     }
 
     fn store(&self, tx: &Tx, run: &Run<'_>) -> Store<State> {
-        let mut store = Store::new(self.component.engine(), State::new(tx, run, &self.settings));
-        store.limiter(|state| &mut state.memory);
-        store.set_hostcall_fuel(HOST_CALL_BYTES + 2 * self.settings.limits.params_bytes_max);
-        // The first deadline counts as well: a large one would let a spinning guest run
-        // past the host's timeout.
-        store.set_epoch_deadline(1);
-        store.epoch_deadline_async_yield_and_update(1);
-        if self.settings.counts_fuel {
-            store.set_fuel(FUEL).expect("the engine counts fuel");
-        }
-        store
+        store(self.component.engine(), Some(tx), run, &self.settings)
     }
+}
+
+/// A store under the limits, in which a spinning guest yields.
+pub(crate) fn store(engine: &Engine, tx: Option<&Tx>, run: &Run<'_>, settings: &Settings) -> Store<State> {
+    let mut store = Store::new(engine, State::new(tx, run, settings));
+    store.limiter(|state| &mut state.memory);
+    store.set_hostcall_fuel(HOST_CALL_BYTES + 2 * settings.limits.params_bytes_max);
+    // The first deadline counts as well: a large one would let a spinning guest run
+    // past the host's timeout.
+    store.set_epoch_deadline(1);
+    store.epoch_deadline_async_yield_and_update(1);
+    if settings.counts_fuel {
+        store.set_fuel(FUEL).expect("the engine counts fuel");
+    }
+    store
 }
 
 /// What clock, randomness and log of a batch begin with. No facts of it reach the guest.

@@ -74,11 +74,7 @@ pub fn inspect(bytes: &[u8], allowance: &Allowance) -> Result<Inspected, Vec<Pro
             (component, scan)
         }
     };
-    let verdict = judge::judge(&scan, allowance);
-    let world = match verdict {
-        Ok(world) => world,
-        Err(problems) => return Err(problems),
-    };
+    let world = judge::judge(&scan, allowance)?;
     Ok(Inspected {
         digest: Sha256::digest(&component).into(),
         source_digest: core.then(|| Sha256::digest(bytes).into()),

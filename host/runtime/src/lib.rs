@@ -6,6 +6,7 @@
 
 mod bindings;
 mod cache;
+mod compiler;
 mod component;
 mod encode;
 mod ending;
@@ -16,10 +17,12 @@ mod host;
 mod inspect;
 mod limiter;
 mod load;
+mod probe;
 mod record;
 mod state;
 mod text;
 
+pub use compiler::{COMPILE_SUBCOMMAND, Compiler, compile_stdin};
 pub use component::LoadedComponent;
 pub use encode::{WIT, encode_component};
 pub use engine::RuntimeConfig;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use wasmtime::{
     Engine,
     component::{Component, Linker},
@@ -11,8 +11,9 @@ use wasmtime::{
 
 use crate::{
     cache::Cache,
+    compiler::Compiler,
     component::{LoadedComponent, one_line},
-    engine::{self, RuntimeConfig},
+    engine::{self, CompileSettings, RuntimeConfig},
     error::LoadError,
     handler::{ComponentHandler, HandlerSettings},
     host,
@@ -33,7 +34,10 @@ struct Inner {
     compiling: Semaphore,
     cache: Option<Cache>,
     component_bytes_max: usize,
+    memory_bytes_max: usize,
     counts_fuel: bool,
+    compiler: Option<Compiler>,
+    compile_settings: CompileSettings,
 }
 
 impl Runtime {
@@ -47,7 +51,10 @@ impl Runtime {
             compiling: Semaphore::new(1),
             cache: config.cache_dir.as_deref().map(Cache::open).transpose()?,
             component_bytes_max: config.component_bytes_max,
+            memory_bytes_max: config.memory_bytes_max,
             counts_fuel: config.count_fuel,
+            compile_settings: CompileSettings::of(&config),
+            compiler: config.compiler,
             engine,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -60,6 +67,19 @@ impl Runtime {
         let _turn = self.inner.compiling.acquire().await.map_err(|_| LoadError::Interrupted)?;
         let (inner, bytes) = (self.inner.clone(), component.to_vec());
         tokio::task::spawn_blocking(move || inner.load(&bytes)).await.map_err(|_| LoadError::Interrupted)?
+    }
+
+    /// The right to one instance, while it is held.
+    pub(crate) async fn instance(&self) -> SemaphorePermit<'_> {
+        self.inner.instances.acquire().await.expect("the semaphore is never closed")
+    }
+
+    pub(crate) fn memory_bytes_max(&self) -> usize {
+        self.inner.memory_bytes_max
+    }
+
+    pub(crate) fn counts_fuel(&self) -> bool {
+        self.inner.counts_fuel
     }
 
     /// A handler that runs this component under these settings.
@@ -79,13 +99,21 @@ impl Inner {
     }
 
     fn compile(&self, bytes: &[u8], digest: &[u8; 32]) -> Result<Component, LoadError> {
-        let component = Component::from_binary(&self.engine, bytes).map_err(|error| LoadError::Invalid(one_line(&error)))?;
+        let invalid = |error: wasmtime::Error| LoadError::Invalid(one_line(&error));
+        let code = match &self.compiler {
+            Some(compiler) => compiler.compile(&self.compile_settings, &self.engine, bytes)?,
+            None => self.engine.precompile_component(bytes).map_err(invalid)?,
+        };
         if let Some(cache) = &self.cache
-            && let Err(error) = cache.write(&self.engine, digest, &component)
+            && let Err(error) = cache.write(&self.engine, digest, &code)
         {
             tracing::warn!(%error, "compiled code could not be kept, it will be compiled again at the next start");
         }
-        Ok(component)
+        // SAFETY: the code was made a moment ago by this process, or by a process of the same program that
+        // it started, whose output nobody else can write to and whose fingerprint is this engine's. What a
+        // tenant sent went into a compiler, never around it: a compiler that writes wrong code would do so
+        // in this process as well.
+        unsafe { Component::deserialize(&self.engine, &code) }.map_err(invalid)
     }
 }
 

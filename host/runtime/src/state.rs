@@ -5,7 +5,7 @@ use std::sync::Arc;
 use oncebox_inbox::{
     handler::{DeliveryKind, Run},
     policy::Limits,
-    tx::Tx,
+    tx::{StatementError, Tx},
 };
 use tokio::time::Instant;
 use wasmtime::component::ResourceTable;
@@ -13,7 +13,13 @@ use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 
 use crate::{
     handler::Settings,
-    host::{clock::Clock, log::Log, random::Random, sql::Session, wasi},
+    host::{
+        clock::Clock,
+        log::Log,
+        random::Random,
+        sql::{Error, Session, Stopped},
+        wasi,
+    },
     limiter::MemoryLimiter,
     record::Recording,
 };
@@ -24,7 +30,8 @@ const RESOURCES_MAX: usize = 1024;
 /// The host's side of one run.
 pub(crate) struct State {
     pub(crate) facts: Facts,
-    pub(crate) tx: Tx,
+    /// None while nothing but its start is tried.
+    tx: Option<Tx>,
     pub(crate) limits: Arc<Limits>,
     pub(crate) config: Arc<Vec<(String, String)>>,
     pub(crate) session: Session,
@@ -55,14 +62,14 @@ pub(crate) struct Facts {
 }
 
 impl State {
-    pub(crate) fn new(tx: &Tx, run: &Run<'_>, settings: &Settings) -> Self {
+    pub(crate) fn new(tx: Option<&Tx>, run: &Run<'_>, settings: &Settings) -> Self {
         let recording = settings.recorder.as_ref().map(|recorder| recorder.start(&run.message.id, run.attempt));
         let log = Log::new(settings.limits.log_bytes_max, recording.is_some());
         let mut table = ResourceTable::new();
         table.set_max_capacity(RESOURCES_MAX);
         Self {
             facts: Facts::of(run),
-            tx: tx.clone(),
+            tx: tx.cloned(),
             session: Session::default(),
             memory: MemoryLimiter::new(settings.limits.memory_bytes),
             clock: Clock::starting_at(run.message.record.timestamp_ms),
@@ -74,6 +81,21 @@ impl State {
             table,
             fuel_left: None,
             recording,
+        }
+    }
+
+    /// The host's open transaction, if there is one.
+    pub(crate) fn tx(&self) -> Result<Tx, Stopped> {
+        let none =
+            || Stopped::Guest(Error::Refused("there is no database before the first message; send SQL from the handler only".to_owned()));
+        self.tx.clone().ok_or_else(none)
+    }
+
+    /// The first error of the transaction since it was last sound.
+    pub(crate) async fn tx_error(&mut self) -> Option<StatementError> {
+        match &self.tx {
+            Some(tx) => tx.error().await,
+            None => None,
         }
     }
 }

@@ -4,6 +4,7 @@ mod endings;
 mod guests;
 mod inspection;
 mod loading;
+mod probing;
 mod wasi;
 
 use std::{sync::Arc, time::Duration};

@@ -4,10 +4,12 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, anyhow, bail};
 use oncebox_inbox::{Admin, MasterKey, SessionSettings, policy::toml_error};
+use oncebox_runtime::Compiler;
 use serde::Deserialize;
 use sqlx::postgres::PgConnectOptions;
 
@@ -108,11 +110,31 @@ pub struct Runtime {
     pub cache_dir: Option<PathBuf>,
     /// Largest component.
     pub component_bytes_max: usize,
+    /// Components that are compiled at the same time.
+    pub compile_workers: usize,
+    /// Address space of a process that compiles.
+    pub compile_memory_bytes_max: u64,
+    /// Longest compilation.
+    pub compile_timeout_ms: u64,
 }
 
 impl Default for Runtime {
     fn default() -> Self {
-        Self { instances_max: 128, cache_dir: None, component_bytes_max: 64 << 20 }
+        Self {
+            instances_max: 128,
+            cache_dir: None,
+            component_bytes_max: 64 << 20,
+            compile_workers: 1,
+            compile_memory_bytes_max: 4 << 30,
+            compile_timeout_ms: 120_000,
+        }
+    }
+}
+
+impl Runtime {
+    /// The process that compiles for a host: this program once more.
+    pub(crate) fn compiler(&self) -> Compiler {
+        Compiler::own(self.compile_memory_bytes_max, Duration::from_millis(self.compile_timeout_ms))
     }
 }
 
@@ -224,6 +246,9 @@ const OVERRIDES: &[(&str, &str, &str)] = &[
     ("runtime", "instances_max", "ONCEBOX_RUNTIME_INSTANCES_MAX"),
     ("runtime", "cache_dir", "ONCEBOX_RUNTIME_CACHE_DIR"),
     ("runtime", "component_bytes_max", "ONCEBOX_RUNTIME_COMPONENT_BYTES_MAX"),
+    ("runtime", "compile_workers", "ONCEBOX_RUNTIME_COMPILE_WORKERS"),
+    ("runtime", "compile_memory_bytes_max", "ONCEBOX_RUNTIME_COMPILE_MEMORY_BYTES_MAX"),
+    ("runtime", "compile_timeout_ms", "ONCEBOX_RUNTIME_COMPILE_TIMEOUT_MS"),
     ("http", "listen", "ONCEBOX_HTTP_LISTEN"),
     ("api", "listen", "ONCEBOX_API_LISTEN"),
     ("api", "tls_certificate_file", "ONCEBOX_API_TLS_CERTIFICATE_FILE"),

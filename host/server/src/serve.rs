@@ -52,6 +52,7 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
         instances_max: config.runtime.instances_max.max(config.database.connections_max as u32),
         component_bytes_max: config.runtime.component_bytes_max,
         cache_dir: config.runtime.cache_dir.clone(),
+        compiler: Some(config.runtime.compiler()),
         ..RuntimeConfig::default()
     })?;
     let (readiness, ready) = watch::channel(Err("starting".to_owned()));

@@ -43,23 +43,27 @@ impl State {
         self.session.admit_call(&self.limits).map_err(Stopped::Guest)?;
         self.session.may_open(&self.limits).map_err(Stopped::Guest)?;
         let id = self.session.next_savepoint();
-        control(&self.tx, format!("SAVEPOINT guest_{id}")).await?;
+        self.control(format!("SAVEPOINT guest_{id}")).await?;
         self.session.opened(id);
         Ok(Savepoint { id })
     }
 
+    async fn control(&mut self, statement: String) -> Result<(), Stopped> {
+        control(&self.tx()?, statement).await
+    }
+
     async fn roll_back_to(&mut self, Savepoint { id }: Savepoint) -> Result<(), Stopped> {
         self.admit_savepoint(id)?;
-        control(&self.tx, format!("ROLLBACK TO SAVEPOINT guest_{id}")).await?;
+        self.control(format!("ROLLBACK TO SAVEPOINT guest_{id}")).await?;
         // An aborted transaction opens no savepoint, so whatever error there is came after.
-        self.tx.recovered().await;
+        self.tx()?.recovered().await;
         self.session.rolled_back(id);
         Ok(())
     }
 
     async fn release_savepoint(&mut self, Savepoint { id }: Savepoint) -> Result<(), Stopped> {
         self.admit_savepoint(id)?;
-        control(&self.tx, format!("RELEASE SAVEPOINT guest_{id}")).await?;
+        self.control(format!("RELEASE SAVEPOINT guest_{id}")).await?;
         self.session.released(id);
         Ok(())
     }
@@ -80,8 +84,8 @@ impl State {
         if !self.session.is_open(id) {
             return Ok(());
         }
-        if self.tx.error().await.is_none()
-            && let Err(Stopped::Host(lost)) = control(&self.tx, format!("RELEASE SAVEPOINT guest_{id}")).await
+        if self.tx_error().await.is_none()
+            && let Err(Stopped::Host(lost)) = self.control(format!("RELEASE SAVEPOINT guest_{id}")).await
         {
             return Err(lost.into());
         }

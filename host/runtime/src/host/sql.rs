@@ -38,7 +38,10 @@ impl State {
             recording.sent(mode, statement, params);
         }
         let result = match self.session.admit(statement, &self.limits) {
-            Ok(()) => run_statement(&self.tx, &self.limits, mode, statement, params).await,
+            Ok(()) => match self.tx() {
+                Ok(tx) => run_statement(&tx, &self.limits, mode, statement, params).await,
+                Err(stopped) => Err(stopped),
+            },
             Err(error) => Err(Stopped::Guest(error)),
         };
         hooks::point("runtime:sql:after");

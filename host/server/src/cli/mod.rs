@@ -66,6 +66,9 @@ enum Command {
     /// A process that `verify` kills
     #[command(name = crate::verify::SUBCOMMAND, hide = true)]
     VerifyWorker,
+    /// The process that compiles for a host
+    #[command(name = oncebox_runtime::COMPILE_SUBCOMMAND, hide = true)]
+    Compile { settings: String },
     /// Look into the inbox
     #[command(subcommand)]
     Inbox(inbox::InboxCommand),
@@ -93,6 +96,10 @@ pub fn main() -> ExitCode {
         // A reader that has seen enough ends the command, as everywhere, and not with a panic.
         // SAFETY: no other thread runs yet, and the default action needs no handler.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    }
+    if let Command::Compile { settings } = &cli.command {
+        // Neither a configuration nor threads of ours: it reads a component and writes its code.
+        return oncebox_runtime::compile_stdin(settings);
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -136,6 +143,7 @@ async fn run(cli: Cli) -> Result<()> {
         Command::Deploy(args) => deploy::run(&config, args, cli.json).await,
         Command::Test(args) => test::run(&config, args, cli.json).await,
         Command::Verify(args) => verify::run(args, cli.json).await,
+        Command::Compile { .. } => unreachable!("it has ended before"),
         Command::VerifyWorker => crate::verify::work().await,
         Command::Inbox(command) => inbox::run(&ready(&config).await?, command, cli.json).await,
         Command::Openapi => output::json(&oncebox_admin::document()),

@@ -1,0 +1,88 @@
+//! The start of a component, tried once before any message depends on it.
+
+use std::time::Duration;
+
+use oncebox_inbox::{
+    Problem,
+    handler::{DeliveryKind, Run},
+    message::{Message, Record},
+    policy::Limits,
+};
+use tokio::time::{Instant, timeout};
+use wasmtime::Store;
+
+use crate::{
+    HandlerSettings, LoadedComponent, Runtime,
+    component::World,
+    ending,
+    handler::{Settings, store},
+    state::State,
+};
+
+/// How long a start may take. Every message begins with one.
+const START_MAX: Duration = Duration::from_secs(5);
+
+impl Runtime {
+    /// Instantiate a component under the limits, without a database and without a message. One that
+    /// traps, spins or takes memory without end at its start would fail every message.
+    pub async fn probe(&self, component: &LoadedComponent) -> Result<(), Problem> {
+        self.probe_within(component, START_MAX).await
+    }
+
+    pub(crate) async fn probe_within(&self, component: &LoadedComponent, limit: Duration) -> Result<(), Problem> {
+        let _instance = self.instance().await;
+        let (message, settings) = (nothing(), self.probe_settings());
+        let deadline = Instant::now() + limit;
+        let run = Run { tenant: "", consumer: "", message: &message, attempt: 1, kind: DeliveryKind::Live, deadline };
+        let mut store = store(component.engine(), None, &run, &settings);
+        match timeout(limit, start(component, &mut store)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(failed(&ending::trapped(store.data(), &error).text)),
+            Err(_) => Err(failed(&format!("it does not come to an end within {} s", limit.as_secs_f64()))),
+        }
+    }
+
+    fn probe_settings(&self) -> Settings {
+        let limits = Limits { memory_bytes: self.memory_bytes_max(), ..Limits::default() };
+        Settings::new(HandlerSettings { version: 0, limits, config: Vec::new(), random_key: [0; 32] }, self.counts_fuel())
+    }
+}
+
+async fn start(component: &LoadedComponent, store: &mut Store<State>) -> wasmtime::Result<()> {
+    match component.world() {
+        World::Single(pre) => pre.instantiate_async(store).await.map(drop),
+        World::Batch(pre) => pre.instantiate_async(store).await.map(drop),
+    }
+}
+
+fn failed(why: &str) -> Problem {
+    let text = format!(
+        "the component fails when it is started, before any message: {why}; what runs at its start may use neither SQL nor settings, \
+         so move it into the handler"
+    );
+    Problem::new("traps_at_start", text)
+}
+
+/// What the clock and the randomness of a start begin with.
+fn nothing() -> Message {
+    Message {
+        id: String::new(),
+        source: String::new(),
+        event_type: String::new(),
+        event_version: None,
+        ordering_key: None,
+        content_type: None,
+        trace_parent: None,
+        payload_hash: None,
+        record: Record {
+            topic: "".into(),
+            topic_id: None,
+            partition: 0,
+            offset: 0,
+            timestamp_ms: 0,
+            key: None,
+            headers: Vec::new(),
+            payload: None,
+        },
+    }
+}
