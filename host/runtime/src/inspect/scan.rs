@@ -1,6 +1,6 @@
 //! One pass over the binary: whether it is valid, and what its sections say.
 //!
-//! Nothing is compiled and nothing recurses: the parser hands over one section after the other, and
+//! Nothing is compiled and nothing recurses without bound: the parser hands over one section after the other, and
 //! the validator bounds the depth of types and every count before it allocates for it.
 
 use std::{
@@ -24,6 +24,13 @@ const BODIES_TIME: Duration = Duration::from_millis(400);
 const INSTRUCTIONS: usize = 256;
 /// Targets of a `br_table` that are checked here: each of them costs as much as its block has results.
 const TARGETS_MAX: u32 = 10_000;
+/// Components inside components.
+const DEPTH_MAX: usize = 64;
+/// Types of a component and its modules together; each takes some hundred bytes while it is read.
+const TYPES_MAX: u64 = 1_000_000;
+/// Types of components and instances in one section. The parser recurses where one is inside another, and
+/// no more can be inside one another than there are. Real ones have one for each interface.
+const NESTED_TYPES_MAX: usize = 500;
 /// Different tools that are kept of the producers sections.
 const TOOLS_MAX: usize = 64;
 /// Bytes that are kept of the name or version of a tool or of a section.
@@ -82,36 +89,66 @@ pub(super) fn features() -> WasmFeatures {
 
 /// Read a component or a core module.
 pub(super) fn scan(bytes: &[u8]) -> Result<Scan, Invalid> {
-    let mut reading = Reading::default();
+    scan_with(bytes, true)
+}
+
+fn scan_with(bytes: &[u8], has_world: bool) -> Result<Scan, Invalid> {
+    let mut reading = Reading { has_world, ..Reading::default() };
+    let mut bodies = Bodies::new();
     let mut validator = Validator::new_with_features(features());
     let mut parser = Parser::new(0);
     parser.set_features(features());
     for payload in parser.parse_all(bytes) {
         let payload = payload?;
+        reading.check_bounds(bytes, &payload)?;
         match validator.payload(&payload)? {
-            ValidPayload::Func(function, body) => reading.bodies.push((function, body)),
+            ValidPayload::Func(function, body) => bodies.check(function, &body)?,
             ValidPayload::End(types) => reading.types = Some(types),
             ValidPayload::Ok | ValidPayload::Parser(_) => {}
         }
         reading.payload(payload)?;
     }
-    check_bodies(std::mem::take(&mut reading.bodies))?;
     reading.finish()
 }
 
 #[derive(Default)]
-struct Reading<'a> {
+struct Reading {
     scan: Scan,
     scopes: Scopes,
     /// The core module that is being read.
     module: Option<Needs>,
-    bodies: Vec<(FuncToValidate<ValidatorResources>, FunctionBody<'a>)>,
+    types_defined: u64,
+    /// A core module may say in a section of its own what it is.
+    has_world: bool,
     types: Option<Types>,
 }
 
-impl<'a> Reading<'a> {
+impl Reading {
+    /// What the validator would take its time, its stack or its memory for.
+    fn check_bounds(&mut self, bytes: &[u8], payload: &Payload<'_>) -> Result<(), Invalid> {
+        let too_much = |message: String, offset: usize| Err(Invalid { message, offset });
+        let (count, range) = match payload {
+            Payload::Version { encoding: Encoding::Component, range, .. } if self.scopes.depth() >= DEPTH_MAX => {
+                return too_much(format!("components nest more than {DEPTH_MAX} deep"), range.start);
+            }
+            Payload::TypeSection(types) => (types.count(), types.range()),
+            Payload::CoreTypeSection(types) => (types.count(), types.range()),
+            Payload::ComponentTypeSection(types) => (types.count(), types.range()),
+            _ => return Ok(()),
+        };
+        self.types_defined = self.types_defined.saturating_add(u64::from(count));
+        if self.types_defined > TYPES_MAX {
+            return too_much(format!("it defines more than {TYPES_MAX} types"), range.start);
+        }
+        let nested = bytes.get(range.clone()).unwrap_or_default().windows(2).filter(|pair| matches!(pair, [1, 0x41 | 0x42])).count();
+        if nested > NESTED_TYPES_MAX {
+            return too_much(format!("a type holds more than {NESTED_TYPES_MAX} types of interfaces"), range.start);
+        }
+        Ok(())
+    }
+
     /// Look at one section that was found valid.
-    fn payload(&mut self, payload: Payload<'a>) -> Result<(), Invalid> {
+    fn payload<'a>(&mut self, payload: Payload<'a>) -> Result<(), Invalid> {
         match payload {
             Payload::Version { encoding: Encoding::Component, .. } => self.scopes.enter(),
             Payload::Version { encoding: Encoding::Module, .. } => self.module = Some(Needs::default()),
@@ -123,14 +160,14 @@ impl<'a> Reading<'a> {
             Payload::ComponentAliasSection(aliases) => each(aliases, |it| self.scopes.alias(&it))?,
             Payload::ComponentImportSection(imports) => each(imports, |it| self.import(&it))?,
             Payload::ComponentExportSection(exports) => each(exports, |it| self.export(&it))?,
-            Payload::CustomSection(section) => self.custom(&section),
+            Payload::CustomSection(section) => self.custom(&section)?,
             Payload::End(_) => self.end(),
             _ => {}
         }
         Ok(())
     }
 
-    fn in_module<T: wasmparser::FromReader<'a>>(
+    fn in_module<'a, T: wasmparser::FromReader<'a>>(
         &mut self,
         section: wasmparser::SectionLimited<'a, T>,
         add: impl Fn(&mut Needs, T),
@@ -165,7 +202,12 @@ impl<'a> Reading<'a> {
         }
     }
 
-    fn custom(&mut self, section: &wasmparser::CustomSectionReader<'_>) {
+    fn custom(&mut self, section: &wasmparser::CustomSectionReader<'_>) -> Result<(), Invalid> {
+        if self.has_world && self.module.is_some() && self.scopes.depth() == 0 && section.name().starts_with("component-type") {
+            // The encoder reads the world of a core module from a component in here.
+            let inside = |invalid: Invalid| Invalid { offset: invalid.offset.saturating_add(section.data_offset()), ..invalid };
+            scan_with(section.data(), false).map_err(inside)?;
+        }
         let name = short(section.name());
         if self.scan.custom_sections.len() < TOOLS_MAX || self.scan.custom_sections.contains_key(&name) {
             *self.scan.custom_sections.entry(name).or_default() += section.data().len() as u64;
@@ -173,6 +215,7 @@ impl<'a> Reading<'a> {
         if let KnownCustom::Producers(fields) = section.as_known() {
             self.producers(fields);
         }
+        Ok(())
     }
 
     /// What cannot be read of a producers section is left out: it says nothing about the code.
@@ -216,27 +259,39 @@ fn short(text: &str) -> String {
     crate::text::printable(&crate::text::bounded(text, NAME_BYTES_MAX))
 }
 
-/// Check as many bodies as there is time for.
-fn check_bodies(bodies: Vec<(FuncToValidate<ValidatorResources>, FunctionBody<'_>)>) -> Result<(), Invalid> {
-    let deadline = Instant::now() + BODIES_TIME;
-    let mut allocations = FuncValidatorAllocations::default();
-    for (function, body) in bodies {
-        let mut validator = function.into_validator(std::mem::take(&mut allocations));
+/// Checks function bodies, as many as there is time for.
+struct Bodies {
+    deadline: Instant,
+    allocations: FuncValidatorAllocations,
+    is_over: bool,
+}
+
+impl Bodies {
+    fn new() -> Self {
+        Self { deadline: Instant::now() + BODIES_TIME, allocations: FuncValidatorAllocations::default(), is_over: false }
+    }
+
+    fn check(&mut self, function: FuncToValidate<ValidatorResources>, body: &FunctionBody<'_>) -> Result<(), Invalid> {
+        if self.is_over {
+            return Ok(());
+        }
+        let mut validator = function.into_validator(std::mem::take(&mut self.allocations));
         let mut reader = body.get_binary_reader();
         validator.read_locals(&mut reader)?;
         reader.set_features(features());
         let mut count = 0;
         while !reader.eof() {
-            if (count % INSTRUCTIONS == 0 && Instant::now() > deadline) || has_many_targets(reader.clone()) {
+            if (count % INSTRUCTIONS == 0 && Instant::now() > self.deadline) || has_many_targets(reader.clone()) {
+                self.is_over = true;
                 return Ok(());
             }
             count += 1;
             reader.visit_operator(&mut validator.visitor(reader.original_position()))??;
         }
         reader.finish_expression(&validator.visitor(reader.original_position()))?;
-        allocations = validator.into_allocations();
+        self.allocations = validator.into_allocations();
+        Ok(())
     }
-    Ok(())
 }
 
 /// Whether the next instruction is a `br_table` that would take long to check.
