@@ -525,7 +525,7 @@ fn producer(brokers: &str) -> Result<FutureProducer> {
 }
 
 /// The host of the tests: the whole program, with its fail points. Cargo builds it with the tests.
-fn program() -> Result<PathBuf> {
+pub fn program() -> Result<PathBuf> {
     let own = std::env::current_exe().context("failed to find the running program")?;
     let found = own.ancestors().skip(1).take(2).map(|dir| dir.join("host")).find(|path| path.is_file());
     found.context("the program `host` is missing; run `cargo build -p oncebox-tests --bins`")
