@@ -63,6 +63,21 @@ impl LoadedComponent {
         self.inner.size
     }
 
+    /// Bytes of its compiled code.
+    pub fn code_bytes(&self) -> usize {
+        let component = match &self.inner.pre {
+            World::Single(pre) => pre.instance_pre().component(),
+            World::Batch(pre) => pre.instance_pre().component(),
+        };
+        let range = component.image_range();
+        range.end as usize - range.start as usize
+    }
+
+    /// Whether there is another clone of it: a handler, which may be running.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+
     pub(crate) fn engine(&self) -> &Engine {
         match &self.inner.pre {
             World::Single(pre) => pre.engine(),

@@ -42,6 +42,8 @@ pub struct RuntimeConfig {
     pub small_virtual_memory: bool,
     /// Count the instructions a guest executes, for a [`crate::Recorder`]. Guests run slower for it.
     pub count_fuel: bool,
+    /// Components that are compiled at the same time. One uses every core already, where it is large.
+    pub compilations_max: usize,
     /// The process that compiles. None compiles in this one, where a component that makes the compiler
     /// run away takes everything with it.
     pub compiler: Option<Compiler>,
@@ -56,6 +58,7 @@ impl Default for RuntimeConfig {
             cache_dir: None,
             small_virtual_memory: false,
             count_fuel: false,
+            compilations_max: 1,
             compiler: None,
         }
     }

@@ -17,6 +17,7 @@ use crate::{
     error::LoadError,
     handler::{ComponentHandler, HandlerSettings},
     host,
+    inspect::Allowance,
     state::State,
 };
 
@@ -30,7 +31,6 @@ struct Inner {
     engine: Engine,
     linker: Linker<State>,
     instances: Arc<Semaphore>,
-    /// Compiling uses every core already; two at a time would only take twice the memory.
     compiling: Semaphore,
     cache: Option<Cache>,
     component_bytes_max: usize,
@@ -48,7 +48,7 @@ impl Runtime {
         let inner = Inner {
             linker,
             instances: Arc::new(Semaphore::new(config.instances_max.max(1) as usize)),
-            compiling: Semaphore::new(1),
+            compiling: Semaphore::new(config.compilations_max.max(1)),
             cache: config.cache_dir.as_deref().map(Cache::open).transpose()?,
             component_bytes_max: config.component_bytes_max,
             memory_bytes_max: config.memory_bytes_max,
@@ -64,9 +64,26 @@ impl Runtime {
     /// Takes up to ten seconds for a Python or JavaScript runtime that is not cached.
     pub async fn load(&self, component: &[u8]) -> Result<LoadedComponent, LoadError> {
         check_kind(component, self.inner.component_bytes_max)?;
+        if let Some(loaded) = self.load_cached(component).await? {
+            return Ok(loaded);
+        }
         let _turn = self.inner.compiling.acquire().await.map_err(|_| LoadError::Interrupted)?;
         let (inner, bytes) = (self.inner.clone(), component.to_vec());
         tokio::task::spawn_blocking(move || inner.load(&bytes)).await.map_err(|_| LoadError::Interrupted)?
+    }
+
+    /// The component, if it was compiled before: takes milliseconds, and waits for no compilation.
+    pub async fn load_cached(&self, component: &[u8]) -> Result<Option<LoadedComponent>, LoadError> {
+        if self.inner.cache.is_none() {
+            return Ok(None);
+        }
+        let (inner, bytes) = (self.inner.clone(), component.to_vec());
+        tokio::task::spawn_blocking(move || inner.load_cached(&bytes)).await.map_err(|_| LoadError::Interrupted)?
+    }
+
+    /// How much a component may ask for.
+    pub fn allowance(&self) -> Allowance {
+        Allowance { component_bytes_max: self.inner.component_bytes_max, memory_bytes_max: self.inner.memory_bytes_max }
     }
 
     /// The right to one instance, while it is held.
@@ -90,12 +107,19 @@ impl Runtime {
 
 impl Inner {
     fn load(&self, bytes: &[u8]) -> Result<LoadedComponent, LoadError> {
+        // Whoever had the turn before may have compiled this very component.
+        if let Some(loaded) = self.load_cached(bytes)? {
+            return Ok(loaded);
+        }
         let digest: [u8; 32] = Sha256::digest(bytes).into();
-        let component = match self.cache.as_ref().and_then(|cache| cache.read(&self.engine, &digest)) {
-            Some(component) => component,
-            None => self.compile(bytes, &digest)?,
-        };
+        let component = self.compile(bytes, &digest)?;
         LoadedComponent::link(&self.linker, &component, digest, bytes.len())
+    }
+
+    fn load_cached(&self, bytes: &[u8]) -> Result<Option<LoadedComponent>, LoadError> {
+        let digest: [u8; 32] = Sha256::digest(bytes).into();
+        let found = self.cache.as_ref().and_then(|cache| cache.read(&self.engine, &digest));
+        found.map(|component| LoadedComponent::link(&self.linker, &component, digest, bytes.len())).transpose()
     }
 
     fn compile(&self, bytes: &[u8], digest: &[u8; 32]) -> Result<Component, LoadError> {

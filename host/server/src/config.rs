@@ -126,7 +126,7 @@ impl Default for Runtime {
             component_bytes_max: 64 << 20,
             compile_workers: 1,
             compile_memory_bytes_max: 4 << 30,
-            compile_timeout_ms: 120_000,
+            compile_timeout_ms: 300_000,
         }
     }
 }

@@ -1,26 +1,27 @@
 //! From a consumer's deployments to handlers that can run.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use oncebox_inbox::{Admin, Consumer, Deployment, Role, Tenant, handler::Handler, limits, policy::Policy};
-use oncebox_runtime::{HandlerSettings, LoadedComponent, Recorder, Runtime};
-use tokio::sync::Mutex;
+use oncebox_runtime::{HandlerSettings, Recorder};
 
-use crate::routes::{Counts, Deployed, Routes};
+use crate::{
+    compilations::Compilations,
+    routes::{Counts, Deployed, Routes},
+};
 
-/// Loads components once per digest, whoever deploys them.
+/// Makes handlers of the host's components.
 pub(crate) struct Loader {
     admin: Admin,
-    runtime: Runtime,
-    loaded: Mutex<HashMap<Vec<u8>, LoadedComponent>>,
+    components: Compilations,
     recorder: Option<Recorder>,
     counts: Arc<Counts>,
 }
 
 impl Loader {
-    pub(crate) fn new(admin: Admin, runtime: Runtime) -> Self {
-        Self { admin, runtime, loaded: Mutex::default(), recorder: None, counts: Arc::default() }
+    pub(crate) fn new(admin: Admin, components: Compilations) -> Self {
+        Self { admin, components, recorder: None, counts: Arc::default() }
     }
 
     /// The same, with everything that handlers do kept by a recorder, where there is one.
@@ -59,7 +60,7 @@ impl Loader {
     ) -> Result<Arc<Deployed>> {
         let limits = limits(policy, &deployment.limits)?;
         let deadline = Duration::from_millis(limits.deadline_ms);
-        let component = self.component(&deployment.digest).await?;
+        let component = self.components.loaded(&deployment.digest).await?;
         let config = deployment.settings.as_object().into_iter().flatten();
         let settings = HandlerSettings {
             version: deployment.version_id,
@@ -67,21 +68,11 @@ impl Loader {
             config: config.map(|(key, value)| (key.clone(), value.as_str().map_or_else(|| value.to_string(), str::to_owned))).collect(),
             random_key: self.admin.random_key(&tenant.login),
         };
-        let handler = self.runtime.handler(&component, settings);
+        let handler = self.components.runtime().handler(&component, settings);
         let handler: Box<dyn Handler> = match &self.recorder {
             Some(recorder) => Box::new(handler.recorded_by(recorder.clone())),
             None => Box::new(handler),
         };
         Ok(Deployed::new(deployment, deadline, handler, counts))
-    }
-
-    async fn component(&self, digest: &[u8]) -> Result<LoadedComponent> {
-        let mut loaded = self.loaded.lock().await;
-        if let Some(component) = loaded.get(digest) {
-            return Ok(component.clone());
-        }
-        let component = self.runtime.load(&self.admin.component(digest).await?).await?;
-        loaded.insert(digest.to_vec(), component.clone());
-        Ok(component)
     }
 }

@@ -2,6 +2,7 @@
 
 mod announcements;
 pub mod cli;
+pub mod compilations;
 mod config;
 mod demo;
 mod dev;

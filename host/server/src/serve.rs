@@ -18,7 +18,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{config::Config, handlers::Loader, http, supervisor::Supervisor, uploads::Uploads};
+use crate::{compilations::Compilations, config::Config, handlers::Loader, http, supervisor::Supervisor, uploads::Uploads};
 
 /// How long the first answer of a broker may take.
 const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -52,15 +52,21 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
         instances_max: config.runtime.instances_max.max(config.database.connections_max as u32),
         component_bytes_max: config.runtime.component_bytes_max,
         cache_dir: config.runtime.cache_dir.clone(),
+        compilations_max: config.runtime.compile_workers,
         compiler: Some(config.runtime.compiler()),
         ..RuntimeConfig::default()
     })?;
+    let components = Compilations::new(admin.clone(), runtime, config.runtime.compile_workers);
+    let compiling = tokio::spawn({
+        let (components, stop) = (components.clone(), stop.clone());
+        async move { components.run(stop).await }
+    });
     let (readiness, ready) = watch::channel(Err("starting".to_owned()));
     let http_stop = CancellationToken::new();
     let http = tokio::spawn(http::serve(listener, metrics, ready, http_stop.clone()));
-    let api_serving = tokio::spawn(api_listener.serve(api(config, &admin, &runtime), http_stop.clone(), API_GRACE));
+    let api_serving = tokio::spawn(api_listener.serve(api(config, &admin, components.clone()), http_stop.clone(), API_GRACE));
     let supervisor = Supervisor {
-        loader: Arc::new(Loader::new(admin.clone(), runtime)),
+        loader: Arc::new(Loader::new(admin.clone(), components)),
         admin,
         budget: Budget::new(config.database.connections_max),
         settings: config.session_settings(),
@@ -71,6 +77,7 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     tracing::info!(http = %address, api = api_url, brokers = config.kafka.brokers, "oncebox {} serves", env!("CARGO_PKG_VERSION"));
     let drained = supervisor.run(stop, Duration::from_millis(config.shutdown.drain_ms)).await;
     http_stop.cancel();
+    compiling.await?;
     // A client that keeps its request open does not keep the process.
     if let Ok(ended) = tokio::time::timeout(Duration::from_secs(1), http).await {
         ended??;
@@ -85,13 +92,13 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     Ok(())
 }
 
-fn api(config: &Config, admin: &Admin, runtime: &Runtime) -> oncebox_admin::Api {
+fn api(config: &Config, admin: &Admin, components: Compilations) -> oncebox_admin::Api {
     let limits = Limits {
         component_bytes_max: config.runtime.component_bytes_max,
         request_timeout: Duration::from_millis(config.api.request_timeout_ms),
         ..Limits::default()
     };
-    oncebox_admin::Api::new(admin.clone(), Arc::new(Uploads { runtime: runtime.clone() }), limits, config.api.mode)
+    oncebox_admin::Api::new(admin.clone(), Arc::new(Uploads { components }), limits, config.api.mode)
 }
 
 /// Bring the database up to date and say what could not be closed.

@@ -3,36 +3,33 @@
 use bytes::Bytes;
 use oncebox_admin::{Checked, Checking, Components, Problem, Unchecked};
 use oncebox_inbox::policy::Policy;
-use oncebox_runtime::Runtime;
-use serde_json::json;
-use sha2::{Digest, Sha256};
 
-use crate::cli::check_kafka;
+use crate::{cli::check_kafka, compilations::Compilations};
 
-/// Uploads as this process can look at them: by compiling them.
+/// Uploads as this process looks at them and compiles them.
 pub(crate) struct Uploads {
-    pub(crate) runtime: Runtime,
+    pub(crate) components: Compilations,
 }
 
 impl Components for Uploads {
     fn check(&self, upload: Bytes) -> Checking<'_> {
         Box::pin(async move {
-            let refused = |text: String| Unchecked::Refused(vec![Problem { code: "invalid_component".to_owned(), text }]);
-            let is_core = upload.get(..8).is_some_and(|head| head.starts_with(b"\0asm") && head[6..] == [0, 0]);
-            let (component, source_digest) = if is_core {
-                let made = oncebox_runtime::encode_component(&upload).map_err(|error| refused(error.to_string()))?;
-                (Bytes::from(made), Some(Sha256::digest(&upload).into()))
-            } else {
-                (upload, None)
-            };
-            let loaded = self.runtime.load(&component).await.map_err(|error| refused(error.to_string()))?;
-            let report = json!({ "size": component.len(), "imports": loaded.imports() });
-            Ok(Checked { digest: loaded.digest(), component, source_digest, report, is_compiled: true })
+            let inspected = self.components.check(upload.into()).await.map_err(|busy| Unchecked::Busy(busy.to_string()))?;
+            let inspected = inspected.map_err(|problems| {
+                let told = |problem: oncebox_runtime::Problem| Problem { code: problem.code, text: problem.text };
+                Unchecked::Refused(problems.into_iter().map(told).collect())
+            })?;
+            let report = serde_json::to_value(&inspected.report).map_err(|error| Unchecked::Busy(error.to_string()))?;
+            let component = inspected.component.into();
+            Ok(Checked { component, digest: inspected.digest, source_digest: inspected.source_digest, report, is_compiled: false })
         })
     }
 
-    fn submit(&self, _digest: [u8; 32]) {
-        // What was looked at was compiled.
+    fn submit(&self, digest: [u8; 32]) {
+        if let Err(busy) = self.components.submit(&digest) {
+            // It is queued in its row, where it is found later.
+            tracing::warn!(%busy, digest = hex::encode(digest), "a component waits to be compiled");
+        }
     }
 
     fn check_policy(&self, tenant: &str, consumer: &str, policy: &Policy) -> Result<(), String> {

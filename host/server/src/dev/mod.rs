@@ -147,7 +147,8 @@ async fn set_up(admin: &Admin, args: &DevArgs) -> Result<()> {
 /// Compiled into the cache, where the host finds it a moment later.
 async fn deploy(config: &Config, admin: &Admin, args: &DevArgs) -> Result<()> {
     let cache_dir = config.runtime.cache_dir.clone();
-    let runtime = Runtime::new(RuntimeConfig { instances_max: 1, cache_dir, ..RuntimeConfig::default() })?;
+    let compiler = Some(config.runtime.compiler());
+    let runtime = Runtime::new(RuntimeConfig { instances_max: 1, cache_dir, compiler, ..RuntimeConfig::default() })?;
     for component in &args.components {
         let (event_type, file) = component.split_once('=').unwrap_or(("*", component));
         let path = Path::new(file);

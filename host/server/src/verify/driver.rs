@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    compilations::Compilations,
     handlers::Loader,
     messages::{FileMessage, IDENTITY},
     scratch::{CONSUMER, TENANT},
@@ -92,7 +93,10 @@ impl Driver {
         let (tenant, consumer) = (admin.tenant(TENANT).await?, admin.consumer(TENANT, CONSUMER).await?);
         let policy = Policy { ack: spec.ack, ..consumer.policy()? };
         let recorder = recorder.or_else(|| (spec.pause_ms > 0).then(|| Recorder::pausing(Duration::from_millis(spec.pause_ms))));
-        let handlers = Loader::new(admin.clone(), runtime).recorded_by(recorder).load(&tenant, &consumer, &policy).await?;
+        let handlers = Loader::new(admin.clone(), Compilations::new(admin.clone(), runtime, 1))
+            .recorded_by(recorder)
+            .load(&tenant, &consumer, &policy)
+            .await?;
         let sessions = Sessions::of(&admin, &tenant, &SessionSettings::default(), Budget::new(4));
         let owner = format!("verify/{}", std::process::id());
         let (tenant, name) = (TENANT.to_owned(), CONSUMER.to_owned());

@@ -1,0 +1,99 @@
+//! One component, from its row to a component that started once.
+
+use std::time::{Duration, Instant};
+
+use oncebox_inbox::{Begun, Compiled, InboxError};
+use oncebox_runtime::{LoadError, LoadedComponent, Problem};
+use tokio::time::sleep;
+
+use super::Inner;
+
+/// How often a compilation says that it goes on.
+const BEAT: Duration = Duration::from_secs(5);
+
+/// Why a job brought no component.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The component does not fit, for good.
+    #[error("{}", .0.iter().map(|problem| problem.text.as_str()).collect::<Vec<_>>().join("; "))]
+    Refused(Vec<Problem>),
+    /// Another host compiles it.
+    #[error("another host compiles it")]
+    Elsewhere,
+    /// It was compiled before; an upload needs no more than that.
+    #[error("it was compiled before")]
+    Done,
+    /// This host could not go on; the same may work later.
+    #[error("{0}")]
+    Host(String),
+}
+
+impl From<InboxError> for Failure {
+    fn from(error: InboxError) -> Self {
+        Self::Host(error.to_string())
+    }
+}
+
+impl From<LoadError> for Failure {
+    fn from(error: LoadError) -> Self {
+        error.problem().map_or_else(|| Self::Host(error.to_string()), |problem| Self::Refused(vec![problem]))
+    }
+}
+
+impl Inner {
+    pub(super) async fn run(&self, digest: &[u8], is_urgent: bool) -> Result<LoadedComponent, Failure> {
+        let host_id = self.host_id.get().copied();
+        match self.admin.begin_compiling(digest, host_id).await? {
+            Begun::Yours => self.compile(digest, host_id).await,
+            // The row is not this host's to change, but a deployment needs the code here too.
+            Begun::Ready | Begun::Elsewhere if is_urgent => self.load(digest).await,
+            Begun::Ready => Err(Failure::Done),
+            Begun::Elsewhere => Err(Failure::Elsewhere),
+            Begun::Failed(problems) => Err(Failure::Refused(problems)),
+        }
+    }
+
+    /// Compile it and say in its row how that ended.
+    async fn compile(&self, digest: &[u8], host_id: Option<i64>) -> Result<LoadedComponent, Failure> {
+        let start = Instant::now();
+        let outcome = tokio::select! {
+            outcome = self.load(digest) => outcome,
+            () = self.stop.cancelled() => Err(Failure::Host("the host ends".to_owned())),
+            never = self.beat(digest, host_id) => match never {},
+        };
+        let compile_ms = start.elapsed().as_millis() as i64;
+        let ended = match &outcome {
+            Ok(_) => Compiled::Ready { compile_ms },
+            Err(Failure::Refused(problems)) => Compiled::Failed(problems.clone()),
+            Err(_) => Compiled::GivenBack,
+        };
+        // Whatever is not written now is taken over from this host when it has been silent for long enough.
+        let written = self.admin.end_compiling(digest, host_id, &ended).await;
+        let digest = hex::encode(&digest[..digest.len().min(6)]);
+        match (&outcome, written) {
+            (_, Err(error)) => tracing::warn!(%error, digest, "failed to write how a compilation ended"),
+            (Ok(_), _) => tracing::info!(digest, compile_ms, "component ready"),
+            (Err(Failure::Host(error)), _) => tracing::warn!(error, digest, "a component could not be compiled now and is queued again"),
+            (Err(failure), _) => tracing::info!(%failure, digest, "component refused"),
+        }
+        outcome
+    }
+
+    async fn load(&self, digest: &[u8]) -> Result<LoadedComponent, Failure> {
+        let bytes = self.admin.component(digest).await?;
+        let component = self.runtime.load(&bytes).await?;
+        drop(bytes);
+        match self.runtime.probe(&component).await {
+            Ok(()) => Ok(component),
+            Err(problem) => Err(Failure::Refused(vec![problem])),
+        }
+    }
+
+    async fn beat(&self, digest: &[u8], host_id: Option<i64>) -> std::convert::Infallible {
+        loop {
+            sleep(BEAT).await;
+            // A database that is away for a moment is told the next time.
+            let _ = self.admin.compiling_goes_on(digest, host_id).await;
+        }
+    }
+}
