@@ -114,6 +114,10 @@ async fn what_cannot_work_is_refused_and_changes_nothing() {
         let error = f.refused(&new).await;
         assert!(error.contains(expected), "{error}, not {expected}");
     }
+    let report = json!({ "memory_bytes_min": 65 << 20 });
+    let large = NewVersion { component: b"large", source_digest: None, report: &report, is_compiled: true };
+    let large = f.admin().add_version(f.tenant(), "h", large).await.unwrap();
+    assert!(f.refused(&f.new_deployment(&large)).await.contains("`limits.memory_bytes` allows 67108864"));
     let queued = NewVersion { component: b"queued", source_digest: None, report: &Value::Null, is_compiled: false };
     let queued = f.admin().add_version(f.tenant(), "h", queued).await.unwrap();
     assert!(f.refused(&f.new_deployment(&queued)).await.contains("is queued; deploy it when it is ready"));

@@ -13,7 +13,7 @@ use crate::{
     error::InboxError,
     event_versions,
     policy::{Limits, Policy},
-    version,
+    version::{self, Version},
 };
 
 /// What a rollback did.
@@ -67,6 +67,7 @@ impl Admin {
         let mut change = Change::begin(&mut tx, &consumer).await?;
         let version = version::find(change.connection, consumer.tenant_id, &new.handler, &new.version).await?;
         version.check_deployable()?;
+        check_memory(&version, &limits(&consumer.policy()?, &Value::Object(new.limits.clone()))?)?;
         check_migration(change.connection, &consumer, new).await?;
         check_slot(&mut change, new, version.version_id).await?;
         if new.role == Role::Stable {
@@ -406,6 +407,17 @@ pub fn limits(policy: &Policy, over: &Value) -> Result<Limits, InboxError> {
         limits.extend(over.clone());
     }
     serde_json::from_value(limits).map_err(|error| InboxError::Invalid(format!("the deployment's limits are not readable: {error}")))
+}
+
+/// A component that has more memory at its start than it may use would fail every message.
+fn check_memory(version: &Version, limits: &Limits) -> Result<(), InboxError> {
+    let needed = version.report.as_ref().and_then(|report| report["memory_bytes_min"].as_u64()).unwrap_or_default();
+    let allowed = limits.memory_bytes as u64;
+    if needed <= allowed {
+        return Ok(());
+    }
+    let text = format!("the component begins with {needed} bytes of memory; `limits.memory_bytes` allows {allowed}");
+    Err(InboxError::Conflict { code: "component_refused", text })
 }
 
 async fn check_migration(connection: &mut PgConnection, consumer: &Consumer, new: &NewDeployment) -> Result<(), InboxError> {

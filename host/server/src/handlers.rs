@@ -29,6 +29,11 @@ impl Loader {
         Self { recorder, ..self }
     }
 
+    /// What components are loaded from.
+    pub(crate) fn components(&self) -> &Compilations {
+        &self.components
+    }
+
     /// What became of the runs of canaries and of what they are compared with.
     pub(crate) fn counts(&self) -> &Counts {
         &self.counts

@@ -5,20 +5,23 @@ use std::time::Duration;
 use oncebox_inbox::{Admin, InboxError, Progress};
 use tokio::time::Instant;
 
+use crate::compilations::Compilations;
+
 /// How often a host says that it lives.
 const BEAT: Duration = Duration::from_secs(2);
 
 /// The host's rows.
 pub(crate) struct Presence {
     admin: Admin,
+    components: Compilations,
     name: String,
     host_id: Option<i64>,
     beat_due: Instant,
 }
 
 impl Presence {
-    pub(crate) fn new(admin: Admin, name: String) -> Self {
-        Self { admin, name, host_id: None, beat_due: Instant::now() }
+    pub(crate) fn new(admin: Admin, components: Compilations, name: String) -> Self {
+        Self { admin, components, name, host_id: None, beat_due: Instant::now() }
     }
 
     /// Say that this host lives, where it is time. One that was silent for so long that it was forgotten
@@ -32,7 +35,9 @@ impl Presence {
             None => false,
         };
         if !is_known {
-            self.host_id = Some(self.admin.host_starts(&self.name).await?);
+            let host_id = self.admin.host_starts(&self.name).await?;
+            self.components.on_host(host_id);
+            self.host_id = Some(host_id);
         }
         self.beat_due = Instant::now() + BEAT;
         Ok(())

@@ -65,7 +65,7 @@ struct State {
 impl Supervisor {
     /// Run until told to stop, then drain everything.
     pub(crate) async fn run(self, stop: CancellationToken, drain: Duration) -> Drained {
-        let mut state = State::new(Presence::new(self.admin.clone(), self.owner.clone()));
+        let mut state = State::new(Presence::new(self.admin.clone(), self.loader.components().clone(), self.owner.clone()));
         // Deployments that changed, and claims that were refused because they had.
         let look = Arc::new(Notify::new());
         let announcements = tokio::spawn(announcements::listen(self.admin.clone(), look.clone()));
