@@ -152,6 +152,12 @@ impl ApiError {
         Self { cause: Some(cause.to_string()), ..Self::new(code, detail) }
     }
 
+    /// What follows from it comes first.
+    pub(crate) fn because_of(self, what: &str) -> Self {
+        let cause = self.cause.as_ref().map(|cause| format!("{what}: {cause}"));
+        Self { detail: format!("{what}: {}", self.detail), cause, ..self }
+    }
+
     /// What it is about.
     pub fn code(&self) -> Code {
         self.code

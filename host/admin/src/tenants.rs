@@ -9,6 +9,7 @@ use crate::{
     auth::Caller,
     error::ApiError,
     extract::{self, Path},
+    migrations::NewMigration,
 };
 
 /// A tenant.
@@ -41,6 +42,9 @@ impl From<oncebox_inbox::Tenant> for Tenant {
 pub struct NewTenant {
     /// A lower-case letter, then up to 62 of a-z, 0-9 and `-`.
     pub name: String,
+    /// Migrations of its tables, in order. With them there is the tenant whole, or not at all.
+    #[serde(default)]
+    pub migrations: Vec<NewMigration>,
 }
 
 /// List tenants
@@ -54,7 +58,15 @@ pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<Tenant>>, ApiError> 
 #[utoipa::path(post, path = "/v1/tenants", tag = "tenants", request_body = NewTenant, responses((status = 201, body = Tenant)),
     extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn create(caller: Caller, extract::Json(new): extract::Json<NewTenant>) -> Result<(StatusCode, Json<Tenant>), ApiError> {
-    Ok((StatusCode::CREATED, Json(caller.admin.create_tenant(&new.name).await?.into())))
+    let tenant = caller.admin.create_tenant(&new.name).await?;
+    for migration in &new.migrations {
+        if let Err(error) = caller.admin.apply_migration(&tenant, &migration.name, &migration.sql).await {
+            // Its tables are made by other connections than its row is.
+            caller.admin.take_back_tenant(&tenant).await?;
+            return Err(ApiError::from(error).because_of(&format!("tenant `{}` was not created", new.name)));
+        }
+    }
+    Ok((StatusCode::CREATED, Json(tenant.into())))
 }
 
 /// One tenant
