@@ -5,6 +5,8 @@ use axum::{
     extract::{FromRequest, FromRequestParts, Request},
     http::{HeaderMap, header, request::Parts},
 };
+use bytes::BytesMut;
+use futures::StreamExt;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -30,27 +32,23 @@ impl<T: DeserializeOwned> FromRequest<Api> for Json<T> {
     }
 }
 
-async fn read(body: Body, limit: usize) -> Result<bytes::Bytes, ApiError> {
-    let read = axum::body::to_bytes(body, limit.saturating_add(1)).await;
-    let bytes = read.map_err(|error| match is_over_limit(&error) {
-        true => too_large(limit),
-        false => ApiError::invalid("the body broke off"),
-    })?;
-    if bytes.len() > limit { Err(too_large(limit)) } else { Ok(bytes) }
-}
-
-fn is_over_limit(error: &axum::Error) -> bool {
-    let mut source = std::error::Error::source(error);
-    while let Some(error) = source {
-        if error.to_string().contains("length limit") {
-            return true;
+async fn read(body: Body, limit: usize) -> Result<BytesMut, ApiError> {
+    let (mut chunks, mut bytes) = (body.into_data_stream(), BytesMut::new());
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|_| ApiError::invalid("the body broke off"))?;
+        if bytes.len() + chunk.len() > limit {
+            return Err(too_large(limit));
         }
-        source = error.source();
+        bytes.extend_from_slice(&chunk);
     }
-    false
+    Ok(bytes)
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    // Types of serde would take a list of members without names.
+    if bytes.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
+        return Err(ApiError::invalid("the body must be a JSON object"));
+    }
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     let parsed = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();

@@ -86,14 +86,27 @@ impl Modify for Common {
         let components = document.components.get_or_insert_default();
         let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("obx_").build();
         components.add_security_scheme("token", SecurityScheme::Http(scheme));
-        for item in document.paths.paths.values_mut() {
-            let all = [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete];
-            all.into_iter().flatten().for_each(complete);
+        for (path, item) in &mut document.paths.paths {
+            let all = [
+                ("get", &mut item.get),
+                ("put", &mut item.put),
+                ("post", &mut item.post),
+                ("patch", &mut item.patch),
+                ("delete", &mut item.delete),
+            ];
+            for (method, operation) in all {
+                if let Some(operation) = operation {
+                    complete(method, path, operation);
+                }
+            }
         }
     }
 }
 
-fn complete(operation: &mut Operation) {
+fn complete(method: &str, path: &str, operation: &mut Operation) {
+    // Unique, and the same as long as the path is.
+    let words = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty() && *word != "v1");
+    operation.operation_id = Some(words.fold(method.to_owned(), |id, word| id + "_" + word));
     let problem = ContentBuilder::new().schema(Some(utoipa::openapi::Ref::from_schema_name(ProblemDetails::name()))).build();
     let refused = ResponseBuilder::new().description("Refused").content("application/problem+json", problem).build();
     operation.responses.responses.insert("default".to_owned(), RefOr::T(refused));

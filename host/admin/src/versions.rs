@@ -7,7 +7,7 @@ use axum::{
     http::StatusCode,
 };
 use chrono::{DateTime, Utc};
-use oncebox_inbox::{InboxError, NewVersion};
+use oncebox_inbox::{InboxError, NewVersion, check_name};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -104,6 +104,7 @@ pub(crate) async fn upload(
     request: Request<Body>,
 ) -> Result<(StatusCode, Json<Version>), ApiError> {
     let digest = parse_digest(&digest)?;
+    check_name("handler", &handler)?;
     caller.admin.tenant(&tenant).await?;
     check_media_type(request.headers(), &["application/wasm", "application/octet-stream"])?;
     // Held until the component is stored: it bounds what uploads take of the host's memory.

@@ -250,7 +250,8 @@ fn without_secrets<S: serde::Serializer>(policy: &Value, serializer: S) -> Resul
     serde::Serialize::serialize(&shown(policy), serializer)
 }
 
-pub(crate) fn check_name(kind: &str, name: &str) -> Result<(), InboxError> {
+/// Whether something of a tenant, or a tenant, can have this name.
+pub fn check_name(kind: &str, name: &str) -> Result<(), InboxError> {
     let sound = name.starts_with(|c: char| c.is_ascii_lowercase())
         && name.len() <= 63
         && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');

@@ -44,7 +44,7 @@ mod token;
 pub mod tx;
 mod version;
 
-pub use admin::{Admin, Consumer, Tenant};
+pub use admin::{Admin, Consumer, Tenant, check_name};
 pub use audit::AuditEntry;
 pub use browse::{Filter, InboxDetail, InboxRow};
 pub use canary::{CanaryRates, Outcomes, Withdrawn};
