@@ -1,4 +1,5 @@
 //! stub
+pub mod desk;
 pub mod guests;
 pub mod host;
 pub mod inbox;

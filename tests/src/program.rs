@@ -29,6 +29,7 @@ fn find(name: &str) -> Result<PathBuf> {
 pub struct Folder {
     dir: PathBuf,
     sabotage: Option<&'static str>,
+    environment: Vec<(String, String)>,
 }
 
 /// What the program said.
@@ -48,13 +49,35 @@ impl Folder {
         let target = path()?.ancestors().nth(2).context("the program is in `target/debug`")?.to_owned();
         let dir = target.join("test-cli").join(format!("{:016x}", rand::random::<u64>()));
         std::fs::create_dir_all(&dir)?;
-        Ok(Self { dir, sabotage: None })
+        Ok(Self { dir, sabotage: None, environment: Vec::new() })
     }
 
     /// The program with its hooks, and a named defect switched on.
     pub fn sabotaged(mut self, sabotage: &'static str) -> Self {
         self.sabotage = Some(sabotage);
         self
+    }
+
+    /// The program with a variable of its environment.
+    pub fn with(mut self, name: &str, value: &str) -> Self {
+        self.set(name, value);
+        self
+    }
+
+    /// The same, from now on.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.environment.retain(|(known, _)| known != name);
+        self.environment.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// A variable of its own.
+    pub fn get(&self, name: &str) -> Option<String> {
+        self.environment.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())
+    }
+
+    /// Without a variable, from now on.
+    pub fn unset(&mut self, name: &str) {
+        self.environment.retain(|(known, _)| known != name);
     }
 
     /// Write a file.
@@ -76,6 +99,7 @@ impl Folder {
         if let Some(sabotage) = self.sabotage {
             command.env("ONCEBOX_SABOTAGE", sabotage);
         }
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.args(arguments).current_dir(&self.dir).kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;

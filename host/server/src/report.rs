@@ -2,6 +2,17 @@
 
 use oncebox_inbox::InboxError;
 
+use crate::cli::Unfit;
+
+/// An error in one line, and below it the reasons where there are several.
+pub(crate) fn lines(error: &anyhow::Error) -> Vec<String> {
+    let mut lines = vec![one_line(error)];
+    if let Some([first, second, rest @ ..]) = error.downcast_ref::<Unfit>().map(Unfit::reasons) {
+        lines.extend([first, second].into_iter().chain(rest).map(|reason| reason.split_whitespace().collect::<Vec<_>>().join(" ")));
+    }
+    lines
+}
+
 /// An error with its causes and what to do about it, in one line whatever the causes wrote.
 pub(crate) fn one_line(error: &anyhow::Error) -> String {
     let mut texts: Vec<String> = Vec::new();

@@ -1,16 +1,21 @@
 //! `oncebox consumer …`
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
-use oncebox_inbox::{
-    Admin,
-    policy::{Ack, Policy},
-};
+use oncebox_inbox::policy::{Ack, Policy};
 use oncebox_kafka::{ConsumerConfig, Timing};
 
-use super::output;
+use super::{
+    api::{Api, path},
+    migration::{Open, read_text},
+    output,
+    wire::{Consumer, NewConsumer, Tenant},
+};
 
 #[derive(Subcommand)]
 pub(super) enum ConsumerCommand {
@@ -26,16 +31,19 @@ pub(super) enum ConsumerCommand {
         policy: PathBuf,
     },
     /// List consumers
-    List,
+    List {
+        /// Only this tenant's
+        #[arg(long)]
+        tenant: Option<String>,
+    },
 }
 
-pub(super) async fn run(admin: &Admin, command: ConsumerCommand, json: bool) -> Result<()> {
+pub(super) async fn run(api: &Api, command: ConsumerCommand, json: bool) -> Result<()> {
     match command {
         ConsumerCommand::Create { name, tenant, policy } => {
-            let text = std::fs::read_to_string(&policy).with_context(|| format!("failed to read the policy `{}`", policy.display()))?;
-            let parsed = Policy::parse(&text).with_context(|| format!("the policy `{}` is not valid", policy.display()))?;
-            check_kafka(&tenant, &name, &parsed).with_context(|| format!("the policy `{}` is not valid", policy.display()))?;
-            let consumer = admin.create_consumer(&tenant, &name, &parsed).await?;
+            let parsed = read_policy(&tenant, &name, &policy, &|path| std::fs::read(path))?;
+            let new = NewConsumer { name: name.clone(), policy: policy_object(&parsed)? };
+            let consumer: Consumer = api.post(&path(&["tenants", &tenant, "consumers"]), &new).await?;
             if json {
                 return output::json(&consumer);
             }
@@ -48,8 +56,22 @@ pub(super) async fn run(admin: &Admin, command: ConsumerCommand, json: bool) -> 
             }
             Ok(())
         }
-        ConsumerCommand::List => list(admin, json).await,
+        ConsumerCommand::List { tenant } => list(&all(api, tenant.as_deref()).await?, json),
     }
+}
+
+/// A policy of a file, checked.
+pub(super) fn read_policy(tenant: &str, name: &str, path: &Path, open: Open<'_>) -> Result<Policy> {
+    let text = read_text(path, open).with_context(|| format!("failed to read the policy `{}`", path.display()))?;
+    let invalid = || format!("the policy `{}` is not valid", path.display());
+    let policy = Policy::parse(&text).with_context(invalid)?;
+    check_kafka(tenant, name, &policy).with_context(invalid)?;
+    Ok(policy)
+}
+
+/// A policy as the API takes it.
+pub(super) fn policy_object(policy: &Policy) -> Result<serde_json::Map<String, serde_json::Value>> {
+    serde_json::from_value(serde_json::to_value(policy)?).context("a policy is an object")
 }
 
 /// What only the client of the broker knows: properties that are not a policy's to set.
@@ -65,14 +87,27 @@ pub(crate) fn check_kafka(tenant: &str, name: &str, policy: &Policy) -> Result<(
     Ok(config.check()?)
 }
 
-async fn list(admin: &Admin, json: bool) -> Result<()> {
-    let consumers = admin.consumers().await?;
+/// The consumers of a tenant, or of all.
+pub(super) async fn all(api: &Api, tenant: Option<&str>) -> Result<Vec<Consumer>> {
+    let tenants = match tenant {
+        Some(tenant) => vec![tenant.to_owned()],
+        None => api.get::<Vec<Tenant>>(&path(&["tenants"])).await?.into_iter().map(|tenant| tenant.name).collect(),
+    };
+    let mut all = Vec::new();
+    for tenant in tenants {
+        all.extend(api.get::<Vec<Consumer>>(&path(&["tenants", &tenant, "consumers"])).await?);
+    }
+    Ok(all)
+}
+
+fn list(consumers: &[Consumer], json: bool) -> Result<()> {
     if json {
         return output::json(&consumers);
     }
     let mut rows = Vec::new();
-    for consumer in &consumers {
-        let policy = consumer.policy()?;
+    for consumer in consumers {
+        let readable = || format!("the policy of consumer `{}/{}` is not readable", consumer.tenant, consumer.name);
+        let policy: Policy = serde_json::from_value(consumer.policy.clone()).with_context(readable)?;
         rows.push(vec![
             consumer.tenant.clone(),
             consumer.name.clone(),

@@ -1,35 +1,89 @@
-//! `oncebox deploy`
+//! `oncebox deploy`, and what it shares with canaries and shadows.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use clap::Args;
-use oncebox_inbox::NewDeployment;
-use oncebox_runtime::{Runtime, RuntimeConfig};
-use serde_json::Value;
+use clap::{Args, ValueEnum};
+use serde_json::{Map, Value};
 
-use super::{output, ready};
-use crate::config::Config;
+use super::{
+    api::{Api, path},
+    hosts::{self, Waiting},
+    upload::{self, Upload, short},
+    version,
+    wire::{self, Deployment, NewDeployment, Version},
+};
 
 #[derive(Args)]
 pub(super) struct DeployArgs {
-    /// The component
-    component: PathBuf,
-    /// The tenant
-    #[arg(long)]
-    tenant: String,
-    /// The consumer
-    #[arg(long)]
-    consumer: String,
-    /// The event type it takes; `*` takes those that no other deployment takes
-    #[arg(long)]
-    event_type: String,
-    /// Name of the handler; by default the file's
+    #[command(flatten)]
+    what: WhatArgs,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+/// A version, and what it is to take.
+#[derive(Args)]
+pub(super) struct WhatArgs {
+    /// The component, which is uploaded first
+    #[arg(required_unless_present = "version")]
+    component: Option<PathBuf>,
+    /// A version that was uploaded before instead, by the first digits of its digest
+    #[arg(long, value_name = "DIGEST", conflicts_with = "component")]
+    version: Option<String>,
+    /// Name of the handler; by default the file's, for a version that of the handler that is live
     #[arg(long)]
     handler: Option<String>,
+    #[command(flatten)]
+    pub(super) slot: SlotArgs,
     /// A setting that the handler reads, `key=value`
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = setting)]
     settings: Vec<(String, String)>,
+    /// A cap on a run that differs from the policy's, such as `deadline_ms=2000`
+    #[arg(long = "limit", value_name = "KEY=NUMBER", value_parser = limit)]
+    limits: Vec<(String, u64)>,
+    /// Name of the migration that the tenant's schema must hold
+    #[arg(long, value_name = "NAME")]
+    requires_migration: Option<String>,
+    /// The version that a failed message is tried again on
+    #[arg(long, value_enum, default_value_t)]
+    retries: RetriesArg,
+}
+
+/// The place of a deployment.
+#[derive(Args)]
+pub(crate) struct SlotArgs {
+    /// The tenant
+    #[arg(long)]
+    pub(crate) tenant: String,
+    /// The consumer
+    #[arg(long)]
+    pub(crate) consumer: String,
+    /// The event type it takes; `*` takes those that no other deployment takes
+    #[arg(long)]
+    pub(crate) event_type: String,
+    /// Only these versions of the event, such as `>=2, <4`
+    #[arg(long, value_name = "RANGE")]
+    pub(crate) event_versions: Option<String>,
+}
+
+/// The version that a failed message is tried again on.
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+pub(super) enum RetriesArg {
+    /// The one that is live by then
+    #[default]
+    Live,
+    /// The one that failed
+    Pinned,
+}
+
+impl From<RetriesArg> for wire::Retries {
+    fn from(retries: RetriesArg) -> Self {
+        match retries {
+            RetriesArg::Live => Self::Live,
+            RetriesArg::Pinned => Self::Pinned,
+        }
+    }
 }
 
 /// The name of a handler that is given none: its file's.
@@ -43,32 +97,99 @@ pub(super) fn setting(text: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-pub(super) async fn run(config: &Config, args: DeployArgs, json: bool) -> Result<()> {
-    let path = args.component.display();
-    let bytes = std::fs::read(&args.component).with_context(|| format!("failed to read the component `{path}`"))?;
-    let size_max = config.runtime.component_bytes_max;
-    ensure!(bytes.len() <= size_max, "`{path}` has {} bytes; `runtime.component_bytes_max` allows {size_max}", bytes.len());
-    let admin = ready(config).await?;
-    let runtime =
-        Runtime::new(RuntimeConfig { instances_max: 1, cache_dir: config.runtime.cache_dir.clone(), ..RuntimeConfig::default() })?;
-    let loaded = runtime.load(&bytes).await.with_context(|| format!("`{path}` cannot be deployed"))?;
-    let handler = match args.handler {
-        Some(name) => name,
-        None => handler_name(&args.component),
-    };
-    let settings = args.settings.into_iter().map(|(key, value)| (key, Value::String(value))).collect();
-    let deployment = NewDeployment { settings, ..NewDeployment::stable(&args.event_type, &handler, "") };
-    let deployment = admin.deploy_compiled(&args.tenant, &args.consumer, deployment, &bytes).await?;
-    if json {
-        return output::json(&deployment);
+fn limit(text: &str) -> Result<(String, u64), String> {
+    let wrong = "a limit is `key=number`";
+    let (key, value) = text.split_once('=').ok_or(wrong)?;
+    Ok((key.to_owned(), value.parse().map_err(|_| wrong)?))
+}
+
+impl SlotArgs {
+    /// Where the API keeps its deployments.
+    pub(super) fn path(&self, rest: &[&str]) -> String {
+        path(&[&["tenants", &self.tenant, "consumers", &self.consumer], rest].concat())
     }
-    println!(
-        "handler `{handler}`, version {}, takes `{}` of `{}/{}`",
-        &hex::encode(loaded.digest())[..12],
-        args.event_type,
-        args.tenant,
-        args.consumer
-    );
-    println!("imports: {}", if loaded.imports().is_empty() { "nothing".to_owned() } else { loaded.imports().join(", ") });
-    Ok(())
+
+    /// The live deployment of a role here.
+    pub(crate) async fn live(&self, api: &Api, role: &str) -> Result<Option<Deployment>> {
+        let live: Vec<Deployment> = api.get(&self.path(&["deployments"])).await?;
+        Ok(live.into_iter().find(|deployment| deployment.role == role && self.is_of(deployment)))
+    }
+
+    /// Whether a deployment is for this place.
+    pub(super) fn is_of(&self, deployment: &Deployment) -> bool {
+        deployment.event_type == self.event_type && deployment.event_versions == self.event_versions
+    }
+
+    /// Make a version live here, with nothing special about it.
+    pub(crate) async fn deploy(&self, api: &Api, version: &Version) -> Result<Deployment> {
+        let new = NewDeployment {
+            event_type: self.event_type.clone(),
+            event_versions: self.event_versions.clone(),
+            handler: version.handler.clone(),
+            version: version.digest.clone(),
+            settings: Map::new(),
+            limits: Map::new(),
+            requires_migration: None,
+            retries: wire::Retries::Live,
+        };
+        api.post(&self.path(&["deployments"]), &new).await
+    }
+
+    /// As a person reads it.
+    pub(crate) fn shown(&self) -> String {
+        let of = format!("`{}/{}`", self.tenant, self.consumer);
+        match &self.event_versions {
+            Some(versions) => format!("`{}` ({versions}) of {of}", self.event_type),
+            None => format!("`{}` of {of}", self.event_type),
+        }
+    }
+}
+
+impl WhatArgs {
+    /// Upload the component, where one is given, and say what is to be deployed.
+    pub(super) async fn prepare(&self, api: &Api) -> Result<(Version, NewDeployment)> {
+        let SlotArgs { tenant, event_type, event_versions, .. } = &self.slot;
+        // Told before anything is uploaded.
+        ensure!(!event_type.is_empty(), "the event type is empty; use `*` for those that no other deployment takes");
+        let version = match (&self.component, &self.version) {
+            (Some(file), _) => {
+                let bytes = upload::read(file)?;
+                // A misspelt name is told before anything is uploaded.
+                let _: Value = api.get(&self.slot.path(&[])).await?;
+                let handler = self.handler.clone().unwrap_or_else(|| handler_name(file));
+                Upload { tenant, handler: &handler, name: file.display().to_string(), bytes }.until_ready(api).await?
+            }
+            (None, digest) => {
+                let handler = match &self.handler {
+                    Some(handler) => handler.clone(),
+                    None => {
+                        self.slot.live(api, "stable").await?.context("nothing is live there; `--handler` says whose version it is")?.handler
+                    }
+                };
+                upload::find(api, tenant, &handler, digest.as_deref().unwrap_or_default()).await?
+            }
+        };
+        let new = NewDeployment {
+            event_type: event_type.clone(),
+            event_versions: event_versions.clone(),
+            handler: version.handler.clone(),
+            version: version.digest.clone(),
+            settings: self.settings.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect(),
+            limits: self.limits.iter().map(|(key, value)| (key.clone(), (*value).into())).collect::<Map<_, _>>(),
+            requires_migration: self.requires_migration.clone(),
+            retries: self.retries.into(),
+        };
+        Ok((version, new))
+    }
+}
+
+pub(super) async fn run(api: &Api, args: DeployArgs, json: bool) -> Result<()> {
+    let slot = &args.what.slot;
+    let (version, new) = args.what.prepare(api).await?;
+    let deployed: Deployment = api.post(&slot.path(&["deployments"]), &new).await?;
+    if !json {
+        println!("handler `{}`, version {}, takes {}", deployed.handler, short(&deployed.digest), slot.shown());
+        println!("imports: {}", version::imports(&version));
+    }
+    hosts::report(api, slot, deployed, &args.waiting, json).await
 }

@@ -2,10 +2,12 @@
 
 use anyhow::Result;
 use clap::Subcommand;
-use oncebox_inbox::{Admin, Filter, InboxDetail, InboxRow};
-use serde_json::{Value, json};
 
-use super::output;
+use super::{
+    api::{Api, path, with_query},
+    consumer, output,
+    wire::{InboxDetail, InboxRow},
+};
 
 /// States of a row that can be seen from outside.
 const STATUSES: [&str; 9] =
@@ -25,7 +27,7 @@ pub(super) enum InboxCommand {
         #[arg(long, value_parser = STATUSES)]
         status: Option<String>,
         /// At most this many
-        #[arg(long, default_value_t = 50)]
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=1000))]
         limit: i64,
     },
     /// Show one message
@@ -44,23 +46,38 @@ pub(super) enum InboxCommand {
     },
 }
 
-pub(super) async fn run(admin: &Admin, command: InboxCommand, as_json: bool) -> Result<()> {
+pub(super) async fn run(api: &Api, command: InboxCommand, as_json: bool) -> Result<()> {
     match command {
         InboxCommand::List { tenant, consumer, status, limit } => {
-            // A misspelt name must not look like an empty inbox.
-            match (&tenant, &consumer) {
-                (Some(tenant), Some(consumer)) => drop(admin.consumer(tenant, consumer).await?),
-                (Some(tenant), None) => drop(admin.tenant(tenant).await?),
-                _ => {}
-            }
-            let rows = admin.inbox_list(&Filter { tenant, consumer, status, limit }).await?;
+            let consumers = match (tenant, consumer) {
+                (Some(tenant), Some(consumer)) => vec![(tenant, consumer)],
+                (tenant, consumer) => {
+                    let all = consumer::all(api, tenant.as_deref()).await?.into_iter().map(|c| (c.tenant, c.name));
+                    all.filter(|(_, name)| consumer.as_ref().is_none_or(|consumer| consumer == name)).collect()
+                }
+            };
+            let rows = rows(api, &consumers, status.as_deref(), limit).await?;
             if as_json { output::json(&rows) } else { list(&rows) }
         }
         InboxCommand::Show { message_id, tenant, consumer, payload } => {
-            let detail = admin.inbox_show(&tenant, &consumer, &message_id).await?;
-            show(&detail, payload, as_json)
+            let path = path(&["tenants", &tenant, "consumers", &consumer, "inbox", &message_id]);
+            let message: InboxDetail = api.get(&with_query(&path, &[("payload", payload.then(|| "true".to_owned()))])).await?;
+            show(&message, as_json)
         }
     }
+}
+
+/// The newest rows of several consumers.
+async fn rows(api: &Api, consumers: &[(String, String)], status: Option<&str>, limit: i64) -> Result<Vec<InboxRow>> {
+    let mut rows: Vec<InboxRow> = Vec::new();
+    for (tenant, consumer) in consumers {
+        let path = path(&["tenants", tenant, "consumers", consumer, "inbox"]);
+        let query = [("status", status.map(str::to_owned)), ("limit", Some(limit.to_string()))];
+        rows.extend(api.get::<Vec<InboxRow>>(&with_query(&path, &query)).await?);
+    }
+    rows.sort_by(|a, b| (b.received_at, &a.message_id).cmp(&(a.received_at, &b.message_id)));
+    rows.truncate(limit.try_into().unwrap_or(0));
+    Ok(rows)
 }
 
 fn list(rows: &[InboxRow]) -> Result<()> {
@@ -82,13 +99,13 @@ fn list(rows: &[InboxRow]) -> Result<()> {
     Ok(())
 }
 
-fn show(detail: &InboxDetail, with_payload: bool, as_json: bool) -> Result<()> {
-    let mut value = serde_json::to_value(&detail.row)?;
-    if let (true, Some(object)) = (with_payload, value.as_object_mut()) {
-        let headers = detail.headers.iter().map(|(name, value)| json!([name, text(value)])).collect();
-        object.insert("key".to_owned(), detail.key.as_deref().map_or(Value::Null, |key| text(key).into()));
-        object.insert("headers".to_owned(), Value::Array(headers));
-        object.insert("payload".to_owned(), detail.payload.as_deref().map_or(Value::Null, |payload| text(payload).into()));
+fn show(message: &InboxDetail, as_json: bool) -> Result<()> {
+    let mut value = serde_json::to_value(message)?;
+    if let (None, Some(object)) = (&message.headers, value.as_object_mut()) {
+        // They were not asked for.
+        for name in ["key", "headers", "payload"] {
+            object.remove(name);
+        }
     }
     if as_json {
         return output::json(&value);
@@ -97,9 +114,4 @@ fn show(detail: &InboxDetail, with_payload: bool, as_json: bool) -> Result<()> {
         println!("{name:<16} {}", value.as_str().map_or_else(|| value.to_string(), str::to_owned));
     }
     Ok(())
-}
-
-/// Bytes for a person: text where they are text, else hexadecimal.
-fn text(bytes: &[u8]) -> String {
-    std::str::from_utf8(bytes).map_or_else(|_| format!("0x{}", hex::encode(bytes)), str::to_owned)
 }

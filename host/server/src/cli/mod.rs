@@ -1,26 +1,42 @@
 //! The command line: one file per noun.
 
+mod api;
+mod audit;
+mod canary;
 mod component;
 mod consumer;
 mod deploy;
+mod deployments;
+mod hosts;
 mod inbox;
+mod local;
+mod migration;
 mod new;
 mod output;
+mod rollback;
 mod send;
+mod shadow;
 mod tenant;
 mod test;
+mod token;
+pub(crate) mod upload;
 mod verify;
+mod version;
 
 pub(crate) use consumer::check_kafka;
 pub(crate) use deploy::handler_name;
 pub(crate) use output::table;
 pub(crate) use tenant::create_with_tables;
+pub(crate) use upload::Unfit;
+
+use oncebox_admin::wire;
 
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+use self::api::{Api, Remote, Server};
 use crate::{config::Config, demo, dev, logs, report, serve};
 
 /// Message handlers as WebAssembly components, each effect exactly once.
@@ -33,6 +49,8 @@ struct Cli {
     /// Print JSON
     #[arg(long, global = true)]
     json: bool,
+    #[command(flatten)]
+    server: Server,
     #[command(subcommand)]
     command: Command,
 }
@@ -51,14 +69,6 @@ enum Command {
     Send(send::SendArgs),
     /// Run the main job on real input, kill it again and again, and count the effects
     Demo(demo::DemoArgs),
-    /// Tenants
-    #[command(subcommand)]
-    Tenant(tenant::TenantCommand),
-    /// Consumers
-    #[command(subcommand)]
-    Consumer(consumer::ConsumerCommand),
-    /// Make a component the live handler of an event type
-    Deploy(deploy::DeployArgs),
     /// Run a handler on messages and show what it does; nothing is kept
     Test(test::TestArgs),
     /// Kill a handler at every step, deliver its messages in every way, compare the effects
@@ -69,23 +79,55 @@ enum Command {
     /// The process that compiles for a host
     #[command(name = oncebox_runtime::COMPILE_SUBCOMMAND, hide = true)]
     Compile { settings: String },
-    /// Look into the inbox
-    #[command(subcommand)]
-    Inbox(inbox::InboxCommand),
-    /// Print the OpenAPI document of the HTTP API
-    Openapi,
     /// Components as files
     #[command(subcommand)]
     Component(component::ComponentCommand),
+    /// Print the OpenAPI document of the HTTP API
+    Openapi,
+    #[command(flatten)]
+    OfApi(ApiCommand),
+}
+
+/// Commands that speak the API.
+#[derive(Subcommand)]
+enum ApiCommand {
+    /// Tenants
+    #[command(subcommand)]
+    Tenant(tenant::TenantCommand),
+    /// Consumers
+    #[command(subcommand)]
+    Consumer(consumer::ConsumerCommand),
+    /// Versions of handlers
+    #[command(subcommand)]
+    Version(version::VersionCommand),
+    /// Make a component the live handler of an event type
+    Deploy(deploy::DeployArgs),
+    /// Try a version on a share of the ordering keys
+    #[command(subcommand)]
+    Canary(canary::CanaryCommand),
+    /// Try a version on live messages, without an effect
+    #[command(subcommand)]
+    Shadow(shadow::ShadowCommand),
+    /// Go back to the version before, or to a named one
+    Rollback(rollback::RollbackArgs),
+    /// List what is deployed, and how far the hosts are with it
+    Deployments(deployments::DeploymentsArgs),
+    /// Look into the inbox
+    #[command(subcommand)]
+    Inbox(inbox::InboxCommand),
+    /// List the hosts that run
+    Hosts,
+    /// Who may use the API
+    #[command(subcommand)]
+    Token(token::TokenCommand),
+    /// List who changed what
+    Audit(audit::AuditArgs),
 }
 
 impl Command {
     /// Whether it only asks and prints: nothing is left half done when it ends in the middle.
     fn is_short(&self) -> bool {
-        matches!(
-            self,
-            Self::Tenant(_) | Self::Consumer(_) | Self::Deploy(_) | Self::Inbox(_) | Self::Component(_) | Self::New(_) | Self::Openapi
-        )
+        matches!(self, Self::OfApi(_) | Self::Component(_) | Self::New(_) | Self::Openapi)
     }
 }
 
@@ -115,12 +157,18 @@ pub fn main() -> ExitCode {
 }
 
 fn fail(error: &anyhow::Error) -> ExitCode {
-    eprintln!("error: {}", report::one_line(error));
+    let mut lines = report::lines(error).into_iter();
+    eprintln!("error: {}", lines.next().unwrap_or_default());
+    lines.for_each(|line| eprintln!("  {line}"));
     ExitCode::FAILURE
 }
 
 async fn run(cli: Cli) -> Result<()> {
     let config = Config::load(cli.config.as_deref())?;
+    let json = cli.json;
+    if !matches!(cli.command, Command::OfApi(_)) {
+        cli.server.refuse()?;
+    }
     match cli.command {
         Command::Serve => {
             logs::start(&config.log)?;
@@ -129,25 +177,50 @@ async fn run(cli: Cli) -> Result<()> {
         Command::Migrate => {
             logs::start(&config.log)?;
             serve::migrate(&config).await?;
-            output::done(cli.json, "the database is up to date")
+            output::done(json, "the database is up to date")
         }
-        Command::New(args) => new::run(args, cli.json),
+        Command::New(args) => new::run(args, json),
         Command::Dev(args) => {
             logs::start(&config.log)?;
             dev::run(config, args).await
         }
-        Command::Send(args) => send::run(&config, args, cli.json).await,
-        Command::Demo(args) => demo::run(args, cli.json).await,
-        Command::Tenant(command) => tenant::run(&ready(&config).await?, command, cli.json).await,
-        Command::Consumer(command) => consumer::run(&ready(&config).await?, command, cli.json).await,
-        Command::Deploy(args) => deploy::run(&config, args, cli.json).await,
-        Command::Test(args) => test::run(&config, args, cli.json).await,
-        Command::Verify(args) => verify::run(args, cli.json).await,
+        Command::Send(args) => send::run(&config, args, json).await,
+        Command::Demo(args) => demo::run(args, json).await,
+        Command::Test(args) => test::run(&config, args, json).await,
+        Command::Verify(args) => verify::run(args, json).await,
         Command::Compile { .. } => unreachable!("it has ended before"),
         Command::VerifyWorker => crate::verify::work().await,
-        Command::Inbox(command) => inbox::run(&ready(&config).await?, command, cli.json).await,
+        Command::Component(command) => component::run(command, json),
         Command::Openapi => output::json(&oncebox_admin::document()),
-        Command::Component(command) => component::run(command, cli.json),
+        Command::OfApi(command) => speak(&api(&config, &cli.server).await?, command, json).await,
+    }
+}
+
+async fn speak(api: &Api, command: ApiCommand, json: bool) -> Result<()> {
+    match command {
+        ApiCommand::Tenant(command) => tenant::run(api, command, json).await,
+        ApiCommand::Consumer(command) => consumer::run(api, command, json).await,
+        ApiCommand::Version(command) => version::run(api, command, json).await,
+        ApiCommand::Deploy(args) => deploy::run(api, args, json).await,
+        ApiCommand::Canary(command) => canary::run(api, command, json).await,
+        ApiCommand::Shadow(command) => shadow::run(api, command, json).await,
+        ApiCommand::Rollback(args) => rollback::run(api, args, json).await,
+        ApiCommand::Deployments(args) => deployments::run(api, args, json).await,
+        ApiCommand::Inbox(command) => inbox::run(api, command, json).await,
+        ApiCommand::Hosts => hosts::run(api, json).await,
+        ApiCommand::Token(command) => token::run(api, command, json).await,
+        ApiCommand::Audit(args) => audit::run(api, args, json).await,
+    }
+}
+
+/// Who answers: the server that is named, else this process, over the database.
+async fn api(config: &Config, server: &Server) -> Result<Api> {
+    match &server.server {
+        Some(url) => Ok(Api::There(Remote::new(url, server, std::env::var("ONCEBOX_TOKEN").ok())?)),
+        None => {
+            server.refuse()?;
+            local::api(config, ready(config).await?)
+        }
     }
 }
 

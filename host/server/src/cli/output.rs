@@ -35,3 +35,17 @@ pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) {
         line(row.iter().map(String::as_str).collect());
     }
 }
+
+/// A moment, as a person reads it.
+pub(crate) fn time(at: chrono::DateTime<chrono::Utc>) -> String {
+    at.format("%F %T").to_string()
+}
+
+/// So many bytes, as a person reads them.
+pub(crate) fn bytes(count: impl TryInto<u64>) -> String {
+    match count.try_into().unwrap_or(0) {
+        count @ 0..1024 => format!("{count} B"),
+        count @ 1024..1_048_576 => format!("{:.1} KiB", count as f64 / 1024.0),
+        count => format!("{:.1} MiB", count as f64 / 1_048_576.0),
+    }
+}

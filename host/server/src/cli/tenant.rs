@@ -6,7 +6,13 @@ use anyhow::{Context, Result};
 use clap::Subcommand;
 use oncebox_inbox::{Admin, Tenant};
 
-use super::output;
+use super::{
+    api::{Api, path},
+    migration::Migration,
+    output,
+    upload::short,
+    wire::{self, NewTenant},
+};
 
 #[derive(Subcommand)]
 pub(super) enum TenantCommand {
@@ -20,21 +26,74 @@ pub(super) enum TenantCommand {
     },
     /// List tenants
     List,
+    /// Apply migrations to a tenant's tables, each once, named by its file's stem
+    Migrate {
+        /// The tenant
+        #[arg(long)]
+        tenant: String,
+        /// SQL files, in the order in which they are applied
+        #[arg(required_unless_present = "list")]
+        files: Vec<PathBuf>,
+        /// Show those that were applied instead
+        #[arg(long, conflicts_with = "files")]
+        list: bool,
+    },
 }
 
-pub(super) async fn run(admin: &Admin, command: TenantCommand, json: bool) -> Result<()> {
+pub(super) async fn run(api: &Api, command: TenantCommand, json: bool) -> Result<()> {
     match command {
-        TenantCommand::Create { name, schema } => create(admin, &name, &schema, json).await,
-        TenantCommand::List => list(admin, json).await,
+        TenantCommand::Create { name, schema } => create(api, &name, &schema, json).await,
+        TenantCommand::List => list(api, json).await,
+        TenantCommand::Migrate { tenant, list: true, .. } => applied(api, &tenant, json).await,
+        TenantCommand::Migrate { tenant, files, list: false } => migrate(api, &tenant, &files, json).await,
     }
 }
 
-async fn create(admin: &Admin, name: &str, schema: &[PathBuf], json: bool) -> Result<()> {
-    let tenant = create_with_tables(admin, name, schema).await?;
+async fn create(api: &Api, name: &str, schema: &[PathBuf], json: bool) -> Result<()> {
+    let files: Vec<_> = schema.iter().map(|path| Migration::read(path, &|path| std::fs::read(path))).collect::<Result<_>>()?;
+    let migrations = files.iter().map(Migration::to_send).collect();
+    let tenant: wire::Tenant = api.post(&path(&["tenants"]), &NewTenant { name: name.to_owned(), migrations }).await?;
     if json {
         return output::json(&tenant);
     }
     println!("tenant `{name}` created; its tables live in schema `{}`", tenant.schema_name);
+    Ok(())
+}
+
+/// Apply what was not applied before, in order; the first that fails is the last that is tried.
+async fn migrate(api: &Api, tenant: &str, files: &[PathBuf], json: bool) -> Result<()> {
+    let files: Vec<_> = files.iter().map(|path| Migration::read(path, &|path| std::fs::read(path))).collect::<Result<_>>()?;
+    let route = path(&["tenants", tenant, "migrations"]);
+    let known: Vec<wire::Migration> = api.get(&route).await?;
+    files.iter().try_for_each(|file| file.check(tenant, &known))?;
+    let (mut applied, mut before) = (Vec::new(), Vec::new());
+    for file in &files {
+        if known.iter().any(|known| known.name == file.name) {
+            before.push(&file.name);
+            continue;
+        }
+        let _: wire::Migration = api.post(&route, &file.to_send()).await.with_context(|| format!("`{}`", file.path.display()))?;
+        applied.push(&file.name);
+        if !json {
+            println!("applied `{}` to tenant `{tenant}`", file.name);
+        }
+    }
+    if json {
+        return output::json(&serde_json::json!({ "applied": applied, "known": before }));
+    }
+    if applied.is_empty() {
+        println!("tenant `{tenant}` holds all of them already");
+    }
+    Ok(())
+}
+
+async fn applied(api: &Api, tenant: &str, json: bool) -> Result<()> {
+    let migrations: Vec<wire::Migration> = api.get(&path(&["tenants", tenant, "migrations"])).await?;
+    if json {
+        return output::json(&migrations);
+    }
+    let cells = |m: &wire::Migration| vec![m.name.clone(), short(&m.digest).to_owned(), output::time(m.applied_at), m.applied_by.clone()];
+    output::table(&["MIGRATION", "SHA-256", "APPLIED", "BY"], &migrations.iter().map(cells).collect::<Vec<_>>());
     Ok(())
 }
 
@@ -58,13 +117,12 @@ pub(crate) async fn create_with_tables(admin: &Admin, name: &str, schema: &[Path
     Ok(tenant)
 }
 
-async fn list(admin: &Admin, json: bool) -> Result<()> {
-    let tenants = admin.tenants().await?;
+async fn list(api: &Api, json: bool) -> Result<()> {
+    let tenants: Vec<wire::Tenant> = api.get(&path(&["tenants"])).await?;
     if json {
         return output::json(&tenants);
     }
-    let rows: Vec<_> =
-        tenants.iter().map(|t| vec![t.name.clone(), t.schema_name.clone(), t.created_at.format("%F %T").to_string()]).collect();
+    let rows: Vec<_> = tenants.iter().map(|t| vec![t.name.clone(), t.schema_name.clone(), output::time(t.created_at)]).collect();
     output::table(&["TENANT", "SCHEMA", "CREATED"], &rows);
     Ok(())
 }

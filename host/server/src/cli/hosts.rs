@@ -1,0 +1,112 @@
+//! `oncebox hosts`, and waiting until all of them run a deployment.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use super::{
+    api::{Api, path},
+    deploy::SlotArgs,
+    output,
+    upload::{short, spinner},
+    wire::{Consumer, Deployment, Host, HostProgress},
+};
+
+/// How often the hosts are asked for.
+const POLL: Duration = Duration::from_millis(200);
+
+/// Whether to wait.
+#[derive(Args)]
+pub(super) struct Waiting {
+    /// Wait until every running host has switched, for so many seconds
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "60")]
+    wait: Option<u64>,
+}
+
+pub(super) async fn run(api: &Api, json: bool) -> Result<()> {
+    let hosts: Vec<Host> = api.get(&path(&["hosts"])).await?;
+    if json {
+        return output::json(&hosts);
+    }
+    let cells = |host: &Host| vec![host.host_id.to_string(), host.name.clone(), output::time(host.started_at), output::time(host.seen_at)];
+    output::table(&["HOST", "NAME", "STARTED", "SEEN"], &hosts.iter().map(cells).collect::<Vec<_>>());
+    Ok(())
+}
+
+/// Print a deployment that was just made, once every host has switched to it where that is asked for.
+pub(super) async fn report(api: &Api, slot: &SlotArgs, deployed: Deployment, waiting: &Waiting, json: bool) -> Result<()> {
+    let Some(seconds) = waiting.wait else {
+        return if json { output::json(&deployed) } else { Ok(()) };
+    };
+    let id = deployed.deployment_id;
+    let outcome = wait(api, slot, id, Duration::from_secs(seconds)).await;
+    let now: Deployment = api.get(&slot.path(&["deployments", &id.to_string()])).await?;
+    if json {
+        output::json(&now)?;
+    } else {
+        table(&now);
+    }
+    outcome.map(drop)
+}
+
+/// Wait, where that is asked for, until every running host has switched to what is live now.
+pub(super) async fn wait_quietly(api: &Api, slot: &SlotArgs, live: &Deployment, waiting: &Waiting, json: bool) -> Result<()> {
+    let Some(seconds) = waiting.wait else { return Ok(()) };
+    let switched = wait(api, slot, live.deployment_id, Duration::from_secs(seconds)).await?;
+    if !json {
+        println!("{switched} of {switched} hosts have switched to version {} for {}", short(&live.digest), slot.shown());
+    }
+    Ok(())
+}
+
+/// Wait until every running host has switched to what is live by now; how many there are. What was
+/// withdrawn has no row of its own to wait for, so it is the consumer's generation that counts.
+pub(crate) async fn wait(api: &Api, slot: &SlotArgs, deployment_id: i64, within: Duration) -> Result<usize> {
+    let (path, deadline) = (slot.path(&["deployments", &deployment_id.to_string()]), Instant::now() + within);
+    let generation = api.get::<Consumer>(&slot.path(&[])).await?.generation;
+    let bar = spinner();
+    loop {
+        let hosts = api.get::<Deployment>(&path).await?.hosts;
+        let (switched, late): (Vec<_>, Vec<_>) = hosts.iter().partition(|host| host.generation >= generation);
+        if let Some(failed) = late.iter().find(|host| host.state == "failed" && host.next_generation >= generation) {
+            bail!("host `{}` cannot switch: {}", failed.host, failed.error.as_deref().unwrap_or("it did not say why"));
+        }
+        if late.is_empty() {
+            bar.finish_and_clear();
+            return Ok(switched.len());
+        }
+        if Instant::now() >= deadline {
+            let late: Vec<_> = late.iter().map(|host| format!("`{}`", host.host)).collect();
+            bail!("after {} s these hosts have not switched: {}", within.as_secs(), late.join(", "));
+        }
+        bar.set_message(format!("{} of {} hosts have switched", switched.len(), hosts.len()));
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+fn has_switched(deployment: &Deployment, host: &HostProgress) -> bool {
+    host.generation >= deployment.generation
+}
+
+/// How far a host is with a deployment, in a word.
+pub(super) fn state<'a>(deployment: &Deployment, host: &'a HostProgress) -> &'a str {
+    if has_switched(deployment, host) {
+        "switched"
+    } else if host.state == "switched" {
+        "waiting" // it has not seen this one yet
+    } else {
+        &host.state
+    }
+}
+
+fn table(deployment: &Deployment) {
+    if deployment.hosts.is_empty() {
+        println!("no host is running; the first that starts takes it up");
+        return;
+    }
+    let cells = |host: &HostProgress| {
+        vec![host.host.clone(), state(deployment, host).to_owned(), output::time(host.at), host.error.clone().unwrap_or_default()]
+    };
+    output::table(&["HOST", "STATE", "SINCE", "ERROR"], &deployment.hosts.iter().map(cells).collect::<Vec<_>>());
+}

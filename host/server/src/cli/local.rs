@@ -1,0 +1,39 @@
+//! The API in this process, over the database.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Result;
+use oncebox_admin::{Limits, Mode, Principal};
+use oncebox_inbox::Admin;
+use oncebox_runtime::{Runtime, RuntimeConfig};
+
+use super::Api;
+use crate::{compilations::Compilations, config::Config, uploads::Uploads};
+
+/// How long a request may take: whoever waits for it is at this terminal.
+const PATIENCE: Duration = Duration::from_secs(3_600);
+/// The largest migration.
+const JSON_BYTES_MAX: usize = 64 << 20;
+
+/// The routes, for whoever has the database and its key: everything is allowed, in the name of the user.
+pub(crate) fn api(config: &Config, admin: Admin) -> Result<Api> {
+    let component_bytes_max = config.runtime.component_bytes_max;
+    let runtime = Runtime::new(RuntimeConfig {
+        instances_max: 1,
+        component_bytes_max,
+        cache_dir: config.runtime.cache_dir.clone(),
+        compiler: Some(config.runtime.compiler()),
+        ..RuntimeConfig::default()
+    })?;
+    let components = Compilations::new(admin.clone(), runtime, 1);
+    let limits = Limits {
+        component_bytes_max,
+        json_bytes_max: JSON_BYTES_MAX,
+        request_timeout: PATIENCE,
+        upload_timeout: PATIENCE,
+        ..Limits::default()
+    };
+    let principal = Principal::local(std::env::var("USER").unwrap_or_else(|_| "cli".to_owned()));
+    let state = oncebox_admin::Api::new(admin, Arc::new(Uploads { components }), limits, Mode::Tokens);
+    Ok(Api::Here(oncebox_admin::router(state), principal))
+}

@@ -1,0 +1,56 @@
+//! A tenant's migrations as files: named by their stem, known by their text.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use sha2::{Digest, Sha256};
+
+use super::{
+    tenant::migration_name,
+    wire::{self, NewMigration},
+};
+
+/// How the files are read that somebody names.
+pub(super) type Open<'a> = &'a dyn Fn(&Path) -> std::io::Result<Vec<u8>>;
+
+/// A file that is a text.
+pub(super) fn read_text(path: &Path, open: Open<'_>) -> std::io::Result<String> {
+    String::from_utf8(open(path)?).map_err(|_| std::io::Error::new(std::io::ErrorKind::InvalidData, "it is not UTF-8"))
+}
+
+/// A migration, as it was read.
+#[derive(Debug)]
+pub(super) struct Migration {
+    /// The file's stem.
+    pub(super) name: String,
+    /// Where it is.
+    pub(super) path: PathBuf,
+    /// Its statements.
+    pub(super) sql: String,
+    /// SHA-256 of its text.
+    pub(super) digest: String,
+}
+
+impl Migration {
+    /// Read a file.
+    pub(super) fn read(path: &Path, open: Open<'_>) -> Result<Self> {
+        let sql = read_text(path, open).with_context(|| format!("failed to read the migration `{}`", path.display()))?;
+        Ok(Self { name: migration_name(path), path: path.to_owned(), digest: hex::encode(Sha256::digest(&sql)), sql })
+    }
+
+    /// What the API takes.
+    pub(super) fn to_send(&self) -> NewMigration {
+        NewMigration { name: self.name.clone(), sql: self.sql.clone() }
+    }
+
+    /// A migration that was applied under this name has this text.
+    pub(super) fn check(&self, tenant: &str, applied: &[wire::Migration]) -> Result<()> {
+        let is_other = applied.iter().any(|known| known.name == self.name && known.digest != self.digest);
+        let (name, path) = (&self.name, self.path.display());
+        ensure!(
+            !is_other,
+            "migration `{name}` of tenant `{tenant}` was applied with another text than `{path}` has; write what is new as a migration of its own"
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,154 @@
+//! Uploading a component and waiting until it is compiled, with what there is to see of it.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use axum::body::{Body, Bytes};
+use futures::StreamExt;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use sha2::{Digest, Sha256};
+
+use super::{
+    api::{Api, Refused, path},
+    wire::Version,
+};
+
+/// Bytes that are handed over at once; the bar moves by them.
+const CHUNK: usize = 64 << 10;
+/// How often the state is asked for.
+const POLL: Duration = Duration::from_millis(100);
+
+/// A component, and what it is called.
+pub(crate) struct Upload<'a> {
+    pub(crate) tenant: &'a str,
+    pub(crate) handler: &'a str,
+    /// As a person knows it: its file.
+    pub(crate) name: String,
+    pub(crate) bytes: Bytes,
+}
+
+/// A component that cannot be deployed, with every reason.
+#[derive(Debug)]
+pub(crate) struct Unfit {
+    name: String,
+    reasons: Vec<String>,
+}
+
+impl Unfit {
+    /// Why; a line each.
+    pub(crate) fn reasons(&self) -> &[String] {
+        &self.reasons
+    }
+}
+
+impl std::fmt::Display for Unfit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.reasons[..] {
+            [reason] => write!(f, "`{}` cannot be deployed: {reason}", self.name),
+            reasons => write!(f, "`{}` cannot be deployed, for {} reasons", self.name, reasons.len()),
+        }
+    }
+}
+
+impl std::error::Error for Unfit {}
+
+/// Read a component's file.
+pub(crate) fn read(path: &Path) -> Result<Bytes> {
+    let bytes = std::fs::read(path).with_context(|| format!("failed to read the component `{}`", path.display()))?;
+    Ok(bytes.into())
+}
+
+impl Upload<'_> {
+    /// Upload it, unless it is there, and wait until it can be deployed.
+    pub(crate) async fn until_ready(&self, api: &Api) -> Result<Version> {
+        let version = self.send(api).await?;
+        wait(api, self.tenant, &self.name, version).await
+    }
+
+    /// Upload it, unless it is there.
+    pub(crate) async fn send(&self, api: &Api) -> Result<Version> {
+        let digest = hex::encode(Sha256::digest(&self.bytes));
+        let path = path(&["tenants", self.tenant, "handlers", self.handler, "versions", &digest]);
+        // What failed is worth another try: it may have been the host's fault.
+        if let Some(known) = known(api, &path).await?.filter(|known| known.state != "failed") {
+            return Ok(known);
+        }
+        let sent = api.put(&path, self.bytes.len(), counted(self.bytes.clone(), &self.name)).await;
+        sent.map_err(|error| unfit(&self.name, error))
+    }
+}
+
+/// A version, where there is one.
+async fn known(api: &Api, path: &str) -> Result<Option<Version>> {
+    match api.get(path).await {
+        Ok(known) => Ok(Some(known)),
+        Err(error) if error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 404) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Wait until a version is compiled.
+pub(crate) async fn wait(api: &Api, tenant: &str, name: &str, mut version: Version) -> Result<Version> {
+    let path = path(&["tenants", tenant, "handlers", &version.handler, "versions", &version.digest]);
+    let bar = spinner();
+    loop {
+        match version.state.as_str() {
+            "ready" => break,
+            "failed" => {
+                let reasons = version.problems.into_iter().map(|problem| problem.text).collect();
+                return Err(Unfit { name: name.to_owned(), reasons }.into());
+            }
+            state => bar.set_message(format!("{name}: {state}")),
+        }
+        tokio::time::sleep(POLL).await;
+        version = api.get(&path).await?;
+    }
+    bar.finish_and_clear();
+    Ok(version)
+}
+
+/// What the API says of a component belongs to its file.
+fn unfit(name: &str, error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref::<Refused>().map(Refused::problems) {
+        Some(reasons) if !reasons.is_empty() => Unfit { name: name.to_owned(), reasons }.into(),
+        _ => error.context(format!("`{name}` was not uploaded")),
+    }
+}
+
+/// A body that moves a bar, where a person can see it.
+fn counted(bytes: Bytes, name: &str) -> Body {
+    let bar = ProgressBar::with_draw_target(Some(bytes.len() as u64), ProgressDrawTarget::stderr());
+    let style = ProgressStyle::with_template("{msg}: uploading {bar:30} {bytes}/{total_bytes}, {eta}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_message(name.to_owned());
+    let chunks = (0..bytes.len()).step_by(CHUNK).map(move |start| bytes.slice(start..(start + CHUNK).min(bytes.len())));
+    Body::from_stream(futures::stream::iter(chunks).map(move |chunk| {
+        bar.inc(chunk.len() as u64);
+        if bar.length().is_some_and(|length| bar.position() >= length) {
+            bar.finish_and_clear();
+        }
+        Ok::<_, std::convert::Infallible>(chunk)
+    }))
+}
+
+/// A sign of life, where a person can see it.
+pub(super) fn spinner() -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    bar.set_style(ProgressStyle::with_template("{spinner} {msg} {elapsed}").unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
+}
+
+/// A digest as a person reads it.
+pub(crate) fn short(digest: &str) -> &str {
+    digest.get(..12).unwrap_or(digest)
+}
+
+/// The version that a digest's beginning names, once it is ready.
+pub(crate) async fn find(api: &Api, tenant: &str, handler: &str, digest: &str) -> Result<Version> {
+    if digest.is_empty() {
+        bail!("the version is empty; name one by the first digits of its digest");
+    }
+    let version = api.get(&path(&["tenants", tenant, "handlers", handler, "versions", digest])).await?;
+    wait(api, tenant, digest, version).await
+}

@@ -1,0 +1,200 @@
+//! A person's desk: a folder, a database with the host's schema, and the program, which works on the
+//! database itself or through the API of a server.
+
+use std::{net::SocketAddr, path::Path, process::Stdio, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use oncebox_inbox::MasterKey;
+use oncebox_server::local::{broker::MockBroker, free_port, process::Child};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use sqlx::AssertSqlSafe;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::{Instant, sleep},
+};
+
+use crate::{
+    inbox,
+    postgres::TestDatabase,
+    program::{self, Folder, Said},
+};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// How commands reach the inbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// On the database.
+    Database,
+    /// Through the API of a server, with an admin's token.
+    Server,
+}
+
+/// A folder, a database, and a server where there is one.
+pub struct Desk {
+    server: Option<Server>,
+    folder: Folder,
+    database: TestDatabase,
+    key: String,
+}
+
+/// A running host with its API. It is killed with this value.
+pub struct Server {
+    child: Child,
+    http: SocketAddr,
+    api: SocketAddr,
+    _broker: MockBroker,
+}
+
+impl Desk {
+    /// A new one.
+    pub async fn open(way: Way) -> Self {
+        let mut desk = Self::on_database().await.expect("a desk");
+        if way == Way::Server {
+            desk.start_server(&[]).await.expect("a server");
+            let token = desk.json(&["token", "create", "tester", "--role", "admin"]).await;
+            let token = token["token"].as_str().expect("a token").to_owned();
+            let url = desk.server_url();
+            desk.folder.unset("ONCEBOX_DATABASE_URL");
+            desk.folder.unset("ONCEBOX_MASTER_KEY");
+            desk.folder.set("ONCEBOX_SERVER", &url);
+            desk.folder.set("ONCEBOX_TOKEN", &token);
+        }
+        desk
+    }
+
+    async fn on_database() -> Result<Self> {
+        let database = TestDatabase::create(inbox::SOURCE, async |url: &str| inbox::prepare(&url.parse()?).await).await?;
+        let key = MasterKey::generate();
+        let folder = Folder::new()?.with("ONCEBOX_DATABASE_URL", database.url()).with("ONCEBOX_MASTER_KEY", &key);
+        Ok(Self { server: None, folder, database, key })
+    }
+
+    /// Start a host that serves the API of this database.
+    pub async fn start_server(&mut self, variables: &[(&str, &str)]) -> Result<()> {
+        let broker = MockBroker::start()?;
+        let (http, api) = (SocketAddr::from(([127, 0, 0, 1], free_port()?)), SocketAddr::from(([127, 0, 0, 1], free_port()?)));
+        let log = std::fs::File::create(self.dir().join("server.log"))?;
+        let mut command = std::process::Command::new(program::path()?);
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEBOX_")) {
+            command.env_remove(name);
+        }
+        command
+            .arg("serve")
+            .env("ONCEBOX_DATABASE_URL", self.database.url())
+            .env("ONCEBOX_MASTER_KEY", &self.key)
+            .env("ONCEBOX_KAFKA_BROKERS", broker.bootstrap())
+            .env("ONCEBOX_HTTP_LISTEN", http.to_string())
+            .env("ONCEBOX_API_LISTEN", api.to_string())
+            .env("ONCEBOX_RUNTIME_CACHE_DIR", self.dir().join("cache"))
+            .env("ONCEBOX_LOG_FORMAT", "text")
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        let child = Child::spawn(command, libc::SIGKILL).context("failed to start a server")?;
+        let server = self.server.insert(Server { child, http, api, _broker: broker });
+        let deadline = Instant::now() + DEADLINE;
+        while !server.is_ready().await {
+            let log = || std::fs::read_to_string(self.folder.dir().join("server.log")).unwrap_or_default();
+            ensure!(server.child.is_running() && Instant::now() < deadline, "the server does not become ready: {}", log());
+            sleep(Duration::from_millis(50)).await;
+        }
+        Ok(())
+    }
+
+    /// Where the server listens.
+    pub fn server_url(&self) -> String {
+        format!("http://{}", self.server.as_ref().expect("a server").api)
+    }
+
+    /// The environment of commands.
+    pub fn folder(&mut self) -> &mut Folder {
+        &mut self.folder
+    }
+
+    /// Where files are.
+    pub fn dir(&self) -> &Path {
+        self.folder.dir()
+    }
+
+    /// Write a file.
+    pub fn file(&self, name: &str, content: impl AsRef<[u8]>) {
+        self.folder.write(name, content).expect("a file");
+    }
+
+    /// The digest of a file, in short.
+    pub fn digest(&self, name: &str) -> String {
+        let bytes = std::fs::read(self.dir().join(name)).expect("a file");
+        hex::encode(Sha256::digest(bytes))[..12].to_owned()
+    }
+
+    /// Run a command.
+    pub async fn run(&self, arguments: &[&str]) -> Said {
+        self.folder.run(arguments, "").await.expect("the program runs")
+    }
+
+    /// What a command that succeeds prints.
+    pub async fn ok(&self, arguments: &[&str]) -> String {
+        let said = self.run(arguments).await;
+        assert_eq!(said.code, Some(0), "{arguments:?}: {}{}", said.stdout, said.stderr);
+        said.stdout
+    }
+
+    /// The same, as JSON.
+    pub async fn json(&self, arguments: &[&str]) -> Value {
+        let printed = self.ok(&[arguments, &["--json"]].concat()).await;
+        serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {printed}"))
+    }
+
+    /// A command that fails with one line, and changes nothing.
+    pub async fn fails(&self, arguments: &[&str], line: &str) {
+        let before = (self.state().await, self.audit().await);
+        let said = self.run(arguments).await;
+        assert_eq!(said.stderr, format!("error: {line}\n"), "{arguments:?}");
+        assert_eq!((said.code, said.stdout.as_str()), (Some(1), ""), "{arguments:?}");
+        assert_eq!((self.state().await, self.audit().await), before, "{arguments:?} changed something");
+    }
+
+    /// Rows of a query, as a superuser sees them.
+    pub async fn rows(&self, query: &str) -> Vec<Value> {
+        let mut connection = self.database.connect().await.expect("the database");
+        sqlx::query_scalar(AssertSqlSafe(query.to_owned())).fetch_all(&mut connection).await.expect("rows")
+    }
+
+    /// What a person's commands change.
+    pub async fn state(&self) -> String {
+        let mut state = String::new();
+        for table in ["tenant", "tenant_migration", "consumer", "handler", "version", "deployment", "token"] {
+            let rows = self.rows(&format!("SELECT to_jsonb(t::text) FROM oncebox.{table} t ORDER BY t::text")).await;
+            state.push_str(&format!("{table} {rows:?}\n"));
+        }
+        state
+    }
+
+    /// How many changes the audit log knows.
+    pub async fn audit(&self) -> i64 {
+        self.rows("SELECT to_jsonb(count(*)) FROM oncebox.audit").await[0].as_i64().expect("a number")
+    }
+}
+
+impl Server {
+    async fn is_ready(&self) -> bool {
+        let ask = async {
+            let mut stream = TcpStream::connect(self.http).await.ok()?;
+            stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.ok()?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.ok()?;
+            Some(answer.starts_with("HTTP/1.1 200"))
+        };
+        ask.await.unwrap_or(false)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.child.end(&[(libc::SIGKILL, Duration::from_secs(10))]);
+    }
+}
