@@ -547,6 +547,7 @@ Commands:
   shadow       Try a version on live messages, without an effect
   rollback     Go back to the version before, or to a named one
   deployments  List what is deployed, and how far the hosts are with it
+  apply        Make tenants, consumers and deployments what a file says
   inbox        Look into the inbox
   hosts        List the hosts that run
   token        Who may use the API
@@ -568,6 +569,7 @@ Commands:
         (&["canary", "start", "--help"], "Its share of the ordering keys"),
         (&["shadow", "start", "--help"], "The share of messages that it runs on"),
         (&["rollback", "--help"], "Run again what the withdrawn version failed"),
+        (&["apply", "--help"], "Only show what would be done"),
         (&["token", "create", "--help"], "Only for this tenant"),
         (&["tenant", "list", "--help"], "--server <URL>"),
     ] {

@@ -1,6 +1,7 @@
 //! The command line: one file per noun.
 
 mod api;
+mod apply;
 mod audit;
 mod canary;
 mod component;
@@ -23,8 +24,11 @@ pub(crate) mod upload;
 mod verify;
 mod version;
 
+pub(crate) use api::Api;
+pub(crate) use apply::apply;
 pub(crate) use consumer::check_kafka;
 pub(crate) use deploy::handler_name;
+pub(crate) use local::api as local_api;
 pub(crate) use output::table;
 pub(crate) use tenant::create_with_tables;
 pub(crate) use upload::Unfit;
@@ -36,7 +40,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use self::api::{Api, Remote, Server};
+use self::api::{Remote, Server};
 use crate::{config::Config, demo, dev, logs, report, serve};
 
 /// Message handlers as WebAssembly components, each effect exactly once.
@@ -112,6 +116,8 @@ enum ApiCommand {
     Rollback(rollback::RollbackArgs),
     /// List what is deployed, and how far the hosts are with it
     Deployments(deployments::DeploymentsArgs),
+    /// Make tenants, consumers and deployments what a file says
+    Apply(apply::ApplyArgs),
     /// Look into the inbox
     #[command(subcommand)]
     Inbox(inbox::InboxCommand),
@@ -206,6 +212,7 @@ async fn speak(api: &Api, command: ApiCommand, json: bool) -> Result<()> {
         ApiCommand::Shadow(command) => shadow::run(api, command, json).await,
         ApiCommand::Rollback(args) => rollback::run(api, args, json).await,
         ApiCommand::Deployments(args) => deployments::run(api, args, json).await,
+        ApiCommand::Apply(args) => apply::run(api, args, json).await,
         ApiCommand::Inbox(command) => inbox::run(api, command, json).await,
         ApiCommand::Hosts => hosts::run(api, json).await,
         ApiCommand::Token(command) => token::run(api, command, json).await,

@@ -15,8 +15,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use oncebox_inbox::{Admin, MasterKey, NewDeployment, policy::Policy};
-use oncebox_runtime::{Runtime, RuntimeConfig};
+use oncebox_inbox::{Admin, MasterKey};
 use serde_json::json;
 
 use self::{
@@ -26,7 +25,7 @@ use self::{
     progress::Progress,
 };
 use crate::{
-    cli::table,
+    cli::{apply, local_api, table},
     config::Config,
     local::{
         broker::MockBroker,
@@ -39,16 +38,16 @@ use crate::{
 const TENANTS: [&str; input::TENANTS] = ["acme", "globex"];
 /// Partitions of each topic.
 const PARTITIONS: i32 = 16;
-/// Which component takes which event type.
-const HANDLERS: [(&str, &str, &[u8]); 6] = [
-    ("com.github.push", "github-push", include_bytes!("../../../../guest-examples/components/github-push.wasm")),
-    ("com.github.issues", "github-issues", include_bytes!("../../../../guest-examples/components/github-issues.wasm")),
-    ("com.github.pull_request", "github-pull-requests", include_bytes!("../../../../guest-examples/components/github-pull-requests.wasm")),
-    ("com.github.star", "github-stars", include_bytes!("../../../../guest-examples/components/github-stars.wasm")),
-    ("com.github.watch", "github-stars", include_bytes!("../../../../guest-examples/components/github-stars.wasm")),
-    ("*", "github-audit", include_bytes!("../../../../guest-examples/components/github-audit.wasm")),
+/// What is set up, as a file of `oncebox apply`, with the files that it names.
+const SETUP: &str = include_str!("../../../../guest-examples/github-demo.toml");
+const FILES: [(&str, &[u8]); 6] = [
+    ("github-schema.sql", include_bytes!("../../../../guest-examples/github-schema.sql")),
+    ("components/github-push.wasm", include_bytes!("../../../../guest-examples/components/github-push.wasm")),
+    ("components/github-issues.wasm", include_bytes!("../../../../guest-examples/components/github-issues.wasm")),
+    ("components/github-pull-requests.wasm", include_bytes!("../../../../guest-examples/components/github-pull-requests.wasm")),
+    ("components/github-stars.wasm", include_bytes!("../../../../guest-examples/components/github-stars.wasm")),
+    ("components/github-audit.wasm", include_bytes!("../../../../guest-examples/components/github-audit.wasm")),
 ];
-const SCHEMA: &str = include_str!("../../../../guest-examples/github-schema.sql");
 /// Without any progress for this long, something is stuck.
 const STUCK: Duration = Duration::from_secs(60);
 
@@ -153,25 +152,16 @@ fn topic(tenant: &str) -> String {
 
 /// Tenants, consumers and deployments, as a person would make them.
 async fn set_up(config: &Config) -> Result<Admin> {
-    eprintln!("creating {} tenants and deploying {} handlers to each", TENANTS.len(), HANDLERS.len());
+    let handlers = SETUP.matches("[[tenant.consumer.deployment]]").count() / TENANTS.len();
+    eprintln!("creating {} tenants and deploying {handlers} handlers to each", TENANTS.len());
     serve::migrate(config).await?;
     let admin = config.admin()?;
-    let runtime = Runtime::new(RuntimeConfig { cache_dir: config.runtime.cache_dir.clone(), ..RuntimeConfig::default() })?;
-    for name in TENANTS {
-        let tenant = admin.create_tenant(name).await?;
-        admin.apply_migration(&tenant, "tables", SCHEMA).await?;
-        // A killed host's membership ends soon, so that its successor need not wait for long.
-        let policy = format!(
-            "topics = ['{}']\nack = 'after_commit'\nidentity.event_type = ['cloudevents']\n\
-             kafka.properties = {{ 'session.timeout.ms' = '6000', 'heartbeat.interval.ms' = '500' }}",
-            topic(name)
-        );
-        admin.create_consumer(name, "github", &Policy::parse(&policy)?).await?;
-        for (event_type, handler, component) in HANDLERS {
-            runtime.load(component).await.with_context(|| format!("failed to load `{handler}`"))?;
-            admin.deploy_compiled(name, "github", NewDeployment::stable(event_type, handler, ""), component).await?;
-        }
-    }
+    let api = local_api(config, admin.clone())?;
+    let open = |path: &Path| {
+        let found = FILES.iter().find(|(name, _)| Path::new(name) == path).map(|(_, bytes)| bytes.to_vec());
+        found.ok_or_else(|| std::io::ErrorKind::NotFound.into())
+    };
+    apply(&api, Path::new("github-demo.toml"), SETUP, &open).await?;
     Ok(admin)
 }
 

@@ -1,0 +1,97 @@
+//! `oncebox apply`: tenants, consumers and deployments as a file says them. What is there is compared
+//! with it first, the plan is shown, and only then something is done. Nothing is ever taken away.
+
+mod carry_out;
+mod file;
+mod plan;
+
+use std::{
+    io::{BufRead, IsTerminal, Write},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use serde_json::json;
+
+use self::plan::{Change, Sign};
+use super::{
+    api::Api,
+    hosts::{self, Waiting},
+    migration::Open,
+    output,
+};
+
+#[derive(Args)]
+pub(super) struct ApplyArgs {
+    /// File with tenants, consumers and deployments
+    #[arg(long, short)]
+    file: PathBuf,
+    /// Only show what would be done
+    #[arg(long)]
+    dry_run: bool,
+    /// Ask before anything is done
+    #[arg(long, conflicts_with = "dry_run")]
+    prompt: bool,
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+pub(super) async fn run(api: &Api, args: ApplyArgs, as_json: bool) -> Result<()> {
+    let tenants = file::read(&args.file)?;
+    let changes = plan::compare(api, &tenants).await?;
+    if !as_json {
+        changes.iter().for_each(|change| println!("{change}"));
+    }
+    let (created, changed) = (count(&changes, Sign::Create), count(&changes, Sign::Change));
+    let is_nothing = created + changed == 0;
+    let is_asked = args.prompt && !is_nothing;
+    if !args.dry_run && !is_nothing && (!is_asked || agrees()?) {
+        let deployed = carry_out::carry_out(api, &changes).await?;
+        for (slot, deployment) in &deployed {
+            hosts::wait_quietly(api, slot, deployment, &args.waiting, as_json).await?;
+        }
+    } else if is_asked {
+        println!("nothing was done");
+        return Ok(());
+    }
+    summary(&changes, &args, as_json)
+}
+
+/// Make things what a text says, without a word.
+pub(crate) async fn apply(api: &Api, name: &Path, text: &str, open: Open<'_>) -> Result<()> {
+    let tenants = file::parse(name, text, open)?;
+    let changes = plan::compare(api, &tenants).await?;
+    carry_out::carry_out(api, &changes).await.map(drop)
+}
+
+fn summary(changes: &[Change<'_>], args: &ApplyArgs, as_json: bool) -> Result<()> {
+    let (created, changed) = (count(changes, Sign::Create), count(changes, Sign::Change));
+    let unchanged = changes.len() - created - changed;
+    if as_json {
+        let changes: Vec<_> = changes.iter().map(Change::json).collect();
+        return output::json(&json!({
+            "changes": changes, "created": created, "changed": changed, "unchanged": unchanged, "dry_run": args.dry_run,
+        }));
+    }
+    let would = if args.dry_run { "to be " } else { "" };
+    match created + changed {
+        0 => println!("no changes"),
+        _ => println!("{created} {would}created, {changed} {would}changed, {unchanged} unchanged"),
+    }
+    Ok(())
+}
+
+fn count(changes: &[Change<'_>], sign: Sign) -> usize {
+    changes.iter().filter(|change| change.sign == sign).count()
+}
+
+/// Ask the person at the terminal.
+fn agrees() -> Result<bool> {
+    ensure!(std::io::stdin().is_terminal(), "`--prompt` needs a terminal to ask at");
+    eprint!("do this? [y/N] ");
+    std::io::stderr().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
