@@ -15,6 +15,7 @@ use std::{
 };
 
 use oncebox_server::local::{free_port, process::Child};
+use oncebox_tests::guests::{self, End};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tokio::{
@@ -140,6 +141,25 @@ impl Shell {
                 return;
             }
             sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// Wait until `oncebox dev` has told so many times that it made this live.
+    async fn until_dev_redeploys(&self, what: &str, count: usize) {
+        let deadline = Instant::now() + PATIENCE;
+        let is_it = |line: &&str| line.starts_with(&format!("redeploy  {what}, version ")) && line.contains(", live after ");
+        while self.dev_log().lines().filter(is_it).count() < count {
+            assert!(Instant::now() < deadline, "`{what}` is not {count} times in {}", self.dev_log());
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Wait for a part of a line of `oncebox dev`.
+    async fn until_dev_log_has(&self, part: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.dev_log().contains(part) {
+            assert!(Instant::now() < deadline, "`{part}` is not in {}", self.dev_log());
+            sleep(Duration::from_millis(50)).await;
         }
     }
 
@@ -275,4 +295,68 @@ async fn mistakes_are_named_and_nothing_is_written_over() {
     shell.fails(&format!("echo '{message}' | oncebox send -"), "no brokers to send to; start `oncebox dev`").await;
     let nobody = format!("127.0.0.1:{}", free_port().unwrap());
     shell.fails(&format!("echo '{message}' | oncebox send - --brokers {nobody}"), &format!("no broker answers at `{nobody}`")).await;
+}
+
+/// A handler that writes a word.
+fn says(word: &str) -> Vec<u8> {
+    guests::component(&[guests::execute(format!("INSERT INTO said VALUES ('{word}')"))], &End::Ok)
+}
+
+/// What could go wrong: a file that is saved is not taken up, half of one is, or a broken one takes the live
+/// version away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_component_that_is_built_again_is_live_a_moment_later() {
+    let shell = Shell::open("watch");
+    let write = |name: &str, bytes: &[u8]| std::fs::write(shell.root.join(name), bytes).unwrap();
+    std::fs::create_dir(shell.root.join("built")).unwrap();
+    write("schema.sql", b"CREATE TABLE said (word text);");
+    write("a.wasm", &says("one"));
+    write("built/order.closed.wasm", &says("closed"));
+    let dev = shell.dev("oncebox dev order.placed=a.wasm --watch built --schema schema.sql").await;
+    let mut sent = 0;
+    let mut send = async |event_type: &str| {
+        sent += 1;
+        shell.ok(&format!(r#"echo '{{"id":"m-{sent}","event_type":"{event_type}"}}' | oncebox send -"#)).await;
+        shell.until_dev_says(&[format!("handled   m-{sent} ({event_type}): completed")]).await;
+        let rows = shell.rows("SELECT word FROM said").await;
+        let words: Vec<_> = rows.iter().map(|row| row["word"].as_str().unwrap().to_owned()).collect();
+        assert_eq!(words.len(), sent, "{words:?}");
+        words.into_iter().next_back().unwrap()
+    };
+    assert_eq!(send("order.placed").await, "one");
+    assert_eq!(send("order.closed").await, "closed");
+
+    // Replaced at once, as a compiler does it.
+    write("a.new", &says("two"));
+    std::fs::rename(shell.root.join("a.new"), shell.root.join("a.wasm")).unwrap();
+    shell.until_dev_redeploys("a.wasm takes `order.placed`", 1).await;
+    assert_eq!(send("order.placed").await, "two");
+
+    // Broken: told, with every reason, and what is live stays.
+    write("a.wasm", b"hello");
+    shell.until_dev_log_has("refused   `a.wasm` cannot be deployed: this is not a WebAssembly file").await;
+    assert_eq!(send("order.placed").await, "two");
+    // Foreign.
+    write("a.wasm", &wat::parse_str("(component (import \"wasi:http/outgoing-handler@0.2.0\" (instance)))").unwrap());
+    shell.until_dev_log_has("wasi:http/outgoing-handler@0.2.0").await;
+    assert_eq!(send("order.placed").await, "two");
+
+    // Written in place, with a pause in the middle.
+    let three = says("three");
+    write("a.wasm", &three[..three.len() / 2]);
+    sleep(Duration::from_millis(900)).await;
+    write("a.wasm", &three);
+    shell.until_dev_redeploys("a.wasm takes `order.placed`", 2).await;
+    assert_eq!(send("order.placed").await, "three");
+    assert_eq!(shell.dev_log().matches("refused   ").count(), 2, "half a file was taken for a broken one: {}", shell.dev_log());
+
+    // In the folder: one that changes, and one that comes.
+    write("built/order.closed.wasm", &says("shut"));
+    write("built/order.opened.wasm", &says("opened"));
+    shell.until_dev_redeploys("built/order.closed.wasm takes `order.closed`", 1).await;
+    shell.until_dev_redeploys("built/order.opened.wasm takes `order.opened`", 1).await;
+    assert_eq!(send("order.closed").await, "shut");
+    assert_eq!(send("order.opened").await, "opened");
+    let status = dev.end(&[(libc::SIGTERM, Duration::from_secs(60))]);
+    assert!(status.is_some_and(|status| status.success()), "{status:?}: {}", shell.dev_log());
 }

@@ -27,7 +27,8 @@ mod version;
 pub(crate) use api::Api;
 pub(crate) use apply::apply;
 pub(crate) use consumer::check_kafka;
-pub(crate) use deploy::handler_name;
+pub(crate) use deploy::{SlotArgs, handler_name};
+pub(crate) use hosts::wait as wait_until_switched;
 pub(crate) use local::api as local_api;
 pub(crate) use output::table;
 pub(crate) use tenant::create_with_tables;
@@ -187,7 +188,7 @@ async fn run(cli: Cli) -> Result<()> {
         }
         Command::New(args) => new::run(args, json),
         Command::Dev(args) => {
-            logs::start(&config.log)?;
+            logs::start(&dev::quiet(&config.log))?;
             dev::run(config, args).await
         }
         Command::Send(args) => send::run(&config, args, json).await,

@@ -1,5 +1,7 @@
 //! `oncebox dev`: a host with batteries.
 
+mod files;
+mod redeploy;
 pub(crate) mod running;
 mod watch;
 
@@ -10,12 +12,13 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::Args;
-use oncebox_inbox::{Admin, InboxError, MasterKey, NewDeployment, policy::Policy};
-use oncebox_runtime::{Runtime, RuntimeConfig};
+use oncebox_inbox::{Admin, InboxError, MasterKey, policy::Policy};
+use tracing::level_filters::LevelFilter;
 
+use self::files::Files;
 use crate::{
-    cli::{create_with_tables, handler_name},
-    config::Config,
+    cli::{Api, create_with_tables, local_api},
+    config::{Config, Log},
     local::{
         broker::MockBroker,
         free_port,
@@ -36,8 +39,13 @@ const POLICY: &str = "ack = 'after_commit'\nidentity.id = ['cloudevents', {heade
 /// What to run.
 #[derive(Args)]
 pub(crate) struct DevArgs {
-    /// Components to deploy, each as `event.type=file.wasm`, or `file.wasm` for every event type
+    /// Components to deploy, each as `event.type=file.wasm`, or `file.wasm` for every event type. A file
+    /// that changes is deployed again
     components: Vec<String>,
+    /// Folder of components, each named for its event type: `event.type.wasm`. What changes or comes is
+    /// deployed
+    #[arg(long, value_name = "DIR")]
+    watch: Option<PathBuf>,
     /// Folder for the database and the keys
     #[arg(long, default_value = running::DIR)]
     dir: PathBuf,
@@ -53,6 +61,14 @@ pub(crate) struct DevArgs {
     /// Running brokers instead of the embedded one
     #[arg(long)]
     brokers: Option<String>,
+}
+
+/// Logs without a line for each of its own requests, unless somebody chose what to log.
+pub(crate) fn quiet(log: &Log) -> Log {
+    match log.level.parse::<LevelFilter>() {
+        Ok(level) => Log { level: format!("{level},sqlx=warn,sqlx::postgres::notice=off,oncebox_admin=warn"), ..log.clone() },
+        Err(_) => log.clone(),
+    }
 }
 
 /// Start what is missing, deploy, tell how to send a message, and serve.
@@ -72,12 +88,13 @@ pub(crate) async fn run(mut config: Config, args: DevArgs) -> Result<()> {
     serve::migrate(&config).await?;
     let admin = config.admin()?;
     set_up(&admin, &args).await?;
-    deploy(&config, &admin, &args).await?;
+    let api = local_api(&config, admin.clone())?;
+    let files = deploy(&api, &args).await?;
     let announced = running(&config, &args)?.announce(&args.dir)?;
     announce(&config, &args);
-    let watching = tokio::spawn(watch::watch(admin));
+    let watching = [tokio::spawn(watch::watch(admin)), tokio::spawn(redeploy::watch(api, files))];
     let served = serve::serve(&config).await;
-    watching.abort();
+    watching.iter().for_each(|task| task.abort());
     drop(announced);
     drop(broker);
     drop(postgres);
@@ -144,21 +161,21 @@ async fn set_up(admin: &Admin, args: &DevArgs) -> Result<()> {
     Ok(())
 }
 
-/// Compiled into the cache, where the host finds it a moment later.
-async fn deploy(config: &Config, admin: &Admin, args: &DevArgs) -> Result<()> {
-    let cache_dir = config.runtime.cache_dir.clone();
-    let compiler = Some(config.runtime.compiler());
-    let runtime = Runtime::new(RuntimeConfig { instances_max: 1, cache_dir, compiler, ..RuntimeConfig::default() })?;
-    for component in &args.components {
+/// Deploy the components as they are, through the API; the host finds what was compiled in the cache.
+async fn deploy(api: &Api, args: &DevArgs) -> Result<Files> {
+    let named = args.components.iter().map(|component| {
         let (event_type, file) = component.split_once('=').unwrap_or(("*", component));
-        let path = Path::new(file);
-        let bytes = std::fs::read(path).with_context(|| format!("failed to read the component `{file}`"))?;
-        runtime.load(&bytes).await.with_context(|| format!("`{file}` cannot be deployed"))?;
-        let handler = handler_name(path);
-        admin.deploy_compiled("dev", "dev", NewDeployment::stable(event_type, &handler, ""), &bytes).await?;
-        println!("handler   {handler} takes `{event_type}`");
+        (event_type.to_owned(), PathBuf::from(file))
+    });
+    let mut files = Files::new(named, args.watch.clone());
+    for component in files.read_all()? {
+        redeploy::deploy(api, &component).await?;
+        println!("handler   {} takes `{}`", redeploy::handler_of(&component.path), component.event_type);
     }
-    Ok(())
+    if let Some(dir) = &args.watch {
+        println!("watching  {}: each `<event type>.wasm` in it is deployed", dir.display());
+    }
+    Ok(files)
 }
 
 /// For the commands of this folder. The password of a database that was given stays where it was given.
