@@ -190,7 +190,8 @@ mod tests {
 
     fn check(body: &str, said: &str) {
         let error = parse::<Sample>(body.as_bytes()).expect_err(body).answer("1", false);
-        let body = futures::executor::block_on(axum::body::to_bytes(error.into_body(), 10_000)).expect("a body");
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let body = runtime.block_on(axum::body::to_bytes(error.into_body(), 10_000)).expect("a body");
         let detail = serde_json::from_slice::<Value>(&body).expect("JSON")["detail"].as_str().expect("a detail").to_owned();
         assert!(detail.contains(said), "{detail}");
     }
