@@ -1,5 +1,7 @@
 //! The HTTP API: who may do what, and what becomes of everything else.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 #[path = "admin_api/desk.rs"]
 mod desk;
 #[path = "admin_api/steps.rs"]
