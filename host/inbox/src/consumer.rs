@@ -16,6 +16,7 @@ use crate::{
     pace::Pace,
     policy::Policy,
     session::Sessions,
+    shadow::Queue,
 };
 
 /// A consumer's inbox: its policy, its tenant's sessions, its live handlers and its pace.
@@ -33,6 +34,8 @@ pub struct ConsumerInbox {
     pub owner: String,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) pace: Pace,
+    /// Messages that wait for a candidate to be tried on them.
+    pub(crate) shadows: Queue,
     handlers: watch::Sender<Arc<dyn Handlers>>,
     /// Whoever loads deployments is told here that those that are loaded are stale.
     stale: OnceLock<Arc<Notify>>,
@@ -58,6 +61,7 @@ impl ConsumerInbox {
         handlers: Arc<dyn Handlers>,
     ) -> Arc<Self> {
         let pace = Pace::new(policy.batch.messages_max);
+        let shadows = Queue::new(consumer_id, &tenant, &name, policy.payload, &sessions);
         Arc::new(Self {
             consumer_id,
             tenant,
@@ -66,6 +70,7 @@ impl ConsumerInbox {
             owner,
             sessions,
             pace,
+            shadows,
             handlers: watch::Sender::new(handlers),
             stale: OnceLock::new(),
             event_types: Mutex::default(),
@@ -80,6 +85,11 @@ impl ConsumerInbox {
     /// Whom to tell when a claim was refused because newer deployments are required.
     pub fn tell_when_stale(&self, notify: Arc<Notify>) {
         let _ = self.stale.set(notify); // there is one that loads
+    }
+
+    /// Finish the trial of a candidate that runs, and write what shadows found so far.
+    pub async fn finish_shadows(&self) {
+        self.shadows.close().await;
     }
 
     /// The live handlers.

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures::future::BoxFuture;
 use tokio::time::Instant;
 
-use crate::{complete::Disposition, message::Message, tx::Tx};
+use crate::{complete::Disposition, message::Message, shadow::Shadow, tx::Tx};
 
 /// Why a message is being run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub enum DeliveryKind {
     Live,
     /// A later run, from the inbox.
     Retry,
+    /// A trial run of a candidate, after the live version's; always rolled back.
+    Shadow,
 }
 
 /// One run of one message.
@@ -27,7 +29,7 @@ pub struct Run<'a> {
     pub message: &'a Message,
     /// Which run of this message this is, from 1.
     pub attempt: u32,
-    /// Live or retry.
+    /// Live, retry or shadow.
     pub kind: DeliveryKind,
     /// When the host stops this call.
     pub deadline: Instant,
@@ -88,6 +90,10 @@ pub trait Handlers: Send + Sync + 'static {
     /// ordering key. `failed` is the version that failed it before, which takes it again where its
     /// deployment says so.
     fn resolve(&self, message: &Message, failed: Option<i32>) -> Option<Arc<dyn Handler>>;
+    /// The candidate that shadows the handler of this message, where there is one.
+    fn shadow(&self, _message: &Message) -> Option<Arc<Shadow>> {
+        None
+    }
     /// The generation of deployments this set was loaded at; the claim refuses older ones
     /// than the consumer requires.
     fn generation(&self) -> i64;

@@ -112,7 +112,8 @@ impl PartitionInbox {
                     Some(handler) => {
                         self.suspects.observe(&self.consumer, &message);
                         let version = Some(handler.version());
-                        Route::Run(Routed { offered: Offered { message, version, reason: None }, handler, generation })
+                        let shadow = handlers.shadow(&message).filter(|shadow| shadow.samples(&message.id));
+                        Route::Run(Routed { offered: Offered { message, version, reason: None }, handler, generation, shadow })
                     }
                 },
             };
@@ -194,7 +195,7 @@ impl PartitionInbox {
         let claims = self.consumer.store(generation, &offered, As::Received).await?;
         let new = claims.iter().filter(|claimed| **claimed == Claimed::New).count();
         self.probation = self.probation.saturating_sub(new);
-        Ok(Settled { claims, ran: Vec::new(), alone: false })
+        Ok(Settled { claims, ran: Vec::new(), alone: false, sampled: Vec::new() })
     }
 
     async fn settle(&mut self, batch: &[Routed]) -> Result<Settled, InboxError> {

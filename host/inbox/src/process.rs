@@ -17,6 +17,7 @@ use crate::{
     policy::Dedup,
     run::{Ended, Job, run},
     session::{CommitError, Transaction},
+    shadow::{self, Sampled, Shadow},
     together,
     tx::{StatementError, Tx, bounded},
 };
@@ -27,6 +28,8 @@ pub(crate) struct Routed {
     pub(crate) handler: Arc<dyn Handler>,
     /// Generation of the set of handlers that this one is of.
     pub(crate) generation: i64,
+    /// The candidate that is tried on it afterwards, where it is in a sample.
+    pub(crate) shadow: Option<Arc<Shadow>>,
 }
 
 impl Routed {
@@ -48,6 +51,8 @@ pub(crate) struct Settled {
     pub(crate) ran: Outcomes,
     /// The batch could only be settled message by message.
     pub(crate) alone: bool,
+    /// Messages that completed, on which candidates are to be tried.
+    pub(crate) sampled: Vec<Sampled>,
 }
 
 /// Why a transaction stopped. Nothing of it remains.
@@ -103,7 +108,7 @@ impl ConsumerInbox {
         let started = Instant::now();
         let mut claims = self.claim_live(transaction, batch).await.map_err(at_claim)?;
         let mut completion = Completion::default();
-        let mut ran = Vec::new();
+        let (mut ran, mut sampled) = (Vec::new(), Vec::new());
         let mut next = 0;
         while let Some(routed) = batch.get(next) {
             let index = next;
@@ -121,11 +126,11 @@ impl ConsumerInbox {
                 next = behind;
                 continue;
             }
-            let (disposition, kind) = self.handle(transaction.tx(), routed, index, mode, &mut completion).await?;
+            let (disposition, kind) = self.handle(transaction, routed, index, mode, &mut completion, &mut sampled).await?;
             ran.push((index, disposition, kind));
         }
         complete(transaction, self.consumer_id, &completion).await.map_err(at_completion)?;
-        Ok(Settled { claims, ran, alone: false })
+        Ok(Settled { claims, ran, alone: false, sampled })
     }
 
     /// Claim what is about to be run. Without deduplication everything is new and no row says so; the
@@ -143,20 +148,30 @@ impl ConsumerInbox {
     /// Run one claimed message; under a savepoint its failure becomes its row.
     async fn handle(
         &self,
-        tx: &Tx,
+        transaction: &Transaction<'_>,
         routed: &Routed,
         index: usize,
         mode: Mode,
         completion: &mut Completion,
+        sampled: &mut Vec<Sampled>,
     ) -> Result<(Disposition, Option<FailureKind>), Stop> {
+        let tx = transaction.tx();
         if mode == Mode::Savepoints {
             host_statement(tx, "SAVEPOINT m").await?;
         }
+        let watch = match routed.shadow {
+            Some(_) => Some(shadow::begin(tx).await?),
+            None => None,
+        };
         hooks::point("inbox:handle:before");
         let ended = run(self.job(routed, 1, DeliveryKind::Live), tx).await;
         hooks::point("inbox:handle:after");
         match ended {
             Ended::Ok(result) => {
+                if let (Some(shadow), Some(watch)) = (&routed.shadow, watch) {
+                    let trace = watch.end(transaction).await?;
+                    sampled.push(Sampled::new(shadow, &routed.offered.message, routed.generation, result.clone(), trace));
+                }
                 if mode == Mode::Savepoints {
                     host_statement(tx, "RELEASE SAVEPOINT m").await?;
                 }
@@ -212,6 +227,7 @@ impl ConsumerInbox {
             let stop = match self.transact(&batch[..limit.min(batch.len())], mode).await {
                 Ok(mut settled) => {
                     settled.alone = alone;
+                    settled.sampled.drain(..).for_each(|sampled| self.shadows.offer(sampled));
                     let failed = settled.ran.iter().filter(|(_, disposition, _)| *disposition != Disposition::Completed).count();
                     self.pace.committed(settled.ran.len(), failed);
                     return Ok(settled);
@@ -241,7 +257,7 @@ impl ConsumerInbox {
                 Stop::AtClaim { failure } => {
                     let Routed { offered, generation, .. } = &batch[0];
                     let claimed = self.park_unclaimable(*generation, &offered.message, &failure).await?;
-                    return Ok(Settled { claims: vec![claimed], ran: Vec::new(), alone });
+                    return Ok(Settled { claims: vec![claimed], ran: Vec::new(), alone, sampled: Vec::new() });
                 }
                 Stop::Abandoned { index: 0, failure } => return self.record_alone(&batch[0], failure).await,
                 // What stands before it is settled first, so that positions stay in order.
@@ -271,7 +287,7 @@ impl ConsumerInbox {
         complete(&transaction, self.consumer_id, &completion).await?;
         commit(transaction).await.map_err(stopped)?;
         claims.truncate(1);
-        Ok(Settled { claims, ran, alone: false })
+        Ok(Settled { claims, ran, alone: false, sampled: Vec::new() })
     }
 
     /// A message whose row PostgreSQL does not take is kept under its position.

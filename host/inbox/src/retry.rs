@@ -116,7 +116,7 @@ impl ConsumerInbox {
             return self.record_leased(leased, generation, None, failure).await;
         };
         let offered = Offered { message: leased.message.clone(), version: Some(handler.version()), reason: None };
-        let routed = Routed { offered, handler, generation };
+        let routed = Routed { offered, handler, generation, shadow: None };
         let mut repeats = 0;
         loop {
             let undone = match self.transact_leased(leased, &routed).await {

@@ -54,7 +54,7 @@ pub struct Job<'a> {
     pub message: &'a Message,
     /// Which run this is, from 1.
     pub attempt: u32,
-    /// Live or retry.
+    /// Live, retry or shadow.
     pub kind: DeliveryKind,
     /// Wall clock around the whole call.
     pub deadline: Duration,
@@ -101,7 +101,9 @@ async fn judge<T>(job: &Job<'_>, deadline: Instant, answer: BoxFuture<'_, Result
     let started = Instant::now();
     tx.run_begins().await;
     let answer = timeout_at(deadline, answer).instrument(span(job)).await;
-    warn_if_slow(job, started.elapsed());
+    if job.kind != DeliveryKind::Shadow {
+        warn_if_slow(job, started.elapsed());
+    }
     let answer =
         answer.unwrap_or_else(|_| Err(Failure::new(FailureKind::Deadline, format!("stopped after {} ms", job.deadline.as_millis()))));
     if tx.is_abandoned().await {

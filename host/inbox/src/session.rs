@@ -82,6 +82,15 @@ impl Budget {
         permit
     }
 
+    /// A permit that nobody will miss: there is another one left, and nobody waits.
+    fn spare(&self) -> Option<OwnedSemaphorePermit> {
+        if self.is_short() {
+            return None;
+        }
+        let permit = self.permits.clone().try_acquire_owned().ok()?;
+        (self.permits.available_permits() > 0).then_some(permit)
+    }
+
     /// Whether a connection is better closed than kept.
     fn is_short(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
@@ -114,6 +123,9 @@ pub struct Transaction<'a> {
 /// Connections kept open per tenant when nothing runs.
 const IDLE_MAX: usize = 8;
 
+/// What shadows' connections are called in `pg_stat_activity`.
+const SHADOW_NAME: &str = "oncebox shadow";
+
 /// How long a connection may take to open.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -143,9 +155,20 @@ impl Sessions {
             ("search_path", schema.to_owned()),
             ("application_name", "oncebox".to_owned()),
         ]);
+        Self::with(options, secret, admin, budget)
+    }
+
+    fn with(options: PgConnectOptions, secret: [u8; 32], admin: PgPool, budget: Arc<Budget>) -> Arc<Self> {
         let sessions = Arc::new(Self { options, secret, budget, admin, idle: Mutex::default() });
         sessions.budget.tenants.lock().expect("no panic while held").push(Arc::downgrade(&sessions));
         sessions
+    }
+
+    /// Sessions of the same role that wait for no lock for longer than this.
+    pub(crate) fn giving_way(&self, lock_timeout: Duration) -> Arc<Self> {
+        let lock_timeout = format!("{}ms", lock_timeout.as_millis());
+        let options = self.options.clone().application_name(SHADOW_NAME).options([("lock_timeout", lock_timeout)]);
+        Self::with(options, self.secret, self.admin.clone(), self.budget.clone())
     }
 
     /// The secret that host functions ask for.
@@ -166,6 +189,32 @@ impl Sessions {
         self.begin_on(self.connect().await?).await
     }
 
+    /// Begin a transaction where a connection is to spare; none is ever waited for.
+    pub(crate) async fn begin_spare(&self) -> Result<Option<Transaction<'_>>, InboxError> {
+        if self.budget.is_short() {
+            self.idle.lock().expect("no panic while held").clear();
+            return Ok(None);
+        }
+        if let Some(session) = self.take_idle()
+            && let Ok(transaction) = self.begin_on(session).await
+        {
+            return Ok(Some(transaction));
+        }
+        let Some(permit) = self.budget.spare() else { return Ok(None) };
+        let session = self.connect_with(permit).await?;
+        self.begin_on(session).await.map(Some)
+    }
+
+    /// Whether someone waits for a connection.
+    pub(crate) fn is_short(&self) -> bool {
+        self.budget.is_short()
+    }
+
+    /// The host's own connections.
+    pub(crate) fn admin(&self) -> &PgPool {
+        &self.admin
+    }
+
     async fn begin_on(&self, mut session: Session) -> Result<Transaction<'_>, InboxError> {
         const BEGIN: &str = "RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
         bounded(session.connection.execute(sqlx::raw_sql(BEGIN))).await?;
@@ -174,6 +223,10 @@ impl Sessions {
 
     async fn connect(&self) -> Result<Session, InboxError> {
         let permit = self.budget.permit().await;
+        self.connect_with(permit).await
+    }
+
+    async fn connect_with(&self, permit: OwnedSemaphorePermit) -> Result<Session, InboxError> {
         let connecting = PgConnection::connect_with(&self.options);
         let timed_out = |_| InboxError::Unreachable(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()));
         let mut connection = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.map_err(timed_out)??;
@@ -202,6 +255,11 @@ impl Transaction<'_> {
     /// The handle that handlers get.
     pub fn tx(&self) -> &Tx {
         self.tx.as_ref().expect("taken only by commit and rollback, which consume")
+    }
+
+    /// Process id of its backend.
+    pub(crate) fn backend(&self) -> i32 {
+        self.backend
     }
 
     /// The secret that host functions ask for.

@@ -21,6 +21,8 @@ struct State {
     broken: bool,
     /// The statement that put the transaction into its aborted state.
     error: Option<StatementError>,
+    /// Statements that were sent.
+    statements: u64,
     /// The first deadlock or its like since the run began, also when the handler has rolled back to a
     /// savepoint since.
     contention: Option<StatementError>,
@@ -52,7 +54,7 @@ pub(crate) fn is_contention(sqlstate: &str) -> bool {
 impl Tx {
     /// A handle on the transaction that was begun on this connection.
     pub fn on(connection: PgConnection) -> Self {
-        let state = State { connection, in_flight: false, broken: false, error: None, contention: None };
+        let state = State { connection, in_flight: false, broken: false, error: None, contention: None, statements: 0 };
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
@@ -61,7 +63,13 @@ impl Tx {
     pub async fn statement(&self) -> Statement<'_> {
         let mut state = self.state.lock().await;
         state.in_flight = true;
+        state.statements += 1;
         Statement { state }
+    }
+
+    /// Statements sent so far, the host's included.
+    pub(crate) async fn statements(&self) -> u64 {
+        self.state.lock().await.statements
     }
 
     /// The first error since the transaction was last sound; the transaction is aborted.

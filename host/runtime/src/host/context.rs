@@ -37,6 +37,7 @@ impl context::Host for State {
         Ok(match self.facts.kind {
             DeliveryKind::Live => Delivery::Live,
             DeliveryKind::Retry => Delivery::Retry,
+            DeliveryKind::Shadow => Delivery::Shadow,
         })
     }
 

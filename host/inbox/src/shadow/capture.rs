@@ -1,0 +1,123 @@
+//! What a run changes, row by row, as the triggers on the tenant's tables saw it.
+
+use std::time::Duration;
+
+use sqlx::Row;
+use tokio::time::Instant;
+
+use crate::{
+    error::InboxError,
+    process::host_statement,
+    session::Transaction,
+    tx::{Tx, bounded},
+};
+
+/// Row changes of one message that are captured; with more it is not compared.
+#[cfg(test)]
+const CHANGES_MAX: usize = 200;
+
+/// `CHANGES_MAX` stands in it.
+const CAPTURE: &str = "SET LOCAL oncebox.captured = ''; SET LOCAL oncebox.capture = '200'";
+
+/// A run whose changes are being captured.
+pub(crate) struct Watch {
+    started: Instant,
+    statements: u64,
+}
+
+/// What a run did, apart from what it answered.
+#[derive(Debug, Clone)]
+pub(crate) struct Trace {
+    /// The changes, in the order in which they were made; or why they are not known.
+    pub(super) changes: Result<Vec<Change>, &'static str>,
+    /// What the transaction's clocks can have said.
+    pub(super) clock: Clock,
+    /// Wall clock of the run.
+    pub(super) took: Duration,
+    /// Statements of the handler.
+    pub(super) statements: u64,
+}
+
+/// One row before and after.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Change {
+    /// The table's oid.
+    pub(super) table: i64,
+    /// As PostgreSQL writes a row; none: it was not there.
+    pub(super) before: Option<String>,
+    /// The same; none: it is gone.
+    pub(super) after: Option<String>,
+}
+
+/// From the beginning of a transaction to the end of a run, microseconds since the epoch.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Clock {
+    pub(super) began_us: i64,
+    pub(super) ended_us: i64,
+    /// What the session's time zone adds to UTC, seconds.
+    pub(super) zone_s: i32,
+}
+
+/// Capture what is changed from now on, in this transaction. A rollback takes it back, also one to a
+/// savepoint from before.
+pub(crate) async fn begin(tx: &Tx) -> Result<Watch, InboxError> {
+    host_statement(tx, CAPTURE).await?;
+    Ok(Watch { started: Instant::now(), statements: tx.statements().await })
+}
+
+impl Watch {
+    /// What was changed since; capturing ends.
+    pub(crate) async fn end(self, transaction: &Transaction<'_>) -> Result<Trace, InboxError> {
+        let took = self.started.elapsed();
+        let mut statement = transaction.tx().statement().await;
+        let query = sqlx::query("SELECT * FROM oncebox_host.captured($1)").bind(transaction.secret());
+        let row = bounded(query.fetch_one(statement.connection())).await;
+        statement.finish(row.as_ref().err());
+        let row = row?;
+        let captured: Option<String> = row.try_get("captured")?;
+        let changes = if row.try_get("is_complete")? { parse(captured.as_deref().unwrap_or_default()) } else { Err("not_installed") };
+        let clock = Clock { began_us: row.try_get("began_us")?, ended_us: row.try_get("ended_us")?, zone_s: row.try_get("zone_s")? };
+        // Its own statement is the one that was counted last.
+        let statements = transaction.tx().statements().await - self.statements - 1;
+        Ok(Trace { changes, clock, took, statements })
+    }
+}
+
+/// A line for each change, as `oncebox_host.capture` writes it.
+fn parse(captured: &str) -> Result<Vec<Change>, &'static str> {
+    if let Some(reason) = captured.strip_prefix('!') {
+        return Err(if reason == "too_many_changes" { "too_many_changes" } else { "not_captured" });
+    }
+    let change = |line| {
+        let (table, before, after) = serde_json::from_str(line).map_err(|_| "not_captured")?;
+        Ok(Change { table, before, after })
+    };
+    captured.lines().map(change).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_statement_says_how_many_changes_are_kept() {
+        assert!(CAPTURE.ends_with(&format!("'{CHANGES_MAX}'")));
+    }
+
+    #[test]
+    fn lines_become_changes_and_anything_else_is_not_compared() {
+        let change = |before: Option<&str>, after: Option<&str>| Change {
+            table: 7,
+            before: before.map(str::to_owned),
+            after: after.map(str::to_owned),
+        };
+        assert_eq!(
+            parse("[7, null, \"(1,\\\"a\\n\\\")\"]\n[7, \"(1)\", null]\n"),
+            Ok(vec![change(None, Some("(1,\"a\n\")")), change(Some("(1)"), None)])
+        );
+        assert_eq!(parse(""), Ok(Vec::new()));
+        assert_eq!(parse("!too_many_changes"), Err("too_many_changes"));
+        assert_eq!(parse("!whatever"), Err("not_captured"));
+        assert_eq!(parse("[7, 1, 2]"), Err("not_captured"));
+    }
+}

@@ -1,0 +1,185 @@
+//! What waits for a trial, and the task that works through it.
+
+use std::{
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Shadow,
+    capture::Trace,
+    tally::{Tally, Verdict},
+};
+use crate::{message::Message, policy::PayloadPolicy, session::Sessions};
+
+/// Messages that wait for their trial.
+const MESSAGES_MAX: usize = 64;
+/// Bytes of those messages and of their changes.
+const BYTES_MAX: usize = 8 << 20;
+/// How often sums are written.
+const WRITE: Duration = Duration::from_millis(500);
+/// Longest wait of a trial for a lock: it gives way before anyone's deadlock detector starts.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(30);
+
+/// A live run of a message in the sample; it counts once its transaction has committed.
+#[derive(Clone)]
+pub(crate) struct Sampled {
+    pub(super) shadow: Arc<Shadow>,
+    pub(super) message: Message,
+    /// Generation of deployments that the live run was of.
+    pub(super) generation: i64,
+    pub(super) result: Option<String>,
+    pub(super) trace: Trace,
+}
+
+impl std::fmt::Debug for Sampled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Sampled({})", self.message.id)
+    }
+}
+
+impl Sampled {
+    pub(crate) fn new(shadow: &Arc<Shadow>, message: &Message, generation: i64, result: Option<String>, trace: Trace) -> Self {
+        Self { shadow: shadow.clone(), message: message.clone(), generation, result, trace }
+    }
+
+    fn bytes(&self) -> usize {
+        let changes = self.trace.changes.iter().flatten();
+        let side = |side: &Option<String>| side.as_ref().map_or(0, String::len);
+        self.message.record.size() + changes.map(|change| side(&change.before) + side(&change.after)).sum::<usize>()
+    }
+}
+
+/// A consumer's trials: one task and one connection, both there only once something was sampled.
+pub(crate) struct Queue {
+    shared: Arc<Shared>,
+    sender: OnceLock<mpsc::Sender<Sampled>>,
+    task: Mutex<Option<JoinHandle<()>>>,
+    stop: CancellationToken,
+}
+
+/// What the queue and its task both use.
+pub(super) struct Shared {
+    pub(super) consumer_id: i32,
+    pub(super) tenant: String,
+    pub(super) consumer: String,
+    pub(super) sessions: Arc<Sessions>,
+    payload: PayloadPolicy,
+    tally: Tally,
+    bytes: AtomicUsize,
+}
+
+impl Queue {
+    pub(crate) fn new(consumer_id: i32, tenant: &str, consumer: &str, payload: PayloadPolicy, sessions: &Arc<Sessions>) -> Self {
+        let shared = Shared {
+            consumer_id,
+            tenant: tenant.to_owned(),
+            consumer: consumer.to_owned(),
+            sessions: sessions.giving_way(LOCK_TIMEOUT),
+            payload,
+            tally: Tally::default(),
+            bytes: AtomicUsize::new(0),
+        };
+        Self { shared: Arc::new(shared), sender: OnceLock::new(), task: Mutex::default(), stop: CancellationToken::new() }
+    }
+
+    /// Offer a message whose transaction has committed. Never waits: what there is no room for is counted.
+    pub(crate) fn offer(&self, sampled: Sampled) {
+        // There from the first message on: it also writes the sums.
+        let (shared, sender) = (&self.shared, self.sender());
+        if let Err(reason) = sampled.trace.changes {
+            return shared.skip(&sampled, reason);
+        }
+        let bytes = sampled.bytes();
+        if shared.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > BYTES_MAX {
+            shared.bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return shared.skip(&sampled, "queue_full");
+        }
+        if let Err(mpsc::error::TrySendError::Full(sampled) | mpsc::error::TrySendError::Closed(sampled)) = sender.try_send(sampled) {
+            shared.bytes.fetch_sub(bytes, Ordering::Relaxed);
+            shared.skip(&sampled, "queue_full");
+        }
+    }
+
+    /// Finish the trial that runs, write the sums, and end. What still waits is dropped.
+    pub(crate) async fn close(&self) {
+        self.stop.cancel();
+        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(task) = task {
+            let _ = task.await; // it was aborted, or it panicked and said so
+        }
+    }
+
+    fn sender(&self) -> &mpsc::Sender<Sampled> {
+        self.sender.get_or_init(|| {
+            let (sender, receiver) = mpsc::channel(MESSAGES_MAX);
+            let task = tokio::spawn(work(self.shared.clone(), receiver, self.stop.clone()));
+            *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+            sender
+        })
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl Shared {
+    fn skip(&self, sampled: &Sampled, reason: &'static str) {
+        self.add(sampled, Verdict::Skipped(reason));
+    }
+
+    fn add(&self, sampled: &Sampled, verdict: Verdict) {
+        let name = match &verdict {
+            Verdict::Same(_) => "same",
+            Verdict::Differ(..) => "differ",
+            Verdict::Failed(_) => "failed",
+            Verdict::Skipped(reason) => reason,
+        };
+        metrics::counter!("oncebox_shadow_messages_total", "tenant" => self.tenant.clone(), "consumer" => self.consumer.clone(),
+            "verdict" => name)
+        .increment(1);
+        self.tally.add(sampled.shadow.deployment_id, &sampled.message.id, verdict, self.payload != PayloadPolicy::None);
+    }
+
+    async fn write(&self) {
+        if let Err(error) = self.tally.write(self.sessions.admin()).await {
+            tracing::warn!(tenant = self.tenant, consumer = self.consumer, %error, "failed to write what a shadow found; it is tried again");
+        }
+    }
+}
+
+async fn work(shared: Arc<Shared>, mut receiver: mpsc::Receiver<Sampled>, stop: CancellationToken) {
+    let mut write_at = Instant::now() + WRITE;
+    loop {
+        let sampled = tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            () = tokio::time::sleep_until(write_at) => None,
+            sampled = receiver.recv() => match sampled {
+                Some(sampled) => Some(sampled),
+                None => break,
+            },
+        };
+        match sampled {
+            Some(sampled) => {
+                let verdict = shared.attempt(&sampled).await;
+                shared.bytes.fetch_sub(sampled.bytes(), Ordering::Relaxed);
+                shared.add(&sampled, verdict);
+            }
+            None => {
+                shared.write().await;
+                write_at = Instant::now() + WRITE;
+            }
+        }
+    }
+    shared.write().await;
+}

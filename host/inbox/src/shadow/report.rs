@@ -1,0 +1,151 @@
+//! What a shadow found, for people and programs.
+
+use serde_json::Value;
+use sqlx::types::chrono::{DateTime, Utc};
+
+use super::tally;
+use crate::{admin::Admin, error::InboxError};
+
+/// Sums and the newest differences of one shadow. Every message that was sampled and completed is one of
+/// `same`, `differ`, `failed` and `skipped`.
+#[derive(Debug, Clone, Default, serde::Serialize)]
+pub struct ShadowReport {
+    /// The deployment.
+    pub deployment_id: i64,
+    /// Messages in the sample that the live version completed.
+    pub messages: i64,
+    /// Both versions answered and changed the same.
+    pub same: i64,
+    /// They did not.
+    pub differ: i64,
+    /// The candidate failed where the live version did not.
+    pub failed: i64,
+    /// Not compared.
+    pub skipped: Vec<ShadowSkipped>,
+    /// Wall clock of the live version, of the messages that were compared, microseconds.
+    pub live_us: i64,
+    /// The same of the candidate.
+    pub candidate_us: i64,
+    /// Statements of the live version, of the messages that were compared.
+    pub live_statements: i64,
+    /// The same of the candidate.
+    pub candidate_statements: i64,
+    /// When the first and the last sums were written; none: nothing was compared yet.
+    pub first_at: Option<DateTime<Utc>>,
+    /// See `first_at`.
+    pub last_at: Option<DateTime<Utc>>,
+    /// In how many messages something differs in the same way, most first.
+    pub sums: Vec<ShadowSum>,
+    /// The newest differences, newest first.
+    pub differences: Vec<ShadowDifference>,
+}
+
+/// Messages that were not compared.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct ShadowSkipped {
+    /// A stable name.
+    pub reason: String,
+    /// What it means.
+    pub meaning: &'static str,
+    /// How many.
+    pub messages: i64,
+}
+
+/// One way in which messages differ.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, sqlx::FromRow)]
+pub struct ShadowSum {
+    /// The table; empty where the outcome differs.
+    pub table: String,
+    /// inserted, updated, deleted, or outcome.
+    pub change: String,
+    /// The column; empty where only one version has the row; `result` or `failure` of an outcome.
+    pub column: String,
+    /// How many messages.
+    pub messages: i64,
+}
+
+/// One difference in one message. Values are as PostgreSQL writes them, cut after a kibibyte, and absent
+/// where the consumer's policy keeps no payloads.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, sqlx::FromRow)]
+pub struct ShadowDifference {
+    /// When it was written.
+    pub at: DateTime<Utc>,
+    /// The message.
+    pub message_id: String,
+    /// As in [`ShadowSum`].
+    pub table: String,
+    /// As in [`ShadowSum`].
+    pub change: String,
+    /// As in [`ShadowSum`].
+    pub column: String,
+    /// The row's primary key, as a JSON object.
+    pub row_key: Option<String>,
+    /// The value before both runs.
+    pub before: Option<String>,
+    /// After the live version.
+    pub live: Option<String>,
+    /// After the candidate.
+    pub candidate: Option<String>,
+}
+
+#[derive(sqlx::FromRow)]
+struct Total {
+    messages: i64,
+    same: i64,
+    differ: i64,
+    failed: i64,
+    skipped: Value,
+    live_us: i64,
+    candidate_us: i64,
+    live_statements: i64,
+    candidate_statements: i64,
+    first_at: DateTime<Utc>,
+    last_at: DateTime<Utc>,
+}
+
+impl Admin {
+    /// What a shadow has found so far; nothing, where it has found nothing yet.
+    pub async fn shadow_report(&self, deployment_id: i64) -> Result<ShadowReport, InboxError> {
+        let role: Option<String> = sqlx::query_scalar("SELECT role FROM oncebox.deployment WHERE deployment_id = $1")
+            .bind(deployment_id)
+            .fetch_optional(&self.pool)
+            .await?;
+        match role.as_deref() {
+            None => return Err(InboxError::NotFound(format!("there is no deployment {deployment_id}"))),
+            Some("shadow") => {}
+            Some(role) => {
+                return Err(InboxError::Invalid(format!(
+                    "deployment {deployment_id} is no shadow but `{role}`; only a shadow has differences"
+                )));
+            }
+        }
+        let total: Option<Total> = sqlx::query_as("SELECT * FROM oncebox.shadow_total WHERE deployment_id = $1")
+            .bind(deployment_id)
+            .fetch_optional(&self.pool)
+            .await?;
+        let Some(total) = total else { return Ok(ShadowReport { deployment_id, ..ShadowReport::default() }) };
+        const SUMS: &str = "SELECT \"table\", change, \"column\", messages FROM oncebox.shadow_sum WHERE deployment_id = $1 \
+            ORDER BY messages DESC, \"table\", change, \"column\"";
+        const NEWEST: &str = "SELECT at, message_id, \"table\", change, \"column\", row_key, before, live, candidate \
+            FROM oncebox.shadow_difference WHERE deployment_id = $1 ORDER BY difference_id DESC";
+        Ok(ShadowReport {
+            deployment_id,
+            messages: total.messages,
+            same: total.same,
+            differ: total.differ,
+            failed: total.failed,
+            skipped: tally::reasons(&total.skipped)
+                .into_iter()
+                .map(|(reason, messages, meaning)| ShadowSkipped { reason, meaning, messages })
+                .collect(),
+            live_us: total.live_us,
+            candidate_us: total.candidate_us,
+            live_statements: total.live_statements,
+            candidate_statements: total.candidate_statements,
+            first_at: Some(total.first_at),
+            last_at: Some(total.last_at),
+            sums: sqlx::query_as(SUMS).bind(deployment_id).fetch_all(&self.pool).await?,
+            differences: sqlx::query_as(NEWEST).bind(deployment_id).fetch_all(&self.pool).await?,
+        })
+    }
+}

@@ -1,0 +1,238 @@
+//! One trial: a transaction that begins where the live run began, runs the candidate and is rolled back.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use sqlx::AssertSqlSafe;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use super::{
+    capture::{self, Change, Trace},
+    compare::{self, Difference},
+    net::{self, Net},
+    queue::{Sampled, Shared},
+    table::{self, Places},
+    tally::{Cost, Verdict},
+    undo,
+};
+use crate::{
+    claim::{As, Claimant, claim},
+    error::InboxError,
+    handler::{DeliveryKind, Failure, FailureKind},
+    hooks,
+    policy::PayloadPolicy,
+    process::refused,
+    run::{Ended, Job, run},
+    session::Transaction,
+    tx::{Tx, bounded},
+};
+
+/// How often is looked whether someone waits for the trial.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long that may take: a trial that nobody watches is stopped.
+const LOOK_MAX: Duration = Duration::from_millis(200);
+
+/// Why a trial came to no comparison.
+enum Unfit {
+    Skipped(&'static str),
+    Failed(Failure),
+    Host(InboxError),
+}
+
+impl From<InboxError> for Unfit {
+    fn from(error: InboxError) -> Self {
+        Self::Host(error)
+    }
+}
+
+impl Shared {
+    /// Try the candidate on a message. Whatever happens, nothing of it remains in the tenant's tables.
+    pub(super) async fn attempt(&self, sampled: &Sampled) -> Verdict {
+        let transaction = match self.sessions.begin_spare().await {
+            Ok(Some(transaction)) => transaction,
+            Ok(None) => return Verdict::Skipped("no_connection"),
+            Err(_) => return Verdict::Skipped("database"),
+        };
+        let ends_at = Instant::now() + sampled.shadow.duration;
+        let tried = tokio::select! {
+            biased;
+            reason = self.in_the_way(transaction.backend()) => Err(Unfit::Skipped(reason)),
+            tried = timeout_at(ends_at, self.steps(&transaction, sampled, ends_at)) => tried.unwrap_or(Err(Unfit::Skipped("time"))),
+        };
+        if hooks::sabotage("shadow_commits") && tried.is_ok() {
+            let _ = transaction.commit().await; // a defect, for the tests to notice
+        } else {
+            transaction.rollback().await;
+        }
+        match tried {
+            Ok(verdict) => verdict,
+            Err(Unfit::Skipped(reason)) => Verdict::Skipped(reason),
+            Err(Unfit::Failed(failure)) => Verdict::Failed(failed(&failure)),
+            Err(Unfit::Host(error)) => {
+                tracing::debug!(message_id = sampled.message.id, %error, "a trial of a shadow came to nothing");
+                Verdict::Skipped(reason(&error))
+            }
+        }
+    }
+
+    async fn steps(&self, transaction: &Transaction<'_>, sampled: &Sampled, ends_at: Instant) -> Result<Verdict, Unfit> {
+        let tx = transaction.tx();
+        if !hooks::sabotage("shadow_commits") {
+            self.forbid_commit(transaction, sampled.generation).await?;
+        }
+        let live = restore(transaction, sampled).await?;
+        let watch = capture::begin(tx).await?;
+        let result = self.run(tx, sampled, ends_at).await?;
+        let trace = watch.end(transaction).await?;
+        check_deferred(tx).await?;
+        let candidate = trace.changes.as_ref().map_err(|reason| Unfit::Skipped(of_candidate(reason)))?;
+        compare(tx, sampled, &live, (candidate, &trace), result).await
+    }
+
+    /// A guard that nothing ever takes away, so that the database itself refuses to commit.
+    async fn forbid_commit(&self, transaction: &Transaction<'_>, generation: i64) -> Result<(), InboxError> {
+        let claimant = Claimant { consumer_id: self.consumer_id, generation, payload: PayloadPolicy::None };
+        claim(transaction, claimant, &[], As::Completed).await.map(drop)
+    }
+
+    async fn run(&self, tx: &Tx, sampled: &Sampled, ends_at: Instant) -> Result<Option<String>, Unfit> {
+        let job = Job {
+            tenant: &self.tenant,
+            consumer: &self.consumer,
+            handler: &sampled.shadow.handler,
+            message: &sampled.message,
+            attempt: 1,
+            kind: DeliveryKind::Shadow,
+            // The trial as a whole ends first.
+            deadline: ends_at.saturating_duration_since(Instant::now()) + LOOK,
+        };
+        match run(job, tx).await {
+            Ended::Ok(result) => Ok(result),
+            Ended::Failed(failure) => Err(Unfit::Failed(failure)),
+            Ended::Contention(_) => Err(Unfit::Skipped("busy")),
+            Ended::Abandoned(_) => Err(Unfit::Skipped("time")),
+            Ended::Lost => Err(Unfit::Skipped("database")),
+        }
+    }
+
+    /// Comes to an end when someone waits for this backend, or for a connection, or when that is not known.
+    async fn in_the_way(&self, backend: i32) -> &'static str {
+        const WAITED_FOR: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity a \
+            WHERE a.wait_event_type = 'Lock' AND a.pid <> $1 AND $1 = ANY (pg_blocking_pids(a.pid)))";
+        loop {
+            sleep(LOOK).await;
+            if self.sessions.is_short() {
+                return "no_connection";
+            }
+            let look = sqlx::query_scalar(WAITED_FOR).bind(backend).fetch_one(self.sessions.admin());
+            match timeout(LOOK_MAX, look).await {
+                Ok(Ok(false)) => {}
+                Ok(Ok(true)) => return "stood_in_the_way",
+                Ok(Err(_)) | Err(_) => return "database",
+            }
+        }
+    }
+}
+
+/// Back to the rows that the live run saw; what it made of them is the answer. The undoing is captured like
+/// a run, so that it is known to have changed these rows back, and no others.
+async fn restore(transaction: &Transaction<'_>, sampled: &Sampled) -> Result<Net, Unfit> {
+    let tx = transaction.tx();
+    let changes = sampled.trace.changes.as_ref().map_err(|reason| Unfit::Skipped(reason))?;
+    let places = table::read(tx, changes.iter().map(|change| change.table)).await?;
+    let live = net::net(changes, &places).ok_or(Unfit::Skipped("not_captured"))?;
+    let watch = capture::begin(tx).await?;
+    if let Err(error) = undo::undo(tx, &live, &places).await {
+        return Err(if is_busy(&error) || refused(&error).is_none() { Unfit::Host(error) } else { Unfit::Skipped("moved_on") });
+    }
+    let undone = watch.end(transaction).await?;
+    let undone = net_of(tx, undone.changes.as_ref().map_err(|_| Unfit::Skipped("moved_on"))?, places).await?;
+    let undone = undone.ok_or(Unfit::Skipped("moved_on"))?.1;
+    if undo::is_exact(&live, &undone) { Ok(live) } else { Err(Unfit::Skipped("moved_on")) }
+}
+
+/// What changes come to, with the tables that they are about, some of which may be known.
+async fn net_of(tx: &Tx, changes: &[Change], mut places: Places) -> Result<Option<(Places, Net)>, InboxError> {
+    let unknown: Vec<_> = changes.iter().map(|change| change.table).filter(|oid| !places.contains_key(oid)).collect();
+    if !unknown.is_empty() {
+        let found = table::read(tx, unknown).await?;
+        // One table may now be described by two values that are equal.
+        places.extend(found);
+    }
+    Ok(net::net(changes, &places).map(|net| (places, net)))
+}
+
+async fn compare(
+    tx: &Tx,
+    sampled: &Sampled,
+    live: &Net,
+    (changes, trace): (&[Change], &Trace),
+    result: Option<String>,
+) -> Result<Verdict, Unfit> {
+    if let Some(text) = &result
+        && serde_json::from_str::<serde::de::IgnoredAny>(text).is_err()
+    {
+        return Ok(Verdict::Failed(failed(&Failure::new(FailureKind::BadResult, "the result is not JSON"))));
+    }
+    let (_, candidate) = net_of(tx, changes, BTreeMap::new()).await?.ok_or(Unfit::Skipped("not_captured"))?;
+    let mut differences = compare::effects((live, sampled.trace.clock), (&candidate, trace.clock));
+    differences.extend(compare::outcome(sampled.result.as_deref(), result.as_deref()));
+    let cost = Cost {
+        live: sampled.trace.took,
+        candidate: trace.took,
+        live_statements: sampled.trace.statements,
+        candidate_statements: trace.statements,
+    };
+    Ok(if differences.is_empty() { Verdict::Same(cost) } else { Verdict::Differ(cost, differences) })
+}
+
+/// Check the tenant's deferred constraints, by name: all of them at once would include the guard. Their
+/// failure is the candidate's, as at a commit.
+async fn check_deferred(tx: &Tx) -> Result<(), Unfit> {
+    const DEFERRABLE: &str = "SELECT string_agg(format('%I.%I', n.nspname, k.conname), ', ') FROM pg_catalog.pg_constraint k \
+        JOIN pg_catalog.pg_namespace n ON n.oid = k.connamespace \
+        WHERE n.nspname = current_schema() AND k.condeferrable AND k.conparentid = 0";
+    let mut statement = tx.statement().await;
+    let names = bounded(sqlx::query_scalar::<_, Option<String>>(DEFERRABLE).fetch_one(statement.connection())).await;
+    statement.finish(names.as_ref().err());
+    let Some(names) = names.map_err(InboxError::from)? else { return Ok(()) };
+    let mut statement = tx.statement().await;
+    let set = sqlx::raw_sql(AssertSqlSafe(format!("SET CONSTRAINTS {names} IMMEDIATE")));
+    let checked = bounded(set.execute(statement.connection())).await;
+    statement.finish(checked.as_ref().err());
+    match checked.map_err(InboxError::from) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(match refused(&error) {
+            Some(answer) if !is_busy(&error) => Unfit::Failed(Failure::new(FailureKind::Sql { sqlstate: answer.sqlstate }, answer.message)),
+            _ => Unfit::Host(error),
+        }),
+    }
+}
+
+fn failed(failure: &Failure) -> Difference {
+    Difference {
+        table: String::new(),
+        change: "outcome",
+        column: "failure".to_owned(),
+        key: None,
+        before: None,
+        live: Some("ok".to_owned()),
+        candidate: Some(format!("{}: {}", failure.kind.reason(), failure.text)),
+    }
+}
+
+fn of_candidate(reason: &'static str) -> &'static str {
+    if reason == "too_many_changes" { "candidate_changes" } else { reason }
+}
+
+/// A lock that was not to be had.
+fn is_busy(error: &InboxError) -> bool {
+    matches!(error, InboxError::InFlightElsewhere)
+}
+
+fn reason(error: &InboxError) -> &'static str {
+    match error {
+        InboxError::InFlightElsewhere => "busy",
+        InboxError::StaleDeployments => "stale",
+        _ => "database",
+    }
+}
