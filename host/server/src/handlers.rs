@@ -45,12 +45,21 @@ impl Loader {
         let deployments = self.admin.deployments(consumer.consumer_id).await?;
         let compared: Vec<_> = deployments.live.iter().filter(|d| d.role == Role::Canary).map(|d| d.slot.clone()).collect();
         let mut loaded = Vec::new();
-        for deployment in deployments.live.into_iter().chain(deployments.pinned).filter(|d| d.role != Role::Shadow) {
+        for deployment in deployments.live.into_iter().chain(deployments.pinned) {
             let counts = compared.contains(&deployment.slot).then(|| self.counts.clone());
-            let deployed = self
-                .deployed(tenant, &deployment, policy, counts)
-                .await
-                .with_context(|| format!("failed to load handler `{}` for event type {}", deployment.handler, deployment.slot))?;
+            let counts = counts.filter(|_| deployment.role != Role::Shadow);
+            let deployed = self.deployed(tenant, &deployment, policy, counts).await;
+            if let (Role::Shadow, Err(error)) = (deployment.role, &deployed) {
+                // What is live does not wait for what is tried.
+                tracing::warn!(
+                    deployment = deployment.deployment_id,
+                    error = format!("{error:#}"),
+                    "failed to load a shadow; it is not run"
+                );
+                continue;
+            }
+            let deployed =
+                deployed.with_context(|| format!("failed to load handler `{}` for event type {}", deployment.handler, deployment.slot))?;
             loaded.push((deployment, deployed));
         }
         Ok(Arc::new(Routes::new(deployments.generation, loaded)))

@@ -24,3 +24,5 @@ mod uploads;
 mod verify;
 
 pub use config::Config;
+#[cfg(feature = "test-hooks")]
+pub use demo::events as demo_events;

@@ -8,7 +8,7 @@ use std::{
 
 use futures::future::BoxFuture;
 use oncebox_inbox::{
-    Deployment, Disposition, Outcomes, Retries, Role, Slot, event_versions,
+    Deployment, Disposition, Outcomes, Retries, Role, SHADOW_DURATION_DEFAULT, Shadow, Slot, event_versions,
     handler::{Answer, BatchRun, Failure, Handler, Handlers, Run},
     message::Message,
     tx::Tx,
@@ -31,6 +31,8 @@ struct Entry {
     versions: Option<VersionReq>,
     stable: Arc<Deployed>,
     canary: Option<Canary>,
+    /// A candidate that is tried on what the stable version completed.
+    shadow: Option<Arc<Shadow>>,
     /// Superseded versions that messages which failed on them go back to.
     pinned: HashMap<i32, Arc<Deployed>>,
 }
@@ -122,7 +124,7 @@ impl Routes {
         for (deployment, deployed) in loaded.iter().filter(|(d, _)| d.role == Role::Stable && d.ended_at.is_none()) {
             // A range was checked when it was deployed.
             let versions = deployment.slot.event_versions.as_deref().and_then(|text| event_versions::parse(text).ok());
-            let entry = Entry { versions, stable: deployed.clone(), canary: None, pinned: HashMap::new() };
+            let entry = Entry { versions, stable: deployed.clone(), canary: None, shadow: None, pinned: HashMap::new() };
             slots.insert(deployment.slot.clone(), entry);
             order.push((deployment.deployment_id, deployment.slot.clone()));
         }
@@ -131,6 +133,8 @@ impl Routes {
             if deployment.role == Role::Canary {
                 entry.canary = Some(Canary { percent: deployment.percent.unwrap_or_default(), deployed: deployed.clone() });
                 routes.has_canary = true;
+            } else if deployment.role == Role::Shadow {
+                entry.shadow = shadow(deployment, deployed);
             } else if deployment.ended_at.is_some() {
                 entry.pinned.entry(deployment.version_id).or_insert_with(|| deployed.clone());
             }
@@ -182,9 +186,32 @@ impl Handlers for Routes {
         Some(entry.choose(message, failed).clone())
     }
 
+    fn shadow(&self, message: &Message) -> Option<Arc<Shadow>> {
+        let entry = self.entry(message)?;
+        let shadow = entry.shadow.as_ref()?;
+        // Compared is what the stable version did, and a call for several messages is nobody's in particular.
+        let taken = entry.choose(message, None);
+        (Arc::ptr_eq(taken, &entry.stable) && !taken.takes_batches()).then(|| shadow.clone())
+    }
+
     fn generation(&self) -> i64 {
         self.generation
     }
+}
+
+/// A candidate, bounded by the deployment's `limits.deadline_ms` or by what a trial may take at most.
+fn shadow(deployment: &Deployment, deployed: &Arc<Deployed>) -> Option<Arc<Shadow>> {
+    if deployed.takes_batches() {
+        tracing::warn!(deployment = deployment.deployment_id, "a component that takes batches cannot be a shadow; it is not run");
+        return None;
+    }
+    let duration_ms = deployment.limits.get("deadline_ms").and_then(serde_json::Value::as_u64);
+    Some(Arc::new(Shadow {
+        deployment_id: deployment.deployment_id,
+        handler: deployed.clone(),
+        percent: deployment.percent.unwrap_or_default(),
+        duration: duration_ms.map_or(SHADOW_DURATION_DEFAULT, Duration::from_millis),
+    }))
 }
 
 impl Entry {
@@ -324,6 +351,19 @@ mod tests {
         assert_eq!(version(&routes, &message("orders.placed", Some("2"), None), None), Some(1));
         assert_eq!(version(&routes, &message("orders.placed", None, None), None), None);
         assert_eq!(version(&routes, &message("orders.paid", None, None), None), None);
+    }
+
+    // A shadow is compared with the stable version, so it does not run on what a canary took.
+    #[test]
+    fn a_shadow_runs_beside_the_stable_version_alone() {
+        let shadow = Deployment { percent: Some(50.0), ..deployment(3, "a", None, Role::Shadow) };
+        let canary = |percent| Deployment { percent: Some(percent), ..deployment(2, "a", None, Role::Canary) };
+        let all = |percent| routes(vec![deployment(1, "a", None, Role::Stable), canary(percent), shadow.clone()]);
+        let found = |routes: &Routes, event_type| routes.shadow(&message(event_type, None, None)).map(|shadow| shadow.deployment_id);
+        assert_eq!(found(&all(1e-9), "a"), Some(3));
+        assert_eq!(found(&all(100.0), "a"), None);
+        assert_eq!(found(&all(1e-9), "b"), None);
+        assert_eq!(version(&all(1e-9), &message("a", None, None), None), Some(1));
     }
 
     #[test]

@@ -96,7 +96,8 @@ impl Running {
         self.stop.cancel();
         let workers = tokio::time::timeout(within, futures::future::join_all(self.workers));
         let (drained, workers) = tokio::join!(self.kafka.drain(within), workers);
-        drained == Drained::Clean && workers.is_ok()
+        let shadows = tokio::time::timeout(within, self.inbox.finish_shadows()).await;
+        drained == Drained::Clean && workers.is_ok() && shadows.is_ok()
     }
 }
 

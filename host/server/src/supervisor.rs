@@ -26,6 +26,8 @@ use crate::{announcements, handlers::Loader, http::Readiness, presence::Presence
 const POLL: Duration = Duration::from_millis(500);
 /// How often partitions are made ahead of time.
 const PARTITIONS: Duration = Duration::from_secs(600);
+/// How often the triggers that shadows need are looked at.
+const CAPTURE: Duration = Duration::from_secs(2);
 /// Longest pause before a failed consumer is started again.
 const RESTART_MAX: Duration = Duration::from_secs(60);
 
@@ -70,6 +72,7 @@ impl Supervisor {
         let look = Arc::new(Notify::new());
         let announcements = tokio::spawn(announcements::listen(self.admin.clone(), look.clone()));
         let mut partitions_due = Instant::now();
+        let capture = tokio::spawn(keep_capture(self.admin.clone()));
         while !stop.is_cancelled() {
             if partitions_due <= Instant::now() {
                 self.make_partitions().await;
@@ -93,6 +96,7 @@ impl Supervisor {
             }
         }
         announcements.abort();
+        capture.abort();
         self.announce(Err("draining".to_owned()));
         state.drain(drain).await
     }
@@ -220,6 +224,26 @@ impl Supervisor {
         let generation = running.generation();
         state.running.insert(consumer.consumer_id, running);
         Ok(generation)
+    }
+}
+
+/// Keep the triggers that capture row changes on the tables of tenants with a shadow, and on no others.
+/// Whatever a host leaves half done when it dies, the next look of any host puts right.
+async fn keep_capture(admin: Admin) {
+    loop {
+        match admin.tenants().await {
+            Ok(tenants) => {
+                for tenant in tenants {
+                    match admin.reconcile_capture(&tenant).await {
+                        Ok(left) if left.is_empty() => {}
+                        Ok(left) => tracing::info!(tenant = tenant.name, tables = ?left, "tables are busy; the trigger for shadows waits"),
+                        Err(error) => tracing::warn!(tenant = tenant.name, %error, "failed to look after the triggers for shadows"),
+                    }
+                }
+            }
+            Err(error) => tracing::debug!(%error, "tenants are not known"),
+        }
+        tokio::time::sleep(CAPTURE).await;
     }
 }
 

@@ -197,6 +197,14 @@ async fn drive(admin: &Admin, host: &mut Host, publishing: &publish::Publishing,
     }
 }
 
+/// Events of the demo's first tenant, for tests: id, event type and payload.
+#[cfg(feature = "test-hooks")]
+pub fn events(seed: u64, count: usize) -> serde_json::Result<Vec<(String, String, Vec<u8>)>> {
+    let input = Input::new(seed, count)?;
+    let events = input.events().filter(|event| event.tenant == 0);
+    Ok(events.map(|event| (event.delivery, event.event_type, event.payload)).collect())
+}
+
 /// One line of the final table.
 struct Row {
     tenant: String,
