@@ -40,6 +40,7 @@ pub(crate) const SOURCE: &str = concat!(
     include_str!("../../migrations/0001_inbox.sql"),
     include_str!("../../migrations/0002_claim_plans.sql"),
     include_str!("../../migrations/0003_deployments.sql"),
+    include_str!("../../migrations/0004_shadow.sql"),
     include_str!("../../host/inbox/src/schema.rs"),
     include_str!("../../host/inbox/src/missing_partitions.sql"),
     include_str!("../../host/inbox/src/revoke_functions.sql"),

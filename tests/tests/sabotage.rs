@@ -15,6 +15,7 @@ use std::{
 use anyhow::Result;
 use futures::{FutureExt, future::LocalBoxFuture};
 use oncebox_inbox::{
+    NewDeployment, Role, SessionSettings, Shadow,
     handler::{Failure, FailureKind},
     hooks::switch_sabotage,
     message::Record,
@@ -102,6 +103,7 @@ static DEFECTS: &[Defect] = &[
     Defect { name: "ack_before_commit", scenario: "killed at work", sees: LOST, made: Made::Switch },
     Defect { name: "offset_stored_before_settled", scenario: "killed at work", sees: LOST, made: Made::Switch },
     Defect { name: "revoke_without_waiting", scenario: "hand-over", sees: "two hosts are at one message", made: Made::Switch },
+    Defect { name: "shadow_commits", scenario: "a shadow", sees: ODD, made: Made::Switch },
     // Failures
     Defect { name: "swallowed_error_is_ok", scenario: "a swallowed error", sees: "nothing is settled", made: Made::Switch },
     Defect { name: "failed_effect_stays", scenario: "a failure in a batch", sees: ODD, made: Made::Switch },
@@ -162,6 +164,7 @@ type Check = fn(Option<&'static Defect>) -> LocalBoxFuture<'static, Result<()>>;
 /// Scenarios in this process. What is switched on is switched on for all of it, so one runs at a time.
 static IN_PROCESS: &[(&str, Check)] = &[
     ("duplicates", |defect| duplicates(defect).map(Ok).boxed_local()),
+    ("a shadow", |defect| shadow(defect).map(Ok).boxed_local()),
     ("two claims over a bucket's end", |defect| two_claims(defect).map(Ok).boxed_local()),
     ("a duplicate in a later bucket", |defect| later_bucket(defect).map(Ok).boxed_local()),
     ("a claim under an old snapshot", |defect| old_snapshot(defect).map(Ok).boxed_local()),
@@ -304,6 +307,31 @@ async fn duplicates(defect: Option<&Defect>) {
     for _ in 0..2 {
         deliver(&world.host(&consumer), &records(["a", "b", "a"])).await;
     }
+    world.finish().await;
+}
+
+/// A candidate that takes effect twice. One that did as the live version would leave the same tables even if it
+/// were committed, since its transaction first takes the live effect back.
+async fn shadow(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "").await;
+    let deploy = |new: NewDeployment, component: &'static [u8]| {
+        let (admin, tenant, name) = (world.admin.clone(), consumer.tenant.name.clone(), consumer.row.name.clone());
+        async move { admin.deploy_compiled(&tenant, &name, new, component).await.unwrap().deployment_id }
+    };
+    deploy(NewDeployment::stable("*", "h", ""), b"live").await;
+    let new = NewDeployment { role: Role::Shadow, percent: Some(100.0), ..NewDeployment::stable("*", "h", "") };
+    let deployment_id = deploy(new, b"candidate").await;
+    assert!(world.admin.reconcile_capture(&consumer.tenant).await.unwrap().is_empty());
+    let handler = || Script::handler(world.control.clone());
+    let shadow = Shadow { deployment_id, handler: handler(), percent: 100.0, duration: Duration::from_secs(10) };
+    let host = world.host_with(&consumer, PlainHandlers::shadowed(handler(), shadow), &SessionSettings::default());
+    let twice = "shadow sql INSERT INTO effect (consumer, message_id, attempt, version) VALUES ('orders', 'a', 1, 1)";
+    deliver(&host, &[record(0, "a", twice)]).await;
+    while world.admin.shadow_report(deployment_id).await.unwrap().differ < 1 {
+        sleep(Duration::from_millis(20)).await;
+    }
+    host.finish_shadows().await;
     world.finish().await;
 }
 

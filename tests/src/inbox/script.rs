@@ -11,6 +11,7 @@ use std::{
 
 use futures::future::BoxFuture;
 use oncebox_inbox::{
+    Shadow,
     handler::{Answer, BatchRun, DeliveryKind, Failure, FailureKind, Handler, Handlers, Run},
     message::Message,
     tx::Tx,
@@ -30,6 +31,7 @@ type Resolve = dyn Fn(&str) -> Option<Arc<dyn Handler>> + Send + Sync;
 pub struct PlainHandlers {
     generation: i64,
     resolve: Box<Resolve>,
+    shadow: Option<Arc<Shadow>>,
 }
 
 impl PlainHandlers {
@@ -40,13 +42,22 @@ impl PlainHandlers {
 
     /// A generation, and who takes an event type.
     pub fn resolving(generation: i64, resolve: impl Fn(&str) -> Option<Arc<dyn Handler>> + Send + Sync + 'static) -> Arc<Self> {
-        Arc::new(Self { generation, resolve: Box::new(resolve) })
+        Arc::new(Self { generation, resolve: Box::new(resolve), shadow: None })
+    }
+
+    /// One handler for every event type, and a candidate that is tried beside it.
+    pub fn shadowed(handler: Arc<dyn Handler>, shadow: Shadow) -> Arc<Self> {
+        Arc::new(Self { generation: 0, resolve: Box::new(move |_| Some(handler.clone())), shadow: Some(Arc::new(shadow)) })
     }
 }
 
 impl Handlers for PlainHandlers {
     fn resolve(&self, message: &Message, _failed: Option<i32>) -> Option<Arc<dyn Handler>> {
         (self.resolve)(&message.event_type)
+    }
+
+    fn shadow(&self, _message: &Message) -> Option<Arc<Shadow>> {
+        self.shadow.clone()
     }
 
     fn generation(&self) -> i64 {
@@ -89,7 +100,8 @@ where
 /// - `gate <name>`: report there, and wait until the test opens it; `sleep <ms>`;
 /// - `result <json>`: what a success returns;
 /// - `retry [<ms>]`, `reject`, `park`, `other`, `trap`: fail;
-/// - `before <n> <step>`: do the step only in attempts before the n-th.
+/// - `before <n> <step>`: do the step only in attempts before the n-th;
+/// - `shadow <step>`: do the step only in a trial of a shadow; `live <step>`: only outside of one.
 pub struct Script;
 
 impl Script {
@@ -158,6 +170,13 @@ async fn perform(control: &Control, version: i32, tx: &Tx, run: &Run<'_>) -> Ans
     let mut result = None;
     let payload = run.message.record.payload.as_deref().unwrap_or_default();
     for line in String::from_utf8_lossy(payload).lines() {
+        let in_trial = run.kind == DeliveryKind::Shadow;
+        let line = match line.split_once(' ') {
+            Some(("shadow", step)) if in_trial => step,
+            Some(("live", step)) if !in_trial => step,
+            Some(("shadow" | "live", _)) => continue,
+            _ => line,
+        };
         if let Some(json) = line.strip_prefix("result ") {
             result = Some(json.to_owned());
         } else {
