@@ -1,4 +1,5 @@
-//! stub
+//! What the tests share: real servers, real hosts, handlers that do what they are told.
+
 pub mod desk;
 pub mod guests;
 pub mod host;

@@ -195,7 +195,13 @@ async fn a_component_that_is_refused_stops_before_the_migrations() {
     desk.file("bad.wasm", "hello");
     desk.file("y.toml", FILE.replacen("'1-stock.sql'", "'1-stock.sql', '2-more.sql'", 1).replacen("ok.wasm", "bad.wasm", 1));
     let output = desk.run(&["apply", "-f", "y.toml"]).await;
-    assert_eq!((output.code, output.stderr.as_str()), (Some(1), "error: `bad.wasm` cannot be deployed: this is not a WebAssembly file\n"));
+    assert_eq!(
+        (output.code, output.stderr.as_str()),
+        (
+            Some(1),
+            "error: `bad.wasm` cannot be deployed: this is not a WebAssembly file; upload the `.wasm` file that your compiler writes\n"
+        )
+    );
     let migrations: Vec<Value> = desk.rows("SELECT to_jsonb(name) FROM oncebox.tenant_migration").await;
     assert_eq!(migrations, [json!("1-stock")]);
 }

@@ -107,7 +107,10 @@ pub(crate) async fn start_shadow(
     Path((tenant, consumer)): Path<(String, String)>,
     Body(new): Body<NewShadow>,
 ) -> Result<(StatusCode, Json<Deployment>), ApiError> {
-    let NewShadow { deployment, percent } = new;
+    let NewShadow { mut deployment, percent, duration_ms } = new;
+    if let Some(duration_ms) = duration_ms {
+        deployment.limits.insert("deadline_ms".to_owned(), duration_ms.into());
+    }
     caller.deploy(&tenant, &consumer, &deployment.into_inbox(inbox::Role::Shadow, Some(percent), None)).await
 }
 

@@ -119,6 +119,9 @@ pub struct NewShadow {
     pub deployment: NewDeployment,
     /// Share of messages, more than 0 and at most 100.
     pub percent: f64,
+    /// How long one run may take, milliseconds; 250 where it is not said.
+    #[serde(default)]
+    pub duration_ms: Option<u64>,
 }
 
 /// A deployment, and how far the hosts are with it.

@@ -17,6 +17,7 @@ mod migrations;
 mod openapi;
 mod origin;
 mod request;
+mod shadows;
 mod tenants;
 mod tokens;
 mod upload;

@@ -15,8 +15,8 @@ use utoipa::{
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
-    Api, audit, auth::ROLE_KEY, changes, consumers, deployments, error::ProblemDetails, handlers, hosts, inbox, migrations, tenants,
-    tokens, versions, whoami,
+    Api, audit, auth::ROLE_KEY, changes, consumers, deployments, error::ProblemDetails, handlers, hosts, inbox, migrations, shadows,
+    tenants, tokens, versions, whoami,
 };
 
 /// The routes and their document. A route is here or nowhere.
@@ -40,6 +40,7 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(changes::start_canary))
         .routes(routes!(changes::start_shadow))
         .routes(routes!(changes::roll_back))
+        .routes(routes!(shadows::differences))
         .routes(routes!(inbox::list))
         .routes(routes!(inbox::show))
         .routes(routes!(tokens::list, tokens::create))

@@ -10,6 +10,7 @@ pub use crate::{
     hosts::{Host, HostProgress},
     inbox::{InboxDetail, InboxRow},
     migrations::{Migration, NewMigration},
+    shadows::{ShadowDifference, ShadowReport, ShadowSkipped, ShadowSum},
     tenants::{NewTenant, Tenant},
     tokens::{NewToken, Role, Token, TokenCreated},
     versions::{Change, Version, VersionDiff},

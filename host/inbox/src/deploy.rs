@@ -69,7 +69,7 @@ impl Admin {
         version.check_deployable()?;
         check_memory(&version, &limits(&consumer.policy()?, &Value::Object(new.limits.clone()))?)?;
         check_migration(change.connection, &consumer, new).await?;
-        check_slot(&mut change, new, version.version_id).await?;
+        check_slot(&mut change, new, &version).await?;
         if new.role == Role::Stable {
             change.end_live(&new.slot, Role::Stable, EndedHow::Superseded, None).await?;
         }
@@ -435,15 +435,25 @@ async fn check_migration(connection: &mut PgConnection, consumer: &Consumer, new
 }
 
 /// Whether the slot has room for the role.
-async fn check_slot(change: &mut Change<'_>, new: &NewDeployment, version_id: i32) -> Result<(), InboxError> {
+async fn check_slot(change: &mut Change<'_>, new: &NewDeployment, version: &Version) -> Result<(), InboxError> {
     let canary = change.live(&new.slot, Role::Canary).await?;
     if new.role == Role::Stable {
         return if canary.is_some() { Err(canary_runs(&new.slot)) } else { Ok(()) };
     }
     let stable = change.live(&new.slot, Role::Stable).await?.ok_or_else(|| nothing_live(&new.slot))?;
     let same_settings = stable.settings == Value::Object(new.settings.clone()) && stable.limits == Value::Object(new.limits.clone());
-    if stable.version_id == version_id && same_settings {
+    if stable.version_id == version.version_id && same_settings {
         return Err(InboxError::conflict(format!("this version is live for {} already", new.slot)));
+    }
+    if new.role == Role::Shadow {
+        let live = version::by_id(change.connection, stable.version_id).await?;
+        if let Some(batch) = [version, &live].into_iter().find(|version| version.takes_batches()) {
+            let text = format!(
+                "version `{}` takes the messages of a transaction in one call, so that no effect can be told to be of one message; a shadow needs handlers that take one message at a time",
+                &hex::encode(&batch.digest)[..12]
+            );
+            return Err(InboxError::Invalid(text));
+        }
     }
     if let Some(other) = change.live(&new.slot, new.role).await? {
         let text = format!("the {} {} runs for {} already; end it first", new.role.name(), other.deployment_id, new.slot);

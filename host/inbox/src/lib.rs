@@ -63,6 +63,6 @@ pub use partition::PartitionInbox;
 pub use problem::Problem;
 pub use rehearsal::{Rehearsal, Rehearsed};
 pub use session::{Budget, SessionSettings, Sessions};
-pub use token::{NewToken, Shown, Token, TokenRole, TokenSecret};
 pub use shadow::{DURATION_DEFAULT as SHADOW_DURATION_DEFAULT, Shadow, ShadowDifference, ShadowReport, ShadowSkipped, ShadowSum};
+pub use token::{NewToken, Shown, Token, TokenRole, TokenSecret};
 pub use version::{HandlerRow, NewVersion, Version};

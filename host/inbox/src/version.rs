@@ -72,6 +72,11 @@ fn select<'q>(condition: &str) -> sqlx::query::QueryAs<'q, sqlx::Postgres, Versi
 }
 
 impl Version {
+    /// Whether its component takes the messages of a transaction together.
+    pub(crate) fn takes_batches(&self) -> bool {
+        self.report.as_ref().is_some_and(|report| report["world"] == "batch")
+    }
+
     /// Whether hosts can run it.
     pub(crate) fn check_deployable(&self) -> Result<(), InboxError> {
         let short = &hex::encode(&self.digest)[..12];
@@ -117,6 +122,11 @@ pub(crate) async fn find(connection: &mut PgConnection, tenant_id: i32, handler:
             Err(InboxError::Invalid(format!("more than one version of handler `{handler}` begins with `{digest}`; use more digits")))
         }
     }
+}
+
+/// The version of a row.
+pub(crate) async fn by_id(connection: &mut PgConnection, version_id: i32) -> Result<Version, InboxError> {
+    Ok(select("WHERE v.version_id = $1").bind(version_id).fetch_one(connection).await?)
 }
 
 impl Admin {

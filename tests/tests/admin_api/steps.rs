@@ -125,6 +125,7 @@ pub fn steps(desk: &Desk) -> Vec<Step> {
         post("/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/promote", json!({})),
         post("/v1/tenants/{tenant}/consumers/{consumer}/rollbacks", json!({ "event_type": "paid", "reason": "it was worse" })),
         post("/v1/tenants/{tenant}/consumers/{consumer}/shadows", shared(&two, 50.0)),
+        get("/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/differences"),
         post("/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/end", json!({ "reason": "seen enough" })),
         get("/v1/tenants/{tenant}/consumers/{consumer}/inbox"),
         get("/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}"),

@@ -44,6 +44,9 @@ pub(super) struct StartArgs {
     /// The share of messages that it runs on
     #[arg(long, default_value_t = 100.0)]
     percent: f64,
+    /// How long one run may take
+    #[arg(long, value_name = "MS")]
+    duration_ms: Option<u64>,
     #[command(flatten)]
     waiting: Waiting,
 }
@@ -62,10 +65,10 @@ pub(super) async fn run(api: &Api, command: ShadowCommand, json: bool) -> Result
 }
 
 async fn start(api: &Api, args: StartArgs, json: bool) -> Result<()> {
-    let StartArgs { what, percent, waiting } = args;
+    let StartArgs { what, percent, duration_ms, waiting } = args;
     let slot = &what.slot;
     let (version, deployment) = what.prepare(api).await?;
-    let new = NewShadow { deployment, percent };
+    let new = NewShadow { deployment, percent, duration_ms };
     let shadow: Deployment = api.post(&slot.path(&["shadows"]), &new).await?;
     if !json {
         println!(
