@@ -302,3 +302,50 @@ async fn retried(retries: Retries, twins: i64) -> Result<()> {
     ensure!(scenario.number(FOREIGN_EFFECTS).await? == 0);
     host.stop().await
 }
+
+/// What could go wrong: a shadow of a real host finds nothing, names the wrong column, or leaves something
+/// behind: an effect, a trigger. Show 5; the demo's own input is in `shadow`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shadow_names_the_changed_column_and_leaves_nothing_behind() {
+    shadowed().await.unwrap();
+}
+
+async fn shadowed() -> Result<()> {
+    const TRIGGERS: &str = "SELECT count(*) FROM pg_trigger g JOIN pg_class c ON c.oid = g.tgrelid \
+        JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = '{schema}' AND NOT g.tgisinternal AND g.tgname <> 'behave'";
+    let scenario = scenario(2).await?;
+    let host = scenario.start_ready("a", &[]).await?;
+    let candidate = replaced(LEDGER, b"balance = balance + $1", b"balance = balance - $1");
+    let as_shadow = |new: &mut NewDeployment| (new.role, new.percent) = (Role::Shadow, Some(100.0));
+    let shadow = deploy(&scenario, &candidate, as_shadow).await?;
+    wait_switched(&scenario, shadow.generation).await?;
+    scenario.until(TRIGGERS, 2).await?;
+    let compared = || async {
+        let report = scenario.admin.shadow_report(shadow.deployment_id).await?;
+        anyhow::Ok((report.differ, report))
+    };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut burst = 0;
+    let report = loop {
+        // Its first messages may come before every table has its trigger.
+        scenario.send(&Load::of([Work::Pay; 20]).named(&format!("b{burst}"))).await?;
+        scenario.wait_settled().await?;
+        sleep(Duration::from_millis(500)).await;
+        let (differ, report) = compared().await?;
+        if differ >= 20 {
+            break report;
+        }
+        ensure!(Instant::now() < deadline, "hardly anything was compared: {report:?}");
+        burst += 1;
+    };
+    let mut named: Vec<_> = report.sums.iter().map(|sum| (sum.table.as_str(), sum.column.as_str())).collect();
+    named.sort_unstable();
+    ensure!(named == [("", "result"), ("account", "balance")], "{:?}", report.sums);
+    println!("{} messages, {} same, {} differ, skipped {:?}", report.messages, report.same, report.differ, report.skipped);
+    scenario.check().await?;
+    scenario.admin.end_deployment(&scenario.tenant.name, CONSUMER, shadow.deployment_id, None).await?;
+    let none = format!("SELECT 1 - least(1, ({TRIGGERS}))");
+    scenario.until(&none, 1).await?;
+    host.stop().await?;
+    scenario.check().await
+}
