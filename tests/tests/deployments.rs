@@ -324,3 +324,25 @@ async fn superseded_versions_stay_loaded_while_a_message_is_pinned_to_them() {
     f.world.execute("UPDATE oncebox.inbox SET status = 'completed', next_attempt_at = NULL, processed_at = now()").await;
     f.world.finish().await;
 }
+
+/// What could go wrong: two consumers hand the same messages to one handler, and nobody is told that each has
+/// its effect twice. S1-053.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_handler_behind_two_consumers_of_a_topic_is_told() {
+    let f = Fixture::new().await;
+    let version = f.version("a").await;
+    let all = Slot { event_type: "order.*".to_owned(), event_versions: None };
+    let first = f.deploy(&NewDeployment { slot: all, ..f.new_deployment(&version) }).await.unwrap();
+    assert_eq!(f.admin().scope_warnings(f.consumer.row.consumer_id, &first).await.unwrap(), Vec::<String>::new());
+    let tenant = f.admin().tenant(f.tenant()).await.unwrap();
+    let other = f.world.consumer(&tenant, "other", "").await.row;
+    let second = f.admin().deploy(f.tenant(), "other", &f.new_deployment(&version)).await.unwrap();
+    let warnings = f.admin().scope_warnings(other.consumer_id, &second).await.unwrap();
+    assert_eq!(warnings.len(), 1);
+    let expected = format!("consumer `{}` hands messages of topic", f.consumer.row.name);
+    assert!(warnings[0].starts_with(&expected) && warnings[0].contains("its effect once for each consumer"), "{warnings:?}");
+    let elsewhere = NewDeployment { slot: Slot { event_type: "payment".to_owned(), event_versions: None }, ..f.new_deployment(&version) };
+    let elsewhere = f.admin().deploy(f.tenant(), "other", &elsewhere).await.unwrap();
+    assert_eq!(f.admin().scope_warnings(other.consumer_id, &elsewhere).await.unwrap(), Vec::<String>::new());
+    f.world.finish().await;
+}

@@ -168,6 +168,9 @@ pub struct Deployment {
     /// The hosts that run, and how far each is with the consumer.
     #[serde(default)]
     pub hosts: Vec<HostProgress>,
+    /// What whoever deploys should know; only in the answer to that.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 impl Deployment {
@@ -177,6 +180,7 @@ impl Deployment {
             _ => Map::new(),
         };
         Self {
+            warnings: Vec::new(),
             deployment_id: row.deployment_id,
             event_type: row.slot.event_type,
             event_versions: row.slot.event_versions,
@@ -235,7 +239,10 @@ impl Caller {
         new: &inbox::NewDeployment,
     ) -> Result<(StatusCode, Json<Deployment>), ApiError> {
         let made = self.admin.deploy(tenant, consumer, new).await?;
-        Ok((StatusCode::CREATED, Json(self.shown(tenant, consumer, made).await?)))
+        let consumer_id = self.admin.consumer(tenant, consumer).await?.consumer_id;
+        let warnings = self.admin.scope_warnings(consumer_id, &made).await?;
+        let shown = Deployment { warnings, ..self.shown(tenant, consumer, made).await? };
+        Ok((StatusCode::CREATED, Json(shown)))
     }
 }
 

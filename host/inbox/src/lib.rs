@@ -36,6 +36,7 @@ mod rehearsal;
 pub mod retry;
 mod run;
 pub mod schema;
+mod scope;
 mod scram;
 mod session;
 mod shadow;

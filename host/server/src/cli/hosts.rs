@@ -36,6 +36,9 @@ pub(super) async fn run(api: &Api, json: bool) -> Result<()> {
 
 /// Print a deployment that was just made, once every host has switched to it where that is asked for.
 pub(super) async fn report(api: &Api, slot: &SlotArgs, deployed: Deployment, waiting: &Waiting, json: bool) -> Result<()> {
+    if !json {
+        deployed.warnings.iter().for_each(|warning| println!("warning: {warning}"));
+    }
     let Some(seconds) = waiting.wait else {
         return if json { output::json(&deployed) } else { Ok(()) };
     };
