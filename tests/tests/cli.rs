@@ -429,7 +429,7 @@ async fn what_cannot_be_deployed_is_told_what_to_do() {
     ] {
         let output = run(desk.command().args([&["deploy", file], target].concat())).await;
         let error = String::from_utf8(output.stderr).unwrap();
-        assert!(error.starts_with(&format!("error: `{file}` cannot be deployed: ")), "{error}");
+        assert!(error.starts_with(&format!("error: `{file}` cannot be deployed")), "{error}");
         assert!(said.iter().all(|part| error.contains(part)), "{error}");
     }
     desk.fails(

@@ -16,6 +16,8 @@ use crate::{
     scram,
 };
 
+/// Connections of the host's own login: the supervisor, the API, and one that listens.
+const CONNECTIONS_MAX: u32 = 8;
 /// How long the database may take to answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -85,7 +87,8 @@ impl Admin {
     /// Access for one actor; nothing is connected yet.
     pub fn new(options: PgConnectOptions, key: MasterKey, actor: impl Into<String>) -> Self {
         let options = options.application_name("oncebox host");
-        let pool = PgPoolOptions::new().max_connections(4).acquire_timeout(CONNECT_TIMEOUT).connect_lazy_with(options.clone());
+        let pool =
+            PgPoolOptions::new().max_connections(CONNECTIONS_MAX).acquire_timeout(CONNECT_TIMEOUT).connect_lazy_with(options.clone());
         Self { pool, options, key, actor: actor.into() }
     }
 

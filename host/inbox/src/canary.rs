@@ -1,5 +1,7 @@
 //! Canaries: what became of their runs, and the verdict over them.
 
+use sqlx::PgConnection;
+
 use crate::{
     admin::{Admin, Consumer},
     audit::Subject,
@@ -127,24 +129,25 @@ impl Admin {
             "digest": hex::encode(&deployment.digest), "reason": reason });
         let host = self.acting_as("oncebox");
         host.audit(&mut tx, "canary.rollback", Subject::of(&consumer.tenant, &consumer.name), details).await?;
+        let redriven = redrive(&mut tx, consumer.consumer_id, &deployment).await?;
         tx.commit().await?;
         self.announce(consumer).await;
-        let redriven = self.redrive(consumer.consumer_id, &deployment).await?;
         Ok(Some(Withdrawn { deployment, reason, redriven }))
     }
+}
 
-    /// Run again what a withdrawn deployment failed, with the version that is live. Rows that kept no payload
-    /// cannot be run again; messages that it holds under a lease come again by themselves.
-    pub(crate) async fn redrive(&self, consumer_id: i32, withdrawn: &Deployment) -> Result<u64, InboxError> {
-        const REDRIVE: &str = "UPDATE oncebox.inbox i SET status = 'failed_retryable', next_attempt_at = now(), processed_at = NULL, \
-                bucket = oncebox.bucket_at(i.retention_class, now()) \
-            FROM oncebox.consumer c WHERE c.consumer_id = $1 AND i.consumer_id = $1 AND i.retention_class = c.retention_class \
-                AND i.version_id = $2 AND i.status IN ('failed_retryable', 'failed_terminal', 'parked') AND i.received_at >= $3 \
-                AND (i.status = 'failed_retryable' OR c.policy->>'payload' IS DISTINCT FROM 'none')";
-        // What it failed long ago, under an earlier deployment, was someone's decision by now.
-        let redrive = sqlx::query(REDRIVE).bind(consumer_id).bind(withdrawn.version_id).bind(withdrawn.created_at);
-        Ok(redrive.execute(&self.pool).await?.rows_affected())
-    }
+/// Run again what a withdrawn deployment failed, with the version that is live, in the transaction that
+/// withdraws it. Rows that kept no payload cannot be run again; messages that it holds under a lease come
+/// again by themselves.
+pub(crate) async fn redrive(connection: &mut PgConnection, consumer_id: i32, withdrawn: &Deployment) -> Result<u64, InboxError> {
+    const REDRIVE: &str = "UPDATE oncebox.inbox i SET status = 'failed_retryable', next_attempt_at = now(), processed_at = NULL, \
+            bucket = oncebox.bucket_at(i.retention_class, now()) \
+        FROM oncebox.consumer c WHERE c.consumer_id = $1 AND i.consumer_id = $1 AND i.retention_class = c.retention_class \
+            AND i.version_id = $2 AND i.status IN ('failed_retryable', 'failed_terminal', 'parked') AND i.received_at >= $3 \
+            AND (i.status = 'failed_retryable' OR c.policy->>'payload' IS DISTINCT FROM 'none')";
+    // What it failed long ago, under an earlier deployment, was someone's decision by now.
+    let redrive = sqlx::query(REDRIVE).bind(consumer_id).bind(withdrawn.version_id).bind(withdrawn.created_at);
+    Ok(redrive.execute(connection).await?.rows_affected())
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use sqlx::PgConnection;
 use crate::{
     admin::{Admin, Consumer, check_name},
     audit::Subject,
+    canary,
     deployment::{Deployment, Guard, NewDeployment, Role, Slot, select},
     error::InboxError,
     event_versions,
@@ -115,9 +116,9 @@ impl Admin {
         let details = json!({ "event_type": slot.event_type, "event_versions": slot.event_versions, "withdrawn": withdrawn.deployment_id,
             "withdrawn_digest": hex::encode(&withdrawn.digest), "digest": hex::encode(&target.digest), "reason": reason });
         self.audit(&mut tx, "rollback", Subject::of(&consumer.tenant, &consumer.name), details).await?;
+        let redriven = if redrive { canary::redrive(&mut tx, consumer.consumer_id, &withdrawn).await? } else { 0 };
         tx.commit().await?;
         self.announce(&consumer).await;
-        let redriven = if redrive { self.redrive(consumer.consumer_id, &withdrawn).await? } else { 0 };
         let live = self.deployment(consumer.consumer_id, live_id).await?;
         let withdrawn = self.deployment(consumer.consumer_id, withdrawn.deployment_id).await?;
         Ok(Rollback { withdrawn, live, migrations_kept, redriven })
