@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Messages that are sent and committed before the clock runs.
-const WARM_UP: usize = 40;
+pub const WARM_UP: usize = 40;
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// How long messages of a variant took.
@@ -77,7 +77,8 @@ pub async fn send_steadily(bench: &Bench, job: &Job, started: &Started, topic: &
     bench.wait(job, started, topic).await
 }
 
-async fn until_committed(database: &Database, orders: i64) -> Result<()> {
+/// Wait until so many orders are committed.
+pub async fn until_committed(database: &Database, orders: i64) -> Result<()> {
     let deadline = Instant::now() + DEADLINE;
     while database.totals().await?.orders < orders {
         ensure!(Instant::now() < deadline, "the first messages were not committed within {DEADLINE:?}");

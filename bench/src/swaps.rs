@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
 use crate::{
-    latency::send_steadily,
+    latency::{WARM_UP, send_steadily, until_committed},
     load::{Load, Workload},
     measure::now_us,
     run::{Bench, Job, Started, check, finish},
@@ -77,8 +77,8 @@ async fn swap(bench: &Bench, started: &Started, swaps: bool) -> Result<Vec<f64>>
     let admin: Admin = admin(&bench.servers, &started.database)?;
     let component = std::fs::read(bench.programs.component(&Variant::Component)).context("failed to read the component")?;
     let copy = with_section(&component);
-    // Until the host runs and is warm.
-    sleep(PERIOD * 8).await;
+    until_committed(&started.database, WARM_UP as i64).await?;
+    sleep(PERIOD * 5).await;
     let mut moments = Vec::new();
     for number in 0..SWAPS {
         moments.push(now_us());
