@@ -25,6 +25,7 @@ for part in "$@"; do
     tests)
         need default-jdk-headless has java
         need maven has mvn
+        need openssl has openssl
         ;;
     typescript | javascript)
         need nodejs has node
