@@ -328,7 +328,9 @@ async fn shadow(defect: Option<&Defect>) {
     let host = world.host_with(&consumer, PlainHandlers::shadowed(handler(), shadow), &SessionSettings::default());
     let twice = "shadow sql INSERT INTO effect (consumer, message_id, attempt, version) VALUES ('orders', 'a', 1, 1)";
     deliver(&host, &[record(0, "a", twice)]).await;
+    let deadline = Instant::now() + Duration::from_secs(30);
     while world.admin.shadow_report(deployment_id).await.unwrap().differ < 1 {
+        assert!(Instant::now() < deadline, "nothing was compared: {:?}", world.admin.shadow_report(deployment_id).await.unwrap());
         sleep(Duration::from_millis(20)).await;
     }
     host.finish_shadows().await;
@@ -689,6 +691,13 @@ async fn killed_at_work(defect: Option<&Defect>) -> Result<()> {
 async fn hand_over(defect: Option<&Defect>) -> Result<()> {
     let scenario = Scenario::with(Options { static_members: false, ..Options::default() }).await?;
     scenario.send(&Load::of([Work::Sleeps(2_000); 6])).await?;
+    // Partitions are drawn; both must have something, or two hosts would never be at work.
+    for more in 0.. {
+        if scenario.positions().await?.values().all(|(_, end)| *end > 0) {
+            break;
+        }
+        scenario.send(&Load::of([Work::Sleeps(2_000)]).named(&format!("more{more}"))).await?;
+    }
     let variables = [("ONCEBOX_SABOTAGE", defect.map_or("", |defect| defect.name))];
     let first = scenario.start("a", &variables)?;
     while scenario.sleeping().await? < 2 {
