@@ -1,6 +1,7 @@
 //! The live deployments of a consumer, loaded: which of them takes a message.
 
 use std::{
+    cell::LazyCell,
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -168,11 +169,11 @@ impl Routes {
     /// The most specific slot that takes a message: its own event type before one that begins like it,
     /// a range of event versions before none.
     fn entry(&self, message: &Message) -> Option<&Entry> {
-        let version = message.event_version.as_deref().and_then(event_versions::version);
-        let takes = |entry: &&Entry| match (&entry.versions, &version) {
-            (None, _) => true,
-            (Some(range), Some(version)) => range.matches(version),
-            (Some(_), None) => false,
+        // Most slots have no range, so most messages need not be parsed.
+        let version = LazyCell::new(|| message.event_version.as_deref().and_then(event_versions::version));
+        let takes = |entry: &&Entry| match &entry.versions {
+            None => true,
+            Some(range) => version.as_ref().is_some_and(|version| range.matches(version)),
         };
         let exact = self.exact.get(&message.event_type).into_iter().flatten();
         let wider = self.prefixes.iter().filter(|(prefix, _)| message.event_type.starts_with(prefix));

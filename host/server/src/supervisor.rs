@@ -4,7 +4,7 @@
 //! bring is put in place between two of its steps, and the next transaction of the consumer uses it.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -57,8 +57,8 @@ struct State {
     sessions: HashMap<String, Arc<Sessions>>,
     running: HashMap<i32, Running>,
     failing: HashMap<i32, Failing>,
-    /// Consumers whose deployments are being loaded, and the generation that was known when it began.
-    loading: HashMap<i32, i64>,
+    /// Consumers whose deployments are being loaded.
+    loading: HashSet<i32>,
     loads: JoinSet<Loaded>,
     /// Retry workers of consumers that ended, on their last message.
     ending: Vec<JoinHandle<()>>,
@@ -167,7 +167,7 @@ impl Supervisor {
 
     /// Begin to load what is new for a consumer.
     async fn load(&self, state: &mut State, consumer: Consumer) {
-        state.loading.insert(consumer.consumer_id, consumer.generation);
+        state.loading.insert(consumer.consumer_id);
         state.presence.report(consumer.consumer_id, consumer.generation, Progress::Compiling).await;
         let (admin, loader) = (self.admin.clone(), self.loader.clone());
         state.loads.spawn(async move {
@@ -254,7 +254,7 @@ impl State {
             sessions: HashMap::new(),
             running: HashMap::new(),
             failing: HashMap::new(),
-            loading: HashMap::new(),
+            loading: HashSet::new(),
             loads: JoinSet::new(),
             ending: Vec::new(),
         }
@@ -264,7 +264,7 @@ impl State {
     /// to wait after a failure.
     fn has(&self, consumer: &Consumer) -> bool {
         let id = consumer.consumer_id;
-        self.loading.contains_key(&id)
+        self.loading.contains(&id)
             || self.running.get(&id).is_some_and(|running| running.generation() >= consumer.generation)
             || self.failing.get(&id).is_some_and(|failing| failing.again_at > Instant::now())
     }
@@ -273,7 +273,7 @@ impl State {
         if let Some(failing) = self.failing.values().next() {
             return Err(failing.error.clone());
         }
-        let starting = self.loading.keys().filter(|id| !self.running.contains_key(id)).count();
+        let starting = self.loading.iter().filter(|id| !self.running.contains_key(id)).count();
         if starting > 0 { Err(format!("{starting} consumers are being loaded")) } else { Ok(()) }
     }
 
