@@ -4,7 +4,7 @@
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use oncebox_inbox::{Login, MasterKey};
+use oncebox_inbox::{Credentials, MasterKey};
 use serde::{Deserialize, Serialize};
 use sqlx::Connection;
 
@@ -108,7 +108,7 @@ async fn tenant_url(bench: &Bench, database: &Database) -> Result<String> {
     let (_, rest) = database.url.split_once("://").context("a database URL starts with `postgres://`")?;
     let (_, server) = rest.split_once('@').context("a superuser's URL has a password")?;
     let login = &bench.servers.tenant.login;
-    let password = MasterKey::parse(&bench.servers.master_key)?.password(login, Login::Guest);
+    let password = credentials(bench)?.guest_password;
     let url = format!("postgres://{login}:{password}@{server}");
     sqlx::PgConnection::connect(&url).await.context("failed to log in as the tenant")?.close().await?;
     Ok(url)
@@ -132,8 +132,7 @@ fn statements(bench: &Bench, way: Way, batch: usize, duplicates: bool) -> Result
 
 /// As the host calls its functions. BEGIN travels alone here and with RESET ALL there: one round trip.
 fn oncebox(bench: &Bench, batch: usize) -> Result<String> {
-    let secret: String =
-        MasterKey::parse(&bench.servers.master_key)?.secret(&bench.servers.tenant.login).iter().map(|byte| format!("{byte:02x}")).collect();
+    let secret: String = credentials(bench)?.secret.iter().map(|byte| format!("{byte:02x}")).collect();
     let nulls = |of: &str| format!("array_fill(NULL::{of}, ARRAY[{batch}])");
     let (texts, bytes) = (nulls("text"), nulls("bytea"));
     let numbers = format!("array_fill(0::bigint, ARRAY[{batch}])");
@@ -149,4 +148,8 @@ fn oncebox(bench: &Bench, batch: usize) -> Result<String> {
          SELECT oncebox_host.complete('\\x{secret}'::bytea, 1, '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}');\n\
          COMMIT;\n"
     ))
+}
+
+fn credentials(bench: &Bench) -> Result<Credentials> {
+    Ok(MasterKey::parse(&bench.servers.master_key)?.credentials(&bench.servers.tenant)?)
 }

@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use oncebox_inbox::{
-    Admin, Budget, Consumer, ConsumerInbox, InboxError, Login, MasterKey, PartitionInbox, SessionSettings, Sessions, Tenant,
+    Admin, Budget, Consumer, ConsumerInbox, Credentials, InboxError, MasterKey, PartitionInbox, SessionSettings, Sessions, Tenant,
     handler::Handlers, message::Record, policy::Policy, retry, schema,
 };
 use sqlx::{
@@ -41,6 +41,7 @@ pub(crate) const SOURCE: &str = concat!(
     include_str!("../../migrations/0002_claim_plans.sql"),
     include_str!("../../migrations/0003_deployments.sql"),
     include_str!("../../migrations/0004_shadow.sql"),
+    include_str!("../../migrations/0005_tenants.sql"),
     include_str!("../../host/inbox/src/schema.rs"),
     include_str!("../../host/inbox/src/missing_partitions.sql"),
     include_str!("../../host/inbox/src/revoke_functions.sql"),
@@ -53,7 +54,6 @@ const EFFECT: &str = "CREATE TABLE effect (consumer text NOT NULL, message_id te
 /// final check; a test that forgets it fails.
 pub struct World {
     database: TestDatabase,
-    key: MasterKey,
     options: PgConnectOptions,
     /// What a person can do.
     pub admin: Admin,
@@ -95,8 +95,8 @@ impl World {
         let pool = PgPoolOptions::new().max_connections(8).connect_lazy_with(options.clone());
         pool.execute(AssertSqlSafe(revoke)).await.context("failed to close the database")?;
         let key = MasterKey::parse(&MasterKey::generate())?;
-        let admin = Admin::new(options.clone(), key.clone(), "test");
-        Ok(Self { database, key, options, admin, pool, control: Arc::default(), batches: false, finished: AtomicBool::new(false) })
+        let admin = Admin::new(options.clone(), key, "test");
+        Ok(Self { database, options, admin, pool, control: Arc::default(), batches: false, finished: AtomicBool::new(false) })
     }
 
     /// A tenant with its table of effects and whatever else `schema_sql` makes.
@@ -127,7 +127,7 @@ impl World {
 
     /// A host with handlers and limits of its own.
     pub fn host_with(&self, consumer: &TestConsumer, handlers: Arc<dyn Handlers>, settings: &SessionSettings) -> Arc<ConsumerInbox> {
-        let sessions = Sessions::of(&self.admin, &consumer.tenant, settings, Budget::new(16));
+        let sessions = Sessions::of(&self.admin, &consumer.tenant, settings, Budget::new(16)).expect("sessions");
         let Consumer { consumer_id, tenant, name, .. } = consumer.row.clone();
         let owner = format!("host-{:08x}", rand::random::<u32>());
         ConsumerInbox::new(consumer_id, tenant, name, consumer.policy.clone(), owner, sessions, handlers)
@@ -141,7 +141,7 @@ impl World {
 
     /// Options to connect as a tenant's guest role, as a host's sessions do.
     pub fn guest_options(&self, tenant: &Tenant) -> PgConnectOptions {
-        let password = self.key.password(&tenant.login, Login::Guest);
+        let password = self.credentials(tenant).guest_password;
         let options = self.options.clone().username(&tenant.login).password(&password);
         options.options([("search_path", tenant.schema_name.as_str()), ("default_transaction_read_only", "on")])
     }
@@ -151,9 +151,13 @@ impl World {
         PgConnection::connect_with(&self.guest_options(tenant)).await.expect("a session of the tenant")
     }
 
+    fn credentials(&self, tenant: &Tenant) -> Credentials {
+        self.admin.credentials(tenant).expect("credentials")
+    }
+
     /// The secret that host functions ask a tenant's session for.
     pub fn secret(&self, tenant: &Tenant) -> Vec<u8> {
-        self.key.secret(&tenant.login).to_vec()
+        self.credentials(tenant).secret.to_vec()
     }
 
     /// Options to connect as superuser.

@@ -455,7 +455,7 @@ async fn a_full_queue_and_a_spent_budget_are_counted_and_hold_nobody_up() {
     assert!((85..=86).contains(&full) && report.same == 150 - full, "64 wait and one runs: {report:#?}");
 
     // One connection for all: a trial has none to spare, and the live path does not notice.
-    let sessions = Sessions::of(&stage.world.admin, &stage.consumer.tenant, &SessionSettings::default(), Budget::new(1));
+    let sessions = Sessions::of(&stage.world.admin, &stage.consumer.tenant, &SessionSettings::default(), Budget::new(1)).unwrap();
     let handlers =
         PlainHandlers::shadowed(Script::handler(stage.world.control.clone()), stage.shadow(Script::handler(stage.world.control.clone())));
     let row = stage.consumer.row.clone();

@@ -37,7 +37,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     let tenant = admin.tenant(&options.tenant).await?;
     let consumer = admin.consumer(&options.tenant, &options.consumer).await?;
     let policy = consumer.policy()?;
-    let sessions = Sessions::of(&admin, &tenant, &SessionSettings::default(), Budget::new(32));
+    let sessions = Sessions::of(&admin, &tenant, &SessionSettings::default(), Budget::new(32))?;
     let (tenant, name, owner) = (consumer.tenant, consumer.name, "bench".to_owned());
     let inbox =
         ConsumerInbox::new(consumer.consumer_id, tenant.clone(), name.clone(), policy.clone(), owner, sessions, Arc::new(PlaceOrders));

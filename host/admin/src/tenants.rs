@@ -31,7 +31,7 @@ pub struct Tenant {
 
 impl From<oncebox_inbox::Tenant> for Tenant {
     fn from(tenant: oncebox_inbox::Tenant) -> Self {
-        let oncebox_inbox::Tenant { tenant_id, name, schema_name, login, owner_login, created_at } = tenant;
+        let oncebox_inbox::Tenant { tenant_id, name, schema_name, login, owner_login, created_at, .. } = tenant;
         Self { tenant_id, name, schema_name, login, owner_login, created_at }
     }
 }

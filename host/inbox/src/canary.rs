@@ -3,11 +3,12 @@
 use sqlx::PgConnection;
 
 use crate::{
-    admin::{Admin, Consumer},
+    admin::Admin,
     audit::Subject,
     deploy::{Change, EndedHow},
     deployment::{Deployment, Guard, select},
     error::InboxError,
+    subscription::Consumer,
 };
 
 /// Runs of a deployment that ended since the last count.

@@ -7,13 +7,14 @@ use serde_json::{Map, Value, json};
 use sqlx::PgConnection;
 
 use crate::{
-    admin::{Admin, Consumer, check_name},
+    admin::{Admin, check_name},
     audit::Subject,
     canary,
     deployment::{Deployment, Guard, NewDeployment, Role, Slot, select},
     error::InboxError,
     event_versions,
     policy::{Limits, Policy},
+    subscription::Consumer,
     version::{self, Version},
 };
 

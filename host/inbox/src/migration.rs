@@ -4,9 +4,9 @@ use sha2::{Digest, Sha256};
 use sqlx::{Connection, Executor, PgConnection};
 
 use crate::{
-    admin::{Admin, Tenant},
+    admin::Admin,
     error::{InboxError, plain},
-    keys::Login,
+    tenant::Tenant,
 };
 
 /// A migration that a tenant's schema holds.
@@ -39,11 +39,12 @@ impl Admin {
                 tenant.name
             )));
         }
-        let password = self.key.password(&tenant.owner_login, Login::Owner);
+        let credentials = self.credentials(tenant)?;
         let options = [("search_path", tenant.schema_name.as_str())];
-        let options = self.options.clone().username(&tenant.owner_login).password(&password).options(options);
+        let place = self.place(tenant)?;
+        let options = place.options.username(&tenant.owner_login).password(&credentials.owner_password).options(options);
         let mut connection = PgConnection::connect_with(&options).await?;
-        let applied = self.run_migration(&mut connection, tenant, name, sql, &digest).await;
+        let applied = self.run_migration(&mut connection, &credentials.secret, name, sql, &digest).await;
         let _ = connection.close().await; // what is not committed by now never is
         applied.map_err(|error| InboxError::Invalid(format!("migration `{name}` was not applied: {}", plain(&error))))?;
         Ok(true)
@@ -52,7 +53,7 @@ impl Admin {
     async fn run_migration(
         &self,
         connection: &mut PgConnection,
-        tenant: &Tenant,
+        secret: &[u8; 32],
         name: &str,
         sql: &str,
         digest: &[u8],
@@ -60,7 +61,6 @@ impl Admin {
         const APPLIED: &str = "SELECT oncebox_host.migration_applied($1, $2, $3, $4)";
         connection.execute("BEGIN").await?;
         connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned()))).await?;
-        let secret = self.key.secret(&tenant.login);
         sqlx::query(APPLIED).bind(&secret[..]).bind(name).bind(digest).bind(&self.actor).execute(&mut *connection).await?;
         connection.execute("COMMIT").await.map(drop)
     }

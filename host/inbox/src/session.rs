@@ -13,9 +13,9 @@ use sqlx::{ConnectOptions, Connection, Executor, PgConnection, PgPool, postgres:
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
-    admin::{Admin, Tenant},
+    admin::Admin,
     error::InboxError,
-    keys::Login,
+    tenant::Tenant,
     tx::{Tx, bounded},
 };
 
@@ -131,10 +131,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Sessions {
     /// The sessions of a tenant's guest role, under the host's budget.
-    pub fn of(admin: &Admin, tenant: &Tenant, settings: &SessionSettings, budget: Arc<Budget>) -> Arc<Self> {
-        let password = admin.key.password(&tenant.login, Login::Guest);
-        let options = admin.options.clone().username(&tenant.login).password(&password);
-        Self::new(options, admin.key.secret(&tenant.login), settings, &tenant.schema_name, admin.pool.clone(), budget)
+    pub fn of(admin: &Admin, tenant: &Tenant, settings: &SessionSettings, budget: Arc<Budget>) -> Result<Arc<Self>, InboxError> {
+        let (place, credentials) = (admin.place(tenant)?, admin.credentials(tenant)?);
+        let options = place.options.username(&tenant.login).password(&credentials.guest_password);
+        Ok(Self::new(options, credentials.secret, settings, &tenant.schema_name, place.pool, budget))
     }
 
     fn new(

@@ -80,7 +80,7 @@ impl Loader {
             version: deployment.version_id,
             limits,
             config: config.map(|(key, value)| (key.clone(), value.as_str().map_or_else(|| value.to_string(), str::to_owned))).collect(),
-            random_key: self.admin.random_key(&tenant.login),
+            random_key: self.admin.credentials(tenant)?.random_key,
         };
         let handler = self.components.runtime().handler(&component, settings);
         let handler: Box<dyn Handler> = match &self.recorder {

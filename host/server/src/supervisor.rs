@@ -217,8 +217,14 @@ impl Supervisor {
             return Ok(generation);
         }
         let tenant = self.admin.tenant(&consumer.tenant).await?;
-        let make_sessions = || Sessions::of(&self.admin, &tenant, &self.settings, self.budget.clone());
-        let sessions = state.sessions.entry(tenant.login.clone()).or_insert_with(make_sessions).clone();
+        let sessions = match state.sessions.get(&tenant.login) {
+            Some(sessions) => sessions.clone(),
+            None => {
+                let sessions = Sessions::of(&self.admin, &tenant, &self.settings, self.budget.clone())?;
+                state.sessions.insert(tenant.login.clone(), sessions.clone());
+                sessions
+            }
+        };
         let running = Running::start(self, consumer, routes, sessions, look.clone())
             .with_context(|| format!("failed to start consumer `{}/{}`", consumer.tenant, consumer.name))?;
         let generation = running.generation();

@@ -7,9 +7,9 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 
 use super::table::quoted;
 use crate::{
-    admin::{Admin, Tenant},
+    admin::Admin,
     error::{InboxError, plain},
-    keys::Login,
+    tenant::Tenant,
     tx::{answered, is_contention},
 };
 
@@ -80,12 +80,12 @@ impl Admin {
     /// One statement for each table, over a short connection of the owner's; the answer names those that
     /// others held for too long.
     async fn as_owner(&self, tenant: &Tenant, tables: &[String], statement: impl Fn(&str) -> String) -> Result<Vec<String>, InboxError> {
-        let password = self.key.password(&tenant.owner_login, Login::Owner);
+        let credentials = self.credentials(tenant)?;
         let options = self
+            .place(tenant)?
             .options
-            .clone()
             .username(&tenant.owner_login)
-            .password(&password)
+            .password(&credentials.owner_password)
             .options([("search_path", tenant.schema_name.clone()), ("lock_timeout", LOCK_TIMEOUT_MS.to_string())]);
         let mut connection = PgConnection::connect_with(&options).await?;
         let mut left = Vec::new();

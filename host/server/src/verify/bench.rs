@@ -107,7 +107,7 @@ impl Bench {
 
 /// The tenant's tables and their content.
 async fn look(admin: &Admin, tenant: &Tenant) -> Result<(Vec<Table>, Snapshot)> {
-    let sessions = Sessions::of(admin, tenant, &SessionSettings::default(), Budget::new(1));
+    let sessions = Sessions::of(admin, tenant, &SessionSettings::default(), Budget::new(1))?;
     let transaction = sessions.begin().await?;
     let tables = tables::read(transaction.tx()).await;
     let looked = match tables {

@@ -97,7 +97,7 @@ impl Driver {
             .recorded_by(recorder)
             .load(&tenant, &consumer, &policy)
             .await?;
-        let sessions = Sessions::of(&admin, &tenant, &SessionSettings::default(), Budget::new(4));
+        let sessions = Sessions::of(&admin, &tenant, &SessionSettings::default(), Budget::new(4))?;
         let owner = format!("verify/{}", std::process::id());
         let (tenant, name) = (TENANT.to_owned(), CONSUMER.to_owned());
         let inbox = ConsumerInbox::new(consumer.consumer_id, tenant, name, policy, owner, sessions, handlers);

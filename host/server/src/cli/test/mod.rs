@@ -218,7 +218,7 @@ fn handler(place: &Furnished, args: &TestArgs, (runtime, loaded): (&Runtime, &Lo
         version: 0,
         limits: place.consumer.policy()?.limits,
         config: args.settings.clone(),
-        random_key: place.admin.random_key(&place.tenant.login),
+        random_key: place.admin.credentials(&place.tenant)?.random_key,
     };
     let handler = runtime.handler(loaded, settings).recorded_by(recorder);
     Ok(Only { handler: Arc::new(handler), generation: place.consumer.generation })
@@ -229,7 +229,7 @@ async fn inbox(config: &Config, place: &Furnished, handler: Only) -> Result<Arc<
     let Furnished { admin, tenant, consumer } = place;
     let identity = Policy::parse(&format!("topics = ['{TOPIC}']\nack = 'after_commit'\n{IDENTITY}"))?.identity;
     let policy = Policy { identity, ..consumer.policy()? };
-    let sessions = Sessions::of(admin, tenant, &config.session_settings(), Budget::new(2));
+    let sessions = Sessions::of(admin, tenant, &config.session_settings(), Budget::new(2))?;
     let (tenant, name) = (consumer.tenant.clone(), consumer.name.clone());
     Ok(ConsumerInbox::new(consumer.consumer_id, tenant, name, policy, "oncebox test".to_owned(), sessions, Arc::new(handler)))
 }

@@ -1,0 +1,163 @@
+//! Tenants: their rows, roles and schemas.
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sqlx::Executor;
+
+use crate::{
+    admin::{Admin, check_name, taken},
+    audit::Subject,
+    credentials::Credentials,
+    error::InboxError,
+    keys::secret_hash,
+    scram,
+};
+
+/// What each host gives a tenant, over all of its consumers. Over a limit messages wait; they do not fail.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TenantLimits {
+    /// Its share of a busy host against the other tenants', 1 to 10,000; of two tenants that both have
+    /// something to do, one with twice the weight gets twice the time.
+    pub weight: u32,
+    /// Database connections; none for the host's own bound.
+    pub connections_max: Option<usize>,
+    /// Transactions, hence instances of handlers, at the same time; none for the host's own bound.
+    pub transactions_max: Option<usize>,
+    /// Bytes of guests' memory together; none for the host's own bound.
+    pub memory_bytes_max: Option<u64>,
+    /// Messages a second, over all of its consumers; none for as many as come.
+    pub messages_per_second: Option<u32>,
+}
+
+impl Default for TenantLimits {
+    fn default() -> Self {
+        Self { weight: 100, connections_max: None, transactions_max: None, memory_bytes_max: None, messages_per_second: None }
+    }
+}
+
+/// A tenant's row.
+#[derive(Debug, Clone, Serialize, sqlx::FromRow)]
+pub struct Tenant {
+    /// Key.
+    pub tenant_id: i32,
+    /// Name.
+    pub name: String,
+    /// Schema of the tenant's tables.
+    pub schema_name: String,
+    /// Login that handlers run as.
+    pub login: String,
+    /// Login that owns the schema.
+    pub owner_login: String,
+    /// `active`, `suspended` or `deleting`.
+    pub state: String,
+    /// What hosts give it.
+    #[sqlx(json)]
+    pub limits: TenantLimits,
+    /// Grows with every change that running hosts have to hear of.
+    pub revision: i64,
+    /// Its secrets, sealed under the master key.
+    #[serde(skip)]
+    pub(crate) credentials: Option<Vec<u8>>,
+    /// Where its inbox and tables are, sealed under the master key; none for the host's database.
+    #[serde(skip)]
+    pub(crate) database_url: Option<Vec<u8>>,
+    /// When it was created.
+    pub created_at: chrono::DateTime<chrono::Utc>,
+}
+
+impl Admin {
+    /// Create a tenant: its schema and its two login roles.
+    pub async fn create_tenant(&self, name: &str) -> Result<Tenant, InboxError> {
+        check_name("tenant", name)?;
+        let opaque = hex::encode(rand::random::<[u8; 6]>());
+        let (schema, login, owner) = (format!("t_{opaque}"), format!("oncebox_{opaque}"), format!("oncebox_{opaque}_owner"));
+        let mut tx = self.pool.begin().await?;
+        let credentials = self.key.derived(&login, &owner);
+        for statement in self.role_statements(&schema, &login, &owner, &credentials).await? {
+            tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(statement))).await?;
+        }
+        const INSERT: &str =
+            "INSERT INTO oncebox.tenant (name, schema_name, login, owner_login, secret_hash) VALUES ($1, $2, $3, $4, $5) RETURNING *";
+        let tenant = sqlx::query_as(INSERT)
+            .bind(name)
+            .bind(&schema)
+            .bind(&login)
+            .bind(&owner)
+            .bind(secret_hash(&credentials.secret))
+            .fetch_one(&mut *tx)
+            .await
+            .map_err(|error| taken(error, "tenant", name))?;
+        self.audit(&mut tx, "tenant.create", Subject::tenant(name), json!({})).await?;
+        tx.commit().await?;
+        self.restrict_logs(&login).await;
+        Ok(tenant)
+    }
+
+    async fn role_statements(&self, schema: &str, login: &str, owner: &str, credentials: &Credentials) -> Result<Vec<String>, InboxError> {
+        let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())").fetch_one(&self.pool).await?;
+        let guest_verifier = scram::verifier(&credentials.guest_password);
+        let owner_verifier = scram::verifier(&credentials.owner_password);
+        Ok(vec![
+            format!("CREATE ROLE {login} LOGIN NOINHERIT PASSWORD '{guest_verifier}'"),
+            format!("CREATE ROLE {owner} LOGIN NOINHERIT CONNECTION LIMIT 4 PASSWORD '{owner_verifier}'"),
+            // A login that is no superuser may only give away what it could also have.
+            format!(
+                "DO $$ BEGIN IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN EXECUTE format('GRANT {owner}, {login} TO %I', current_user); END IF; END $$"
+            ),
+            format!("GRANT CONNECT ON DATABASE {database} TO {login}, {owner}"),
+            format!("CREATE SCHEMA {schema} AUTHORIZATION {owner}"),
+            format!("GRANT USAGE ON SCHEMA {schema}, oncebox_host TO {login}"),
+            format!("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA oncebox_host TO {login}"),
+            format!("GRANT USAGE ON SCHEMA oncebox_host TO {owner}"),
+            format!("GRANT EXECUTE ON FUNCTION oncebox_host.migration_applied TO {owner}"),
+            format!(
+                "ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA {schema} GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO {login}"
+            ),
+            format!("ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA {schema} GRANT USAGE ON SEQUENCES TO {login}"),
+            format!("ALTER ROLE {login} SET default_transaction_read_only = on"),
+            format!("ALTER ROLE {owner} SET search_path = {schema}"),
+        ])
+    }
+
+    /// Keep parameters of slow statements out of the server's log, bound temporary files, and notice
+    /// deadlocks soon: on hot rows the wait for the detector is most of the time. Only a superuser may
+    /// say so.
+    async fn restrict_logs(&self, login: &str) {
+        for setting in ["log_parameter_max_length = 0", "temp_file_limit = '256MB'", "deadlock_timeout = '100ms'"] {
+            let statement = format!("ALTER ROLE {login} SET {setting}");
+            if let Err(error) = self.pool.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(statement))).await {
+                tracing::warn!(%error, setting, "failed to set a default of the tenant's role; a superuser has to");
+            }
+        }
+    }
+
+    /// Take back a tenant that was just created and has neither consumers nor sessions, so that its
+    /// creation can be tried again.
+    pub async fn take_back_tenant(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        let Tenant { schema_name: schema, login, owner_login: owner, .. } = tenant;
+        let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())").fetch_one(&self.pool).await?;
+        let mut tx = self.pool.begin().await?;
+        sqlx::query("DELETE FROM oncebox.tenant WHERE tenant_id = $1").bind(tenant.tenant_id).execute(&mut *tx).await?;
+        let undo = format!(
+            "DROP SCHEMA {schema} CASCADE; REVOKE ALL ON DATABASE {database} FROM {login}, {owner}; \
+             REVOKE ALL ON SCHEMA oncebox_host FROM {login}, {owner}; \
+             REVOKE ALL ON ALL FUNCTIONS IN SCHEMA oncebox_host FROM {login}, {owner}; \
+             DROP ROLE {login}, {owner}"
+        );
+        tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(undo))).await?;
+        self.audit(&mut tx, "tenant.take_back", Subject::tenant(&tenant.name), json!({})).await?;
+        Ok(tx.commit().await?)
+    }
+
+    /// All tenants, by name.
+    pub async fn tenants(&self) -> Result<Vec<Tenant>, InboxError> {
+        Ok(sqlx::query_as("SELECT * FROM oncebox.tenant ORDER BY name").fetch_all(&self.pool).await?)
+    }
+
+    /// One tenant.
+    pub async fn tenant(&self, name: &str) -> Result<Tenant, InboxError> {
+        let tenant = sqlx::query_as("SELECT * FROM oncebox.tenant WHERE name = $1").bind(name).fetch_optional(&self.pool).await?;
+        tenant.ok_or_else(|| InboxError::NotFound(format!("there is no tenant `{name}`; `oncebox tenant list` shows those there are")))
+    }
+}
