@@ -40,6 +40,9 @@ pub enum InboxError {
         /// For people.
         text: String,
     },
+    /// Something that is kept sealed does not open with this host's master key.
+    #[error("{0}")]
+    Sealed(String),
     /// A migration failed.
     #[error("a migration failed: {0}")]
     Migration(#[from] sqlx::migrate::MigrateError),
@@ -70,7 +73,7 @@ impl InboxError {
 
     /// Whether the same call may succeed later.
     pub fn is_retryable(&self) -> bool {
-        self.blame() == Blame::Host && !matches!(self, Self::Migration(_))
+        self.blame() == Blame::Host && !matches!(self, Self::Migration(_) | Self::Sealed(_))
     }
 
     /// Whether it is known that nothing was committed.

@@ -1,4 +1,4 @@
-//! Keys derived from the installation's one master key, so that no credential is stored.
+//! The installation's one master key, what is derived from it, and the key before it while it is changed.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
@@ -7,7 +7,11 @@ use crate::error::InboxError;
 
 /// The installation's master key: 32 bytes from a file or the environment.
 #[derive(Clone)]
-pub struct MasterKey([u8; 32]);
+pub struct MasterKey {
+    bytes: [u8; 32],
+    /// The key before this one, while what it sealed is sealed anew.
+    previous: Option<[u8; 32]>,
+}
 
 impl std::fmt::Debug for MasterKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -31,7 +35,21 @@ impl MasterKey {
         hex::decode_to_slice(text.trim(), &mut key).map_err(|_| {
             InboxError::Invalid("the master key must be 64 hexadecimal digits; make one with `openssl rand -hex 32`".into())
         })?;
-        Ok(Self(key))
+        Ok(Self::of(key))
+    }
+
+    fn of(bytes: [u8; 32]) -> Self {
+        Self { bytes, previous: None }
+    }
+
+    /// This key, and another one for what it does not open.
+    pub fn with_previous(self, previous: Self) -> Self {
+        Self { previous: Some(previous.bytes), ..self }
+    }
+
+    /// This key alone, then the one before it.
+    pub(crate) fn each(&self) -> impl Iterator<Item = Self> {
+        std::iter::once(self.bytes).chain(self.previous).map(Self::of)
     }
 
     /// A new random key, as text.
@@ -60,8 +78,9 @@ impl MasterKey {
         self.derive("guest randomness", login)
     }
 
-    fn derive(&self, purpose: &str, subject: &str) -> [u8; 32] {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes a key of any length");
+    /// 32 bytes for this purpose and this subject, from which nothing follows about any others.
+    pub(crate) fn derive(&self, purpose: &str, subject: &str) -> [u8; 32] {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.bytes).expect("HMAC takes a key of any length");
         mac.update(purpose.as_bytes());
         mac.update(&[0]);
         mac.update(subject.as_bytes());

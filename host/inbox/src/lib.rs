@@ -40,6 +40,7 @@ mod run;
 pub mod schema;
 mod scope;
 mod scram;
+mod seal;
 mod session;
 mod shadow;
 mod subscription;
