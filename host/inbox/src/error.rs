@@ -1,6 +1,9 @@
 //! What can go wrong in the inbox, and whose fault it is.
 
-use crate::tx::{StatementError, answered};
+use crate::{
+    problem::Problem,
+    tx::{StatementError, answered},
+};
 
 /// An error of the inbox itself. A handler's failure is not one: it becomes a row.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +32,14 @@ pub enum InboxError {
     /// A setting that cannot work.
     #[error("{0}")]
     Invalid(String),
+    /// A text of SQL that is refused before anything of it runs.
+    #[error("{what} was not applied: {}", joined(problems))]
+    Statements {
+        /// Which text.
+        what: String,
+        /// Everything that is wrong with it, each with its line.
+        problems: Vec<Problem>,
+    },
     /// Something named does not exist.
     #[error("{0}")]
     NotFound(String),
@@ -66,7 +77,7 @@ impl InboxError {
     /// Whose fault it is.
     pub fn blame(&self) -> Blame {
         match self {
-            Self::Invalid(_) | Self::NotFound(_) | Self::Conflict { .. } => Blame::Caller,
+            Self::Invalid(_) | Self::Statements { .. } | Self::NotFound(_) | Self::Conflict { .. } => Blame::Caller,
             _ => Blame::Host,
         }
     }
@@ -80,6 +91,10 @@ impl InboxError {
     pub fn is_outcome_known(&self) -> bool {
         !matches!(self, Self::CommitUnknown(_))
     }
+}
+
+fn joined(problems: &[Problem]) -> String {
+    problems.iter().map(|problem| problem.text.as_str()).collect::<Vec<_>>().join("; ")
 }
 
 /// What happened, without the driver's frame around it.

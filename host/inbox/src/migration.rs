@@ -6,6 +6,7 @@ use sqlx::{Connection, Executor, PgConnection};
 use crate::{
     admin::Admin,
     error::{InboxError, plain},
+    statements::{self, Statement},
     tenant::Tenant,
 };
 
@@ -26,7 +27,7 @@ pub struct Migration {
 impl Admin {
     /// Apply a tenant's own DDL under a name, as the owner of its schema, over a short connection of its
     /// own: its statements and their record, or neither. False: the schema holds it already. The same name
-    /// with another text is refused.
+    /// with another text is refused, and so is a text with statements that are not for a schema.
     pub async fn apply_migration(&self, tenant: &Tenant, name: &str, sql: &str) -> Result<bool, InboxError> {
         check_migration_name(name)?;
         let digest: [u8; 32] = Sha256::digest(sql).into();
@@ -39,14 +40,17 @@ impl Admin {
                 tenant.name
             )));
         }
+        let what = format!("migration `{name}`");
+        let statements = statements::read(sql).map_err(|problems| InboxError::Statements { what: what.clone(), problems })?;
         let credentials = self.credentials(tenant)?;
-        let options = [("search_path", tenant.schema_name.as_str())];
+        // Statements are told from each other by what a backslash in quotes means.
+        let options = [("search_path", tenant.schema_name.as_str()), ("standard_conforming_strings", "on")];
         let place = self.place(tenant)?;
         let options = place.options.username(&tenant.owner_login).password(&credentials.owner_password).options(options);
         let mut connection = PgConnection::connect_with(&options).await?;
-        let applied = self.run_migration(&mut connection, &credentials.secret, name, sql, &digest).await;
+        let applied = self.run_migration(&mut connection, &credentials.secret, name, &statements, &digest).await;
         let _ = connection.close().await; // what is not committed by now never is
-        applied.map_err(|error| InboxError::Invalid(format!("migration `{name}` was not applied: {}", plain(&error))))?;
+        applied.map_err(|error| InboxError::Invalid(format!("{what} was not applied: {error}")))?;
         Ok(true)
     }
 
@@ -55,14 +59,21 @@ impl Admin {
         connection: &mut PgConnection,
         secret: &[u8; 32],
         name: &str,
-        sql: &str,
+        statements: &[Statement],
         digest: &[u8],
-    ) -> Result<(), sqlx::Error> {
+    ) -> Result<(), Refusal> {
         const APPLIED: &str = "SELECT oncebox_host.migration_applied($1, $2, $3, $4)";
         connection.execute("BEGIN").await?;
-        connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned()))).await?;
+        for statement in statements {
+            // Alone and over the extended protocol, which takes no second statement beside it.
+            let query = sqlx::query(sqlx::AssertSqlSafe(statement.text.clone())).persistent(false);
+            query.execute(&mut *connection).await.map_err(|error| Refusal { line: Some(statement.line), error })?;
+        }
+        // Constraints that wait for the end are the migration's own, and their errors are read here.
+        connection.execute("SET CONSTRAINTS ALL IMMEDIATE").await?;
         sqlx::query(APPLIED).bind(&secret[..]).bind(name).bind(digest).bind(&self.actor).execute(&mut *connection).await?;
-        connection.execute("COMMIT").await.map(drop)
+        connection.execute("COMMIT").await?;
+        Ok(())
     }
 
     /// The migrations that a tenant's schema holds, in the order in which they were applied.
@@ -70,6 +81,28 @@ impl Admin {
         const LIST: &str = "SELECT m.name, m.digest, m.applied_at, m.applied_by FROM oncebox.tenant_migration m \
             JOIN oncebox.tenant t USING (tenant_id) WHERE t.name = $1 ORDER BY m.applied_at, m.name";
         Ok(sqlx::query_as(LIST).bind(tenant).fetch_all(&self.pool).await?)
+    }
+}
+
+/// What PostgreSQL says against a migration.
+struct Refusal {
+    /// The line of the statement that it was said to.
+    line: Option<usize>,
+    error: sqlx::Error,
+}
+
+impl From<sqlx::Error> for Refusal {
+    fn from(error: sqlx::Error) -> Self {
+        Self { line: None, error }
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(line) = self.line {
+            write!(f, "line {line}: ")?;
+        }
+        f.write_str(&plain(&self.error))
     }
 }
 

@@ -10,10 +10,11 @@ use std::{
 };
 
 use sqlx::{ConnectOptions, Connection, Executor, PgConnection, PgPool, postgres::PgConnectOptions};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::{
     admin::Admin,
+    credentials::Credentials,
     error::InboxError,
     tenant::Tenant,
     tx::{Tx, bounded},
@@ -40,13 +41,25 @@ impl Default for SessionSettings {
 /// The connections of one tenant. Each is opened when it is needed and counts against the host's
 /// budget for as long as it lives.
 pub struct Sessions {
-    options: PgConnectOptions,
-    secret: [u8; 32],
+    /// Shared with the sessions that were made from these, so that all are renewed at once.
+    access: Arc<watch::Sender<Arc<Access>>>,
+    /// Longest wait for a lock, where it is another than that of `access`.
+    giving_way: Option<Duration>,
     budget: Arc<Budget>,
     /// The host's own connections, to end a backend whose client went away.
     admin: PgPool,
     idle: Mutex<VecDeque<Session>>,
 }
+
+/// What a connection is opened with and host functions are called with. Connections keep what they were
+/// opened with for as long as they live, and live no longer than it is good.
+struct Access {
+    options: PgConnectOptions,
+    secret: [u8; 32],
+}
+
+/// How long a login whose password was just changed waits to be told the new one.
+const RENEWAL_WAIT: Duration = Duration::from_secs(5);
 
 /// How long a transaction waits for a connection before it looks for an idle one again.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
@@ -109,6 +122,7 @@ impl Budget {
 struct Session {
     connection: PgConnection,
     backend: i32,
+    access: Arc<Access>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -117,6 +131,7 @@ pub struct Transaction<'a> {
     sessions: &'a Sessions,
     tx: Option<Tx>,
     backend: i32,
+    access: Arc<Access>,
     permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -155,25 +170,39 @@ impl Sessions {
             ("search_path", schema.to_owned()),
             ("application_name", "oncebox".to_owned()),
         ]);
-        Self::with(options, secret, admin, budget)
+        let access = Arc::new(watch::Sender::new(Arc::new(Access { options, secret })));
+        Self::with(access, None, admin, budget)
     }
 
-    fn with(options: PgConnectOptions, secret: [u8; 32], admin: PgPool, budget: Arc<Budget>) -> Arc<Self> {
-        let sessions = Arc::new(Self { options, secret, budget, admin, idle: Mutex::default() });
+    fn with(access: Arc<watch::Sender<Arc<Access>>>, giving_way: Option<Duration>, admin: PgPool, budget: Arc<Budget>) -> Arc<Self> {
+        let sessions = Arc::new(Self { access, giving_way, budget, admin, idle: Mutex::default() });
         sessions.budget.tenants.lock().expect("no panic while held").push(Arc::downgrade(&sessions));
         sessions
     }
 
     /// Sessions of the same role that wait for no lock for longer than this.
     pub(crate) fn giving_way(&self, lock_timeout: Duration) -> Arc<Self> {
-        let lock_timeout = format!("{}ms", lock_timeout.as_millis());
-        let options = self.options.clone().application_name(SHADOW_NAME).options([("lock_timeout", lock_timeout)]);
-        Self::with(options, self.secret, self.admin.clone(), self.budget.clone())
+        Self::with(self.access.clone(), Some(lock_timeout), self.admin.clone(), self.budget.clone())
     }
 
-    /// The secret that host functions ask for.
-    pub(crate) fn secret(&self) -> &[u8] {
-        &self.secret
+    /// Log in with other credentials from now on. Transactions that are open go on to their end with the
+    /// secret that they began with; then their connections are closed.
+    pub fn renew(&self, credentials: &Credentials) {
+        let renewed = self.access.send_if_modified(|access| {
+            let options = access.options.clone().password(&credentials.guest_password);
+            let is_new = access.secret != credentials.secret;
+            if is_new {
+                *access = Arc::new(Access { options, secret: credentials.secret });
+            }
+            is_new
+        });
+        if renewed {
+            self.idle.lock().expect("no panic while held").clear();
+        }
+    }
+
+    fn access(&self) -> Arc<Access> {
+        self.access.borrow().clone()
     }
 
     /// Begin a transaction, on an idle connection or a new one.
@@ -218,7 +247,8 @@ impl Sessions {
     async fn begin_on(&self, mut session: Session) -> Result<Transaction<'_>, InboxError> {
         const BEGIN: &str = "RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
         bounded(session.connection.execute(sqlx::raw_sql(BEGIN))).await?;
-        Ok(Transaction { sessions: self, tx: Some(Tx::on(session.connection)), backend: session.backend, permit: Some(session._permit) })
+        let Session { connection, backend, access, _permit } = session;
+        Ok(Transaction { sessions: self, tx: Some(Tx::on(connection)), backend, access, permit: Some(_permit) })
     }
 
     async fn connect(&self) -> Result<Session, InboxError> {
@@ -227,22 +257,52 @@ impl Sessions {
     }
 
     async fn connect_with(&self, permit: OwnedSemaphorePermit) -> Result<Session, InboxError> {
-        let connecting = PgConnection::connect_with(&self.options);
-        let timed_out = |_| InboxError::Unreachable(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()));
-        let mut connection = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.map_err(timed_out)??;
+        let mut renewals = self.access.subscribe();
+        let access = renewals.borrow_and_update().clone();
+        let (access, mut connection) = match self.log_in(&access).await {
+            Ok(connection) => (access, connection),
+            Err(error) if is_wrong_password(&error) => {
+                // Passwords change a moment before hosts hear of it.
+                let renewed = tokio::time::timeout(RENEWAL_WAIT, renewals.changed()).await;
+                if !matches!(renewed, Ok(Ok(()))) {
+                    return Err(error.into());
+                }
+                let access = self.access();
+                let connection = self.log_in(&access).await?;
+                (access, connection)
+            }
+            Err(error) => return Err(error.into()),
+        };
         let backend = bounded(sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut connection)).await?;
-        Ok(Session { connection, backend, _permit: permit })
+        Ok(Session { connection, backend, access, _permit: permit })
+    }
+
+    async fn log_in(&self, access: &Access) -> Result<PgConnection, sqlx::Error> {
+        let mut options = access.options.clone();
+        if let Some(lock_timeout) = self.giving_way {
+            let lock_timeout = format!("{}ms", lock_timeout.as_millis());
+            options = options.application_name(SHADOW_NAME).options([("lock_timeout", lock_timeout)]);
+        }
+        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, PgConnection::connect_with(&options));
+        connecting.await.map_err(|_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))?
     }
 
     fn take_oldest(&self) -> Option<Session> {
         self.idle.lock().expect("no panic while held").pop_front()
     }
 
+    /// An idle connection; one that was opened with what is no longer good is closed instead.
     fn take_idle(&self) -> Option<Session> {
-        self.idle.lock().expect("no panic while held").pop_back()
+        let access = self.access();
+        let mut idle = self.idle.lock().expect("no panic while held");
+        idle.retain(|session| Arc::ptr_eq(&session.access, &access));
+        idle.pop_back()
     }
 
     fn keep(&self, session: Session) {
+        if !Arc::ptr_eq(&session.access, &self.access()) {
+            return;
+        }
         let mut idle = self.idle.lock().expect("no panic while held");
         // A waiting tenant is better served by the budget than this one by a warm connection.
         if idle.len() < IDLE_MAX && !self.budget.is_short() {
@@ -264,7 +324,7 @@ impl Transaction<'_> {
 
     /// The secret that host functions ask for.
     pub(crate) fn secret(&self) -> &[u8] {
-        self.sessions.secret()
+        &self.access.secret
     }
 
     /// Check deferred constraints at top level, as the tenant, then commit, in one round trip.
@@ -304,7 +364,9 @@ impl Transaction<'_> {
         let tx = self.tx.take().expect("a transaction ends once");
         let permit = self.permit.take();
         match (tx.into_connection(), permit) {
-            (Some(connection), Some(permit)) => self.sessions.keep(Session { connection, backend: self.backend, _permit: permit }),
+            (Some(connection), Some(permit)) => {
+                self.sessions.keep(Session { connection, backend: self.backend, access: self.access.clone(), _permit: permit });
+            }
             _ => self.terminate().await,
         }
     }
@@ -312,12 +374,17 @@ impl Transaction<'_> {
     async fn terminate(&self) {
         // Process ids are used again; the role makes sure that it is still one of ours.
         const TERMINATE: &str = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid = $1 AND usename = $2";
-        let terminate = sqlx::query(TERMINATE).bind(self.backend).bind(self.sessions.options.get_username());
+        let terminate = sqlx::query(TERMINATE).bind(self.backend).bind(self.access.options.get_username());
         let ended = bounded(terminate.execute(&self.sessions.admin)).await;
         if let Err(error) = ended {
             tracing::warn!(backend = self.backend, %error, "failed to end the backend of an abandoned statement");
         }
     }
+}
+
+/// PostgreSQL knows the role and refuses the password, or does not tell which of the two it is.
+fn is_wrong_password(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "28P01")
 }
 
 /// What became of a COMMIT that did not succeed.

@@ -56,7 +56,10 @@ pub struct Tenant {
     pub limits: TenantLimits,
     /// Grows with every change that running hosts have to hear of.
     pub revision: i64,
-    /// Its secrets, sealed under the master key.
+    /// SHA-256 of the secret that host functions ask its sessions for.
+    #[serde(skip)]
+    pub(crate) secret_hash: Vec<u8>,
+    /// Its secrets, sealed under the master key; none for secrets that follow from that key.
     #[serde(skip)]
     pub(crate) credentials: Option<Vec<u8>>,
     /// Where its inbox and tables are, sealed under the master key; none for the host's database.
@@ -73,18 +76,19 @@ impl Admin {
         let opaque = hex::encode(rand::random::<[u8; 6]>());
         let (schema, login, owner) = (format!("t_{opaque}"), format!("oncebox_{opaque}"), format!("oncebox_{opaque}_owner"));
         let mut tx = self.pool.begin().await?;
-        let credentials = self.key.derived(&login, &owner);
+        let credentials = Credentials::generate();
         for statement in self.role_statements(&schema, &login, &owner, &credentials).await? {
             tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(statement))).await?;
         }
-        const INSERT: &str =
-            "INSERT INTO oncebox.tenant (name, schema_name, login, owner_login, secret_hash) VALUES ($1, $2, $3, $4, $5) RETURNING *";
+        const INSERT: &str = "INSERT INTO oncebox.tenant (name, schema_name, login, owner_login, secret_hash, credentials) \
+            VALUES ($1, $2, $3, $4, $5, $6) RETURNING *";
         let tenant = sqlx::query_as(INSERT)
             .bind(name)
             .bind(&schema)
             .bind(&login)
             .bind(&owner)
             .bind(secret_hash(&credentials.secret))
+            .bind(credentials.sealed(&self.key, &login))
             .fetch_one(&mut *tx)
             .await
             .map_err(|error| taken(error, "tenant", name))?;

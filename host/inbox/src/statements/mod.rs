@@ -1,0 +1,22 @@
+//! Which statements a tenant's own schema may be made with. The text is cut into statements, and each is
+//! looked at by its leading words and sent alone: what this takes for one statement and PostgreSQL for
+//! several is refused there, so that no mistake here can end the transaction that they run in.
+
+mod kinds;
+mod lexer;
+
+pub(crate) use lexer::Statement;
+
+use crate::problem::Problem;
+
+/// The statements of a text, or everything that is wrong with it, each with its line.
+pub(crate) fn read(text: &str) -> Result<Vec<Statement>, Vec<Problem>> {
+    let statements = lexer::split(text).map_err(|problem| vec![problem])?;
+    let problems: Vec<_> = statements.iter().filter_map(kinds::problem).collect();
+    if problems.is_empty() { Ok(statements) } else { Err(problems) }
+}
+
+/// Everything that would be refused in a text of a tenant's schema, each with its line. Nothing runs.
+pub fn check_schema(text: &str) -> Vec<Problem> {
+    read(text).err().unwrap_or_default()
+}
