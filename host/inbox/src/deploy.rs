@@ -14,6 +14,7 @@ use crate::{
     error::InboxError,
     event_versions,
     policy::{Limits, Policy},
+    standing::lock,
     subscription::Consumer,
     version::{self, Version},
 };
@@ -251,9 +252,11 @@ pub const CHANNEL: &str = "oncebox_deployments";
 impl<'a> Change<'a> {
     /// Lock the consumer: changes of its deployments come one after the other.
     pub(crate) async fn begin(connection: &'a mut PgConnection, consumer: &Consumer) -> Result<Self, InboxError> {
-        const LOCK: &str = "SELECT generation + 1 FROM oncebox.consumer WHERE consumer_id = $1 FOR NO KEY UPDATE";
-        let generation = sqlx::query_scalar(LOCK).bind(consumer.consumer_id).fetch_one(&mut *connection).await?;
-        Ok(Self { connection, consumer_id: consumer.consumer_id, generation })
+        let (state, generation, _) = lock(&mut *connection, consumer).await?;
+        if state == "deleting" {
+            return Err(InboxError::conflict(format!("consumer `{}/{}` is being deleted", consumer.tenant, consumer.name)));
+        }
+        Ok(Self { connection, consumer_id: consumer.consumer_id, generation: generation + 1 })
     }
 
     /// The live deployment of a slot and role.
@@ -389,7 +392,7 @@ fn check_guard(guard: &Guard) -> Result<(), InboxError> {
 }
 
 /// A deployment may run under less than its consumer allows, never under more.
-fn check_limits(limits: &Map<String, Value>, policy: &Policy) -> Result<(), InboxError> {
+pub(crate) fn check_limits(limits: &Map<String, Value>, policy: &Policy) -> Result<(), InboxError> {
     let allowed = json!(policy.limits);
     for (key, value) in limits {
         let bound = allowed.get(key).and_then(Value::as_u64);

@@ -40,6 +40,10 @@ pub const POINTS: &[&str] = &[
     "kafka:commit:after",
 ];
 
+/// Every fail point on the way of a change of a consumer that a host carries out.
+pub const CHANGE_POINTS: &[&str] =
+    &["consumer:drained:before", "consumer:seek:before", "consumer:seek:committed", "consumer:delete:batch", "consumer:delete:last"];
+
 /// Nothing is armed, and nothing will be but by [`arm`].
 const IDLE: u8 = 0;
 /// A point is armed.
@@ -73,12 +77,16 @@ pub fn point(name: &str) {
 /// Kill this process when it comes by a point for the nth time from now, from 1. Replaces what was
 /// armed before. False: there is no such point, or the count is zero, and nothing is armed.
 pub fn arm(name: &str, nth: u64) -> bool {
-    if nth == 0 || !POINTS.contains(&name) {
+    if nth == 0 || !is_known(name) {
         return false;
     }
     *armed() = Some(Armed { name: name.to_owned(), passes_left: nth - 1 });
     STATE.store(ARMED, Ordering::SeqCst);
     true
+}
+
+fn is_known(name: &str) -> bool {
+    POINTS.contains(&name) || CHANGE_POINTS.contains(&name)
 }
 
 /// Let the process live.
@@ -95,7 +103,7 @@ fn armed() -> std::sync::MutexGuard<'static, Option<Armed>> {
 fn pass(name: &str) {
     #[cfg(feature = "test-hooks")]
     test_hooks::read_environment();
-    debug_assert!(POINTS.contains(&name), "fail point `{name}` is not listed");
+    debug_assert!(is_known(name), "fail point `{name}` is not listed");
     let mut armed = armed();
     let Some(armed) = armed.as_mut().filter(|armed| armed.name == name) else { return };
     if armed.passes_left > 0 {

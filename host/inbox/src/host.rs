@@ -57,8 +57,67 @@ pub struct HostProgress {
     pub at: DateTime<Utc>,
 }
 
+/// What a host does with a consumer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunState {
+    /// It loads what the consumer needs.
+    Starting,
+    /// It waits: for a first deployment, or for something to read.
+    Idle,
+    /// It reads, or runs what is due.
+    Running,
+    /// Nothing of the consumer runs.
+    Stopped,
+    /// It did not start or ended by itself, and is tried again later and later.
+    Failing,
+}
+
+impl RunState {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Idle => "idle",
+            Self::Running => "running",
+            Self::Stopped => "stopped",
+            Self::Failing => "failing",
+        }
+    }
+}
+
+/// How a host is with a consumer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// The consumer.
+    pub consumer_id: i32,
+    /// What the host does with it.
+    pub state: RunState,
+    /// The consumer's revision that this speaks of: nothing of an older one runs here any more.
+    pub revision: i64,
+    /// What is wrong.
+    pub error: Option<String>,
+    /// Where nothing runs, nothing of an older generation of deployments runs either.
+    pub rests_at: Option<i64>,
+}
+
+/// How a host that lives is with a consumer, as it says.
+#[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
+pub struct HostRun {
+    /// The consumer.
+    pub consumer_id: i32,
+    /// The host.
+    pub host_id: i64,
+    /// Its name.
+    pub host: String,
+    /// `starting`, `idle`, `running`, `stopped` or `failing`.
+    pub state: String,
+    /// The consumer's revision that `state` speaks of; less than none before the host has said anything.
+    pub revision: i64,
+    /// What is wrong.
+    pub error: Option<String>,
+}
+
 /// A host that was not seen for this long is taken for gone: nobody waits for it.
-const GONE: &str = "interval '10 seconds'";
+pub(crate) const GONE: &str = "interval '10 seconds'";
 
 impl Admin {
     /// A host starts.
@@ -114,6 +173,49 @@ impl Admin {
         );
         sqlx::query(sqlx::AssertSqlSafe(fence)).bind(consumer_id).execute(&self.pool).await?;
         Ok(())
+    }
+
+    /// How a host is with some consumers. What is said of one that was deleted by now is dropped.
+    pub async fn host_runs(&self, host_id: i64, runs: &[Run]) -> Result<(), InboxError> {
+        const REPORT: &str = "INSERT INTO oncebox.host_consumer AS r \
+                (host_id, consumer_id, generation, next_generation, state, run_state, run_revision, run_error) \
+            SELECT $1, u.id, coalesce(u.rests_at, 0), coalesce(u.rests_at, 0), CASE WHEN u.rests_at IS NULL THEN 'compiling' ELSE 'switched' END, \
+                u.state, u.revision, u.error \
+            FROM unnest($2::int[], $3::text[], $4::bigint[], $5::text[], $6::bigint[]) AS u(id, state, revision, error, rests_at) \
+            WHERE EXISTS (SELECT FROM oncebox.consumer c WHERE c.consumer_id = u.id) ORDER BY u.id \
+            ON CONFLICT (host_id, consumer_id) DO UPDATE SET run_state = excluded.run_state, run_revision = excluded.run_revision, \
+                run_error = excluded.run_error, generation = greatest(r.generation, excluded.generation), \
+                next_generation = greatest(r.next_generation, excluded.next_generation), \
+                state = CASE WHEN excluded.state = 'switched' THEN 'switched' ELSE r.state END, \
+                error = CASE WHEN excluded.state = 'switched' THEN NULL ELSE r.error END, \
+                at = CASE WHEN excluded.state = 'switched' AND r.generation < excluded.generation THEN now() ELSE r.at END";
+        let of = |run: fn(&Run) -> Option<i64>| runs.iter().map(run).collect::<Vec<_>>();
+        sqlx::query(REPORT)
+            .bind(host_id)
+            .bind(runs.iter().map(|run| run.consumer_id).collect::<Vec<_>>())
+            .bind(runs.iter().map(|run| run.state.name()).collect::<Vec<_>>())
+            .bind(of(|run| Some(run.revision)))
+            .bind(runs.iter().map(|run| run.error.clone()).collect::<Vec<_>>())
+            .bind(of(|run| run.rests_at))
+            .execute(&self.pool)
+            .await?;
+        for run in runs.iter().filter(|run| run.rests_at.is_some_and(|generation| generation > 0)) {
+            self.fence(run.consumer_id).await?;
+        }
+        Ok(())
+    }
+
+    /// How the hosts that live are with one consumer, or with all of a tenant, or with all.
+    pub async fn runs(&self, tenant: Option<&str>, consumer: Option<&str>) -> Result<Vec<HostRun>, InboxError> {
+        let list = format!(
+            "SELECT c.consumer_id, h.host_id, h.name AS host, coalesce(r.run_state, 'starting') AS state, \
+                coalesce(r.run_revision, -1) AS revision, r.run_error AS error \
+             FROM oncebox.host h CROSS JOIN oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) \
+                LEFT JOIN oncebox.host_consumer r ON r.host_id = h.host_id AND r.consumer_id = c.consumer_id \
+             WHERE h.seen_at > now() - {GONE} AND ($1::text IS NULL OR t.name = $1) AND ($2::text IS NULL OR c.name = $2) \
+             ORDER BY c.consumer_id, h.host_id"
+        );
+        Ok(sqlx::query_as(sqlx::AssertSqlSafe(list)).bind(tenant).bind(consumer).fetch_all(&self.pool).await?)
     }
 
     /// How far the hosts that live are with a consumer.

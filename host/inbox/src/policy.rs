@@ -372,6 +372,14 @@ impl Policy {
         Kafka { prefetch_messages, ..self.kafka.clone() }
     }
 
+    /// The Kafka group of a consumer with this policy.
+    pub fn group(&self, tenant: &str, consumer: &str) -> String {
+        match self.kafka.group.as_str() {
+            "" => format!("oncebox.{tenant}.{consumer}"),
+            group => group.to_owned(),
+        }
+    }
+
     /// A policy from TOML; the error names the key.
     pub fn parse(text: &str) -> Result<Self, InboxError> {
         let policy: Self = toml::from_str(text).map_err(|error| InboxError::Invalid(toml_error(text, &error)))?;

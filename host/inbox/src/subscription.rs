@@ -7,6 +7,7 @@ use crate::{
     audit::Subject,
     error::InboxError,
     policy::Policy,
+    seek::Seek,
 };
 
 /// A consumer's row.
@@ -30,6 +31,11 @@ pub struct Consumer {
     pub revision: i64,
     /// Generation of its deployments.
     pub generation: i64,
+    /// Offsets that its group is to be set to, until that is done.
+    #[sqlx(json(nullable))]
+    pub seek: Option<Seek>,
+    /// State of its tenant: of one that is not `active`, no consumer runs.
+    pub tenant_state: String,
     /// When it was created.
     pub created_at: chrono::DateTime<chrono::Utc>,
 }
@@ -48,13 +54,20 @@ impl Consumer {
     }
 }
 
+const SELECT: &str = "SELECT c.consumer_id, c.tenant_id, t.name AS tenant, c.name, c.policy, c.state, c.revision, c.generation, c.seek, \
+    t.state AS tenant_state, c.created_at FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) ";
+
 impl Admin {
     /// Create a consumer with its policy.
     pub async fn create_consumer(&self, tenant: &str, name: &str, policy: &Policy) -> Result<Consumer, InboxError> {
         check_name("consumer", name)?;
         policy.check()?;
         let tenant = self.tenant(tenant).await?;
+        if tenant.state == "deleting" {
+            return Err(InboxError::conflict(format!("tenant `{}` is being deleted", tenant.name)));
+        }
         let mut tx = self.pool.begin().await?;
+        group_is_free(&mut tx, &tenant.name, name, policy).await?;
         const INSERT: &str = "INSERT INTO oncebox.consumer (tenant_id, name, policy, retention_class) VALUES ($1, $2, $3, $4)";
         sqlx::query(INSERT)
             .bind(tenant.tenant_id)
@@ -71,24 +84,54 @@ impl Admin {
 
     /// All consumers, by tenant and name.
     pub async fn consumers(&self) -> Result<Vec<Consumer>, InboxError> {
-        const LIST: &str = "SELECT c.consumer_id, c.tenant_id, t.name AS tenant, c.name, c.policy, c.state, c.revision, c.generation, c.created_at \
-            FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) ORDER BY t.name, c.name";
-        Ok(sqlx::query_as(LIST).fetch_all(&self.pool).await?)
+        let list = sqlx::AssertSqlSafe([SELECT, "ORDER BY t.name, c.name"].concat());
+        Ok(sqlx::query_as(list).fetch_all(&self.pool).await?)
     }
 
     /// One consumer.
     pub async fn consumer(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
-        let found = self.consumers().await?.into_iter().find(|c| c.tenant == tenant && c.name == name);
+        let one = sqlx::AssertSqlSafe([SELECT, "WHERE t.name = $1 AND c.name = $2"].concat());
+        let found = sqlx::query_as(one).bind(tenant).bind(name).fetch_optional(&self.pool).await?;
         found.ok_or_else(|| {
             InboxError::NotFound(format!("there is no consumer `{tenant}/{name}`; `oncebox consumer list` shows those there are"))
         })
     }
+
+    /// One consumer by its key, which a consumer of the same name that is made later does not have.
+    pub async fn consumer_by_id(&self, consumer_id: i32) -> Result<Option<Consumer>, InboxError> {
+        let one = sqlx::AssertSqlSafe([SELECT, "WHERE c.consumer_id = $1"].concat());
+        Ok(sqlx::query_as(one).bind(consumer_id).fetch_optional(&self.pool).await?)
+    }
 }
 
-fn shown(policy: &Value) -> Value {
+/// Two consumers in one group would share out each other's partitions, and one could move or delete the
+/// offsets of the other. The lock keeps two that come at the same time apart.
+pub(crate) async fn group_is_free(
+    connection: &mut sqlx::PgConnection,
+    tenant: &str,
+    name: &str,
+    policy: &Policy,
+) -> Result<(), InboxError> {
+    const TAKEN: &str = "SELECT t.name || '/' || c.name FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) \
+        WHERE (t.name, c.name) <> ($1, $2) \
+          AND coalesce(nullif(c.policy->'kafka'->>'group', ''), format('oncebox.%s.%s', t.name, c.name)) = $3 LIMIT 1";
+    sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('oncebox groups', 0))").execute(&mut *connection).await?;
+    let group = policy.group(tenant, name);
+    let taken: Option<String> = sqlx::query_scalar(TAKEN).bind(tenant).bind(name).bind(&group).fetch_optional(connection).await?;
+    match taken {
+        // Whose it is, is not everybody's to know.
+        Some(_) => Err(InboxError::conflict(format!("the kafka group `{group}` is another consumer's; set another `kafka.group`"))),
+        None => Ok(()),
+    }
+}
+
+/// What stands for a value that is not shown.
+pub(crate) const HIDDEN: &str = "…";
+
+pub(crate) fn shown(policy: &Value) -> Value {
     let mut policy = policy.clone();
     for (_, value) in policy.pointer_mut("/kafka/properties").and_then(Value::as_object_mut).into_iter().flatten() {
-        *value = "…".into();
+        *value = HIDDEN.into();
     }
     policy
 }

@@ -1,0 +1,92 @@
+//! The end of a consumer: its rows go in batches, each a transaction of its own, so that nobody waits for
+//! them and a host that dies on the way leaves the rest to another. The audit log stays.
+
+use serde_json::{Value, json};
+use sqlx::Postgres;
+
+use crate::{
+    admin::Admin,
+    audit::Subject,
+    error::InboxError,
+    hooks,
+    standing::{Standing, late_hosts},
+    subscription::Consumer,
+};
+
+/// Rows of the inbox that go in one transaction.
+const BATCH: i64 = 5_000;
+
+/// How far the removal of a consumer is.
+pub enum RemovalTurn {
+    /// Nothing to do: it is gone, or another host is at it.
+    None,
+    /// These hosts still run something of it.
+    Waits(Vec<String>),
+    /// Some rows went; there may be more.
+    Removed(u64),
+    /// The inbox holds nothing of it any more; its own row is next.
+    Last(LastOfConsumer),
+}
+
+/// A consumer without rows in the inbox, while nobody else removes it.
+pub struct LastOfConsumer {
+    /// The consumer, with its policy.
+    pub consumer: Consumer,
+    admin: Admin,
+    tx: sqlx::Transaction<'static, Postgres>,
+}
+
+impl Admin {
+    /// Remove some of what is left of a consumer that is being deleted, once no host that lives runs it.
+    pub async fn removal_turn(&self, standing: &Standing) -> Result<RemovalTurn, InboxError> {
+        let consumer_id = standing.consumer_id;
+        let mut tx = self.pool.begin().await?;
+        sqlx::query("SET LOCAL idle_in_transaction_session_timeout = '60s'").execute(&mut *tx).await?;
+        const LOCK: &str =
+            "SELECT revision FROM oncebox.consumer WHERE consumer_id = $1 AND state = 'deleting' FOR NO KEY UPDATE SKIP LOCKED";
+        let Some(revision) = sqlx::query_scalar(LOCK).bind(consumer_id).fetch_optional(&mut *tx).await? else {
+            return Ok(RemovalTurn::None);
+        };
+        let late = late_hosts(&mut tx, consumer_id, revision, true).await?;
+        if !late.is_empty() {
+            return Ok(RemovalTurn::Waits(late));
+        }
+        let removed = self.remove_rows(&standing.tenant, consumer_id).await?;
+        if removed > 0 {
+            hooks::point("consumer:delete:batch");
+            return Ok(RemovalTurn::Removed(removed));
+        }
+        let Some(consumer) = self.consumer_by_id(consumer_id).await? else { return Ok(RemovalTurn::None) };
+        Ok(RemovalTurn::Last(LastOfConsumer { consumer, admin: self.clone(), tx }))
+    }
+
+    /// Claims are denied since the consumer's state says so, and so are completions: nothing comes after.
+    async fn remove_rows(&self, tenant: &str, consumer_id: i32) -> Result<u64, InboxError> {
+        const REMOVE: &str = "DELETE FROM oncebox.inbox i USING (SELECT message_id, retention_class, bucket FROM oncebox.inbox \
+                WHERE consumer_id = $1 LIMIT $2) d \
+            WHERE i.consumer_id = $1 AND i.message_id = d.message_id AND i.retention_class = d.retention_class AND i.bucket = d.bucket";
+        let place = self.place(&self.tenant(tenant).await?)?;
+        let removed = sqlx::query(REMOVE).bind(consumer_id).bind(BATCH).execute(&place.pool).await?.rows_affected();
+        sqlx::query("DELETE FROM oncebox.probation WHERE consumer_id = $1").bind(consumer_id).execute(&place.pool).await?;
+        Ok(removed)
+    }
+}
+
+impl LastOfConsumer {
+    /// Its deployments and its own row go. `details` are kept in the audit log.
+    pub async fn remove(mut self, details: Value) -> Result<(), InboxError> {
+        let Consumer { consumer_id, tenant, name, .. } = &self.consumer;
+        hooks::point("consumer:delete:last");
+        const REMOVE: [&str; 3] = [
+            "DELETE FROM oncebox.deployment_outcome o USING oncebox.deployment d WHERE d.deployment_id = o.deployment_id AND d.consumer_id = $1",
+            "DELETE FROM oncebox.deployment WHERE consumer_id = $1",
+            "DELETE FROM oncebox.consumer WHERE consumer_id = $1",
+        ];
+        for statement in REMOVE {
+            sqlx::query(statement).bind(consumer_id).execute(&mut *self.tx).await?;
+        }
+        let details = json!({ "consumer_id": consumer_id, "more": details });
+        self.admin.audit(&mut self.tx, "consumer.deleted", Subject::of(tenant, name), details).await?;
+        Ok(self.tx.commit().await?)
+    }
+}
