@@ -25,18 +25,74 @@ pub struct Consumer {
     pub name: String,
     /// Its policy. Values of `kafka.properties` are not shown.
     pub policy: Value,
+    /// `running`, `paused`, `draining` or `deleting`: what it is told to do.
+    pub state: String,
+    /// State of its tenant: of one that is not `active`, no consumer runs.
+    pub tenant_state: String,
+    /// Grows with every change of its policy or state.
+    pub revision: i64,
+    /// Offsets that its group is being set to.
+    pub seek: Option<Vec<SeekOffset>>,
+    /// Messages in its inbox that are still to be run, up to 10,001; only where one consumer is asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open_messages: Option<i64>,
+    /// How the running hosts are with it.
+    pub hosts: Vec<HostRun>,
     /// Grows with every change of its deployments.
     pub generation: i64,
     /// When it was made.
     pub created_at: DateTime<Utc>,
 }
 
-impl From<oncebox_inbox::Consumer> for Consumer {
-    fn from(consumer: oncebox_inbox::Consumer) -> Self {
+/// The next offset of a partition.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct SeekOffset {
+    /// The topic.
+    pub topic: String,
+    /// The partition.
+    pub partition: i32,
+    /// The offset of the record that is read next.
+    pub offset: i64,
+}
+
+/// How a running host is with a consumer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostRun {
+    /// The host.
+    pub host_id: i64,
+    /// Its name.
+    pub host: String,
+    /// `starting`, `idle`, `running`, `stopped` or `failing`.
+    pub state: String,
+    /// The consumer's revision that `state` speaks of; -1 before the host has said anything.
+    pub revision: i64,
+    /// What is wrong, or what a change waits for.
+    pub error: Option<String>,
+}
+
+impl Consumer {
+    /// With those of the reports that are about it.
+    pub(crate) fn new(consumer: oncebox_inbox::Consumer, runs: &[oncebox_inbox::HostRun]) -> Self {
         let policy = consumer.policy_shown();
-        let oncebox_inbox::Consumer { consumer_id, tenant, name, generation, created_at, .. } = consumer;
-        Self { consumer_id, tenant, name, policy, generation, created_at }
+        let oncebox_inbox::Consumer { consumer_id, tenant, name, generation, created_at, state, tenant_state, revision, seek, .. } =
+            consumer;
+        let offset = |to: oncebox_inbox::SeekOffset| SeekOffset { topic: to.topic, partition: to.partition, offset: to.offset };
+        let seek = seek.map(|seek| seek.offsets.into_iter().map(offset).collect());
+        let hosts = runs.iter().filter(|run| run.consumer_id == consumer_id).map(host_run).collect();
+        Self { consumer_id, tenant, name, policy, state, tenant_state, revision, seek, open_messages: None, hosts, generation, created_at }
     }
+}
+
+fn host_run(run: &oncebox_inbox::HostRun) -> HostRun {
+    let oncebox_inbox::HostRun { host_id, host, state, revision, error, .. } = run.clone();
+    HostRun { host_id, host, state, revision, error }
+}
+
+/// One consumer with what the hosts say of it.
+pub(crate) async fn shown(admin: &oncebox_inbox::Admin, tenant: &str, name: &str) -> Result<Consumer, ApiError> {
+    let consumer = admin.consumer(tenant, name).await?;
+    let runs = admin.runs(Some(tenant), Some(name)).await?;
+    Ok(Consumer::new(consumer, &runs))
 }
 
 /// A consumer to be made.
@@ -55,14 +111,16 @@ pub struct NewConsumer {
     responses((status = 200, body = Vec<Consumer>)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn list(caller: Caller, Path(tenant): Path<String>) -> Result<Json<Vec<Consumer>>, ApiError> {
     let tenant = caller.admin.tenant(&tenant).await?.name;
-    let all = caller.admin.consumers().await?;
-    Ok(Json(all.into_iter().filter(|consumer| consumer.tenant == tenant).map(Into::into).collect()))
+    let (all, runs) = (caller.admin.consumers().await?, caller.admin.runs(Some(&tenant), None).await?);
+    let of_tenant = all.into_iter().filter(|consumer| consumer.tenant == tenant);
+    Ok(Json(of_tenant.map(|consumer| Consumer::new(consumer, &runs)).collect()))
 }
 
 /// Make a consumer
 ///
 /// It starts with its first deployment. A token of a tenant cannot set `kafka.properties`: with them a
-/// consumer could speak to the brokers as somebody else.
+/// consumer could speak to the brokers as somebody else. It can name topics and groups only where they are the
+/// tenant's.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers", tag = "consumers", params(("tenant" = String, Path)),
     request_body = NewConsumer, responses((status = 201, body = Consumer)), extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn create(
@@ -71,17 +129,48 @@ pub(crate) async fn create(
     Path(tenant): Path<String>,
     extract::Json(new): extract::Json<NewConsumer>,
 ) -> Result<(StatusCode, Json<Consumer>), ApiError> {
-    let policy = parse(new.policy)?;
-    if caller.principal.tenant().is_some() && !policy.kafka.properties.is_empty() {
-        let detail = "a token of a tenant cannot set `policy.kafka.properties`; ask whoever runs the host";
-        return Err(ApiError::new(Code::Forbidden, detail));
-    }
+    let mut policy = parse(new.policy)?;
+    check_tenants_policy(&caller, &tenant, &new.name, &mut policy, None).await?;
     api.components().check_policy(&tenant, &new.name, &policy).map_err(ApiError::invalid)?;
-    let consumer = caller.admin.create_consumer(&tenant, &new.name, &policy).await?;
-    Ok((StatusCode::CREATED, Json(consumer.into())))
+    caller.admin.create_consumer(&tenant, &new.name, &policy).await?;
+    Ok((StatusCode::CREATED, Json(shown(&caller.admin, &tenant, &new.name).await?)))
 }
 
-fn parse(policy: Map<String, Value>) -> Result<Policy, ApiError> {
+/// What a token of a tenant may say in a policy. Brokers know nothing of tenants: what is not refused here can
+/// read another tenant's topic, or take partitions and offsets of another's group. Whoever runs the host is asked
+/// nothing; what they gave a consumer, its tenant may keep.
+pub(crate) async fn check_tenants_policy(
+    caller: &Caller,
+    tenant: &str,
+    consumer: &str,
+    policy: &mut Policy,
+    before: Option<&oncebox_inbox::Consumer>,
+) -> Result<(), ApiError> {
+    if caller.principal.tenant().is_none() {
+        return Ok(());
+    }
+    let before = before.and_then(|before| before.policy().ok());
+    let forbidden = |detail: String| Err(ApiError::new(Code::Forbidden, detail));
+    match &before {
+        Some(before) => policy.kafka.properties = before.kafka.properties.clone(),
+        None if !policy.kafka.properties.is_empty() => {
+            return forbidden("a token of a tenant cannot set `policy.kafka.properties`; ask whoever runs the host".to_owned());
+        }
+        None => {}
+    }
+    let (group, own) = (policy.group(tenant, consumer), format!("oncebox.{tenant}."));
+    if !group.starts_with(&own) && before.as_ref().is_none_or(|before| before.group(tenant, consumer) != group) {
+        return forbidden(format!("a token of a tenant can set `policy.kafka.group` only to what begins with `{own}`"));
+    }
+    let limits = caller.admin.tenant(tenant).await?.limits;
+    let known = before.map(|before| before.topics).unwrap_or_default();
+    match policy.topics.iter().find(|topic| !known.contains(topic) && !limits.allows_topic(topic)) {
+        Some(topic) => forbidden(format!("tenant `{tenant}` may not read topic `{topic}`; ask whoever runs the host")),
+        None => Ok(()),
+    }
+}
+
+pub(crate) fn parse(policy: Map<String, Value>) -> Result<Policy, ApiError> {
     serde_path_to_error::deserialize(Value::Object(policy)).map_err(|error| match error.path().to_string() {
         path if path == "." => ApiError::invalid(format!("`policy` is not right: {}", error.inner())),
         path => ApiError::invalid(format!("`policy.{path}` is not right: {}", error.inner())),
@@ -93,5 +182,7 @@ fn parse(policy: Map<String, Value>) -> Result<Policy, ApiError> {
     params(("tenant" = String, Path), ("consumer" = String, Path)), responses((status = 200, body = Consumer)),
     extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn show(caller: Caller, Path((tenant, consumer)): Path<(String, String)>) -> Result<Json<Consumer>, ApiError> {
-    Ok(Json(caller.admin.consumer(&tenant, &consumer).await?.into()))
+    let row = caller.admin.consumer(&tenant, &consumer).await?;
+    let open_messages = Some(caller.admin.open_messages(&row).await?);
+    Ok(Json(Consumer { open_messages, ..shown(&caller.admin, &tenant, &consumer).await? }))
 }

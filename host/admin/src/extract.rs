@@ -155,6 +155,11 @@ impl Query {
         Ok(self.one_of(name, &["true", "false"])?.as_deref() == Some("true"))
     }
 
+    /// Any text.
+    pub(crate) fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
+        self.take(name)
+    }
+
     /// How many rows.
     pub(crate) fn limit(&mut self) -> Result<i64, ApiError> {
         const DEFAULT: i64 = 50;

@@ -1,5 +1,7 @@
 //! The hosts that run.
 
+use std::collections::BTreeMap;
+
 use axum::Json;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -18,12 +20,34 @@ pub struct Host {
     pub started_at: DateTime<Utc>,
     /// When it last said that it lives.
     pub seen_at: DateTime<Utc>,
+    /// How many consumers it has in each state: `starting`, `idle`, `running`, `stopped`, `failing`.
+    pub consumers: BTreeMap<String, usize>,
+    /// Consumers that do not do what they should there.
+    pub failing: Vec<HostFailing>,
 }
 
-impl From<oncebox_inbox::Host> for Host {
-    fn from(host: oncebox_inbox::Host) -> Self {
+/// A consumer that fails on a host.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct HostFailing {
+    /// Its tenant.
+    pub tenant: String,
+    /// The consumer.
+    pub consumer: String,
+    /// Why.
+    pub error: Option<String>,
+}
+
+impl Host {
+    fn new(host: oncebox_inbox::Host, runs: &[oncebox_inbox::HostRun], names: &BTreeMap<i32, (String, String)>) -> Self {
         let oncebox_inbox::Host { host_id, name, started_at, seen_at } = host;
-        Self { host_id, name, started_at, seen_at }
+        let (mut consumers, mut failing) = (BTreeMap::new(), Vec::new());
+        for run in runs.iter().filter(|run| run.host_id == host_id) {
+            *consumers.entry(run.state.clone()).or_default() += 1;
+            if let ("failing", Some((tenant, consumer))) = (run.state.as_str(), names.get(&run.consumer_id)) {
+                failing.push(HostFailing { tenant: tenant.clone(), consumer: consumer.clone(), error: run.error.clone() });
+            }
+        }
+        Self { host_id, name, started_at, seen_at, consumers, failing }
     }
 }
 
@@ -57,5 +81,7 @@ impl From<oncebox_inbox::HostProgress> for HostProgress {
 #[utoipa::path(get, path = "/v1/hosts", tag = "hosts", responses((status = 200, body = Vec<Host>)),
     extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<Host>>, ApiError> {
-    Ok(Json(caller.admin.hosts().await?.into_iter().map(Into::into).collect()))
+    let runs = caller.admin.runs(None, None).await?;
+    let names = caller.admin.standings().await?.into_iter().map(|s| (s.consumer_id, (s.tenant, s.name))).collect();
+    Ok(Json(caller.admin.hosts().await?.into_iter().map(|host| Host::new(host, &runs, &names)).collect()))
 }

@@ -3,8 +3,10 @@
 
 mod audit;
 mod auth;
+mod brokers;
 mod changes;
 mod components;
+mod consumer_changes;
 mod consumers;
 mod deployments;
 mod error;
@@ -17,6 +19,7 @@ mod migrations;
 mod openapi;
 mod origin;
 mod request;
+mod seek;
 mod shadows;
 mod tenants;
 mod tokens;
@@ -26,11 +29,15 @@ mod whoami;
 pub mod wire;
 
 pub use auth::Principal;
+pub use brokers::{Asking, BrokerError, Brokers, GroupPosition, SeekTo, SeekToOffset};
 pub use components::{Checked, Checking, Components, Unchecked};
 pub use error::{ApiError, Code, Problem, ProblemDetails};
 pub use openapi::document;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use axum::{Router, middleware};
 use oncebox_inbox::Admin;
@@ -83,6 +90,7 @@ pub struct Api(Arc<Shared>);
 struct Shared {
     admin: Admin,
     components: Arc<dyn Components>,
+    brokers: OnceLock<Arc<dyn Brokers>>,
     limits: Limits,
     mode: Mode,
     uploads: Semaphore,
@@ -93,7 +101,14 @@ impl Api {
     /// The API over a database.
     pub fn new(admin: Admin, components: Arc<dyn Components>, limits: Limits, mode: Mode) -> Self {
         let uploads = Semaphore::new(limits.uploads_max);
-        Self(Arc::new(Shared { admin, components, limits, mode, uploads, tasks: TaskTracker::new() }))
+        Self(Arc::new(Shared { admin, components, brokers: OnceLock::new(), limits, mode, uploads, tasks: TaskTracker::new() }))
+    }
+
+    /// The same, in a process that knows the brokers.
+    #[must_use]
+    pub fn with_brokers(self, brokers: Arc<dyn Brokers>) -> Self {
+        let _ = self.0.brokers.set(brokers); // there is one that answers
+        self
     }
 
     /// Wait for what requests began, also those whose clients are gone.
@@ -108,6 +123,10 @@ impl Api {
 
     pub(crate) fn components(&self) -> &dyn Components {
         &*self.0.components
+    }
+
+    pub(crate) fn brokers(&self) -> Option<&dyn Brokers> {
+        self.0.brokers.get().map(|brokers| &**brokers)
     }
 
     pub(crate) fn limits(&self) -> &Limits {

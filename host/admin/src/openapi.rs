@@ -15,8 +15,8 @@ use utoipa::{
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
-    Api, audit, auth::ROLE_KEY, changes, consumers, deployments, error::ProblemDetails, handlers, hosts, inbox, migrations, shadows,
-    tenants, tokens, versions, whoami,
+    Api, audit, auth::ROLE_KEY, changes, consumer_changes, consumers, deployments, error::ProblemDetails, handlers, hosts, inbox,
+    migrations, seek, shadows, tenants, tokens, versions, whoami,
 };
 
 /// The routes and their document. A route is here or nowhere.
@@ -28,7 +28,12 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(tenants::show))
         .routes(routes!(migrations::list, migrations::apply))
         .routes(routes!(consumers::list, consumers::create))
-        .routes(routes!(consumers::show))
+        .routes(routes!(consumers::show, consumer_changes::delete))
+        .routes(routes!(consumer_changes::set_policy))
+        .routes(routes!(consumer_changes::pause))
+        .routes(routes!(consumer_changes::resume))
+        .routes(routes!(consumer_changes::drain))
+        .routes(routes!(seek::seek, seek::cancel))
         .routes(routes!(handlers::list))
         .routes(routes!(versions::list))
         .routes(routes!(versions::show, versions::upload))

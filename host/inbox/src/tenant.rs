@@ -28,11 +28,33 @@ pub struct TenantLimits {
     pub memory_bytes_max: Option<u64>,
     /// Messages a second, over all of its consumers; none for as many as come.
     pub messages_per_second: Option<u32>,
+    /// Topics that tokens of the tenant may name in policies: whole names, or beginnings with a `*` behind them;
+    /// none for any topic. Whoever runs the host is not bound by it.
+    pub topics_allowed: Option<Vec<String>>,
+}
+
+impl TenantLimits {
+    /// Whether a token of the tenant may name a topic. A regular expression stands for topics that nobody knows.
+    pub fn allows_topic(&self, topic: &str) -> bool {
+        let Some(allowed) = &self.topics_allowed else { return true };
+        let matches = |pattern: &String| match pattern.strip_suffix('*') {
+            Some(beginning) => topic.starts_with(beginning),
+            None => topic == pattern,
+        };
+        !topic.starts_with('^') && allowed.iter().any(matches)
+    }
 }
 
 impl Default for TenantLimits {
     fn default() -> Self {
-        Self { weight: 100, connections_max: None, transactions_max: None, memory_bytes_max: None, messages_per_second: None }
+        Self {
+            weight: 100,
+            connections_max: None,
+            transactions_max: None,
+            memory_bytes_max: None,
+            messages_per_second: None,
+            topics_allowed: None,
+        }
     }
 }
 

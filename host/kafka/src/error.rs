@@ -45,6 +45,12 @@ pub enum ConsumerError {
         /// What librdkafka said.
         text: String,
     },
+    /// The brokers do not let the consumer read.
+    #[error("the brokers refuse the consumer: {text}; check its topics and group, and what the host's user may read")]
+    Refused {
+        /// What librdkafka said.
+        text: String,
+    },
     /// A partition went on delivering after it was paused; a record would have been lost.
     #[error("partition `{partition}` delivered more records than its queue holds; start the consumer again")]
     Overflow {

@@ -87,6 +87,16 @@ impl Poller {
                 self.stop.cancel();
                 let _ = self.events.blocking_send(Event::Fatal(ConsumerError::Fatal { text }));
             }
+            // It would ask again for ever, and nobody would see why nothing comes.
+            KafkaError::MessageConsumption(
+                RDKafkaErrorCode::TopicAuthorizationFailed
+                | RDKafkaErrorCode::GroupAuthorizationFailed
+                | RDKafkaErrorCode::ClusterAuthorizationFailed,
+            ) => {
+                let text = error.to_string();
+                self.stop.cancel();
+                let _ = self.events.blocking_send(Event::Fatal(ConsumerError::Refused { text }));
+            }
             // librdkafka's own log has these, without the many repetitions.
             KafkaError::MessageConsumption(RDKafkaErrorCode::BrokerTransportFailure) => {
                 tracing::debug!(tenant, consumer, %error, "kafka reported an error; reading goes on");

@@ -1,6 +1,10 @@
 //! Health, readiness and metrics.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result};
 use axum::{Router, extract::State, http::StatusCode, response::IntoResponse, routing::get};
@@ -8,8 +12,11 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 
-/// What `/readyz` answers: ready, or why not.
-pub(crate) type Readiness = Result<(), String>;
+/// What `/readyz` answers: when the host last looked at what it is to do, or why it is not ready.
+pub(crate) type Readiness = Result<Instant, String>;
+
+/// A host whose loop has not come round for this long hangs.
+const STALE: Duration = Duration::from_secs(30);
 
 struct Shared {
     metrics: PrometheusHandle,
@@ -41,7 +48,11 @@ pub(crate) async fn serve(
 
 async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
     match &*shared.readiness.borrow() {
-        Ok(()) => (StatusCode::OK, "ready\n".to_owned()),
+        Ok(looked_at) if looked_at.elapsed() < STALE => (StatusCode::OK, "ready\n".to_owned()),
+        Ok(looked_at) => {
+            let seconds = looked_at.elapsed().as_secs();
+            (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: the host has not looked at its consumers for {seconds} s\n"))
+        }
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")),
     }
 }

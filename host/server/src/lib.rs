@@ -1,11 +1,14 @@
 //! The host: configuration, wiring, supervision and the command line.
 
 mod announcements;
+mod brokers;
+mod changes;
 pub mod cli;
 pub mod compilations;
 mod config;
 mod demo;
 mod dev;
+mod fleet;
 mod handlers;
 mod http;
 mod lint;
@@ -18,8 +21,10 @@ mod routes;
 mod running;
 mod scratch;
 mod serve;
+mod sessions;
 mod supervisor;
 mod tables;
+mod tasks;
 mod uploads;
 mod verify;
 

@@ -1,8 +1,8 @@
 //! This host among the hosts: that it lives, and how far it is with each consumer.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
-use oncebox_inbox::{Admin, InboxError, Progress};
+use oncebox_inbox::{Admin, InboxError, Progress, Run};
 use tokio::time::Instant;
 
 use crate::compilations::Compilations;
@@ -17,11 +17,20 @@ pub(crate) struct Presence {
     name: String,
     host_id: Option<i64>,
     beat_due: Instant,
+    /// What was said of each consumer last.
+    said: HashMap<i32, Run>,
+}
+
+/// Says how far this host is with deployments, from wherever they are loaded.
+#[derive(Clone)]
+pub(crate) struct Reporter {
+    admin: Admin,
+    host_id: Option<i64>,
 }
 
 impl Presence {
     pub(crate) fn new(admin: Admin, components: Compilations, name: String) -> Self {
-        Self { admin, components, name, host_id: None, beat_due: Instant::now() }
+        Self { admin, components, name, host_id: None, beat_due: Instant::now(), said: HashMap::new() }
     }
 
     /// Say that this host lives, where it is time. One that was silent for so long that it was forgotten
@@ -38,18 +47,32 @@ impl Presence {
             let host_id = self.admin.host_starts(&self.name).await?;
             self.components.on_host(host_id);
             self.host_id = Some(host_id);
+            self.said.clear();
         }
         self.beat_due = Instant::now() + BEAT;
         Ok(())
     }
 
-    /// Say how far this host is with a consumer. Whoever waits for it waits a little longer when this is
-    /// lost; nothing else depends on it.
-    pub(crate) async fn report(&self, consumer_id: i32, generation: i64, progress: Progress) {
-        let Some(host_id) = self.host_id else { return };
-        if let Err(error) = self.admin.host_reports(host_id, consumer_id, generation, &progress).await {
-            tracing::warn!(%error, ?progress, generation, "failed to report how far this host is");
+    /// Say how this host is with each consumer, where that changed.
+    pub(crate) async fn say(&mut self, runs: impl Iterator<Item = Run>) -> Result<(), InboxError> {
+        let Some(host_id) = self.host_id else { return Ok(()) };
+        let runs: HashMap<i32, Run> = runs.map(|run| (run.consumer_id, run)).collect();
+        let changed: Vec<Run> = runs.values().filter(|run| self.said.get(&run.consumer_id) != Some(run)).cloned().collect();
+        if !changed.is_empty() {
+            self.admin.host_runs(host_id, &changed).await?;
         }
+        self.said = runs;
+        Ok(())
+    }
+
+    /// Whoever says how far this host is.
+    pub(crate) fn reporter(&self) -> Reporter {
+        Reporter { admin: self.admin.clone(), host_id: self.host_id }
+    }
+
+    /// Say how far this host is with a consumer.
+    pub(crate) async fn report(&self, consumer_id: i32, generation: i64, progress: Progress) {
+        self.reporter().report(consumer_id, generation, progress).await;
     }
 
     /// Nobody is to wait for this host any more.
@@ -58,6 +81,17 @@ impl Presence {
             && let Err(error) = self.admin.host_ends(host_id).await
         {
             tracing::debug!(%error, "failed to take this host's rows away; they are forgotten by themselves");
+        }
+    }
+}
+
+impl Reporter {
+    /// Say how far this host is with a consumer. Whoever waits for it waits a little longer when this is
+    /// lost; nothing else depends on it.
+    pub(crate) async fn report(&self, consumer_id: i32, generation: i64, progress: Progress) {
+        let Some(host_id) = self.host_id else { return };
+        if let Err(error) = self.admin.host_reports(host_id, consumer_id, generation, &progress).await {
+            tracing::warn!(%error, ?progress, generation, "failed to report how far this host is");
         }
     }
 }

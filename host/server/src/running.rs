@@ -4,30 +4,42 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Result;
 use futures::{FutureExt, future::BoxFuture};
-use oncebox_inbox::{Consumer, ConsumerInbox, InboxError, PartitionInbox, Sessions, handler::Handlers, message::Record, retry};
-use oncebox_kafka::{ConsumerConfig, ConsumerHandle, Drained, SinkError, Timing};
+use oncebox_inbox::{Consumer, ConsumerInbox, InboxError, PartitionInbox, Sessions, Work, handler::Handlers, message::Record, retry};
+use oncebox_kafka::{ConsumerHandle, Drained, SinkError};
 use tokio::{sync::Notify, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::{routes::Routes, supervisor::Supervisor};
 
+/// What a started consumer does now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// It reads, or runs what is due.
+    Running,
+    /// It ended by itself, for this reason.
+    Ended(String),
+}
+
 /// A consumer that runs here.
 pub(crate) struct Running {
-    pub(crate) inbox: Arc<ConsumerInbox>,
-    pub(crate) kafka: ConsumerHandle,
+    inbox: Arc<ConsumerInbox>,
+    /// None where nothing is to be read.
+    kafka: Option<ConsumerHandle>,
     routes: Arc<Routes>,
     workers: Vec<JoinHandle<()>>,
     stop: CancellationToken,
 }
 
 impl Running {
-    /// Start to consume. `look` is told when claims are refused because newer deployments are required.
+    /// Start to consume, or, of a consumer that is drained, only to run what is due. `look` is told when
+    /// claims are refused because newer deployments are required.
     pub(crate) fn start(
         host: &Supervisor,
         consumer: &Consumer,
         routes: Arc<Routes>,
         sessions: Arc<Sessions>,
         look: Arc<Notify>,
+        work: Work,
     ) -> Result<Self> {
         let policy = consumer.policy()?;
         let (deadline_ms, idle_ms) = (policy.limits.deadline_ms, host.settings.idle_in_transaction_timeout_ms);
@@ -51,15 +63,11 @@ impl Running {
             routes.clone(),
         );
         inbox.tell_when_stale(look);
-        let config = ConsumerConfig {
-            tenant,
-            consumer: name,
-            topics: policy.topics.clone(),
-            kafka: policy.reading(),
-            host_properties: host.properties.clone(),
-            timing: Timing::default(),
+        let config = host.kafka.config(&tenant, &name, &policy);
+        let kafka = match work {
+            Work::Read => Some(oncebox_kafka::Consumer::start(config, Arc::new(Sink(inbox.clone())))?),
+            Work::Retry | Work::Rest => None,
         };
-        let kafka = oncebox_kafka::Consumer::start(config, Arc::new(Sink(inbox.clone())))?;
         let stop = CancellationToken::new();
         let work = |_| tokio::spawn(retry::work(inbox.clone(), stop.clone()));
         let workers = (0..policy.retry.workers).map(work).collect();
@@ -85,17 +93,29 @@ impl Running {
         self.generation()
     }
 
-    /// It ended by itself; its workers come to the end of their message.
-    pub(crate) fn abandon(self) -> Vec<JoinHandle<()>> {
-        self.stop.cancel();
-        self.workers
+    /// What it does now.
+    pub(crate) fn status(&self) -> Status {
+        if self.workers.iter().any(JoinHandle::is_finished) {
+            return Status::Ended("a retry worker panicked; see the log".to_owned());
+        }
+        match self.kafka.as_ref().and_then(|kafka| kafka.join().now_or_never()) {
+            None => Status::Running,
+            Some(Ok(())) => Status::Ended("it ended".to_owned()),
+            Some(Err(error)) => Status::Ended(error.to_string()),
+        }
     }
 
     /// Finish what runs. True: all of it came to its end in time.
     pub(crate) async fn drain(self, within: Duration) -> bool {
         self.stop.cancel();
         let workers = tokio::time::timeout(within, futures::future::join_all(self.workers));
-        let (drained, workers) = tokio::join!(self.kafka.drain(within), workers);
+        let kafka = async {
+            match &self.kafka {
+                Some(kafka) => kafka.drain(within).await,
+                None => Drained::Clean,
+            }
+        };
+        let (drained, workers) = tokio::join!(kafka, workers);
         let shadows = tokio::time::timeout(within, self.inbox.finish_shadows()).await;
         drained == Drained::Clean && workers.is_ok() && shadows.is_ok()
     }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use oncebox_admin::Limits;
 use oncebox_inbox::{Admin, Budget, schema};
 use oncebox_kafka::Drained;
@@ -18,7 +18,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{compilations::Compilations, config::Config, handlers::Loader, http, supervisor::Supervisor, uploads::Uploads};
+use crate::{brokers::Kafka, compilations::Compilations, config::Config, handlers::Loader, http, supervisor::Supervisor, uploads::Uploads};
 
 /// How long the first answer of a broker may take.
 const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,13 +40,13 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     let metrics =
         metrics_exporter_prometheus::PrometheusBuilder::new().install_recorder().context("failed to install the metrics recorder")?;
     let admin = config.admin()?;
-    let properties = broker_properties(config)?;
+    let kafka = Kafka::of(config)?;
     let listener = http::bind(config.http.listen).await?;
     let address = listener.local_addr()?;
     let api_listener = oncebox_admin::listen::Listener::bind(config.api.listen, config.api.certificate()?, config.api.mode).await?;
     let api_url = api_listener.url();
     migrate(config).await?;
-    check_brokers(&config.kafka.brokers, &properties).await?;
+    check_brokers(&config.kafka.brokers, kafka.properties()).await?;
     let runtime = Runtime::new(RuntimeConfig {
         // A message that has a connection never waits for an instance, which would count against its deadline.
         instances_max: config.runtime.instances_max.max(config.database.connections_max as u32),
@@ -64,16 +64,17 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     let (readiness, ready) = watch::channel(Err("starting".to_owned()));
     let http_stop = CancellationToken::new();
     let http = tokio::spawn(http::serve(listener, metrics, ready, http_stop.clone()));
-    let api_serving = tokio::spawn(api_listener.serve(api(config, &admin, components.clone()), http_stop.clone(), API_GRACE));
-    let supervisor = Supervisor {
-        loader: Arc::new(Loader::new(admin.clone(), components)),
-        admin,
-        budget: Budget::new(config.database.connections_max),
-        settings: config.session_settings(),
-        properties,
-        owner: format!("{}/{}", hostname(), std::process::id()),
+    let api_serving =
+        tokio::spawn(api_listener.serve(api(config, &admin, components.clone(), kafka.clone()), http_stop.clone(), API_GRACE));
+    let supervisor = Supervisor::new(
+        admin.clone(),
+        Loader::new(admin, components),
+        Budget::new(config.database.connections_max),
+        config.session_settings(),
+        kafka,
+        format!("{}/{}", hostname(), std::process::id()),
         readiness,
-    };
+    );
     tracing::info!(http = %address, api = api_url, brokers = config.kafka.brokers, "oncebox {} serves", env!("CARGO_PKG_VERSION"));
     let drained = supervisor.run(stop, Duration::from_millis(config.shutdown.drain_ms)).await;
     http_stop.cancel();
@@ -92,13 +93,13 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     Ok(())
 }
 
-fn api(config: &Config, admin: &Admin, components: Compilations) -> oncebox_admin::Api {
+fn api(config: &Config, admin: &Admin, components: Compilations, kafka: Kafka) -> oncebox_admin::Api {
     let limits = Limits {
         component_bytes_max: config.runtime.component_bytes_max,
         request_timeout: Duration::from_millis(config.api.request_timeout_ms),
         ..Limits::default()
     };
-    oncebox_admin::Api::new(admin.clone(), Arc::new(Uploads { components }), limits, config.api.mode)
+    oncebox_admin::Api::new(admin.clone(), Arc::new(Uploads { components }), limits, config.api.mode).with_brokers(Arc::new(kafka))
 }
 
 /// Bring the database up to date and say what could not be closed.
@@ -110,17 +111,6 @@ pub(crate) async fn migrate(config: &Config) -> Result<()> {
     }
     schema::ensure_partitions(&admin.pool).await.context("failed to make the inbox's partitions")?;
     Ok(())
-}
-
-fn broker_properties(config: &Config) -> Result<BTreeMap<String, String>> {
-    let mut properties = config.kafka.properties.clone();
-    if !config.kafka.brokers.is_empty() {
-        properties.insert("bootstrap.servers".to_owned(), config.kafka.brokers.clone());
-    }
-    if !properties.contains_key("bootstrap.servers") {
-        bail!("no brokers are configured; set `kafka.brokers` or ONCEBOX_KAFKA_BROKERS");
-    }
-    Ok(properties)
 }
 
 /// A broker that cannot be reached at the start is an error; later it is an outage to wait for.

@@ -1,26 +1,36 @@
-//! Starts what the rows say, keeps it running, and switches handlers when a deployment changes.
+//! Makes what the rows say so: starts consumers, stops them, switches their handlers, carries out what changes
+//! them, and starts again what fails.
 //!
-//! One loop owns everything that runs. Loading, which may compile, happens in tasks beside it; what they
-//! bring is put in place between two of its steps, and the next transaction of the consumer uses it.
+//! One loop owns the fleet of consumers and never waits for any of them: whatever takes its time happens in
+//! tasks beside it, and what those bring is put in place between two of its rounds.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    sync::Arc,
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use anyhow::{Context, Result};
-use futures::FutureExt;
-use oncebox_inbox::{Admin, Budget, Consumer, Progress, SessionSettings, Sessions};
+use oncebox_inbox::{Admin, Budget, Consumer, Progress, SessionSettings};
 use oncebox_kafka::Drained;
 use tokio::{
-    sync::{Notify, watch},
-    task::{JoinHandle, JoinSet},
+    sync::{Notify, Semaphore, watch},
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{announcements, handlers::Loader, http::Readiness, presence::Presence, report, routes::Routes, running::Running};
+use crate::{
+    announcements,
+    brokers::Kafka,
+    fleet::{Fleet, Step},
+    handlers::Loader,
+    http::Readiness,
+    presence::Presence,
+    report,
+    running::Running,
+    sessions::TenantSessions,
+    tasks::{Done, Tasks},
+};
 
 /// How often rows are looked at when nobody says that they changed.
 const POLL: Duration = Duration::from_millis(500);
@@ -28,120 +38,131 @@ const POLL: Duration = Duration::from_millis(500);
 const PARTITIONS: Duration = Duration::from_secs(600);
 /// How often the triggers that shadows need are looked at.
 const CAPTURE: Duration = Duration::from_secs(2);
-/// Longest pause before a failed consumer is started again.
-const RESTART_MAX: Duration = Duration::from_secs(60);
+/// A host is ready when it has tried to start what it found, and after this long in any case: one consumer
+/// that takes its time keeps nobody from it.
+const FIRST_STARTS: Duration = Duration::from_secs(10);
+/// Consumers that are loaded at the same time. Each asks the database some questions.
+const STARTS_MAX: usize = 16;
+/// Changes that are carried out at the same time. Each holds connections of the host's login.
+const CHANGES_MAX: usize = 2;
 
 /// What all consumers of a host share.
 pub(crate) struct Supervisor {
     pub(crate) admin: Admin,
-    pub(crate) loader: Arc<Loader>,
+    pub(crate) loader: Loader,
     pub(crate) budget: Arc<Budget>,
     pub(crate) settings: SessionSettings,
-    pub(crate) properties: BTreeMap<String, String>,
+    pub(crate) kafka: Kafka,
     pub(crate) owner: String,
     pub(crate) readiness: watch::Sender<Readiness>,
-}
-
-/// A consumer that did not start or ended by itself, until it is tried again.
-struct Failing {
-    failures: u32,
-    again_at: Instant,
-    error: String,
-}
-
-/// What a loading task brings.
-type Loaded = (Consumer, Result<Arc<Routes>>);
-
-struct State {
-    presence: Presence,
-    sessions: HashMap<String, Arc<Sessions>>,
-    running: HashMap<i32, Running>,
-    failing: HashMap<i32, Failing>,
-    /// Consumers whose deployments are being loaded.
-    loading: HashSet<i32>,
-    loads: JoinSet<Loaded>,
-    /// Retry workers of consumers that ended, on their last message.
-    ending: Vec<JoinHandle<()>>,
+    pub(crate) sessions: TenantSessions,
+    /// Deployments and states that changed, and claims that were refused because they had.
+    pub(crate) look: Arc<Notify>,
+    pub(crate) starts: Semaphore,
+    pub(crate) changes: Semaphore,
+    group_attempts: Mutex<HashMap<i32, u32>>,
 }
 
 impl Supervisor {
+    /// What a host runs with.
+    pub(crate) fn new(
+        admin: Admin,
+        loader: Loader,
+        budget: Arc<Budget>,
+        settings: SessionSettings,
+        kafka: Kafka,
+        owner: String,
+        readiness: watch::Sender<Readiness>,
+    ) -> Self {
+        let (sessions, look) = (TenantSessions::default(), Arc::default());
+        let (starts, changes) = (Semaphore::new(STARTS_MAX), Semaphore::new(CHANGES_MAX));
+        Self { admin, loader, budget, settings, kafka, owner, readiness, sessions, look, starts, changes, group_attempts: Mutex::default() }
+    }
+
     /// Run until told to stop, then drain everything.
     pub(crate) async fn run(self, stop: CancellationToken, drain: Duration) -> Drained {
-        let mut state = State::new(Presence::new(self.admin.clone(), self.loader.components().clone(), self.owner.clone()));
-        // Deployments that changed, and claims that were refused because they had.
-        let look = Arc::new(Notify::new());
-        let announcements = tokio::spawn(announcements::listen(self.admin.clone(), look.clone()));
-        let mut partitions_due = Instant::now();
-        let capture = tokio::spawn(keep_capture(self.admin.clone()));
+        let host = Arc::new(self);
+        let mut presence = Presence::new(host.admin.clone(), host.loader.components().clone(), host.owner.clone());
+        let (mut fleet, mut tasks) = (Fleet::default(), Tasks::new(host.clone(), drain));
+        let announcements = tokio::spawn(announcements::listen(host.admin.clone(), host.look.clone()));
+        let partitions = tokio::spawn(make_partitions(host.admin.clone()));
+        let capture = tokio::spawn(keep_capture(host.admin.clone()));
+        let (began, mut look_due) = (Instant::now(), Instant::now());
         while !stop.is_cancelled() {
-            if partitions_due <= Instant::now() {
-                self.make_partitions().await;
-                partitions_due += PARTITIONS;
-            }
-            // What it does after its last wait is done at once, so that nothing is left half started.
-            let reconciled = tokio::select! {
+            tokio::select! {
                 () = stop.cancelled() => break,
-                reconciled = self.reconcile(&mut state) => reconciled,
-            };
-            let readiness = match reconciled {
-                Ok(()) => state.readiness(),
-                Err(error) => Err(report::one_line(&error)),
-            };
-            self.announce(readiness);
+                looked = host.round(&mut fleet, &mut tasks, &mut presence, &mut look_due) => host.judge_self(&fleet, began, looked),
+            }
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = look.notified() => {}
-                Some(loaded) = state.loads.join_next() => self.put_in_place(&mut state, loaded, &look).await,
-                () = tokio::time::sleep(POLL) => {}
+                () = host.look.notified() => look_due = Instant::now(),
+                done = tasks.next() => {
+                    host.put_in_place(&mut fleet, &presence, done).await;
+                    // Those that ended meanwhile need no round of their own.
+                    while let Some(done) = tasks.try_next() {
+                        host.put_in_place(&mut fleet, &presence, done).await;
+                    }
+                }
+                () = tokio::time::sleep_until(look_due) => {}
             }
         }
         announcements.abort();
+        partitions.abort();
         capture.abort();
-        self.announce(Err("draining".to_owned()));
-        state.drain(drain).await
+        host.announce(Err("draining".to_owned()));
+        let drained = tasks.drain(fleet).await;
+        presence.end().await;
+        drained
     }
 
-    async fn make_partitions(&self) {
-        if let Err(error) = oncebox_inbox::schema::ensure_partitions(&self.admin.pool).await {
-            tracing::error!(%error, "failed to make the inbox's partitions ahead of time");
+    /// See what the rows say, where it is time, begin to make it so, and say how far it is. The answer is
+    /// whether it was time.
+    async fn round(&self, fleet: &mut Fleet, tasks: &mut Tasks, presence: &mut Presence, look_due: &mut Instant) -> Result<bool> {
+        let is_due = *look_due <= Instant::now();
+        if is_due {
+            *look_due = Instant::now() + POLL;
+            presence.beat().await?;
+            fleet.see(self.admin.standings().await?);
         }
+        let mut judged = Vec::new();
+        // All of them before the first wait, so that nothing is left half begun when this is given up.
+        for (consumer_id, step) in fleet.steps(Instant::now()) {
+            match step {
+                Step::Judge(consumer) => judged.push(consumer),
+                step => tasks.begin(presence, consumer_id, step),
+            }
+        }
+        presence.say(fleet.runs()).await?;
+        for consumer in judged.iter().filter(|_| is_due) {
+            self.judge(consumer).await?;
+        }
+        Ok(is_due)
     }
 
-    fn announce(&self, readiness: Readiness) {
-        self.readiness.send_if_modified(|known| {
-            let changed = *known != readiness;
-            if changed {
-                match &readiness {
-                    Ok(()) => tracing::info!("ready"),
-                    Err(why) => tracing::warn!(why, "not ready"),
-                }
-                *known = readiness;
-            }
-            changed
+    /// Readiness is about the host: the database answers, its loops come round. What is wrong with a consumer
+    /// is said of the consumer.
+    fn judge_self(&self, fleet: &Fleet, began: Instant, looked: Result<bool>) {
+        let starting = fleet.first_starts();
+        self.announce(match looked {
+            Err(error) => Err(report::one_line(&error)),
+            Ok(false) => return,
+            Ok(true) if starting > 0 && began.elapsed() < FIRST_STARTS => Err(format!("{starting} consumers are being loaded")),
+            Ok(true) => Ok(std::time::Instant::now()),
         });
     }
 
-    /// See what the rows say and begin to make it so.
-    async fn reconcile(&self, state: &mut State) -> Result<()> {
-        state.presence.beat().await?;
-        let consumers = self.admin.consumers().await?;
-        state.collect_ended();
-        // A consumer without a deployment has nothing to hand its messages to; it waits for one.
-        for consumer in consumers.into_iter().filter(|consumer| consumer.generation > 0) {
-            if state.has(&consumer) {
-                self.judge(state, &consumer).await?;
-            } else {
-                self.load(state, consumer).await;
-            }
+    fn announce(&self, readiness: Readiness) {
+        let before = self.readiness.send_replace(readiness.clone());
+        match (&before, &readiness) {
+            (Err(_), Ok(_)) => tracing::info!("ready"),
+            (Err(known), Err(why)) if known == why => {}
+            (_, Err(why)) => tracing::warn!(why, "not ready"),
+            _ => {}
         }
-        Ok(())
     }
 
     /// Count what canaries did, and withdraw those that fail too often.
-    async fn judge(&self, state: &State, consumer: &Consumer) -> Result<()> {
-        if !state.running.get(&consumer.consumer_id).is_some_and(Running::has_canary) {
-            return Ok(());
-        }
+    async fn judge(&self, consumer: &Consumer) -> Result<()> {
         let counts = self.loader.counts().take();
         if !counts.is_empty()
             && let Err(error) = self.admin.count_outcomes(&counts).await
@@ -165,71 +186,47 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Begin to load what is new for a consumer.
-    async fn load(&self, state: &mut State, consumer: Consumer) {
-        state.loading.insert(consumer.consumer_id);
-        state.presence.report(consumer.consumer_id, consumer.generation, Progress::Compiling).await;
-        let (admin, loader) = (self.admin.clone(), self.loader.clone());
-        state.loads.spawn(async move {
-            let load = async {
-                let policy = consumer.policy()?;
-                let tenant = admin.tenant(&consumer.tenant).await?;
-                loader.load(&tenant, &consumer, &policy).await
-            };
-            let loaded = load.await;
-            (consumer, loaded)
-        });
-    }
-
-    /// Use what was loaded: from the next transaction on, everywhere in this process.
-    async fn put_in_place(&self, state: &mut State, loaded: Result<Loaded, tokio::task::JoinError>, look: &Arc<Notify>) {
-        let (consumer, routes) = match loaded {
-            Ok(loaded) => loaded,
-            Err(error) => {
-                // A bug of ours; the next look begins anew.
-                tracing::error!(%error, "loading deployments did not come to its end");
-                return state.loading.clear();
+    /// Use what a task brings: new handlers from the next transaction on, everywhere in this process.
+    async fn put_in_place(&self, fleet: &mut Fleet, presence: &Presence, done: Done) {
+        if let Done::Loaded { consumer, routes } = done {
+            let (id, generation) = (consumer.consumer_id, consumer.generation);
+            match fleet.switch(id, generation, routes.map_err(|error| report::one_line(&error))) {
+                Ok(Some(generation)) => presence.report(id, generation, Progress::Switched).await,
+                Ok(None) => {}
+                Err(error) => presence.report(id, generation, Progress::Failed(error)).await,
             }
-        };
-        let id = consumer.consumer_id;
-        state.loading.remove(&id);
-        let placed = match routes {
-            Ok(routes) => self.place(state, &consumer, routes, look).await,
-            Err(error) => Err(error),
-        };
-        match placed {
-            Ok(generation) => {
-                state.failing.remove(&id);
-                state.presence.report(id, generation, Progress::Switched).await;
-            }
-            Err(error) => {
-                let error = report::one_line(&error);
-                state.presence.report(id, consumer.generation, Progress::Failed(error.clone())).await;
-                state.failed(id, format!("consumer `{}/{}`: {error}", consumer.tenant, consumer.name));
-            }
+            return;
+        }
+        if let Some((id, generation, progress)) = fleet.take(done) {
+            presence.report(id, generation, progress).await;
         }
     }
 
-    async fn place(&self, state: &mut State, consumer: &Consumer, routes: Arc<Routes>, look: &Arc<Notify>) -> Result<i64> {
-        if let Some(running) = state.running.get_mut(&consumer.consumer_id) {
-            let generation = running.switch(routes);
-            tracing::info!(tenant = consumer.tenant, consumer = consumer.name, generation, "deployments switched");
-            return Ok(generation);
-        }
+    /// Count another attempt to delete a group.
+    pub(crate) fn group_attempt(&self, consumer_id: i32) -> u32 {
+        let mut attempts = self.group_attempts.lock().unwrap_or_else(PoisonError::into_inner);
+        let attempts = attempts.entry(consumer_id).or_default();
+        *attempts += 1;
+        *attempts
+    }
+
+    /// Load a consumer and start it.
+    pub(crate) async fn start(&self, consumer: &Consumer, work: oncebox_inbox::Work) -> Result<Running> {
+        let policy = consumer.policy()?;
         let tenant = self.admin.tenant(&consumer.tenant).await?;
-        let sessions = match state.sessions.get(&tenant.login) {
-            Some(sessions) => sessions.clone(),
-            None => {
-                let sessions = Sessions::of(&self.admin, &tenant, &self.settings, self.budget.clone())?;
-                state.sessions.insert(tenant.login.clone(), sessions.clone());
-                sessions
-            }
-        };
-        let running = Running::start(self, consumer, routes, sessions, look.clone())
-            .with_context(|| format!("failed to start consumer `{}/{}`", consumer.tenant, consumer.name))?;
-        let generation = running.generation();
-        state.running.insert(consumer.consumer_id, running);
-        Ok(generation)
+        let routes = self.loader.load(&tenant, consumer, &policy).await?;
+        let sessions = self.sessions.of(self, &tenant)?;
+        Running::start(self, consumer, routes, sessions, self.look.clone(), work)
+            .with_context(|| format!("failed to start consumer `{}/{}`", consumer.tenant, consumer.name))
+    }
+}
+
+async fn make_partitions(admin: Admin) {
+    loop {
+        if let Err(error) = oncebox_inbox::schema::ensure_partitions(&admin.pool).await {
+            tracing::error!(%error, "failed to make the inbox's partitions ahead of time");
+        }
+        tokio::time::sleep(PARTITIONS).await;
     }
 }
 
@@ -250,66 +247,5 @@ async fn keep_capture(admin: Admin) {
             Err(error) => tracing::debug!(%error, "tenants are not known"),
         }
         tokio::time::sleep(CAPTURE).await;
-    }
-}
-
-impl State {
-    fn new(presence: Presence) -> Self {
-        Self {
-            presence,
-            sessions: HashMap::new(),
-            running: HashMap::new(),
-            failing: HashMap::new(),
-            loading: HashSet::new(),
-            loads: JoinSet::new(),
-            ending: Vec::new(),
-        }
-    }
-
-    /// Whether nothing is to be done for a consumer now: it runs what its row says, or is about to, or has
-    /// to wait after a failure.
-    fn has(&self, consumer: &Consumer) -> bool {
-        let id = consumer.consumer_id;
-        self.loading.contains(&id)
-            || self.running.get(&id).is_some_and(|running| running.generation() >= consumer.generation)
-            || self.failing.get(&id).is_some_and(|failing| failing.again_at > Instant::now())
-    }
-
-    fn readiness(&self) -> Readiness {
-        if let Some(failing) = self.failing.values().next() {
-            return Err(failing.error.clone());
-        }
-        let starting = self.loading.iter().filter(|id| !self.running.contains_key(id)).count();
-        if starting > 0 { Err(format!("{starting} consumers are being loaded")) } else { Ok(()) }
-    }
-
-    fn failed(&mut self, consumer_id: i32, error: String) {
-        let failures = self.failing.get(&consumer_id).map_or(0, |failing| failing.failures) + 1;
-        let pause = (Duration::from_secs(1) * 2_u32.saturating_pow(failures - 1)).min(RESTART_MAX);
-        tracing::error!(error, pause_ms = pause.as_millis() as u64, "a consumer does not run what its deployments say");
-        self.failing.insert(consumer_id, Failing { failures, again_at: Instant::now() + pause, error });
-    }
-
-    /// Consumers that ended by themselves are started again, later and later.
-    fn collect_ended(&mut self) {
-        let ended: Vec<_> = self.running.iter().filter(|(_, r)| r.kafka.join().now_or_never().is_some()).map(|(id, _)| *id).collect();
-        for id in ended {
-            let Some(running) = self.running.remove(&id) else { continue };
-            let ended = running.kafka.join().now_or_never().and_then(Result::err);
-            let error = ended.map_or_else(|| "it ended".to_owned(), |error| error.to_string());
-            self.failed(id, format!("consumer `{}/{}`: {error}", running.inbox.tenant, running.inbox.name));
-            self.ending.extend(running.abandon());
-        }
-        self.ending.retain(|worker| !worker.is_finished());
-    }
-
-    /// Finish what runs, everywhere at once.
-    async fn drain(mut self, within: Duration) -> Drained {
-        self.loads.abort_all();
-        let drains = self.running.into_values().map(|running| running.drain(within));
-        let ending = tokio::time::timeout(within, futures::future::join_all(self.ending));
-        let (drained, ending) = tokio::join!(futures::future::join_all(drains), ending);
-        self.presence.end().await;
-        if drained.into_iter().all(|clean| clean) && ending.is_ok() { Drained::Clean } else { Drained::Unfinished }
     }
 }

@@ -14,7 +14,10 @@ use axum::{
     http::{HeaderMap, Request, StatusCode},
 };
 use bytes::Bytes;
-use oncebox_admin::{Api, Checked, Checking, Components, Limits, Mode, Principal, Problem, Unchecked, wire::Role};
+use chrono::{DateTime, Utc};
+use oncebox_admin::{
+    Api, Asking, Brokers, Checked, Checking, Components, GroupPosition, Limits, Mode, Principal, Problem, SeekTo, Unchecked, wire::Role,
+};
 use oncebox_inbox::{Admin, NewToken, NewVersion, policy::Policy};
 use oncebox_runtime::{Runtime, RuntimeConfig};
 use oncebox_tests::inbox::World;
@@ -69,6 +72,18 @@ impl Components for Compiling {
     }
 }
 
+/// A topic with one partition, in the middle of which every group stands.
+struct OnePartition;
+
+impl Brokers for OnePartition {
+    fn positions<'a>(&'a self, _: &'a str, _: &'a str, policy: &'a Policy, to: SeekTo, _: Option<DateTime<Utc>>) -> Asking<'a> {
+        let target = if to == SeekTo::Beginning { 0 } else { 100 };
+        let (topic, horizon) = (policy.topics[0].clone(), Some(20));
+        let position = GroupPosition { topic, partition: 0, committed: Some(50), target: Some(target), low: 0, high: 100, horizon };
+        Box::pin(async move { Ok(vec![position]) })
+    }
+}
+
 impl Desk {
     pub async fn new(mode: Mode, limits: Limits) -> Self {
         let world = World::new().await;
@@ -93,7 +108,7 @@ impl Desk {
         let (tokens, expired, revoked) = tokens(&world.admin).await;
         world.execute(format!("UPDATE oncebox.token SET expires_at = now() - interval '1 s' WHERE name = '{EXPIRED}'")).await;
         let runtime = Runtime::new(RuntimeConfig { instances_max: 1, ..RuntimeConfig::default() }).expect("a runtime");
-        let api = Api::new(world.admin.clone(), Arc::new(Compiling(runtime)), limits, mode);
+        let api = Api::new(world.admin.clone(), Arc::new(Compiling(runtime)), limits, mode).with_brokers(Arc::new(OnePartition));
         let router = oncebox_admin::router(api.clone());
         Self { world, api, router, tokens, expired, revoked, deployment_id: AtomicI64::new(1) }
     }

@@ -43,9 +43,13 @@ impl Body {
 impl Step {
     /// Its path, with names that are there.
     pub fn path(&self, desk: &Desk) -> String {
-        fill(&self.template.replace("{digest}", &self.digest), desk.deployment_id())
+        let path = fill(&self.template.replace("{digest}", &self.digest), desk.deployment_id());
+        // What is deleted for good is named twice.
+        if (self.method, self.template) == ("DELETE", CONSUMER) { format!("{path}?confirm=orders") } else { path }
     }
 }
+
+const CONSUMER: &str = "/v1/tenants/{tenant}/consumers/{consumer}";
 
 /// A path with names that are there.
 pub fn fill(template: &str, deployment_id: i64) -> String {
@@ -110,8 +114,8 @@ pub fn steps(desk: &Desk) -> Vec<Step> {
         get("/v1/tenants/{tenant}/migrations"),
         post("/v1/tenants/{tenant}/migrations", json!({ "name": "m-1", "sql": "CREATE TABLE more (n int)" })),
         get("/v1/tenants/{tenant}/consumers"),
-        post("/v1/tenants/{tenant}/consumers", json!({ "name": "more", "policy": policy })),
-        get("/v1/tenants/{tenant}/consumers/{consumer}"),
+        post("/v1/tenants/{tenant}/consumers", json!({ "name": "more", "policy": policy.clone() })),
+        get(CONSUMER),
         upload(desk),
         get("/v1/tenants/{tenant}/handlers"),
         get("/v1/tenants/{tenant}/handlers/{handler}/versions"),
@@ -129,6 +133,13 @@ pub fn steps(desk: &Desk) -> Vec<Step> {
         post("/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/end", json!({ "reason": "seen enough" })),
         get("/v1/tenants/{tenant}/consumers/{consumer}/inbox"),
         get("/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}"),
+        post("/v1/tenants/{tenant}/consumers/{consumer}/drain", json!({})),
+        post("/v1/tenants/{tenant}/consumers/{consumer}/pause", json!({})),
+        post("/v1/tenants/{tenant}/consumers/{consumer}/resume", json!({})),
+        post("/v1/tenants/{tenant}/consumers/{consumer}/seek", json!({ "to": "beginning", "accept": true })),
+        delete("/v1/tenants/{tenant}/consumers/{consumer}/seek"),
+        Step { method: "PUT", ..post("/v1/tenants/{tenant}/consumers/{consumer}/policy", json!({ "policy": policy, "accept": true })) },
+        delete(CONSUMER),
         get("/v1/tokens"),
         post("/v1/tokens", json!({ "name": "someone", "role": "viewer" })),
         delete("/v1/tokens/{token_id}"),

@@ -52,6 +52,11 @@ impl Api {
         self.json(Method::PATCH, path, Body::from(serde_json::to_vec(body)?), Some("application/json")).await
     }
 
+    /// Set something.
+    pub(crate) async fn put_json<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
+        self.json(Method::PUT, path, Body::from(serde_json::to_vec(body)?), Some("application/json")).await
+    }
+
     /// Take something away.
     pub(crate) async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         self.json(Method::DELETE, path, Body::empty(), None).await

@@ -1,12 +1,17 @@
 //! `oncebox consumer …`
 
+mod change;
+mod seek;
+mod show;
+mod wait;
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result};
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use oncebox_inbox::policy::{Ack, Policy};
 use oncebox_kafka::{ConsumerConfig, Timing};
 
@@ -36,6 +41,65 @@ pub(super) enum ConsumerCommand {
         #[arg(long)]
         tenant: Option<String>,
     },
+    /// Show a consumer, and how the hosts are with it
+    Show(Named),
+    /// A consumer's policy
+    #[command(subcommand)]
+    Policy(PolicyCommand),
+    /// Stop a consumer: hosts finish the batches that they run
+    Pause(Waited),
+    /// Let a consumer run again
+    Resume(Waited),
+    /// Read nothing more, finish what is in the inbox, then pause
+    Drain(Waited),
+    /// Let a consumer's group go on elsewhere; says first what that means
+    Seek(seek::SeekArgs),
+    /// Delete a consumer with its inbox, its deployments and its group
+    Delete {
+        #[command(flatten)]
+        of: Waited,
+        /// The consumer's name again: its inbox is deleted for good
+        #[arg(long, value_name = "NAME")]
+        confirm: String,
+    },
+}
+
+#[derive(Subcommand)]
+pub(super) enum PolicyCommand {
+    /// Print the policy as a file of it
+    Show(Named),
+    /// Change the policy to what a file says; says what changes, and what follows
+    Set(change::SetArgs),
+}
+
+/// A consumer that is there.
+#[derive(Args)]
+pub(super) struct Named {
+    /// The consumer
+    name: String,
+    /// Its tenant
+    #[arg(long)]
+    tenant: String,
+}
+
+impl Named {
+    /// A path of the API, below the consumer.
+    fn path(&self, below: &[&str]) -> String {
+        path(&[&["tenants", &self.tenant, "consumers", &self.name], below].concat())
+    }
+
+    fn shown(&self) -> String {
+        format!("`{}/{}`", self.tenant, self.name)
+    }
+}
+
+/// A consumer, and how long to wait for the hosts.
+#[derive(Args)]
+pub(super) struct Waited {
+    #[command(flatten)]
+    of: Named,
+    #[command(flatten)]
+    patience: wait::Patience,
 }
 
 pub(super) async fn run(api: &Api, command: ConsumerCommand, json: bool) -> Result<()> {
@@ -56,7 +120,15 @@ pub(super) async fn run(api: &Api, command: ConsumerCommand, json: bool) -> Resu
             }
             Ok(())
         }
-        ConsumerCommand::List { tenant } => list(&all(api, tenant.as_deref()).await?, json),
+        ConsumerCommand::List { tenant } => show::list(&all(api, tenant.as_deref()).await?, json),
+        ConsumerCommand::Show(of) => show::one(api, &of, json).await,
+        ConsumerCommand::Policy(PolicyCommand::Show(of)) => show::policy(api, &of, json).await,
+        ConsumerCommand::Policy(PolicyCommand::Set(args)) => change::set_policy(api, &args, json).await,
+        ConsumerCommand::Pause(of) => change::state(api, &of, "pause", wait::For::Rest, json).await,
+        ConsumerCommand::Resume(of) => change::state(api, &of, "resume", wait::For::Work, json).await,
+        ConsumerCommand::Drain(of) => change::state(api, &of, "drain", wait::For::Drained, json).await,
+        ConsumerCommand::Seek(args) => seek::run(api, &args, json).await,
+        ConsumerCommand::Delete { of, confirm } => change::delete(api, &of, &confirm, json).await,
     }
 }
 
@@ -98,25 +170,4 @@ pub(super) async fn all(api: &Api, tenant: Option<&str>) -> Result<Vec<Consumer>
         all.extend(api.get::<Vec<Consumer>>(&path(&["tenants", &tenant, "consumers"])).await?);
     }
     Ok(all)
-}
-
-fn list(consumers: &[Consumer], json: bool) -> Result<()> {
-    if json {
-        return output::json(&consumers);
-    }
-    let mut rows = Vec::new();
-    for consumer in consumers {
-        let readable = || format!("the policy of consumer `{}/{}` is not readable", consumer.tenant, consumer.name);
-        let policy: Policy = serde_json::from_value(consumer.policy.clone()).with_context(readable)?;
-        rows.push(vec![
-            consumer.tenant.clone(),
-            consumer.name.clone(),
-            policy.topics.join(","),
-            consumer.policy["ack"].as_str().unwrap_or_default().to_owned(),
-            consumer.generation.to_string(),
-            oncebox_inbox::collapses(&policy.identity).into_owned(),
-        ]);
-    }
-    output::table(&["TENANT", "CONSUMER", "TOPICS", "ACK", "GENERATION", "COLLAPSES"], &rows);
-    Ok(())
 }

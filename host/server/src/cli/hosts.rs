@@ -10,7 +10,7 @@ use super::{
     deploy::SlotArgs,
     output,
     upload::{short, spinner},
-    wire::{Consumer, Deployment, Host, HostProgress},
+    wire::{Consumer, Deployment, Host, HostFailing, HostProgress},
 };
 
 /// How often the hosts are asked for.
@@ -29,8 +29,17 @@ pub(super) async fn run(api: &Api, json: bool) -> Result<()> {
     if json {
         return output::json(&hosts);
     }
-    let cells = |host: &Host| vec![host.host_id.to_string(), host.name.clone(), output::time(host.started_at), output::time(host.seen_at)];
-    output::table(&["HOST", "NAME", "STARTED", "SEEN"], &hosts.iter().map(cells).collect::<Vec<_>>());
+    let cells = |host: &Host| {
+        let consumers: Vec<_> = host.consumers.iter().map(|(state, count)| format!("{count} {state}")).collect();
+        let (started, seen) = (output::time(host.started_at), output::time(host.seen_at));
+        vec![host.host_id.to_string(), host.name.clone(), started, seen, consumers.join(", ")]
+    };
+    output::table(&["HOST", "NAME", "STARTED", "SEEN", "CONSUMERS"], &hosts.iter().map(cells).collect::<Vec<_>>());
+    for host in &hosts {
+        for HostFailing { tenant, consumer, error } in &host.failing {
+            println!("consumer `{tenant}/{consumer}` fails on host `{}`: {}", host.name, error.as_deref().unwrap_or_default());
+        }
+    }
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use oncebox_inbox::Admin;
 use oncebox_runtime::{Runtime, RuntimeConfig};
 
 use super::Api;
-use crate::{compilations::Compilations, config::Config, uploads::Uploads};
+use crate::{brokers::Kafka, compilations::Compilations, config::Config, uploads::Uploads};
 
 /// How long a request may take: whoever waits for it is at this terminal.
 const PATIENCE: Duration = Duration::from_secs(3_600);
@@ -34,6 +34,10 @@ pub(crate) fn api(config: &Config, admin: Admin) -> Result<Api> {
         ..Limits::default()
     };
     let principal = Principal::local(std::env::var("USER").unwrap_or_else(|_| "cli".to_owned()));
-    let state = oncebox_admin::Api::new(admin, Arc::new(Uploads { components }), limits, Mode::Tokens);
+    let mut state = oncebox_admin::Api::new(admin, Arc::new(Uploads { components }), limits, Mode::Tokens);
+    // Most commands need no brokers; those that do say what is missing.
+    if let Ok(kafka) = Kafka::of(config) {
+        state = state.with_brokers(Arc::new(kafka));
+    }
     Ok(Api::Here(oncebox_admin::router(state), principal))
 }

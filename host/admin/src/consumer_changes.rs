@@ -1,0 +1,159 @@
+//! Changes of consumers that are there: their policy, their state, their end.
+
+use axum::{Json, extract::State};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use crate::{
+    Api,
+    auth::Caller,
+    consumers::{Consumer, check_tenants_policy, parse, shown},
+    error::ApiError,
+    extract::{Json as Body, Path, Query},
+};
+
+/// Another policy.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewPolicy {
+    /// The policy, whole, with the keys of a policy's file. `…` as a value of `kafka.properties` stands for the
+    /// value that is there.
+    #[schema(value_type = Object)]
+    pub policy: Map<String, Value>,
+    /// Make the change although it has consequences. Without this, such a change is only described.
+    #[serde(default)]
+    pub accept: bool,
+}
+
+/// A change of a policy, made or described.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct PolicyChange {
+    /// The keys that change.
+    pub differences: Vec<PolicyDifference>,
+    /// What follows, which somebody has to accept.
+    pub consequences: Vec<Consequence>,
+    /// Whether the policy is what was asked for.
+    pub is_made: bool,
+    /// The consumer as it is now.
+    pub consumer: Consumer,
+}
+
+/// A key of a policy that changes.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct PolicyDifference {
+    /// The key, with dots.
+    pub key: String,
+    /// Its value before; none where it was not there. Values of `kafka.properties` are not shown.
+    pub before: Option<Value>,
+    /// Its value after.
+    pub after: Option<Value>,
+}
+
+/// What follows from a change.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Consequence {
+    /// The key that it follows from.
+    pub key: String,
+    /// For people.
+    pub text: String,
+}
+
+/// There is nothing to say of it.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NothingMore {}
+
+/// Give a consumer another policy
+///
+/// What has consequences for messages is only described until it is accepted. Hosts finish what they run with the
+/// old policy and start again with the new one. `retention` stays. A token of a tenant leaves `kafka.properties` as
+/// they are, whatever it sends.
+#[utoipa::path(put, path = "/v1/tenants/{tenant}/consumers/{consumer}/policy", tag = "consumers",
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewPolicy,
+    responses((status = 200, body = PolicyChange)), extensions(("x-role" = json!("admin"))))]
+pub(crate) async fn set_policy(
+    State(api): State<Api>,
+    caller: Caller,
+    Path((tenant, consumer)): Path<(String, String)>,
+    Body(new): Body<NewPolicy>,
+) -> Result<Json<PolicyChange>, ApiError> {
+    let mut policy = parse(new.policy)?;
+    let before = caller.admin.consumer(&tenant, &consumer).await?;
+    check_tenants_policy(&caller, &tenant, &consumer, &mut policy, Some(&before)).await?;
+    api.components().check_policy(&tenant, &consumer, &policy).map_err(ApiError::invalid)?;
+    let change = caller.admin.set_policy(&tenant, &consumer, policy, new.accept).await?;
+    let difference = |d: oncebox_inbox::PolicyDifference| PolicyDifference { key: d.key, before: d.before, after: d.after };
+    let consequence = |c: oncebox_inbox::Consequence| Consequence { key: c.key.to_owned(), text: c.text };
+    Ok(Json(PolicyChange {
+        differences: change.differences.into_iter().map(difference).collect(),
+        consequences: change.consequences.into_iter().map(consequence).collect(),
+        is_made: change.is_made,
+        consumer: shown(&caller.admin, &tenant, &consumer).await?,
+    }))
+}
+
+/// Pause a consumer
+///
+/// Hosts finish the batches that they run, leave the group, and let retries rest.
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/pause", tag = "consumers",
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NothingMore,
+    responses((status = 200, body = Consumer)), extensions(("x-role" = json!("operator"))))]
+pub(crate) async fn pause(
+    caller: Caller,
+    Path((tenant, consumer)): Path<(String, String)>,
+    Body(NothingMore {}): Body<NothingMore>,
+) -> Result<Json<Consumer>, ApiError> {
+    caller.admin.pause_consumer(&tenant, &consumer).await?;
+    Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))
+}
+
+/// Let a consumer run again
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/resume", tag = "consumers",
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NothingMore,
+    responses((status = 200, body = Consumer)), extensions(("x-role" = json!("operator"))))]
+pub(crate) async fn resume(
+    caller: Caller,
+    Path((tenant, consumer)): Path<(String, String)>,
+    Body(NothingMore {}): Body<NothingMore>,
+) -> Result<Json<Consumer>, ApiError> {
+    caller.admin.resume_consumer(&tenant, &consumer).await?;
+    Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))
+}
+
+/// Drain a consumer
+///
+/// No further records are read; retries go on until nothing in its inbox is open, then it is paused.
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/drain", tag = "consumers",
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NothingMore,
+    responses((status = 200, body = Consumer)), extensions(("x-role" = json!("operator"))))]
+pub(crate) async fn drain(
+    caller: Caller,
+    Path((tenant, consumer)): Path<(String, String)>,
+    Body(NothingMore {}): Body<NothingMore>,
+) -> Result<Json<Consumer>, ApiError> {
+    caller.admin.drain_consumer(&tenant, &consumer).await?;
+    Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))
+}
+
+/// Delete a consumer
+///
+/// `confirm` is its name. Nothing is run for it from now on; hosts remove its inbox, its deployments and its group
+/// in the brokers by and by. What its messages did stays, as do the tenant's handlers and the audit log.
+#[utoipa::path(delete, path = "/v1/tenants/{tenant}/consumers/{consumer}", tag = "consumers",
+    params(("tenant" = String, Path), ("consumer" = String, Path), ("confirm" = String, Query)),
+    responses((status = 200, body = Consumer)), extensions(("x-role" = json!("admin"))))]
+pub(crate) async fn delete(
+    caller: Caller,
+    Path((tenant, consumer)): Path<(String, String)>,
+    mut query: Query,
+) -> Result<Json<Consumer>, ApiError> {
+    let confirmed = query.text("confirm")?;
+    query.end()?;
+    let row = caller.admin.consumer(&tenant, &consumer).await?;
+    if confirmed.as_deref() != Some(row.name.as_str()) {
+        return Err(ApiError::invalid("query parameter `confirm` must be the consumer's name: its inbox is deleted, for good"));
+    }
+    caller.admin.delete_consumer(&tenant, &consumer).await?;
+    Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))
+}

@@ -1,0 +1,245 @@
+//! Seeking: what it would mean, first, and then the seek.
+
+use axum::{Json, extract::State};
+use chrono::{DateTime, Utc};
+use oncebox_inbox::{
+    SeekOffset,
+    policy::{Dedup, Policy, Retention},
+};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{
+    Api,
+    auth::Caller,
+    brokers::{BrokerError, GroupPosition, SeekTo, SeekToOffset},
+    consumers::{Consumer, shown},
+    error::{ApiError, Code},
+    extract::{Json as Body, Path},
+};
+
+/// Where the group of a consumer is to go on: one of `to`, `time` and `offsets`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewSeek {
+    /// `beginning`: at the first record that the brokers still have. `end`: after the last one.
+    #[serde(default)]
+    pub to: Option<SeekEdge>,
+    /// At the first record of this time or a later one.
+    #[serde(default)]
+    pub time: Option<DateTime<Utc>>,
+    /// At these offsets; other partitions stay where they are.
+    #[serde(default)]
+    pub offsets: Option<Vec<NewOffset>>,
+    /// Carry it out. Without this, the answer is only what it would mean.
+    #[serde(default)]
+    pub accept: bool,
+}
+
+/// An end of every partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SeekEdge {
+    /// The first record.
+    Beginning,
+    /// After the last record.
+    End,
+}
+
+/// Where one partition is to go on.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewOffset {
+    /// The topic; it may be left out where the consumer reads only one.
+    #[serde(default)]
+    pub topic: Option<String>,
+    /// The partition.
+    pub partition: i32,
+    /// The offset of the record that is read next.
+    pub offset: i64,
+}
+
+/// What a seek means. Records are counted by their offsets, which may have gaps: there are at most so many.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct SeekPlan {
+    /// Every partition of the consumer's topics.
+    pub partitions: Vec<SeekPartition>,
+    /// Records that are read again. Those that the inbox knows are duplicates without effect.
+    pub read_again: i64,
+    /// Of those, records that the inbox may have forgotten, by their age: they would have their effect again.
+    pub run_again: i64,
+    /// Records that are not read any more: they never run.
+    pub skipped: i64,
+    /// Records that are older than this may be forgotten; none where the inbox forgets nothing, or, with
+    /// `dedup = "off"`, knows nothing.
+    pub horizon: Option<DateTime<Utc>>,
+    /// What follows, for people.
+    pub consequences: Vec<String>,
+    /// Whether it is being carried out.
+    pub is_accepted: bool,
+    /// The consumer as it is now.
+    pub consumer: Consumer,
+}
+
+/// A partition of a seek.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct SeekPartition {
+    /// The topic.
+    pub topic: String,
+    /// The partition.
+    pub partition: i32,
+    /// The group's offset now; none where it never committed one, and begins at the first record.
+    pub committed: Option<i64>,
+    /// The group's offset after the seek; none where it stays.
+    pub target: Option<i64>,
+    /// The first offset that the brokers still have.
+    pub low: i64,
+    /// The offset after the last record.
+    pub high: i64,
+    /// Records that are read again, at most.
+    pub read_again: i64,
+    /// Of those, records that would have their effect again, at most.
+    pub run_again: i64,
+    /// Records that never run, at most.
+    pub skipped: i64,
+}
+
+/// Seek: let the group of a consumer go on elsewhere
+///
+/// Without `accept` the answer is what that would mean, and nothing changes. With it, hosts stop the consumer,
+/// one of them sets the offsets once the group is empty, and the consumer goes on as before.
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/seek", tag = "consumers",
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewSeek,
+    responses((status = 200, body = SeekPlan)), extensions(("x-role" = json!("operator"))))]
+pub(crate) async fn seek(
+    State(api): State<Api>,
+    caller: Caller,
+    Path((tenant, consumer)): Path<(String, String)>,
+    Body(new): Body<NewSeek>,
+) -> Result<Json<SeekPlan>, ApiError> {
+    let accept = new.accept;
+    let to = wanted(new)?;
+    let row = caller.admin.consumer(&tenant, &consumer).await?;
+    let policy = row.policy()?;
+    let horizon = horizon(&policy);
+    let brokers = api.brokers().ok_or_else(|| {
+        ApiError::new(Code::Unavailable, "this process knows no brokers; set `kafka.brokers` (ONCEBOX_KAFKA_BROKERS), or ask a server")
+    })?;
+    let found = brokers.positions(&tenant, &consumer, &policy, to, horizon).await.map_err(|error| match error {
+        BrokerError::Invalid(text) => ApiError::invalid(text),
+        BrokerError::Unavailable(text) => ApiError::new(Code::Unavailable, text),
+    })?;
+    let partitions: Vec<_> = found.into_iter().map(|position| partition(position, &policy)).collect();
+    let sum = |count: fn(&SeekPartition) -> i64| partitions.iter().map(count).sum::<i64>();
+    let (read_again, run_again, skipped) = (sum(|p| p.read_again), sum(|p| p.run_again), sum(|p| p.skipped));
+    if accept {
+        let offsets: Vec<_> = partitions
+            .iter()
+            .filter_map(|p| Some(SeekOffset { topic: p.topic.clone(), partition: p.partition, offset: p.target? }))
+            .collect();
+        let details = serde_json::json!({ "read_again": read_again, "run_again": run_again, "skipped": skipped });
+        caller.admin.begin_seek(&tenant, &consumer, offsets, details).await?;
+    }
+    let consequences = consequences(&policy, horizon, read_again, run_again, skipped);
+    let consumer = shown(&caller.admin, &tenant, &consumer).await?;
+    Ok(Json(SeekPlan { partitions, read_again, run_again, skipped, horizon, consequences, is_accepted: accept, consumer }))
+}
+
+/// Take a seek back that is not done yet
+#[utoipa::path(delete, path = "/v1/tenants/{tenant}/consumers/{consumer}/seek", tag = "consumers",
+    params(("tenant" = String, Path), ("consumer" = String, Path)), responses((status = 200, body = Consumer)),
+    extensions(("x-role" = json!("operator"))))]
+pub(crate) async fn cancel(caller: Caller, Path((tenant, consumer)): Path<(String, String)>) -> Result<Json<Consumer>, ApiError> {
+    caller.admin.cancel_seek(&tenant, &consumer).await?;
+    Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))
+}
+
+fn wanted(new: NewSeek) -> Result<SeekTo, ApiError> {
+    let offset = |NewOffset { topic, partition, offset }| SeekToOffset { topic, partition, offset };
+    match (new.to, new.time, new.offsets) {
+        (Some(SeekEdge::Beginning), None, None) => Ok(SeekTo::Beginning),
+        (Some(SeekEdge::End), None, None) => Ok(SeekTo::End),
+        (None, Some(time), None) => Ok(SeekTo::Time(time)),
+        (None, None, Some(offsets)) if offsets.is_empty() => Err(ApiError::invalid("`offsets` names no partition")),
+        (None, None, Some(offsets)) => Ok(SeekTo::Offsets(offsets.into_iter().map(offset).collect())),
+        _ => Err(ApiError::invalid("a seek needs exactly one of `to`, `time` and `offsets`")),
+    }
+}
+
+/// What is older may be forgotten by the inbox.
+fn horizon(policy: &Policy) -> Option<DateTime<Utc>> {
+    let days = match policy.retention {
+        Retention::SevenDays => 7,
+        Retention::ThirtyDays => 30,
+        Retention::OneYear => 366,
+        Retention::Permanent => return None,
+    };
+    (policy.dedup == Dedup::Inbox).then(|| Utc::now() - chrono::Duration::days(days))
+}
+
+fn partition(position: GroupPosition, policy: &Policy) -> SeekPartition {
+    let GroupPosition { topic, partition, committed, target, low, high, horizon } = position;
+    // Where a group has no offset it begins at the first record.
+    let now = committed.unwrap_or(low).clamp(low, high.max(low));
+    let to = target.unwrap_or(now);
+    let read_again = (now - to).max(0);
+    let run_again = match policy.dedup {
+        Dedup::Off => read_again,
+        Dedup::Inbox => horizon.map_or(0, |horizon| (horizon.min(now) - to).max(0)),
+    };
+    SeekPartition { topic, partition, committed, target, low, high, read_again, run_again, skipped: (to - now).max(0) }
+}
+
+fn consequences(policy: &Policy, horizon: Option<DateTime<Utc>>, read_again: i64, run_again: i64, skipped: i64) -> Vec<String> {
+    let mut all = Vec::new();
+    if read_again > 0 && policy.dedup == Dedup::Inbox {
+        let duplicates = read_again - run_again;
+        all.push(format!(
+            "{read_again} records are read again; up to {duplicates} of them are in the inbox if they were read before, and have no second effect"
+        ));
+    }
+    if run_again > 0 {
+        all.push(match horizon {
+            Some(horizon) => format!(
+                "{run_again} records are older than the inbox remembers (before {}): they WOULD RUN AGAIN, with their effect",
+                horizon.format("%F %T UTC")
+            ),
+            None => format!("{run_again} records WOULD RUN AGAIN, with their effect: `dedup` is off"),
+        });
+    }
+    if skipped > 0 {
+        all.push(format!("{skipped} records are skipped: they NEVER RUN, unless the consumer is sought back"));
+    }
+    if read_again == 0 && skipped == 0 {
+        all.push("nothing: the group goes on where it stands".to_owned());
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(policy: &str, (committed, target, horizon): (Option<i64>, Option<i64>, Option<i64>), counts: (i64, i64, i64)) {
+        let policy = Policy::parse(&format!("topics = ['t']\nack = 'after_commit'\n{policy}")).expect("a policy");
+        let position = GroupPosition { topic: "t".to_owned(), partition: 0, committed, target, low: 10, high: 100, horizon };
+        let found = partition(position, &policy);
+        assert_eq!((found.read_again, found.run_again, found.skipped), counts);
+    }
+
+    #[test]
+    fn what_a_seek_means_is_counted() {
+        check("", (Some(60), Some(60), Some(10)), (0, 0, 0));
+        check("", (Some(60), None, Some(10)), (0, 0, 0));
+        check("", (Some(60), Some(20), Some(10)), (40, 0, 0));
+        check("", (Some(60), Some(20), Some(30)), (40, 10, 0));
+        check("", (Some(60), Some(20), Some(100)), (40, 40, 0));
+        check("", (Some(60), Some(100), Some(100)), (0, 0, 40));
+        check("", (None, Some(50), Some(10)), (0, 0, 40));
+        check("", (None, Some(10), Some(10)), (0, 0, 0));
+        check("", (Some(3), Some(10), Some(100)), (0, 0, 0));
+        check("retention = 'permanent'", (Some(60), Some(20), None), (40, 0, 0));
+        check("dedup = 'off'", (Some(60), Some(20), None), (40, 40, 0));
+    }
+}

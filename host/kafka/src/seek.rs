@@ -1,0 +1,287 @@
+//! Where a group stands, setting it elsewhere, and its end: each with a client that lives for that alone and
+//! is no member of the group.
+
+use std::time::Duration;
+
+use rdkafka::{
+    ClientConfig, Offset, TopicPartitionList,
+    admin::{AdminClient, AdminOptions},
+    client::DefaultClientContext,
+    config::RDKafkaLogLevel,
+    consumer::{BaseConsumer, CommitMode, Consumer as _},
+    error::KafkaError,
+    types::RDKafkaErrorCode,
+};
+
+use crate::{config::ConsumerConfig, error::ConsumerError};
+
+/// One question to the brokers.
+const ASK: Duration = Duration::from_secs(5);
+/// How long a commit without an answer is waited for.
+const SESSION_MS: &str = "10000";
+
+/// Where a group is to go on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SeekTo {
+    /// At the first record that the brokers still have.
+    Beginning,
+    /// After the last record.
+    End,
+    /// At the first record with this timestamp or a later one, milliseconds since 1970.
+    Time(i64),
+    /// At these offsets, each of a partition; without a topic, of the only one. Other partitions stay.
+    Offsets(Vec<(Option<String>, i32, i64)>),
+}
+
+/// A partition of a group's topics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupPosition {
+    /// The topic.
+    pub topic: String,
+    /// The partition.
+    pub partition: i32,
+    /// The offset that the group goes on at; none where it never committed one.
+    pub committed: Option<i64>,
+    /// The offset that is asked for; none where nothing is.
+    pub target: Option<i64>,
+    /// The first offset that still exists.
+    pub low: i64,
+    /// The offset after the last record.
+    pub high: i64,
+    /// The first offset of a record that is not older than the horizon that was asked for.
+    pub horizon: Option<i64>,
+}
+
+/// Why a group was not looked at or not changed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum SeekError {
+    /// What was asked for cannot be.
+    #[error("{0}")]
+    Invalid(String),
+    /// The brokers let nobody move or delete a group's offsets while it has members.
+    #[error("the group `{0}` still has a member; a process that was killed is one until its session times out")]
+    HasMembers(String),
+    /// A property is refused.
+    #[error(transparent)]
+    Client(#[from] ConsumerError),
+    /// Brokers do not answer, or not as they should.
+    #[error("{what}: {error}")]
+    Broker {
+        /// What was tried.
+        what: &'static str,
+        /// What became of it.
+        error: String,
+    },
+}
+
+impl SeekError {
+    fn broker(what: &'static str) -> impl Fn(KafkaError) -> Self {
+        move |error| Self::Broker { what, error: error.to_string() }
+    }
+}
+
+/// Where the group of a consumer stands in each partition of its topics, and where it would go on. With a
+/// horizon, milliseconds since 1970, also where records begin that are not older.
+pub async fn positions(config: ConsumerConfig, to: SeekTo, horizon_ms: Option<i64>) -> Result<Vec<GroupPosition>, SeekError> {
+    blocking(move || Asking::new(&config)?.positions(&config, &to, horizon_ms)).await
+}
+
+/// Set offsets of a consumer's group, which must have no members, and look whether they are set.
+pub async fn set_offsets(config: ConsumerConfig, offsets: Vec<(String, i32, i64)>) -> Result<(), SeekError> {
+    blocking(move || Asking::new(&config)?.set(&config, &offsets)).await
+}
+
+/// Delete a consumer's group with its offsets. False: there was none.
+pub async fn delete_group(config: &ConsumerConfig) -> Result<bool, SeekError> {
+    config.check()?;
+    let mut client = ClientConfig::new();
+    client.set_log_level(RDKafkaLogLevel::Emerg);
+    for (name, value) in config.host_properties.iter().chain(&config.kafka.properties) {
+        client.set(name, value);
+    }
+    let failed = |error| ConsumerError::from_creation(error, &config.secrets());
+    let admin: AdminClient<DefaultClientContext> = client.create().map_err(failed)?;
+    let group = config.group();
+    let options = AdminOptions::new().request_timeout(Some(ASK)).operation_timeout(Some(ASK));
+    let results = admin.delete_groups(&[&group], &options).await.map_err(SeekError::broker("failed to delete the group"))?;
+    match results.into_iter().next() {
+        None | Some(Ok(_)) => Ok(true),
+        Some(Err((_, RDKafkaErrorCode::GroupIdNotFound))) => Ok(false),
+        Some(Err((group, RDKafkaErrorCode::NonEmptyGroup))) => Err(SeekError::HasMembers(group)),
+        Some(Err((_, code))) => Err(SeekError::Broker { what: "failed to delete the group", error: code.to_string() }),
+    }
+}
+
+async fn blocking<T: Send + 'static>(ask: impl FnOnce() -> Result<T, SeekError> + Send + 'static) -> Result<T, SeekError> {
+    let asked = tokio::task::spawn_blocking(ask).await;
+    asked.map_err(|error| SeekError::Broker { what: "the client's task did not end", error: error.to_string() })?
+}
+
+/// A client with the group's name that never joins it.
+struct Asking(BaseConsumer);
+
+impl Asking {
+    fn new(config: &ConsumerConfig) -> Result<Self, SeekError> {
+        let mut client = config.client_config()?;
+        client.set_log_level(RDKafkaLogLevel::Emerg);
+        client.set("enable.auto.commit", "false").set("session.timeout.ms", SESSION_MS).set("heartbeat.interval.ms", "3000");
+        // It would speak for the member of that name.
+        client.remove("group.instance.id");
+        Ok(Self(client.create().map_err(|error| ConsumerError::from_creation(error, &config.secrets()))?))
+    }
+
+    fn positions(&self, config: &ConsumerConfig, to: &SeekTo, horizon_ms: Option<i64>) -> Result<Vec<GroupPosition>, SeekError> {
+        let mut found = Vec::new();
+        for (topic, partition) in self.partitions(config, to)? {
+            let (low, high) = self.0.fetch_watermarks(&topic, partition, ASK).map_err(SeekError::broker("failed to ask for watermarks"))?;
+            found.push(GroupPosition { topic, partition, committed: None, target: None, low, high, horizon: None });
+        }
+        self.fill_committed(&mut found)?;
+        self.fill_targets(config, to, &mut found)?;
+        if let Some(horizon_ms) = horizon_ms {
+            let offsets = self.at_time(&found, horizon_ms)?;
+            for (position, offset) in found.iter_mut().zip(offsets) {
+                position.horizon = Some(offset);
+            }
+        }
+        Ok(found)
+    }
+
+    /// The partitions that the answer is about.
+    fn partitions(&self, config: &ConsumerConfig, to: &SeekTo) -> Result<Vec<(String, i32)>, SeekError> {
+        let mut topics = config.topics.clone();
+        if let Some(pattern) = topics.iter().find(|topic| topic.starts_with('^')) {
+            let SeekTo::Offsets(offsets) = to else {
+                return Err(SeekError::Invalid(format!("`{pattern}` stands for any number of topics; name an offset for each partition")));
+            };
+            topics = offsets.iter().filter_map(|(topic, ..)| topic.clone()).collect();
+            topics.sort();
+            topics.dedup();
+        }
+        let mut found = Vec::new();
+        for topic in topics {
+            let metadata =
+                self.0.fetch_metadata(Some(&topic), ASK).map_err(SeekError::broker("failed to ask for the topic's partitions"))?;
+            let known = metadata.topics().iter().find(|known| known.name() == topic && known.error().is_none());
+            let known = known.ok_or_else(|| SeekError::Invalid(format!("the brokers know no topic `{topic}`")))?;
+            let mut partitions: Vec<_> = known.partitions().iter().map(|partition| partition.id()).collect();
+            partitions.sort_unstable();
+            found.extend(partitions.into_iter().map(|partition| (topic.clone(), partition)));
+        }
+        Ok(found)
+    }
+
+    fn fill_committed(&self, positions: &mut [GroupPosition]) -> Result<(), SeekError> {
+        let committed =
+            self.0.committed_offsets(list(positions), ASK).map_err(SeekError::broker("failed to ask for the group's offsets"))?;
+        for position in positions {
+            if let Some(Offset::Offset(offset)) = committed.find_partition(&position.topic, position.partition).map(|e| e.offset()) {
+                position.committed = Some(offset);
+            }
+        }
+        Ok(())
+    }
+
+    fn fill_targets(&self, config: &ConsumerConfig, to: &SeekTo, positions: &mut [GroupPosition]) -> Result<(), SeekError> {
+        match to {
+            SeekTo::Beginning => positions.iter_mut().for_each(|position| position.target = Some(position.low)),
+            SeekTo::End => positions.iter_mut().for_each(|position| position.target = Some(position.high)),
+            SeekTo::Time(at) => {
+                let offsets = self.at_time(positions, *at)?;
+                for (position, offset) in positions.iter_mut().zip(offsets) {
+                    position.target = Some(offset);
+                }
+            }
+            SeekTo::Offsets(offsets) => {
+                for (topic, partition, offset) in offsets {
+                    let topic = only_topic(config, topic.as_deref())?;
+                    let position = positions.iter_mut().find(|position| position.topic == topic && position.partition == *partition);
+                    let position =
+                        position.ok_or_else(|| SeekError::Invalid(format!("the consumer reads no partition `{topic}:{partition}`")))?;
+                    check_range(position, *offset)?;
+                    if position.target.replace(*offset).is_some_and(|other| other != *offset) {
+                        return Err(SeekError::Invalid(format!("`{topic}:{partition}` has two offsets")));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// By partition, the first offset of a record that is as old as that or younger; the end, where there is none.
+    fn at_time(&self, positions: &[GroupPosition], at_ms: i64) -> Result<Vec<i64>, SeekError> {
+        let mut times = TopicPartitionList::new();
+        for position in positions {
+            times
+                .add_partition_offset(&position.topic, position.partition, Offset::Offset(at_ms.max(0)))
+                .map_err(SeekError::broker("failed to ask for a time"))?;
+        }
+        let found = self.0.offsets_for_times(times, ASK).map_err(SeekError::broker("failed to ask for the offsets of a time"))?;
+        let offset = |position: &GroupPosition| {
+            let element = found.find_partition(&position.topic, position.partition);
+            match element.as_ref().map(|element| (element.error(), element.offset())) {
+                Some((Ok(()), Offset::Offset(offset))) => Ok(offset.clamp(position.low, position.high)),
+                Some((Ok(()), _)) => Ok(position.high),
+                Some((Err(error), _)) => Err(SeekError::broker("failed to ask for the offset of a time")(error)),
+                None => Ok(position.high),
+            }
+        };
+        positions.iter().map(offset).collect()
+    }
+
+    fn set(&self, config: &ConsumerConfig, offsets: &[(String, i32, i64)]) -> Result<(), SeekError> {
+        let mut wanted = TopicPartitionList::new();
+        for (topic, partition, offset) in offsets {
+            let added = wanted.add_partition_offset(topic, *partition, Offset::Offset(*offset));
+            added.map_err(SeekError::broker("failed to name an offset"))?;
+        }
+        if offsets.is_empty() {
+            return Ok(());
+        }
+        // Without a membership the brokers take it only while the group is empty.
+        self.0.commit(&wanted, CommitMode::Sync).map_err(|error| match error.rdkafka_error_code() {
+            Some(
+                RDKafkaErrorCode::UnknownMemberId
+                | RDKafkaErrorCode::IllegalGeneration
+                | RDKafkaErrorCode::RebalanceInProgress
+                | RDKafkaErrorCode::FencedInstanceId,
+            ) => SeekError::HasMembers(config.group()),
+            _ => SeekError::broker("failed to set the group's offsets")(error),
+        })?;
+        let found = self.0.committed_offsets(wanted.clone(), ASK).map_err(SeekError::broker("failed to look at the group's offsets"))?;
+        let differs = |element: &rdkafka::topic_partition_list::TopicPartitionListElem<'_>| {
+            found.find_partition(element.topic(), element.partition()).is_none_or(|now| now.offset() != element.offset())
+        };
+        match wanted.elements().iter().find(|element| differs(element)) {
+            Some(element) => Err(SeekError::Broker {
+                what: "the group's offsets are not what was set",
+                error: format!("`{}:{}`", element.topic(), element.partition()),
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+fn list(positions: &[GroupPosition]) -> TopicPartitionList {
+    let mut list = TopicPartitionList::new();
+    for position in positions {
+        list.add_partition(&position.topic, position.partition);
+    }
+    list
+}
+
+fn only_topic<'a>(config: &'a ConsumerConfig, topic: Option<&'a str>) -> Result<&'a str, SeekError> {
+    match (topic, config.topics.as_slice()) {
+        (Some(topic), _) => Ok(topic),
+        (None, [topic]) => Ok(topic),
+        (None, _) => Err(SeekError::Invalid("the consumer reads more than one topic; name it, as in `topic:0=500`".to_owned())),
+    }
+}
+
+fn check_range(position: &GroupPosition, offset: i64) -> Result<(), SeekError> {
+    let GroupPosition { topic, partition, low, high, .. } = position;
+    if (*low..=*high).contains(&offset) {
+        return Ok(());
+    }
+    Err(SeekError::Invalid(format!("offset {offset} of `{topic}:{partition}` is not there; the brokers have {low} to {high}")))
+}

@@ -1,0 +1,88 @@
+//! How this process reaches the brokers: for consumers, and for those who ask where a group stands.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+use chrono::{DateTime, Utc};
+use oncebox_admin::{Asking, BrokerError, Brokers, GroupPosition, SeekTo};
+use oncebox_inbox::policy::Policy;
+use oncebox_kafka::{ConsumerConfig, SeekError, Timing, positions};
+
+use crate::config::Config;
+
+/// Properties of the host's configuration that every client starts from.
+#[derive(Clone)]
+pub(crate) struct Kafka {
+    properties: BTreeMap<String, String>,
+}
+
+impl Kafka {
+    /// As the configuration says; brokers must be named.
+    pub(crate) fn of(config: &Config) -> Result<Self> {
+        let mut properties = config.kafka.properties.clone();
+        if !config.kafka.brokers.is_empty() {
+            properties.insert("bootstrap.servers".to_owned(), config.kafka.brokers.clone());
+        }
+        if !properties.contains_key("bootstrap.servers") {
+            bail!("no brokers are configured; set `kafka.brokers` or ONCEBOX_KAFKA_BROKERS");
+        }
+        Ok(Self { properties })
+    }
+
+    /// The host's own properties.
+    pub(crate) fn properties(&self) -> &BTreeMap<String, String> {
+        &self.properties
+    }
+
+    /// What a consumer's client is made from.
+    pub(crate) fn config(&self, tenant: &str, consumer: &str, policy: &Policy) -> ConsumerConfig {
+        ConsumerConfig {
+            tenant: tenant.to_owned(),
+            consumer: consumer.to_owned(),
+            topics: policy.topics.clone(),
+            kafka: policy.reading(),
+            host_properties: self.properties.clone(),
+            timing: Timing::default(),
+        }
+    }
+}
+
+impl Brokers for Kafka {
+    fn positions<'a>(
+        &'a self,
+        tenant: &'a str,
+        consumer: &'a str,
+        policy: &'a Policy,
+        to: SeekTo,
+        horizon: Option<DateTime<Utc>>,
+    ) -> Asking<'a> {
+        let config = self.config(tenant, consumer, policy);
+        Box::pin(async move {
+            let found = positions(config, wanted(to), horizon.map(|at| at.timestamp_millis())).await;
+            found.map(|found| found.into_iter().map(shown).collect()).map_err(refused)
+        })
+    }
+}
+
+fn wanted(to: SeekTo) -> oncebox_kafka::SeekTo {
+    match to {
+        SeekTo::Beginning => oncebox_kafka::SeekTo::Beginning,
+        SeekTo::End => oncebox_kafka::SeekTo::End,
+        SeekTo::Time(at) => oncebox_kafka::SeekTo::Time(at.timestamp_millis()),
+        SeekTo::Offsets(offsets) => {
+            oncebox_kafka::SeekTo::Offsets(offsets.into_iter().map(|to| (to.topic, to.partition, to.offset)).collect())
+        }
+    }
+}
+
+fn shown(position: oncebox_kafka::GroupPosition) -> GroupPosition {
+    let oncebox_kafka::GroupPosition { topic, partition, committed, target, low, high, horizon } = position;
+    GroupPosition { topic, partition, committed, target, low, high, horizon }
+}
+
+fn refused(error: SeekError) -> BrokerError {
+    match error {
+        SeekError::Invalid(text) => BrokerError::Invalid(text),
+        other => BrokerError::Unavailable(other.to_string()),
+    }
+}

@@ -1,0 +1,84 @@
+//! What was asked of a consumer and needs more than stopping it: the end of a drain, a seek, a removal. Any host
+//! carries it out; whoever dies on the way leaves the rest to another.
+
+use anyhow::{Context, Result};
+use oncebox_inbox::{LastOfConsumer, RemovalTurn, SeekInHand, SeekTurn, Standing, hooks};
+use oncebox_kafka::{SeekError, delete_group, set_offsets};
+use serde_json::{Value, json};
+
+use crate::supervisor::Supervisor;
+
+/// Attempts to delete a group that still has members, one a second: longer than sessions usually last.
+const GROUP_ATTEMPTS: u32 = 60;
+/// Batches of rows that go before others have their turn.
+const BATCHES: usize = 20;
+
+/// Do what there is to do now. The answer is what it waits for.
+pub(crate) async fn carry_out(host: &Supervisor, standing: &Standing) -> Result<Option<String>> {
+    let _permit = host.changes.acquire().await.context("the host ends")?;
+    match standing.state.as_str() {
+        "deleting" => remove(host, standing).await,
+        "draining" => host.admin.finish_drain(standing).await.map(|_| None).map_err(Into::into),
+        _ if standing.is_sought => seek(host, standing).await,
+        _ => Ok(None),
+    }
+}
+
+async fn seek(host: &Supervisor, standing: &Standing) -> Result<Option<String>> {
+    let hand = match host.admin.seek_turn(standing.consumer_id).await? {
+        SeekTurn::None => return Ok(None),
+        SeekTurn::Waits(hosts) => return Ok(Some(format!("the seek waits until it is stopped on {}", hosts.join(", ")))),
+        SeekTurn::Ours(hand) => hand,
+    };
+    hooks::point("consumer:seek:before");
+    let SeekInHand { consumer, offsets, .. } = &hand;
+    let config = host.kafka.config(&consumer.tenant, &consumer.name, &consumer.policy()?);
+    let offsets = offsets.iter().map(|to| (to.topic.clone(), to.partition, to.offset)).collect();
+    if let Err(error) = set_offsets(config, offsets).await {
+        return Ok(Some(format!("the seek is tried again: {error}")));
+    }
+    hooks::point("consumer:seek:committed");
+    tracing::info!(tenant = consumer.tenant, consumer = consumer.name, "the offsets of a consumer's group were set");
+    hand.done().await?;
+    Ok(None)
+}
+
+async fn remove(host: &Supervisor, standing: &Standing) -> Result<Option<String>> {
+    for _ in 0..BATCHES {
+        match host.admin.removal_turn(standing).await? {
+            RemovalTurn::None => return Ok(None),
+            RemovalTurn::Waits(hosts) => return Ok(Some(format!("the end waits until it is stopped on {}", hosts.join(", ")))),
+            RemovalTurn::Removed(_) => {}
+            RemovalTurn::Last(last) => return end(host, last).await,
+        }
+    }
+    Ok(Some("the rows of its inbox are being deleted".to_owned()))
+}
+
+async fn end(host: &Supervisor, last: LastOfConsumer) -> Result<Option<String>> {
+    let (group, is_member_left) = remove_group(host, &last).await;
+    if is_member_left && host.group_attempt(last.consumer.consumer_id) < GROUP_ATTEMPTS {
+        return Ok(Some(format!("the end waits for the kafka group: {}", group["error"].as_str().unwrap_or_default())));
+    }
+    let (tenant, name) = (last.consumer.tenant.clone(), last.consumer.name.clone());
+    last.remove(json!({ "kafka_group": group })).await?;
+    tracing::info!(tenant, consumer = name, %group, "a consumer was deleted");
+    Ok(None)
+}
+
+/// What became of the group, and whether it has members that may be gone soon.
+async fn remove_group(host: &Supervisor, last: &LastOfConsumer) -> (Value, bool) {
+    let consumer = &last.consumer;
+    let policy = match consumer.policy() {
+        Ok(policy) => policy,
+        Err(error) => return (json!({ "deleted": false, "error": error.to_string() }), false),
+    };
+    let group = policy.group(&consumer.tenant, &consumer.name);
+    match delete_group(&host.kafka.config(&consumer.tenant, &consumer.name, &policy)).await {
+        Ok(was_there) => (json!({ "name": group, "deleted": was_there }), false),
+        Err(error) => {
+            let text = error.to_string();
+            (json!({ "name": group, "deleted": false, "error": text }), matches!(error, SeekError::HasMembers(_)))
+        }
+    }
+}
