@@ -149,8 +149,13 @@ pub(crate) struct ReplyQueue {
 
 impl ReplyQueue {
     pub(crate) fn new(client: &Client) -> Self {
+        Self::of(client.consumer.client().native_ptr())
+    }
+
+    /// A queue of a client that is alive, and stays so for as long as the queue.
+    pub(crate) fn of(client: *mut rd::rd_kafka_t) -> Self {
         // SAFETY: the client is alive; the queue is destroyed exactly once, on drop.
-        Self { ptr: unsafe { rd::rd_kafka_queue_new(client.consumer.client().native_ptr()) } }
+        Self { ptr: unsafe { rd::rd_kafka_queue_new(client) } }
     }
 
     pub(crate) fn wait(&self, within: Duration) -> Option<ReplyEvent> {

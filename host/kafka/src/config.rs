@@ -95,6 +95,25 @@ const FIXED: &[(&str, &str)] = &[
     ("enable.partition.eof", "false"),
 ];
 
+/// Properties that say how a member of a group reads, and nothing of how brokers are reached. What is not
+/// known here is taken for something that matters.
+const OF_READING: &[&str] = &[
+    "group.instance.id",
+    "session.timeout.ms",
+    "heartbeat.interval.ms",
+    "max.poll.interval.ms",
+    "partition.assignment.strategy",
+    "auto.commit.interval.ms",
+    "isolation.level",
+    "check.crcs",
+    "allow.auto.create.topics",
+    "client.id",
+    "client.rack",
+    "statistics.interval.ms",
+    "max.partition.fetch.bytes",
+];
+const OF_READING_BEGINNINGS: &[&str] = &["fetch.", "queued.", "coordinator.", "consume."];
+
 const OFFSETS: &str = "the host alone decides which offsets are stored; remove it";
 const REFUSED: &[(&str, &str)] = &[
     ("enable.auto.commit", OFFSETS),
@@ -165,6 +184,19 @@ impl ConsumerConfig {
         }
         let reason = "it is shorter than a partition's time to finish what it runs; raise it";
         Err(ConsumerError::RefusedProperty { name: name.to_owned(), reason })
+    }
+
+    /// Whether a name of a topic is a regular expression.
+    pub fn has_patterns(&self) -> bool {
+        self.topics.iter().any(|topic| topic.starts_with('^'))
+    }
+
+    /// What it connects with. Consumers for which this is the same see the same brokers with the same rights.
+    pub(crate) fn connection_properties(&self) -> BTreeMap<String, String> {
+        let all = self.host_properties.iter().chain(&self.kafka.properties);
+        let of_reading =
+            |name: &str| OF_READING.contains(&name) || OF_READING_BEGINNINGS.iter().any(|beginning| name.starts_with(beginning));
+        all.filter(|(name, _)| !of_reading(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
     fn property(&self, name: &str) -> Option<&String> {

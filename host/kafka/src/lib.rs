@@ -26,6 +26,7 @@ mod seek;
 mod sink;
 mod status;
 mod topic_id;
+mod watcher;
 mod worker;
 
 #[cfg(test)]
@@ -38,3 +39,4 @@ pub use handle::{ConsumerHandle, Drained};
 pub use seek::{GroupPosition, SeekError, SeekTo, delete_group, positions, set_offsets};
 pub use sink::{Inbox, PartitionInbox, SinkError};
 pub use status::{ConsumerState, ConsumerStatus, PartitionStatus};
+pub use watcher::{Sight, Watched, Watchers};

@@ -3,3 +3,4 @@
 mod flow;
 mod group;
 pub(crate) mod support;
+mod watcher;

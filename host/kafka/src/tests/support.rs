@@ -67,6 +67,30 @@ impl Cluster {
         self.producer.flush(Duration::from_secs(10)).unwrap();
     }
 
+    /// Requests of a kind that come in a while.
+    pub(crate) async fn requests(&self, api_key: i16, within: Duration) -> usize {
+        let mock = self.mock();
+        // SAFETY: the cluster lives as long as the producer; the requests are a copy, destroyed once.
+        unsafe { rd::rd_kafka_mock_start_request_tracking(mock as *mut _) };
+        tokio::time::sleep(within).await;
+        unsafe {
+            let mock = self.mock() as *mut rd::rd_kafka_mock_cluster_t;
+            let mut count = 0;
+            let requests = rd::rd_kafka_mock_get_requests(mock, &raw mut count);
+            let all = if requests.is_null() { &[][..] } else { std::slice::from_raw_parts(requests, count) };
+            let found = all.iter().filter(|request| rd::rd_kafka_mock_request_api_key(**request) == api_key).count();
+            rd::rd_kafka_mock_request_destroy_array(requests, count);
+            rd::rd_kafka_mock_stop_request_tracking(mock);
+            found
+        }
+    }
+
+    /// As a number, which may be held over a wait.
+    fn mock(&self) -> usize {
+        // SAFETY: the producer is alive and has a mock cluster.
+        unsafe { rd::rd_kafka_handle_mock_cluster(self.producer.client().native_ptr()) as usize }
+    }
+
     /// The group's committed offset of a partition.
     pub(crate) fn committed(&self, group: &str, topic: &str, partition: i32) -> Option<i64> {
         let reader: BaseConsumer = ClientConfig::new().set("bootstrap.servers", &self.address).set("group.id", group).create().unwrap();
