@@ -36,7 +36,7 @@ use crate::postgres::TestDatabase;
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
 /// What the template database is made from.
-pub(crate) const SOURCE: &str = concat!(
+pub const SOURCE: &str = concat!(
     include_str!("../../migrations/0001_inbox.sql"),
     include_str!("../../migrations/0002_claim_plans.sql"),
     include_str!("../../migrations/0003_deployments.sql"),
@@ -278,7 +278,8 @@ const ODD: &str = "WITH e AS (SELECT message_id, count(*) AS n FROM {schema}.eff
     SELECT message_id, status, coalesce(n, 0) FROM i FULL JOIN e USING (message_id) \
     WHERE coalesce(n, 0) <> (status IS NOT DISTINCT FROM 'completed')::int";
 
-pub(crate) async fn prepare(options: &PgConnectOptions) -> Result<()> {
+/// Bring a database to the state that tests begin with.
+pub async fn prepare(options: &PgConnectOptions) -> Result<()> {
     let open = schema::migrate(options).await?;
     anyhow::ensure!(open.is_empty(), "a superuser may close everything: {open:?}");
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;

@@ -138,6 +138,11 @@ impl Completion {
         });
     }
 
+    /// The delays after which rows that it makes are due.
+    pub(crate) fn delays(&self) -> impl Iterator<Item = Duration> {
+        self.rows.iter().filter_map(|row| row.delay)
+    }
+
     /// A run that failed: the claim row becomes the failure record, in the same transaction.
     pub fn failed(&mut self, ran: Ran<'_>, failure: &Failure, policy: &Policy) -> Disposition {
         let disposition = disposition(failure, ran.attempt, policy);

@@ -10,7 +10,8 @@ use tokio::sync::{Notify, watch};
 
 use crate::{
     claim::{Claimant, Claimed},
-    complete::Disposition,
+    complete::{Completion, Disposition},
+    due::Due,
     handler::{Failure, Handler, Handlers},
     message::Message,
     pace::Pace,
@@ -34,6 +35,8 @@ pub struct ConsumerInbox {
     pub owner: String,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) pace: Pace,
+    /// Tells retry workers that there is something to do.
+    pub(crate) due: Arc<Due>,
     /// Messages that wait for a candidate to be tried on them.
     pub(crate) shadows: Queue,
     handlers: watch::Sender<Arc<dyn Handlers>>,
@@ -45,6 +48,9 @@ pub struct ConsumerInbox {
 
 /// How long a transaction that was refused as stale waits for newer handlers.
 const NEWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Room for a commit to end.
+const COMMIT: Duration = Duration::from_millis(20);
 
 /// Event types of a consumer with metrics of their own; further ones share `other`.
 const EVENT_TYPES_MAX: usize = 100;
@@ -70,6 +76,7 @@ impl ConsumerInbox {
             owner,
             sessions,
             pace,
+            due: Arc::default(),
             shadows,
             handlers: watch::Sender::new(handlers),
             stale: OnceLock::new(),
@@ -106,6 +113,12 @@ impl ConsumerInbox {
         let mut handlers = self.handlers.subscribe();
         let newer = handlers.wait_for(|handlers| handlers.generation() > generation);
         matches!(tokio::time::timeout(NEWER_TIMEOUT, newer).await, Ok(Ok(_)))
+    }
+
+    /// Call the retry workers when what a transaction is about to make due is due. One that does not commit
+    /// calls them in vain; one that takes long to commit is found by the next look.
+    pub(crate) fn due_after(&self, completion: &Completion) {
+        completion.delays().for_each(|delay| self.due.after(delay + COMMIT));
     }
 
     /// Wall clock for one call of a handler.

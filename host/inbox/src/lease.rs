@@ -1,6 +1,8 @@
 //! Leases: the attempt is counted and committed before it runs, so that a message that kills the
 //! process is counted too.
 
+use std::time::Duration;
+
 use sqlx::{Row, postgres::PgRow};
 
 use crate::{
@@ -70,7 +72,7 @@ impl ConsumerInbox {
     }
 
     /// Give a lease back unused; the attempt did not happen.
-    pub(crate) async fn release(&self, leased: &Leased, delay_ms: i64) -> Result<bool, InboxError> {
+    pub(crate) async fn release(&self, leased: &Leased, delay: Duration) -> Result<bool, InboxError> {
         const RELEASE: &str = "SELECT * FROM oncebox_host.release($1, $2, $3, $4, $5)";
         let transaction = self.sessions.begin().await?;
         let query = sqlx::query_scalar(RELEASE)
@@ -78,11 +80,13 @@ impl ConsumerInbox {
             .bind(self.consumer_id)
             .bind(&leased.message.id)
             .bind(leased.epoch)
-            .bind(delay_ms);
+            .bind(delay.as_millis() as i64);
         let mut statement = transaction.tx().statement().await;
         let released = bounded(query.fetch_one(statement.connection())).await;
         statement.finish(released.as_ref().err());
-        commit_host(transaction, released).await
+        let released = commit_host(transaction, released).await?;
+        self.due.after(delay);
+        Ok(released)
     }
 }
 

@@ -130,6 +130,7 @@ impl ConsumerInbox {
             ran.push((index, disposition, kind));
         }
         complete(transaction, self.consumer_id, &completion).await.map_err(at_completion)?;
+        self.due_after(&completion);
         Ok(Settled { claims, ran, alone: false, sampled })
     }
 
@@ -285,6 +286,7 @@ impl ConsumerInbox {
             ran.push((0, disposition, Some(failure.kind)));
         }
         complete(&transaction, self.consumer_id, &completion).await?;
+        self.due_after(&completion);
         commit(transaction).await.map_err(stopped)?;
         claims.truncate(1);
         Ok(Settled { claims, ran, alone: false, sampled: Vec::new() })
@@ -333,6 +335,9 @@ impl ConsumerInbox {
         hooks::point("inbox:park:before");
         commit(transaction).await?;
         hooks::point("inbox:park:after");
+        if r#as == As::Received {
+            self.due.now();
+        }
         Ok(claims)
     }
 

@@ -23,22 +23,37 @@ const IDLE: Duration = Duration::from_millis(250);
 /// Pause after trouble of the host.
 const TROUBLE: Duration = Duration::from_secs(1);
 
-/// Run a worker until it is told to stop. A message that runs then is brought to its end.
+/// Run a worker until it is told to stop. A message that runs then is brought to its end. It asks nothing and
+/// holds nothing until it is told that something is due, where there is someone who tells.
 pub async fn work(consumer: Arc<ConsumerInbox>, stop: CancellationToken) {
+    let mut pause = if consumer.due.is_told() { Duration::MAX } else { Duration::ZERO };
     while !stop.is_cancelled() {
-        let pause = match step(&consumer, &stop).await {
-            Ok(0) => IDLE,
-            Ok(_) => continue,
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = consumer.due.wait() => {}
+            () = tokio::time::sleep(pause) => {}
+        }
+        pause = match work_off(&consumer, &stop).await {
+            Ok(()) if consumer.due.is_told() => Duration::MAX,
+            Ok(()) => IDLE,
             Err(error) => {
                 tracing::warn!(tenant = consumer.tenant, consumer = consumer.name, %error, "the retry worker waits");
                 TROUBLE
             }
         };
-        tokio::select! {
-            () = stop.cancelled() => {}
-            () = tokio::time::sleep(pause) => {}
-        }
     }
+}
+
+/// Until nothing is due. Where there is more than one message, another worker is called to help.
+async fn work_off(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<(), InboxError> {
+    let mut is_more = false;
+    while !stop.is_cancelled() && step(consumer, stop).await? > 0 {
+        if is_more {
+            consumer.due.now();
+        }
+        is_more = true;
+    }
+    Ok(())
 }
 
 /// Lease one message that is due and run it, in a transaction of its own. The answer is how many were due.
@@ -46,7 +61,7 @@ pub async fn step(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
     let Some(leased) = consumer.lease().await? else { return Ok(0) };
     if stop.is_cancelled() {
         // The attempt did not happen.
-        consumer.release(&leased, 0).await?;
+        consumer.release(&leased, Duration::ZERO).await?;
     } else {
         consumer.run_leased(&leased).await?;
     }
@@ -101,7 +116,7 @@ impl ConsumerInbox {
         match self.run_leased_with(&*handlers, leased).await {
             Err(InboxError::StaleDeployments) => {
                 // The attempt did not happen; what is loaded here was withdrawn.
-                let _ = self.release(leased, 0).await;
+                let _ = self.release(leased, Duration::ZERO).await;
                 if self.newer_than(handlers.generation()).await { Ok(()) } else { Err(InboxError::StaleDeployments) }
             }
             answer => answer,
@@ -140,7 +155,7 @@ impl ConsumerInbox {
                     // Best effort: without it the lease runs out, and the attempt counts as a crash. After a
                     // commit whose answer was lost it waits for that commit, and releases only what was
                     // rolled back.
-                    let _ = self.release(leased, TROUBLE.as_millis() as i64).await;
+                    let _ = self.release(leased, TROUBLE).await;
                     return Err(error);
                 }
             }
@@ -189,6 +204,7 @@ impl ConsumerInbox {
             Ended::Lost => return Err(Undone::Lost),
         };
         complete(transaction, self.consumer_id, &completion).await.map_err(crate::process::at_completion)?;
+        self.due_after(&completion);
         Ok(disposition)
     }
 
@@ -212,6 +228,7 @@ impl ConsumerInbox {
         let mut completion = Completion::default();
         let disposition = completion.failed(leased.ran(version), &failure, &self.policy);
         complete(&transaction, self.consumer_id, &completion).await?;
+        self.due_after(&completion);
         commit(transaction).await.map_err(crate::process::stopped)?;
         self.log_failure(&leased.message, &failure, disposition, leased.attempt);
         if let Some(handler) = handler {

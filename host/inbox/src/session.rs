@@ -6,7 +6,7 @@ use std::{
         Arc, Mutex, Weak,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use sqlx::{ConnectOptions, Connection, Executor, PgConnection, PgPool, postgres::PgConnectOptions};
@@ -66,6 +66,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
 /// The host's bound on connections of all tenants together. Over it, transactions wait.
 pub struct Budget {
+    connections_max: usize,
     permits: Arc<Semaphore>,
     /// Transactions that wait for a permit.
     waiting: AtomicUsize,
@@ -75,7 +76,12 @@ pub struct Budget {
 impl Budget {
     /// A budget of this many connections.
     pub fn new(connections_max: usize) -> Arc<Self> {
-        Arc::new(Self { permits: Arc::new(Semaphore::new(connections_max)), waiting: AtomicUsize::new(0), tenants: Mutex::default() })
+        Arc::new(Self {
+            connections_max,
+            permits: Arc::new(Semaphore::new(connections_max)),
+            waiting: AtomicUsize::new(0),
+            tenants: Mutex::default(),
+        })
     }
 
     /// A permit for one connection. When none is left, a connection that only idles makes room.
@@ -109,6 +115,24 @@ impl Budget {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
+    /// Close connections that nobody has used for a while, of all tenants, so that one without work holds
+    /// none. The answer is how many.
+    pub async fn close_unused(&self, unused: Duration) -> usize {
+        let tenants: Vec<_> = self.tenants.lock().expect("no panic while held").iter().filter_map(Weak::upgrade).collect();
+        let old: Vec<_> = tenants.iter().flat_map(|sessions| sessions.take_unused(unused)).collect();
+        let count = old.len();
+        for session in old {
+            // Its end is said, so that the server's log does not show a client that vanished.
+            let _ = tokio::time::timeout(CONNECT_TIMEOUT, session.connection.close()).await;
+        }
+        count
+    }
+
+    /// Connections of all tenants that are open.
+    pub fn in_use(&self) -> usize {
+        self.connections_max - self.permits.available_permits()
+    }
+
     /// Close one idle connection, of whichever tenant.
     fn close_idle(&self) {
         let mut tenants = self.tenants.lock().expect("no panic while held");
@@ -123,6 +147,8 @@ struct Session {
     connection: PgConnection,
     backend: i32,
     access: Arc<Access>,
+    /// When it was used last.
+    used_at: Instant,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -274,7 +300,7 @@ impl Sessions {
             Err(error) => return Err(error.into()),
         };
         let backend = bounded(sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut connection)).await?;
-        Ok(Session { connection, backend, access, _permit: permit })
+        Ok(Session { connection, backend, access, used_at: Instant::now(), _permit: permit })
     }
 
     async fn log_in(&self, access: &Access) -> Result<PgConnection, sqlx::Error> {
@@ -285,6 +311,13 @@ impl Sessions {
         }
         let connecting = tokio::time::timeout(CONNECT_TIMEOUT, PgConnection::connect_with(&options));
         connecting.await.map_err(|_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))?
+    }
+
+    /// The front has rested longest: sessions are taken from the back and put there.
+    fn take_unused(&self, unused: Duration) -> Vec<Session> {
+        let mut idle = self.idle.lock().expect("no panic while held");
+        let old = idle.iter().take_while(|session| session.used_at.elapsed() >= unused).count();
+        idle.drain(..old).collect()
     }
 
     fn take_oldest(&self) -> Option<Session> {
@@ -365,7 +398,8 @@ impl Transaction<'_> {
         let permit = self.permit.take();
         match (tx.into_connection(), permit) {
             (Some(connection), Some(permit)) => {
-                self.sessions.keep(Session { connection, backend: self.backend, access: self.access.clone(), _permit: permit });
+                let (backend, access) = (self.backend, self.access.clone());
+                self.sessions.keep(Session { connection, backend, access, used_at: Instant::now(), _permit: permit });
             }
             _ => self.terminate().await,
         }

@@ -39,6 +39,17 @@ impl Admin {
         if wanted { self.install_capture(tenant).await } else { self.remove_capture(tenant).await }
     }
 
+    /// Tenants whose triggers may have to be put or taken away: those with a shadow, those whose shadow ended
+    /// lately, and those of the host's own database that have a trigger, whatever left it there. A tenant with
+    /// a database of its own is looked at there for an hour after its shadow.
+    pub async fn tenants_with_capture(&self) -> Result<Vec<Tenant>, InboxError> {
+        const WITH_CAPTURE: &str = "SELECT t.* FROM oncebox.tenant t WHERE EXISTS (SELECT FROM oncebox.consumer c JOIN oncebox.deployment d USING (consumer_id) \
+                WHERE c.tenant_id = t.tenant_id AND d.role = 'shadow' AND (d.ended_at IS NULL OR d.ended_at > now() - interval '1 hour')) \
+            OR t.schema_name IN (SELECT n.nspname FROM pg_trigger g JOIN pg_class c ON c.oid = g.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
+                WHERE g.tgname = 'RI_oncebox_capture') ORDER BY t.name";
+        Ok(sqlx::query_as(WITH_CAPTURE).fetch_all(&self.pool).await?)
+    }
+
     /// Put the trigger on every table of a tenant that is without it.
     pub async fn install_capture(&self, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
         let missing = self.tables(MISSING, tenant).await?;

@@ -1,0 +1,185 @@
+//! What is due in the inbox, for all consumers of a host together: one look at each database every second, so
+//! that the retry workers of a consumer with nothing to do hold no connection and ask nothing.
+//!
+//! What this host itself makes due it tells its workers at once. The look finds the rest: what other hosts
+//! left, leases that ran out, messages that a person or the end of a canary made due.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use sqlx::{Executor, PgPool};
+use tokio::{
+    sync::Notify,
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, sleep_until, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{consumer::ConsumerInbox, error::InboxError};
+
+/// Pause between two looks.
+const EVERY: Duration = Duration::from_secs(1);
+/// How long a database may take to answer one; another is not kept waiting for it.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Moments at which workers are woken are this far apart, so that there are few of them however much is due.
+const GRAIN: Duration = Duration::from_millis(20);
+
+/// When the workers of a consumer have something to do.
+#[derive(Default)]
+pub(crate) struct Due {
+    bell: Notify,
+    /// Moments at which the bell rings.
+    set: Mutex<BTreeSet<Instant>>,
+    /// Whether a [`Lookout`] tells what is due. Where none does, workers look for themselves.
+    is_told: AtomicBool,
+}
+
+impl Due {
+    /// Something is due now.
+    pub(crate) fn now(&self) {
+        self.bell.notify_one();
+    }
+
+    /// Something is due after a while. What is far off is left to a look.
+    pub(crate) fn after(self: &Arc<Self>, delay: Duration) {
+        if delay >= 2 * EVERY || !self.is_told() {
+            return;
+        }
+        if delay.is_zero() {
+            return self.now();
+        }
+        let at = Instant::now() + delay;
+        let mut set = self.set();
+        if set.range(at..at + GRAIN).next().is_some() {
+            return;
+        }
+        let at = at + GRAIN / 2;
+        set.insert(at);
+        let due = self.clone();
+        tokio::spawn(async move {
+            sleep_until(at).await;
+            due.set().remove(&at);
+            due.now();
+        });
+    }
+
+    /// Whether a look tells what is due.
+    pub(crate) fn is_told(&self) -> bool {
+        self.is_told.load(Ordering::Acquire)
+    }
+
+    /// Wait for something to be due.
+    pub(crate) async fn wait(&self) {
+        self.bell.notified().await;
+    }
+
+    fn set(&self) -> MutexGuard<'_, BTreeSet<Instant>> {
+        self.set.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Consumers of one database, by key.
+type Consumers = BTreeMap<i32, Weak<ConsumerInbox>>;
+
+/// Looks for what is due, in every database that holds an inbox of a consumer of this host.
+#[derive(Default)]
+pub struct Lookout {
+    places: Mutex<HashMap<String, (PgPool, Consumers)>>,
+}
+
+impl Lookout {
+    /// Look after a consumer too, for as long as it lives. Its workers then wait until they are told.
+    pub fn look_after(&self, consumer: &Arc<ConsumerInbox>) {
+        let pool = consumer.sessions.admin();
+        let options = pool.connect_options();
+        let place = format!("{}:{}/{}", options.get_host(), options.get_port(), options.get_database().unwrap_or_default());
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, consumers) = places.entry(place).or_insert_with(|| (pool.clone(), Consumers::new()));
+        consumers.insert(consumer.consumer_id, Arc::downgrade(consumer));
+        consumer.due.is_told.store(true, Ordering::Release);
+        // What an earlier process left is found by the first look.
+    }
+
+    /// Look until told to stop. A database that does not answer holds up no other.
+    pub async fn run(&self, stop: CancellationToken) {
+        let mut every = tokio::time::interval(EVERY);
+        every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looks: JoinSet<String> = JoinSet::new();
+        let mut under_way = BTreeSet::new();
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                Some(ended) = looks.join_next() => drop(ended.map(|place| under_way.remove(&place))),
+                _ = every.tick() => {
+                    for (place, pool, consumers) in self.living() {
+                        if under_way.insert(place.clone()) {
+                            looks.spawn(async move {
+                                look(&pool, &consumers).await;
+                                place
+                            });
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Each database with the consumers that still run.
+    fn living(&self) -> Vec<(String, PgPool, Vec<Arc<ConsumerInbox>>)> {
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, consumers) in places.values_mut() {
+            consumers.retain(|_, consumer| consumer.strong_count() > 0);
+        }
+        places.retain(|_, (_, consumers)| !consumers.is_empty());
+        let living = |consumers: &Consumers| consumers.values().filter_map(Weak::upgrade).collect();
+        places.iter().map(|(place, (pool, consumers))| (place.clone(), pool.clone(), living(consumers))).collect()
+    }
+}
+
+/// Look once, and wake the workers of those with something to do.
+async fn look(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
+    let asked: Vec<_> = consumers.iter().map(|consumer| (consumer.consumer_id, consumer.policy.retention.class())).collect();
+    let found = match timeout(PATIENCE, due(pool, &asked)).await {
+        Ok(Ok(found)) => found,
+        Ok(Err(error)) => return tracing::warn!(%error, "failed to look for what is due; retries wait"),
+        Err(_) => return tracing::warn!("the database does not say what is due; retries wait"),
+    };
+    for (consumer_id, in_ms) in found {
+        if let Ok(found) = consumers.binary_search_by_key(&consumer_id, |consumer| consumer.consumer_id) {
+            consumers[found].due.after(Duration::from_millis(in_ms.max(0) as u64));
+        }
+    }
+}
+
+/// Of consumers, given with their retention classes, those with something due within a look's time, and in
+/// how many milliseconds. Each is the head of two indexes in the live partitions of its class, however many
+/// rows there are.
+pub async fn due(pool: &PgPool, consumers: &[(i32, i16)]) -> Result<Vec<(i32, i64)>, InboxError> {
+    let (ids, classes): (Vec<i32>, Vec<i16>) = consumers.iter().copied().unzip();
+    let mut tx = pool.begin().await?;
+    tx.execute(sqlx::raw_sql(SETTINGS)).await?;
+    let found = sqlx::query_as(DUE).bind(ids).bind(classes).bind(EVERY.as_millis() as i64).fetch_all(&mut *tx).await?;
+    tx.commit().await?;
+    Ok(found)
+}
+
+/// What the statement is planned by its keys with, once for each connection, whatever the statistics say.
+pub const SETTINGS: &str = "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off; SET LOCAL enable_sort = off; \
+    SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off";
+
+/// The statement; public so that a test can look at its plan.
+pub const DUE: &str = "SELECT c.id, greatest(0, ceil(extract(epoch FROM least(d.at, l.at) - now()) * 1000))::bigint \
+    FROM unnest($1::int[], $2::smallint[]) AS c(id, class) \
+    LEFT JOIN LATERAL (SELECT i.next_attempt_at AS at FROM oncebox.inbox i \
+        WHERE i.consumer_id = c.id AND i.retention_class = c.class AND i.status IN ('received', 'failed_retryable') \
+        ORDER BY i.next_attempt_at, i.\"offset\" LIMIT 1) d ON true \
+    LEFT JOIN LATERAL (SELECT i.locked_until AS at FROM oncebox.inbox i \
+        WHERE i.consumer_id = c.id AND i.retention_class = c.class AND i.status = 'in_progress' \
+        ORDER BY i.locked_until, i.\"offset\" LIMIT 1) l ON true \
+    WHERE least(d.at, l.at) <= now() + $3 * interval '1 millisecond'";
