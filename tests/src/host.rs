@@ -90,6 +90,8 @@ pub struct Options {
     pub session_timeout_ms: u32,
     /// A host that comes back keeps its place in the group.
     pub static_members: bool,
+    /// After how long without anything to do a host leaves the group until there is something; 0 for never.
+    pub idle_after_ms: u32,
     /// A superuser's URL of another server than the shared one.
     pub postgres: Option<String>,
     /// Other brokers than the shared one.
@@ -106,6 +108,7 @@ impl Default for Options {
             deadline_ms: 2_500,
             session_timeout_ms: 6_000,
             static_members: true,
+            idle_after_ms: 60_000,
             postgres: None,
             brokers: None,
         }
@@ -211,6 +214,7 @@ impl Scenario {
             .env("ONCEBOX_HTTP_LISTEN", http.to_string())
             .env("ONCEBOX_API_LISTEN", "127.0.0.1:0")
             .env("ONCEBOX_RUNTIME_CACHE_DIR", target_dir().join("test-hosts/cache"))
+            .env("ONCEBOX_KAFKA_IDLE_AFTER_MS", self.options.idle_after_ms.to_string())
             .env("ONCEBOX_LOG_FORMAT", "text")
             .envs(variables.iter().copied())
             .stdin(Stdio::null())

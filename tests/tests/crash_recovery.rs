@@ -81,7 +81,8 @@ async fn provoke(point: &str, scenario: &Scenario, host: &HostProcess) -> Result
     match point {
         "kafka:revoke:before" => {
             scenario.wait_settled().await?;
-            Ok(Some(scenario.start("b", &[])?))
+            // One that waits for something to read would not ask for any.
+            Ok(Some(scenario.start("b", &[("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0")])?))
         }
         "kafka:commit:before" | "kafka:commit:after" => {
             scenario.until("SELECT count(*) FROM {schema}.ledger_entry", 5).await?;
@@ -173,11 +174,13 @@ async fn survive(seed: u64) -> Result<String> {
         ack: ["after_commit", "after_commit", "after_insert"].choose(&mut rng).unwrap(),
         static_members: rng.random_bool(0.7),
         session_timeout_ms: 2_500,
+        // Hosts leave the group and come back whenever they have read everything, or hardly ever.
+        idle_after_ms: *[200, 200, 60_000].choose(&mut rng).unwrap(),
         // Longer than any pause: a deadline is wall clock, and would charge the pause to the message.
         deadline_ms: 5_000,
         ..Options::default()
     };
-    let told = format!("{}, static members: {}", options.ack, options.static_members);
+    let told = format!("{}, static members: {}, idle after {} ms", options.ack, options.static_members, options.idle_after_ms);
     let scenario = Scenario::with(options).await?;
     let load = Load::mixed(&mut rng, 600);
     let mut hosts = [Some(start(&scenario, "a")?), None];

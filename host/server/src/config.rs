@@ -66,20 +66,33 @@ impl std::fmt::Debug for Database {
 }
 
 /// `[kafka]`
-#[derive(Clone, Default, Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Kafka {
     /// `bootstrap.servers`.
     pub brokers: String,
+    /// After how long with nothing to do a consumer leaves its group until there is something to read; 0 for
+    /// never.
+    pub idle_after_ms: u64,
     /// Any property of librdkafka, for every consumer.
     pub properties: BTreeMap<String, String>,
+}
+
+impl Default for Kafka {
+    fn default() -> Self {
+        Self { brokers: String::new(), idle_after_ms: 60_000, properties: BTreeMap::new() }
+    }
 }
 
 /// Values of properties may be passwords.
 impl std::fmt::Debug for Kafka {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let names: Vec<_> = self.properties.keys().collect();
-        f.debug_struct("Kafka").field("brokers", &self.brokers).field("properties", &names).finish()
+        f.debug_struct("Kafka")
+            .field("brokers", &self.brokers)
+            .field("idle_after_ms", &self.idle_after_ms)
+            .field("properties", &names)
+            .finish()
     }
 }
 
@@ -242,6 +255,7 @@ const OVERRIDES: &[(&str, &str, &str)] = &[
     ("database", "lock_timeout_ms", "ONCEBOX_DATABASE_LOCK_TIMEOUT_MS"),
     ("database", "idle_in_transaction_timeout_ms", "ONCEBOX_DATABASE_IDLE_IN_TRANSACTION_TIMEOUT_MS"),
     ("kafka", "brokers", "ONCEBOX_KAFKA_BROKERS"),
+    ("kafka", "idle_after_ms", "ONCEBOX_KAFKA_IDLE_AFTER_MS"),
     ("keys", "master_key_file", "ONCEBOX_KEYS_MASTER_KEY_FILE"),
     ("runtime", "instances_max", "ONCEBOX_RUNTIME_INSTANCES_MAX"),
     ("runtime", "cache_dir", "ONCEBOX_RUNTIME_CACHE_DIR"),

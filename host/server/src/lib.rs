@@ -15,6 +15,7 @@ mod lint;
 pub mod local;
 mod logs;
 mod messages;
+mod open;
 mod presence;
 mod report;
 mod routes;
@@ -27,6 +28,7 @@ mod tables;
 mod tasks;
 mod uploads;
 mod verify;
+mod wakeups;
 
 pub use config::Config;
 #[cfg(feature = "test-hooks")]

@@ -5,11 +5,11 @@ use std::{sync::Arc, time::Duration};
 use anyhow::Result;
 use futures::{FutureExt, future::BoxFuture};
 use oncebox_inbox::{Consumer, ConsumerInbox, InboxError, PartitionInbox, Sessions, Work, handler::Handlers, message::Record, retry};
-use oncebox_kafka::{ConsumerHandle, Drained, SinkError};
+use oncebox_kafka::{Drained, SinkError};
 use tokio::{sync::Notify, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-use crate::{routes::Routes, supervisor::Supervisor};
+use crate::{open::Reading, routes::Routes, supervisor::Supervisor};
 
 /// What a started consumer does now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(crate) enum Status {
 pub(crate) struct Running {
     inbox: Arc<ConsumerInbox>,
     /// None where nothing is to be read.
-    kafka: Option<ConsumerHandle>,
+    reading: Option<Reading>,
     routes: Arc<Routes>,
     workers: Vec<JoinHandle<()>>,
     stop: CancellationToken,
@@ -64,21 +64,33 @@ impl Running {
         );
         inbox.tell_when_stale(look);
         let config = host.kafka.config(&tenant, &name, &policy);
-        let kafka = match work {
-            Work::Read => Some(oncebox_kafka::Consumer::start(config, Arc::new(Sink(inbox.clone())))?),
+        let reading = match work {
+            Work::Read => Some(Reading::start(host.openings.clone(), config, Arc::new(Sink(inbox.clone())))?),
             Work::Retry | Work::Rest => None,
         };
+        host.lookout.look_after(&inbox);
         let stop = CancellationToken::new();
         let work = |_| tokio::spawn(retry::work(inbox.clone(), stop.clone()));
         let workers = (0..policy.retry.workers).map(work).collect();
         let generation = routes.generation();
         tracing::info!(tenant = consumer.tenant, consumer = consumer.name, generation, topics = ?policy.topics, "consumer started");
-        Ok(Self { inbox, kafka, routes, workers, stop })
+        Ok(Self { inbox, reading, routes, workers, stop })
     }
 
     /// The generation of deployments that its next transaction uses.
     pub(crate) fn generation(&self) -> i64 {
         self.routes.generation()
+    }
+
+    /// Whether it is a member of its Kafka group, or becomes one. One that is not has nothing to read.
+    #[allow(dead_code, reason = "for the report of what this host does")]
+    pub(crate) fn is_open(&self) -> bool {
+        self.reading.is_open()
+    }
+
+    /// Why it ended by itself, if it did.
+    pub(crate) fn failure(&self) -> Option<ConsumerError> {
+        self.reading.failure()
     }
 
     /// Whether a canary runs here.
@@ -98,10 +110,9 @@ impl Running {
         if self.workers.iter().any(JoinHandle::is_finished) {
             return Status::Ended("a retry worker panicked; see the log".to_owned());
         }
-        match self.kafka.as_ref().and_then(|kafka| kafka.join().now_or_never()) {
+        match self.reading.as_ref().and_then(Reading::failure) {
             None => Status::Running,
-            Some(Ok(())) => Status::Ended("it ended".to_owned()),
-            Some(Err(error)) => Status::Ended(error.to_string()),
+            Some(error) => Status::Ended(error.to_string()),
         }
     }
 
@@ -109,13 +120,13 @@ impl Running {
     pub(crate) async fn drain(self, within: Duration) -> bool {
         self.stop.cancel();
         let workers = tokio::time::timeout(within, futures::future::join_all(self.workers));
-        let kafka = async {
-            match &self.kafka {
-                Some(kafka) => kafka.drain(within).await,
+        let reading = async {
+            match self.reading {
+                Some(reading) => reading.drain(within).await,
                 None => Drained::Clean,
             }
         };
-        let (drained, workers) = tokio::join!(kafka, workers);
+        let (drained, workers) = tokio::join!(reading, workers);
         let shadows = tokio::time::timeout(within, self.inbox.finish_shadows()).await;
         drained == Drained::Clean && workers.is_ok() && shadows.is_ok()
     }

@@ -18,7 +18,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{brokers::Kafka, compilations::Compilations, config::Config, handlers::Loader, http, supervisor::Supervisor, uploads::Uploads};
+use crate::{
+    brokers::Kafka, compilations::Compilations, config::Config, handlers::Loader, http, open::Openings, supervisor::Supervisor,
+    uploads::Uploads,
+};
 
 /// How long the first answer of a broker may take.
 const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -73,6 +76,7 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
         config.session_settings(),
         kafka,
         format!("{}/{}", hostname(), std::process::id()),
+        Openings::new(Duration::from_millis(config.kafka.idle_after_ms)),
         readiness,
     );
     tracing::info!(http = %address, api = api_url, brokers = config.kafka.brokers, "oncebox {} serves", env!("CARGO_PKG_VERSION"));

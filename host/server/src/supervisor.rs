@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use oncebox_inbox::{Admin, Budget, Consumer, Progress, SessionSettings};
+use oncebox_inbox::{Admin, Budget, Consumer, Lookout, Progress, SessionSettings};
 use oncebox_kafka::Drained;
 use tokio::{
     sync::{Notify, Semaphore, watch},
@@ -25,11 +25,13 @@ use crate::{
     fleet::{Fleet, Step},
     handlers::Loader,
     http::Readiness,
+    open::Openings,
     presence::Presence,
     report,
     running::Running,
     sessions::TenantSessions,
     tasks::{Done, Tasks},
+    wakeups,
 };
 
 /// How often rows are looked at when nobody says that they changed.
@@ -54,6 +56,10 @@ pub(crate) struct Supervisor {
     pub(crate) settings: SessionSettings,
     pub(crate) kafka: Kafka,
     pub(crate) owner: String,
+    /// What consumers open and close with.
+    pub(crate) openings: Arc<Openings>,
+    /// Tells retry workers what is due.
+    pub(crate) lookout: Arc<Lookout>,
     pub(crate) readiness: watch::Sender<Readiness>,
     pub(crate) sessions: TenantSessions,
     /// Deployments and states that changed, and claims that were refused because they had.
@@ -72,11 +78,25 @@ impl Supervisor {
         settings: SessionSettings,
         kafka: Kafka,
         owner: String,
+        openings: Arc<Openings>,
         readiness: watch::Sender<Readiness>,
     ) -> Self {
-        let (sessions, look) = (TenantSessions::default(), Arc::default());
-        let (starts, changes) = (Semaphore::new(STARTS_MAX), Semaphore::new(CHANGES_MAX));
-        Self { admin, loader, budget, settings, kafka, owner, readiness, sessions, look, starts, changes, group_attempts: Mutex::default() }
+        Self {
+            admin,
+            loader,
+            budget,
+            settings,
+            kafka,
+            owner,
+            openings,
+            lookout: Arc::default(),
+            readiness,
+            sessions: TenantSessions::default(),
+            look: Arc::default(),
+            starts: Semaphore::new(STARTS_MAX),
+            changes: Semaphore::new(CHANGES_MAX),
+            group_attempts: Mutex::default(),
+        }
     }
 
     /// Run until told to stop, then drain everything.
@@ -87,6 +107,7 @@ impl Supervisor {
         let announcements = tokio::spawn(announcements::listen(host.admin.clone(), host.look.clone()));
         let partitions = tokio::spawn(make_partitions(host.admin.clone()));
         let capture = tokio::spawn(keep_capture(host.admin.clone()));
+        let waking = tokio::spawn(wakeups::run(host.lookout.clone(), host.budget.clone(), stop.clone()));
         let (began, mut look_due) = (Instant::now(), Instant::now());
         while !stop.is_cancelled() {
             tokio::select! {
@@ -109,6 +130,7 @@ impl Supervisor {
         announcements.abort();
         partitions.abort();
         capture.abort();
+        waking.abort();
         host.announce(Err("draining".to_owned()));
         let drained = tasks.drain(fleet).await;
         presence.end().await;
@@ -231,10 +253,11 @@ async fn make_partitions(admin: Admin) {
 }
 
 /// Keep the triggers that capture row changes on the tables of tenants with a shadow, and on no others.
-/// Whatever a host leaves half done when it dies, the next look of any host puts right.
+/// Whatever a host leaves half done when it dies, the next look of any host puts right. One statement names
+/// the tenants where there is something to look at, which are few.
 async fn keep_capture(admin: Admin) {
     loop {
-        match admin.tenants().await {
+        match admin.tenants_with_capture().await {
             Ok(tenants) => {
                 for tenant in tenants {
                     match admin.reconcile_capture(&tenant).await {

@@ -70,6 +70,8 @@ fn serve(config: &Config, log: &Path) -> Result<Command> {
         .arg("serve")
         .env("ONCEBOX_DATABASE_URL", &config.database.url)
         .env("ONCEBOX_KAFKA_BROKERS", &config.kafka.brokers)
+        // As in `dev`: the embedded broker is slow with groups that everyone has left.
+        .env("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0")
         .env("ONCEBOX_MASTER_KEY", config.keys.master_key.as_deref().unwrap_or_default())
         .env("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0")
         .env("ONCEBOX_API_LISTEN", "127.0.0.1:0")

@@ -137,6 +137,8 @@ fn start_broker(config: &mut Config, args: &DevArgs) -> Result<Option<MockBroker
     let broker = MockBroker::start()?;
     broker.create_topic(&args.topic, PARTITIONS)?;
     config.kafka.brokers = broker.bootstrap().to_owned();
+    // This broker lets a group that everyone has left wait for most of a session before it takes a member.
+    config.kafka.idle_after_ms = 0;
     Ok(Some(broker))
 }
 

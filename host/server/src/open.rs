@@ -1,0 +1,323 @@
+//! The Kafka half of a consumer: closed while there is nothing to read, open otherwise.
+//!
+//! Closed, it is a line in the books of the watcher that its brokers have in this host. It opens when the
+//! watcher sees something to read or cannot tell, and closes when it had nothing to do for a while and the
+//! group has read everything, on every host. The order of closing leaves no gap: it is watched before it
+//! leaves its group, from offsets that were committed, so whatever comes meanwhile opens it again.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use oncebox_kafka::{
+    Consumer, ConsumerConfig, ConsumerError, ConsumerHandle, ConsumerStatus, Drained, Inbox, PartitionStatus, Sight, Watched, Watchers,
+};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::{Instant, timeout},
+};
+
+/// How long the first look at a consumer's topics may take.
+const FIRST_LOOK: Duration = Duration::from_secs(3);
+/// How long what runs may take when it closes.
+const CLOSE: Duration = Duration::from_secs(20);
+/// Time beyond a drain's own, for the task to say that it is over.
+const MARGIN: Duration = Duration::from_secs(3);
+/// Openings at the same time, of those that have something to read and of the others.
+const AT_ONCE: usize = 8;
+/// How long an opening counts as one when there is something to read: a host that comes back to many busy
+/// consumers starts 32 of them a second.
+const HOLD_EAGER: Duration = Duration::from_millis(250);
+/// The same when that cannot be told, or when only the group's offsets are to be kept: it counts until it has
+/// joined its group, but no longer than this.
+const HOLD_CAREFUL: Duration = Duration::from_secs(10);
+/// Kafka forgets the offsets of a group that has been empty for `offsets.retention.minutes`, seven days by
+/// default, and the group would read everything again, also what the inbox has long dropped. So an idle
+/// consumer joins its group this often, which begins that time anew, and leaves it again.
+const KEEP: Duration = Duration::from_secs(12 * 3_600);
+/// The same for the first time after a start: nobody knows how long the group has been empty.
+const KEEP_FIRST: Duration = Duration::from_secs(3_600);
+/// How long a consumer that opened only to keep its offsets stays.
+const KEEP_OPEN: Duration = Duration::from_millis(500);
+
+/// What all consumers of a host share for opening and closing.
+pub(crate) struct Openings {
+    watchers: Watchers,
+    /// After how long without anything to do a consumer closes; none for never.
+    idle_after: Option<Duration>,
+    keep: (Duration, Duration),
+    eager: Arc<Semaphore>,
+    careful: Arc<Semaphore>,
+}
+
+impl Openings {
+    /// `idle_after`: zero for never.
+    pub(crate) fn new(idle_after: Duration) -> Arc<Self> {
+        Self::with(idle_after, (KEEP_FIRST, KEEP))
+    }
+
+    fn with(idle_after: Duration, keep: (Duration, Duration)) -> Arc<Self> {
+        let permits = || Arc::new(Semaphore::new(AT_ONCE));
+        let idle_after = Some(idle_after).filter(|idle_after| !idle_after.is_zero());
+        Arc::new(Self { watchers: Watchers::default(), idle_after, keep, eager: permits(), careful: permits() })
+    }
+}
+
+/// The Kafka half of a consumer that runs. Dropping it drains it in the background.
+pub(crate) struct Reading {
+    drain: watch::Sender<Option<Duration>>,
+    ended: watch::Receiver<Option<Ended>>,
+    is_open: Arc<AtomicBool>,
+}
+
+/// How it ended.
+type Ended = Result<Drained, ConsumerError>;
+
+impl Reading {
+    /// Begin to read, or to watch. Must be called on a tokio runtime.
+    pub(crate) fn start(openings: Arc<Openings>, config: ConsumerConfig, inbox: Arc<dyn Inbox>) -> Result<Self, ConsumerError> {
+        config.check()?;
+        // One that never closes opens here, so that a property that is refused is refused here.
+        let never_closes = openings.idle_after.is_none() || config.has_patterns();
+        let first = never_closes.then(|| Consumer::start(config.clone(), inbox.clone())).transpose()?;
+        let watched = if never_closes { None } else { Some(openings.watchers.watch(&config)?) };
+        let (drain, drain_asked) = watch::channel(None);
+        let (end, ended) = watch::channel(None);
+        let is_open = Arc::new(AtomicBool::new(first.is_some()));
+        let task = Task { openings, config, inbox, drain: drain_asked, is_open: is_open.clone() };
+        tokio::spawn(async move { end.send_replace(Some(task.run(first, watched).await)) });
+        Ok(Self { drain, ended, is_open })
+    }
+
+    /// Whether it is a member of its group, or becomes one.
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Acquire)
+    }
+
+    /// Why it ended by itself, if it did.
+    pub(crate) fn failure(&self) -> Option<ConsumerError> {
+        if let Some(ended) = &*self.ended.borrow() {
+            return Some(ended.as_ref().err().cloned().unwrap_or(ConsumerError::Panicked));
+        }
+        self.ended.has_changed().err().map(|_| ConsumerError::Panicked)
+    }
+
+    /// Finish what runs, commit, leave the group.
+    pub(crate) async fn drain(&self, within: Duration) -> Drained {
+        self.drain.send_replace(Some(within));
+        let mut ended = self.ended.clone();
+        match timeout(within + MARGIN, ended.wait_for(Option::is_some)).await {
+            Ok(Ok(ended)) if matches!(&*ended, Some(Ok(Drained::Clean))) => Drained::Clean,
+            _ => Drained::Unfinished,
+        }
+    }
+}
+
+/// Why a consumer opens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    /// There is something to read.
+    Something,
+    /// It cannot be told whether there is.
+    Blind,
+    /// Its group's offsets are to be kept.
+    Keep,
+}
+
+/// Why a consumer closed.
+enum Closed {
+    /// Nothing to do; it is watched.
+    Idle(Watched),
+    /// It was told to.
+    Drained(Drained),
+}
+
+/// The task that opens and closes.
+struct Task {
+    openings: Arc<Openings>,
+    config: ConsumerConfig,
+    inbox: Arc<dyn Inbox>,
+    drain: watch::Receiver<Option<Duration>>,
+    is_open: Arc<AtomicBool>,
+}
+
+impl Task {
+    async fn run(mut self, first: Option<ConsumerHandle>, watched: Option<Watched>) -> Ended {
+        if let Some(handle) = first {
+            let _counted = Counted::new("open");
+            return self.read_for_ever(&handle).await;
+        }
+        let (mut watched, mut keep) = (watched, self.openings.keep.0);
+        while let Some(resting) = watched.take() {
+            let Some(why) = self.rest(resting, keep).await else { return Ok(Drained::Clean) };
+            let Some(permit) = self.permit(why).await else { return Ok(Drained::Clean) };
+            match self.open(why, permit).await? {
+                Closed::Drained(drained) => return Ok(drained),
+                Closed::Idle(idle) => watched = Some(idle),
+            }
+            keep = self.openings.keep.1;
+        }
+        Err(ConsumerError::Panicked)
+    }
+
+    /// Wait for a reason to open. None: told to drain.
+    async fn rest(&mut self, mut watched: Watched, keep: Duration) -> Option<Why> {
+        let _counted = Counted::new("idle");
+        let drain = self.drain.clone();
+        tokio::select! {
+            biased;
+            () = asked(drain) => None,
+            why = reason(&mut watched, keep) => Some(why),
+        }
+    }
+
+    /// A place among those that open. None: told to drain.
+    async fn permit(&mut self, why: Why) -> Option<OwnedSemaphorePermit> {
+        let places = if why == Why::Something { &self.openings.eager } else { &self.openings.careful };
+        tokio::select! {
+            biased;
+            () = asked(self.drain.clone()) => None,
+            permit = places.clone().acquire_owned() => permit.ok(),
+        }
+    }
+
+    /// Join the group and read until there is nothing more to do.
+    async fn open(&mut self, why: Why, permit: OwnedSemaphorePermit) -> Result<Closed, ConsumerError> {
+        let handle = Consumer::start(self.config.clone(), self.inbox.clone())?;
+        self.is_open.store(true, Ordering::Release);
+        let _counted = Counted::new("open");
+        tracing::info!(tenant = self.config.tenant, consumer = self.config.consumer, ?why, "consumer opened");
+        let closed = self.read(&handle, why, permit).await;
+        self.is_open.store(false, Ordering::Release);
+        if let Ok(Closed::Idle(_)) = closed {
+            tracing::info!(tenant = self.config.tenant, consumer = self.config.consumer, "consumer closed: nothing to do");
+        }
+        closed
+    }
+
+    async fn read(&mut self, handle: &ConsumerHandle, why: Why, permit: OwnedSemaphorePermit) -> Result<Closed, ConsumerError> {
+        let hold = if why == Why::Something { HOLD_EAGER } else { HOLD_CAREFUL };
+        let (opened_at, mut permit) = (Instant::now(), Some(permit));
+        let mut quiet = Quiet::new(self.idle_after(why));
+        loop {
+            let step = if permit.is_some() { Duration::from_millis(25) } else { quiet.step() };
+            tokio::select! {
+                biased;
+                () = asked(self.drain.clone()) => return Ok(Closed::Drained(self.drain_now(handle).await)),
+                ended = handle.join() => return Err(ended.err().unwrap_or(ConsumerError::Panicked)),
+                () = tokio::time::sleep(step) => {}
+            }
+            let status = handle.status();
+            if !status.partitions.is_empty() || opened_at.elapsed() >= hold {
+                permit = None;
+            }
+            // One that is to keep offsets has to have joined.
+            let has_joined = !status.partitions.is_empty() || opened_at.elapsed() >= HOLD_CAREFUL;
+            if quiet.is_over(&status)
+                && (has_joined || why != Why::Keep)
+                && let Some(watched) = self.nothing_left().await
+            {
+                // What does not end in time goes on alone; whoever runs it next meets its claim.
+                handle.drain(CLOSE).await;
+                return Ok(Closed::Idle(watched));
+            }
+        }
+    }
+
+    fn idle_after(&self, why: Why) -> Duration {
+        let idle_after = self.openings.idle_after.unwrap_or(Duration::MAX);
+        if why == Why::Keep { idle_after.min(KEEP_OPEN) } else { idle_after }
+    }
+
+    /// Whether the whole group has read everything. The answer is watched from then on.
+    async fn nothing_left(&self) -> Option<Watched> {
+        let mut watched = self.openings.watchers.watch(&self.config).ok()?;
+        matches!(watched.first(FIRST_LOOK).await, Sight::Nothing { .. }).then_some(watched)
+    }
+
+    async fn read_for_ever(&mut self, handle: &ConsumerHandle) -> Ended {
+        tokio::select! {
+            biased;
+            () = asked(self.drain.clone()) => Ok(self.drain_now(handle).await),
+            ended = handle.join() => Err(ended.err().unwrap_or(ConsumerError::Panicked)),
+        }
+    }
+
+    async fn drain_now(&self, handle: &ConsumerHandle) -> Drained {
+        let within = self.drain.borrow().unwrap_or(CLOSE);
+        handle.drain(within).await
+    }
+}
+
+/// Wait until told to drain. That the one who tells is gone says so, too.
+async fn asked(mut drain: watch::Receiver<Option<Duration>>) {
+    let _ = drain.wait_for(Option::is_some).await;
+}
+
+/// Why a consumer that is watched is to open.
+async fn reason(watched: &mut Watched, keep: Duration) -> Why {
+    if watched.first(FIRST_LOOK).await == Sight::Unknown {
+        return Why::Blind;
+    }
+    loop {
+        let kept = tokio::time::sleep(keep.mul_f64(0.5 + rand::random::<f64>() / 2.0));
+        tokio::select! {
+            sight = watched.something() => return if sight == Sight::Something { Why::Something } else { Why::Blind },
+            // Where nothing is committed there is nothing to forget.
+            () = kept => if watched.has_committed() { return Why::Keep },
+        }
+    }
+}
+
+/// For how long nothing has happened.
+struct Quiet {
+    idle_after: Duration,
+    since: Instant,
+    seen: Vec<(String, i32, Option<i64>)>,
+}
+
+impl Quiet {
+    fn new(idle_after: Duration) -> Self {
+        Self { idle_after, since: Instant::now(), seen: Vec::new() }
+    }
+
+    /// How often to look.
+    fn step(&self) -> Duration {
+        (self.idle_after / 8).clamp(Duration::from_millis(25), Duration::from_secs(5))
+    }
+
+    /// Whether nothing has happened for long enough. After a yes it is a while until the next.
+    fn is_over(&mut self, status: &ConsumerStatus) -> bool {
+        let seen: Vec<_> = status.partitions.iter().map(|p| (p.topic.clone(), p.partition, p.next_offset)).collect();
+        let rests = |p: &PartitionStatus| p.messages == 0 && !p.in_trouble && !p.leaving && p.next_offset.is_some();
+        if seen != self.seen || !status.partitions.iter().all(rests) {
+            (self.seen, self.since) = (seen, Instant::now());
+            return false;
+        }
+        let is_over = self.since.elapsed() >= self.idle_after;
+        if is_over {
+            self.since = Instant::now() - self.idle_after.mul_f64(0.75);
+        }
+        is_over
+    }
+}
+
+/// One consumer of this host in the metric of them, until it is dropped.
+struct Counted(&'static str);
+
+impl Counted {
+    fn new(state: &'static str) -> Self {
+        metrics::gauge!("oncebox_consumers", "state" => state).increment(1.0);
+        Self(state)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        metrics::gauge!("oncebox_consumers", "state" => self.0).decrement(1.0);
+    }
+}
