@@ -219,6 +219,10 @@ impl From<InboxError> for ApiError {
                 Self::host(Code::Timeout, "the database's answer was lost; look whether the change was made before you repeat it", &error)
             }
             InboxError::Unreachable(_) => Self::host(Code::Unavailable, "the database does not answer; try again later", &error),
+            InboxError::PlaceAway { tenant, .. } => {
+                Self::host(Code::Unavailable, format!("the database of tenant `{tenant}` does not answer; try again later"), &error)
+            }
+            InboxError::NotThereYet { text, .. } => Self::host(Code::Unavailable, text, &error),
             InboxError::InFlightElsewhere => {
                 Self::host(Code::Unavailable, "another change of the same thing is in the way; try again", &error)
             }

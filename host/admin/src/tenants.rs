@@ -2,6 +2,7 @@
 
 use axum::{Json, http::StatusCode};
 use chrono::{DateTime, Utc};
+use oncebox_inbox::DatabaseUrl;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -25,19 +26,22 @@ pub struct Tenant {
     pub login: String,
     /// Login that owns the schema.
     pub owner_login: String,
+    /// Host, port and name of the database that holds its inbox and tables, where it is one of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub database: Option<String>,
     /// When it was made.
     pub created_at: DateTime<Utc>,
 }
 
 impl From<oncebox_inbox::Tenant> for Tenant {
     fn from(tenant: oncebox_inbox::Tenant) -> Self {
-        let oncebox_inbox::Tenant { tenant_id, name, schema_name, login, owner_login, created_at, .. } = tenant;
-        Self { tenant_id, name, schema_name, login, owner_login, created_at }
+        let oncebox_inbox::Tenant { tenant_id, name, schema_name, login, owner_login, database, created_at, .. } = tenant;
+        Self { tenant_id, name, schema_name, login, owner_login, database, created_at }
     }
 }
 
 /// A tenant to be made.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewTenant {
     /// A lower-case letter, then up to 62 of a-z, 0-9 and `-`.
@@ -45,6 +49,19 @@ pub struct NewTenant {
     /// Migrations of its tables, in order. With them there is the tenant whole, or not at all.
     #[serde(default)]
     pub migrations: Vec<NewMigration>,
+    /// A PostgreSQL database that is to hold its inbox and tables instead of the host's, as
+    /// `postgres://login:password@host:5432/name?sslmode=verify-full`: empty, and for this alone. The login may
+    /// create roles and schemas there. It is kept sealed, and never shown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(write_only)]
+    pub database_url: Option<String>,
+}
+
+/// The URL holds a password.
+impl std::fmt::Debug for NewTenant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NewTenant").field("name", &self.name).field("migrations", &self.migrations).finish_non_exhaustive()
+    }
 }
 
 /// List tenants
@@ -58,7 +75,11 @@ pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<Tenant>>, ApiError> 
 #[utoipa::path(post, path = "/v1/tenants", tag = "tenants", request_body = NewTenant, responses((status = 201, body = Tenant)),
     extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn create(caller: Caller, extract::Json(new): extract::Json<NewTenant>) -> Result<(StatusCode, Json<Tenant>), ApiError> {
-    let tenant = caller.admin.create_tenant(&new.name).await?;
+    let url = new.database_url.as_deref().map(DatabaseUrl::parse).transpose()?;
+    let tenant = match &url {
+        Some(url) => caller.admin.create_tenant_at(&new.name, url).await?,
+        None => caller.admin.create_tenant(&new.name).await?,
+    };
     for migration in &new.migrations {
         if let Err(error) = caller.admin.apply_migration(&tenant, &migration.name, &migration.sql).await {
             // Its tables are made by other connections than its row is.

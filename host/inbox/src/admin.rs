@@ -5,9 +5,9 @@ use sqlx::{
     Connection, PgConnection, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use crate::{credentials::Credentials, error::InboxError, keys::MasterKey, tenant::Tenant};
+use crate::{credentials::Credentials, error::InboxError, keys::MasterKey, place::Places, tenant::Tenant};
 
 /// Connections of the host's own login: the supervisor, the API, and one that listens.
 const CONNECTIONS_MAX: u32 = 8;
@@ -22,6 +22,7 @@ pub struct Admin {
     pub(crate) options: PgConnectOptions,
     pub(crate) key: MasterKey,
     pub(crate) actor: String,
+    pub(crate) places: Arc<Places>,
 }
 
 impl Admin {
@@ -30,7 +31,7 @@ impl Admin {
         let options = options.application_name("oncebox host");
         let pool =
             PgPoolOptions::new().max_connections(CONNECTIONS_MAX).acquire_timeout(CONNECT_TIMEOUT).connect_lazy_with(options.clone());
-        Self { pool, options, key, actor: actor.into() }
+        Self { pool, options, key, actor: actor.into(), places: Arc::default() }
     }
 
     /// The same access for someone else, whose name the audit log keeps.

@@ -8,6 +8,7 @@ use crate::{
     deploy::{Change, EndedHow},
     deployment::{Deployment, Guard, select},
     error::InboxError,
+    policy::PayloadPolicy,
     subscription::Consumer,
 };
 
@@ -130,24 +131,47 @@ impl Admin {
             "digest": hex::encode(&deployment.digest), "reason": reason });
         let host = self.acting_as("oncebox");
         host.audit(&mut tx, "canary.rollback", Subject::of(&consumer.tenant, &consumer.name), details).await?;
-        let redriven = redrive(&mut tx, consumer.consumer_id, &deployment).await?;
+        let redriven = self.redrive_withdrawn(&mut tx, consumer, &deployment).await?.unwrap_or_default();
         tx.commit().await?;
+        // Who calls this waits for no tenant's database: the announcement is what makes a host look there.
         self.announce(consumer).await;
         Ok(Some(Withdrawn { deployment, reason, redriven }))
     }
+
+    /// Run again what a withdrawn deployment failed, in the transaction that withdraws it, where that reaches
+    /// the messages. None: they are in the tenant's own database, and the transaction leaves a mark.
+    pub(crate) async fn redrive_withdrawn(
+        &self,
+        connection: &mut PgConnection,
+        consumer: &Consumer,
+        withdrawn: &Deployment,
+    ) -> Result<Option<u64>, InboxError> {
+        const ELSEWHERE: &str = "SELECT database_url IS NOT NULL FROM oncebox.tenant WHERE tenant_id = $1";
+        const MARK: &str = "UPDATE oncebox.deployment SET redrive_pending = true WHERE deployment_id = $1";
+        if sqlx::query_scalar(ELSEWHERE).bind(consumer.tenant_id).fetch_one(&mut *connection).await? {
+            sqlx::query(MARK).bind(withdrawn.deployment_id).execute(connection).await?;
+            return Ok(None);
+        }
+        let keeps_payloads = consumer.policy()?.payload != PayloadPolicy::None;
+        redrive(connection, consumer.consumer_id, withdrawn, keeps_payloads).await.map(Some)
+    }
 }
 
-/// Run again what a withdrawn deployment failed, with the version that is live, in the transaction that
-/// withdraws it. Rows that kept no payload cannot be run again; messages that it holds under a lease come
-/// again by themselves.
-pub(crate) async fn redrive(connection: &mut PgConnection, consumer_id: i32, withdrawn: &Deployment) -> Result<u64, InboxError> {
+/// Run again what a withdrawn deployment failed, with the version that is live. Rows that kept no payload
+/// cannot be run again; messages that it holds under a lease come again by themselves.
+pub(crate) async fn redrive(
+    connection: &mut PgConnection,
+    consumer_id: i32,
+    withdrawn: &Deployment,
+    keeps_payloads: bool,
+) -> Result<u64, InboxError> {
     const REDRIVE: &str = "UPDATE oncebox.inbox i SET status = 'failed_retryable', next_attempt_at = now(), processed_at = NULL, \
             bucket = oncebox.bucket_at(i.retention_class, now()) \
         FROM oncebox.consumer c WHERE c.consumer_id = $1 AND i.consumer_id = $1 AND i.retention_class = c.retention_class \
             AND i.version_id = $2 AND i.status IN ('failed_retryable', 'failed_terminal', 'parked') AND i.received_at >= $3 \
-            AND (i.status = 'failed_retryable' OR c.policy->>'payload' IS DISTINCT FROM 'none')";
+            AND (i.status = 'failed_retryable' OR $4)";
     // What it failed long ago, under an earlier deployment, was someone's decision by now.
-    let redrive = sqlx::query(REDRIVE).bind(consumer_id).bind(withdrawn.version_id).bind(withdrawn.created_at);
+    let redrive = sqlx::query(REDRIVE).bind(consumer_id).bind(withdrawn.version_id).bind(withdrawn.created_at).bind(keeps_payloads);
     Ok(redrive.execute(connection).await?.rows_affected())
 }
 

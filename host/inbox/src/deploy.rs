@@ -9,7 +9,6 @@ use sqlx::PgConnection;
 use crate::{
     admin::{Admin, check_name},
     audit::Subject,
-    canary,
     deployment::{Deployment, Guard, NewDeployment, Role, Slot, select},
     error::InboxError,
     event_versions,
@@ -66,6 +65,9 @@ impl Admin {
         check(new)?;
         let consumer = self.consumer(tenant, consumer).await?;
         check_limits(&new.limits, &consumer.policy()?)?;
+        if new.requires_migration.is_some() {
+            self.copy_migrations(&self.tenant(&consumer.tenant).await?).await?;
+        }
         let mut tx = self.pool.begin().await?;
         let mut change = Change::begin(&mut tx, &consumer).await?;
         let version = version::find(change.connection, consumer.tenant_id, &new.handler, &new.version).await?;
@@ -118,9 +120,14 @@ impl Admin {
         let details = json!({ "event_type": slot.event_type, "event_versions": slot.event_versions, "withdrawn": withdrawn.deployment_id,
             "withdrawn_digest": hex::encode(&withdrawn.digest), "digest": hex::encode(&target.digest), "reason": reason });
         self.audit(&mut tx, "rollback", Subject::of(&consumer.tenant, &consumer.name), details).await?;
-        let redriven = if redrive { canary::redrive(&mut tx, consumer.consumer_id, &withdrawn).await? } else { 0 };
+        let redriven = if redrive { self.redrive_withdrawn(&mut tx, &consumer, &withdrawn).await? } else { Some(0) };
         tx.commit().await?;
         self.announce(&consumer).await;
+        self.fence_place(&consumer).await?;
+        let redriven = match redriven {
+            Some(redriven) => redriven,
+            None => self.redriven(withdrawn.deployment_id).await?,
+        };
         let live = self.deployment(consumer.consumer_id, live_id).await?;
         let withdrawn = self.deployment(consumer.consumer_id, withdrawn.deployment_id).await?;
         Ok(Rollback { withdrawn, live, migrations_kept, redriven })
@@ -193,7 +200,22 @@ impl Admin {
         self.audit(&mut tx, "deployment.end", Subject::of(&consumer.tenant, &consumer.name), details).await?;
         tx.commit().await?;
         self.announce(&consumer).await;
+        self.fence_place(&consumer).await?;
         self.deployment(consumer.consumer_id, deployment_id).await
+    }
+
+    /// What a withdrawal requires of claims, also where the tenant's claims are made. Until it stands there,
+    /// nobody is told that nothing begins with the withdrawn version any more; hosts repeat it.
+    async fn fence_place(&self, consumer: &Consumer) -> Result<(), InboxError> {
+        let text = || {
+            format!(
+                "the change of `{}/{}` is made, but the tenant's own database does not know of it yet: hosts that reach it may still \
+                 complete messages with what was withdrawn; they tell it as soon as it answers, `oncebox deployments` shows what is live",
+                consumer.tenant, consumer.name
+            )
+        };
+        let fenced = self.mirror_of(&consumer.tenant).await;
+        fenced.map_err(|source| InboxError::NotThereYet { text: text(), source: Box::new(source) })
     }
 
     /// Tell the hosts to look. Only a hint, and after the commit: they ask by themselves as well, and a

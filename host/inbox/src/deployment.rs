@@ -222,17 +222,35 @@ impl Admin {
         // The version before the live one may still fail messages on another host; older ones count as long
         // as a message waits for them.
         const PINNED: &str = "WHERE d.consumer_id = $1 AND d.role = 'stable' AND d.retries = 'pinned' AND d.ended_how = 'superseded' \
-            AND (d.ended_at > now() - interval '10 minutes' OR EXISTS (SELECT FROM oncebox.inbox i \
-                WHERE i.consumer_id = $1 AND i.version_id = d.version_id AND i.status IN ('received', 'in_progress', 'failed_retryable'))) \
-            ORDER BY d.deployment_id DESC";
+            AND (d.ended_at > now() - interval '10 minutes' OR d.version_id = ANY ($2)) ORDER BY d.deployment_id DESC";
+        let awaited = self.versions_awaited(consumer_id).await?;
         // One snapshot: the generation speaks for exactly these rows.
         let mut tx = self.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
         let generation = sqlx::query_scalar("SELECT generation FROM oncebox.consumer WHERE consumer_id = $1");
         let generation = generation.bind(consumer_id).fetch_one(&mut *tx).await?;
         let live = select(LIVE).bind(consumer_id).fetch_all(&mut *tx).await?;
-        let pinned = select(PINNED).bind(consumer_id).fetch_all(&mut *tx).await?;
+        let pinned = select(PINNED).bind(consumer_id).bind(awaited).fetch_all(&mut *tx).await?;
         tx.commit().await?;
         Ok(Deployments { generation, live, pinned })
+    }
+
+    /// Versions that were live, that retries are pinned to, and that a message waits for.
+    async fn versions_awaited(&self, consumer_id: i32) -> Result<Vec<i32>, InboxError> {
+        const PINNED: &str = "SELECT DISTINCT version_id FROM oncebox.deployment \
+            WHERE consumer_id = $1 AND role = 'stable' AND retries = 'pinned' AND ended_how = 'superseded'";
+        const AWAITED: &str = "SELECT u.version_id FROM unnest($2::int[]) AS u(version_id) WHERE EXISTS (SELECT FROM oncebox.inbox i \
+            WHERE i.consumer_id = $1 AND i.version_id = u.version_id AND i.status IN ('received', 'in_progress', 'failed_retryable'))";
+        const TENANT: &str = "SELECT t.* FROM oncebox.tenant t JOIN oncebox.consumer c USING (tenant_id) WHERE c.consumer_id = $1";
+        let pinned: Vec<i32> = sqlx::query_scalar(PINNED).bind(consumer_id).fetch_all(&self.pool).await?;
+        if pinned.is_empty() {
+            return Ok(pinned);
+        }
+        let place = self.place(&sqlx::query_as(TENANT).bind(consumer_id).fetch_one(&self.pool).await?)?;
+        let awaited = sqlx::query_scalar(AWAITED).bind(consumer_id).bind(&pinned).fetch_all(&place.pool).await;
+        match awaited {
+            Err(_) if place.is_own => Ok(pinned), // it does not answer: all of them may be waited for
+            awaited => Ok(awaited?),
+        }
     }
 
     /// The deployments of a consumer, newest first: those that are live, or all there ever were.

@@ -11,6 +11,22 @@ pub enum InboxError {
     /// The database cannot be reached, or a connection broke outside a handler.
     #[error("the database is not reachable: {}", plain(.0))]
     Unreachable(#[source] sqlx::Error),
+    /// The database that a tenant named cannot be reached.
+    #[error("the database of tenant `{tenant}` is not reachable: {}", plain(.source))]
+    PlaceAway {
+        /// The tenant.
+        tenant: String,
+        /// What the driver says.
+        source: sqlx::Error,
+    },
+    /// A change is made in the host's database, and a tenant's own does not know of it yet.
+    #[error("{text}: {source}")]
+    NotThereYet {
+        /// What is to be done about it.
+        text: String,
+        /// Why.
+        source: Box<InboxError>,
+    },
     /// The answer to COMMIT was lost. Claiming again finds out what became of it.
     #[error("the answer to a commit was lost: {}", plain(.0))]
     CommitUnknown(#[source] sqlx::Error),

@@ -13,7 +13,7 @@ use std::sync::{
     atomic::{AtomicU8, Ordering},
 };
 
-/// Every fail point, in the order in which a message passes them.
+/// Every fail point of a message, in the order in which a message passes them.
 pub const POINTS: &[&str] = &[
     "inbox:claim:before",
     "inbox:claim:after",
@@ -43,6 +43,10 @@ pub const POINTS: &[&str] = &[
 /// Every fail point on the way of a change of a consumer that a host carries out.
 pub const CHANGE_POINTS: &[&str] =
     &["consumer:drained:before", "consumer:seek:before", "consumer:seek:committed", "consumer:delete:batch", "consumer:delete:last"];
+
+/// Fail points between a host's database and one that a tenant named.
+pub const PLACE_POINTS: &[&str] =
+    &["place:create:after", "place:mirror:before", "place:mirror:after", "place:redrive:before", "place:redrive:after"];
 
 /// Nothing is armed, and nothing will be but by [`arm`].
 const IDLE: u8 = 0;
@@ -86,7 +90,7 @@ pub fn arm(name: &str, nth: u64) -> bool {
 }
 
 fn is_known(name: &str) -> bool {
-    POINTS.contains(&name) || CHANGE_POINTS.contains(&name)
+    [POINTS, CHANGE_POINTS, PLACE_POINTS].iter().any(|points| points.contains(&name))
 }
 
 /// Let the process live.

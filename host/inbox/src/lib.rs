@@ -76,7 +76,7 @@ pub use identity::collapses;
 pub use keys::MasterKey;
 pub use migration::Migration;
 pub use partition::PartitionInbox;
-pub use place::Place;
+pub use place::{DatabaseUrl, Drift, Place};
 pub use policy_change::{Consequence, PolicyChange, PolicyDifference};
 pub use problem::Problem;
 pub use rehearsal::{Rehearsal, Rehearsed};

@@ -51,6 +51,9 @@ impl Admin {
         let applied = self.run_migration(&mut connection, &credentials.secret, name, &statements, &digest).await;
         let _ = connection.close().await; // what is not committed by now never is
         applied.map_err(|error| InboxError::Invalid(format!("{what} was not applied: {error}")))?;
+        if let Err(error) = self.copy_migrations(tenant).await {
+            tracing::warn!(tenant = tenant.name, migration = name, %error, "a migration is recorded in the tenant's own database alone; it is copied later");
+        }
         Ok(true)
     }
 
@@ -78,9 +81,14 @@ impl Admin {
 
     /// The migrations that a tenant's schema holds, in the order in which they were applied.
     pub async fn migrations(&self, tenant: &str) -> Result<Vec<Migration>, InboxError> {
-        const LIST: &str = "SELECT m.name, m.digest, m.applied_at, m.applied_by FROM oncebox.tenant_migration m \
-            JOIN oncebox.tenant t USING (tenant_id) WHERE t.name = $1 ORDER BY m.applied_at, m.name";
-        Ok(sqlx::query_as(LIST).bind(tenant).fetch_all(&self.pool).await?)
+        self.migrations_held(&self.tenant(tenant).await?).await
+    }
+
+    /// The same, of a tenant whose row is at hand.
+    pub(crate) async fn migrations_held(&self, tenant: &Tenant) -> Result<Vec<Migration>, InboxError> {
+        const LIST: &str = "SELECT name, digest, applied_at, applied_by FROM oncebox.tenant_migration \
+            WHERE tenant_id = $1 ORDER BY applied_at, name";
+        Ok(sqlx::query_as(LIST).bind(tenant.tenant_id).fetch_all(&self.place(tenant)?.pool).await?)
     }
 }
 

@@ -13,7 +13,8 @@ const REVOKE_FUNCTIONS: &str = include_str!("revoke_functions.sql");
 /// A function that a migration adds is executable by PUBLIC, and by no tenant in particular.
 const GRANTS: &str = "DO $$ DECLARE guest text; owner text; BEGIN \
     REVOKE ALL ON ALL FUNCTIONS IN SCHEMA oncebox, oncebox_host FROM PUBLIC; \
-    FOR guest, owner IN SELECT login, owner_login FROM oncebox.tenant LOOP \
+    FOR guest, owner IN SELECT login, owner_login FROM oncebox.tenant \
+        WHERE to_regrole(login) IS NOT NULL AND to_regrole(owner_login) IS NOT NULL LOOP \
         EXECUTE format('GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA oncebox_host TO %I', guest); \
         EXECUTE format('GRANT USAGE ON SCHEMA oncebox_host TO %I', owner); \
         EXECUTE format('GRANT EXECUTE ON FUNCTION oncebox_host.migration_applied TO %I', owner); \
@@ -32,6 +33,30 @@ pub async fn migrate(options: &PgConnectOptions) -> Result<Vec<String>, InboxErr
     let open = close_public(&mut admin, &owner).await;
     admin.close().await?;
     Ok(open)
+}
+
+/// Whether a database lacks migrations that this program knows. One that holds more is not behind: a newer
+/// program brought it there, and old code survives what that changed.
+pub(crate) async fn is_behind(connection: &mut PgConnection) -> Result<bool, InboxError> {
+    let has_table: bool =
+        sqlx::query_scalar("SELECT to_regclass('oncebox._sqlx_migrations') IS NOT NULL").fetch_one(&mut *connection).await?;
+    if !has_table {
+        return Ok(true);
+    }
+    let newest: Option<i64> =
+        sqlx::query_scalar("SELECT max(version) FROM oncebox._sqlx_migrations WHERE success").fetch_one(connection).await?;
+    Ok(newest < MIGRATIONS.iter().map(|migration| migration.version).max())
+}
+
+/// In a tenant's own database, what a shadow found speaks of deployments that are rows of the host's.
+pub(crate) async fn let_deployments_be_elsewhere(pool: &PgPool) -> Result<(), InboxError> {
+    const BOUND: &str = "SELECT format('ALTER TABLE %s DROP CONSTRAINT IF EXISTS %I', conrelid::regclass, conname) FROM pg_constraint \
+        WHERE contype = 'f' AND confrelid = 'oncebox.deployment'::regclass \
+            AND conrelid IN ('oncebox.shadow_total'::regclass, 'oncebox.shadow_sum'::regclass, 'oncebox.shadow_difference'::regclass)";
+    for free in sqlx::query_scalar::<_, String>(BOUND).fetch_all(pool).await? {
+        pool.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(free))).await?;
+    }
+    Ok(())
 }
 
 /// The role without login that owns the host's schemas. Its name is random, since roles belong to the

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use sqlx::Executor;
+use sqlx::{Executor, PgPool};
 
 use crate::{
     admin::{Admin, check_name, taken},
@@ -87,6 +87,8 @@ pub struct Tenant {
     /// Where its inbox and tables are, sealed under the master key; none for the host's database.
     #[serde(skip)]
     pub(crate) database_url: Option<Vec<u8>>,
+    /// Host, port and name of that database.
+    pub database: Option<String>,
     /// When it was created.
     pub created_at: chrono::DateTime<chrono::Utc>,
 }
@@ -99,7 +101,8 @@ impl Admin {
         let (schema, login, owner) = (format!("t_{opaque}"), format!("oncebox_{opaque}"), format!("oncebox_{opaque}_owner"));
         let mut tx = self.pool.begin().await?;
         let credentials = Credentials::generate();
-        for statement in self.role_statements(&schema, &login, &owner, &credentials).await? {
+        let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())").fetch_one(&mut *tx).await?;
+        for statement in role_statements(&database, &schema, &login, &owner, &credentials) {
             tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(statement))).await?;
         }
         const INSERT: &str = "INSERT INTO oncebox.tenant (name, schema_name, login, owner_login, secret_hash, credentials) \
@@ -116,43 +119,17 @@ impl Admin {
             .map_err(|error| taken(error, "tenant", name))?;
         self.audit(&mut tx, "tenant.create", Subject::tenant(name), json!({})).await?;
         tx.commit().await?;
-        self.restrict_logs(&login).await;
+        self.restrict_logs(&self.pool, &login).await;
         Ok(tenant)
-    }
-
-    async fn role_statements(&self, schema: &str, login: &str, owner: &str, credentials: &Credentials) -> Result<Vec<String>, InboxError> {
-        let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())").fetch_one(&self.pool).await?;
-        let guest_verifier = scram::verifier(&credentials.guest_password);
-        let owner_verifier = scram::verifier(&credentials.owner_password);
-        Ok(vec![
-            format!("CREATE ROLE {login} LOGIN NOINHERIT PASSWORD '{guest_verifier}'"),
-            format!("CREATE ROLE {owner} LOGIN NOINHERIT CONNECTION LIMIT 4 PASSWORD '{owner_verifier}'"),
-            // A login that is no superuser may only give away what it could also have.
-            format!(
-                "DO $$ BEGIN IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN EXECUTE format('GRANT {owner}, {login} TO %I', current_user); END IF; END $$"
-            ),
-            format!("GRANT CONNECT ON DATABASE {database} TO {login}, {owner}"),
-            format!("CREATE SCHEMA {schema} AUTHORIZATION {owner}"),
-            format!("GRANT USAGE ON SCHEMA {schema}, oncebox_host TO {login}"),
-            format!("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA oncebox_host TO {login}"),
-            format!("GRANT USAGE ON SCHEMA oncebox_host TO {owner}"),
-            format!("GRANT EXECUTE ON FUNCTION oncebox_host.migration_applied TO {owner}"),
-            format!(
-                "ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA {schema} GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO {login}"
-            ),
-            format!("ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA {schema} GRANT USAGE ON SEQUENCES TO {login}"),
-            format!("ALTER ROLE {login} SET default_transaction_read_only = on"),
-            format!("ALTER ROLE {owner} SET search_path = {schema}"),
-        ])
     }
 
     /// Keep parameters of slow statements out of the server's log, bound temporary files, and notice
     /// deadlocks soon: on hot rows the wait for the detector is most of the time. Only a superuser may
     /// say so.
-    async fn restrict_logs(&self, login: &str) {
+    pub(crate) async fn restrict_logs(&self, pool: &PgPool, login: &str) {
         for setting in ["log_parameter_max_length = 0", "temp_file_limit = '256MB'", "deadlock_timeout = '100ms'"] {
             let statement = format!("ALTER ROLE {login} SET {setting}");
-            if let Err(error) = self.pool.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(statement))).await {
+            if let Err(error) = pool.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(statement))).await {
                 tracing::warn!(%error, setting, "failed to set a default of the tenant's role; a superuser has to");
             }
         }
@@ -161,6 +138,9 @@ impl Admin {
     /// Take back a tenant that was just created and has neither consumers nor sessions, so that its
     /// creation can be tried again.
     pub async fn take_back_tenant(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        if tenant.database.is_some() {
+            return self.take_back_from_place(tenant).await;
+        }
         let Tenant { schema_name: schema, login, owner_login: owner, .. } = tenant;
         let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())").fetch_one(&self.pool).await?;
         let mut tx = self.pool.begin().await?;
@@ -186,4 +166,32 @@ impl Admin {
         let tenant = sqlx::query_as("SELECT * FROM oncebox.tenant WHERE name = $1").bind(name).fetch_optional(&self.pool).await?;
         tenant.ok_or_else(|| InboxError::NotFound(format!("there is no tenant `{name}`; `oncebox tenant list` shows those there are")))
     }
+}
+
+/// What makes the roles and the schema of a tenant in a database, or what is missing of them, and sets the
+/// passwords.
+pub(crate) fn role_statements(database: &str, schema: &str, login: &str, owner: &str, credentials: &Credentials) -> Vec<String> {
+    let guest_verifier = scram::verifier(&credentials.guest_password);
+    let owner_verifier = scram::verifier(&credentials.owner_password);
+    let make = |role: &str| format!("DO $$ BEGIN IF to_regrole('{role}') IS NULL THEN CREATE ROLE {role}; END IF; END $$");
+    vec![
+        make(login),
+        make(owner),
+        format!("ALTER ROLE {login} LOGIN NOINHERIT PASSWORD '{guest_verifier}'"),
+        format!("ALTER ROLE {owner} LOGIN NOINHERIT CONNECTION LIMIT 4 PASSWORD '{owner_verifier}'"),
+        // A login that is no superuser may only give away what it could also have.
+        format!(
+            "DO $$ BEGIN IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN EXECUTE format('GRANT {owner}, {login} TO %I', current_user); END IF; END $$"
+        ),
+        format!("GRANT CONNECT ON DATABASE {database} TO {login}, {owner}"),
+        format!("CREATE SCHEMA IF NOT EXISTS {schema} AUTHORIZATION {owner}"),
+        format!("GRANT USAGE ON SCHEMA {schema}, oncebox_host TO {login}"),
+        format!("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA oncebox_host TO {login}"),
+        format!("GRANT USAGE ON SCHEMA oncebox_host TO {owner}"),
+        format!("GRANT EXECUTE ON FUNCTION oncebox_host.migration_applied TO {owner}"),
+        format!("ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA {schema} GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO {login}"),
+        format!("ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA {schema} GRANT USAGE ON SEQUENCES TO {login}"),
+        format!("ALTER ROLE {login} SET default_transaction_read_only = on"),
+        format!("ALTER ROLE {owner} SET search_path = {schema}"),
+    ]
 }

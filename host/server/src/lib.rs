@@ -16,6 +16,7 @@ pub mod local;
 mod logs;
 mod messages;
 mod open;
+mod places;
 mod presence;
 mod report;
 mod routes;

@@ -113,6 +113,7 @@ pub(crate) async fn migrate(config: &Config) -> Result<()> {
     for what in &open {
         tracing::warn!(what, "the database is less closed than it should be");
     }
+    admin.check_is_no_place().await?;
     schema::ensure_partitions(&admin.pool).await.context("failed to make the inbox's partitions")?;
     Ok(())
 }

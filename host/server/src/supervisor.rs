@@ -26,6 +26,7 @@ use crate::{
     handlers::Loader,
     http::Readiness,
     open::Openings,
+    places,
     presence::Presence,
     report,
     running::Running,
@@ -107,6 +108,7 @@ impl Supervisor {
         let announcements = tokio::spawn(announcements::listen(host.admin.clone(), host.look.clone()));
         let partitions = tokio::spawn(make_partitions(host.admin.clone()));
         let capture = tokio::spawn(keep_capture(host.admin.clone()));
+        let places = tokio::spawn(places::keep(host.admin.clone()));
         let waking = tokio::spawn(wakeups::run(host.lookout.clone(), host.budget.clone(), stop.clone()));
         let (began, mut look_due) = (Instant::now(), Instant::now());
         while !stop.is_cancelled() {
@@ -130,6 +132,7 @@ impl Supervisor {
         announcements.abort();
         partitions.abort();
         capture.abort();
+        places.abort();
         waking.abort();
         host.announce(Err("draining".to_owned()));
         let drained = tasks.drain(fleet).await;
@@ -236,6 +239,8 @@ impl Supervisor {
     pub(crate) async fn start(&self, consumer: &Consumer, work: oncebox_inbox::Work) -> Result<Running> {
         let policy = consumer.policy()?;
         let tenant = self.admin.tenant(&consumer.tenant).await?;
+        // Here, where nobody else waits for it: a tenant's own database may be away.
+        self.admin.prepare_place(&tenant).await?;
         let routes = self.loader.load(&tenant, consumer, &policy).await?;
         let sessions = self.sessions.of(self, &tenant)?;
         Running::start(self, consumer, routes, sessions, self.look.clone(), work)

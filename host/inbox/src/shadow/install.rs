@@ -60,7 +60,7 @@ impl Admin {
         let owner = quoted(&tenant.owner_login);
         let grant =
             format!("GRANT USAGE ON SCHEMA oncebox_host TO {owner}; GRANT EXECUTE ON FUNCTION oncebox_host.capture_row() TO {owner}");
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.place(tenant)?.pool.begin().await?;
         tx.execute("SELECT pg_advisory_xact_lock(hashtextextended('oncebox capture', 0))").await?;
         tx.execute(sqlx::raw_sql(AssertSqlSafe(grant))).await?;
         tx.commit().await?;
@@ -85,7 +85,7 @@ impl Admin {
     }
 
     async fn tables(&self, query: &'static str, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
-        Ok(sqlx::query_scalar(query).bind(&tenant.schema_name).fetch_all(&self.pool).await?)
+        Ok(sqlx::query_scalar(query).bind(&tenant.schema_name).fetch_all(&self.place(tenant)?.pool).await?)
     }
 
     /// One statement for each table, over a short connection of the owner's; the answer names those that

@@ -106,11 +106,10 @@ struct Total {
 impl Admin {
     /// What a shadow has found so far; nothing, where it has found nothing yet.
     pub async fn shadow_report(&self, deployment_id: i64) -> Result<ShadowReport, InboxError> {
-        let role: Option<String> = sqlx::query_scalar("SELECT role FROM oncebox.deployment WHERE deployment_id = $1")
-            .bind(deployment_id)
-            .fetch_optional(&self.pool)
-            .await?;
-        match role.as_deref() {
+        const ROLE: &str =
+            "SELECT d.role, c.tenant_id FROM oncebox.deployment d JOIN oncebox.consumer c USING (consumer_id) WHERE d.deployment_id = $1";
+        let found: Option<(String, i32)> = sqlx::query_as(ROLE).bind(deployment_id).fetch_optional(&self.pool).await?;
+        match found.as_ref().map(|(role, _)| role.as_str()) {
             None => return Err(InboxError::NotFound(format!("there is no deployment {deployment_id}"))),
             Some("shadow") => {}
             Some(role) => {
@@ -119,10 +118,12 @@ impl Admin {
                 )));
             }
         }
-        let total: Option<Total> = sqlx::query_as("SELECT * FROM oncebox.shadow_total WHERE deployment_id = $1")
-            .bind(deployment_id)
-            .fetch_optional(&self.pool)
-            .await?;
+        // What it found speaks of the tenant's rows, and is kept beside them.
+        const TENANT: &str = "SELECT * FROM oncebox.tenant WHERE tenant_id = $1";
+        let tenant = sqlx::query_as(TENANT).bind(found.map(|(_, tenant_id)| tenant_id)).fetch_one(&self.pool).await?;
+        let pool = &self.place(&tenant)?.pool;
+        let total: Option<Total> =
+            sqlx::query_as("SELECT * FROM oncebox.shadow_total WHERE deployment_id = $1").bind(deployment_id).fetch_optional(pool).await?;
         let Some(total) = total else { return Ok(ShadowReport { deployment_id, ..ShadowReport::default() }) };
         const SUMS: &str = "SELECT \"table\", change, \"column\", messages FROM oncebox.shadow_sum WHERE deployment_id = $1 \
             ORDER BY messages DESC, \"table\", change, \"column\"";
@@ -144,8 +145,8 @@ impl Admin {
             candidate_statements: total.candidate_statements,
             first_at: Some(total.first_at),
             last_at: Some(total.last_at),
-            sums: sqlx::query_as(SUMS).bind(deployment_id).fetch_all(&self.pool).await?,
-            differences: sqlx::query_as(NEWEST).bind(deployment_id).fetch_all(&self.pool).await?,
+            sums: sqlx::query_as(SUMS).bind(deployment_id).fetch_all(pool).await?,
+            differences: sqlx::query_as(NEWEST).bind(deployment_id).fetch_all(pool).await?,
         })
     }
 }

@@ -23,6 +23,10 @@ pub(super) enum TenantCommand {
         /// SQL file with the tenant's tables, applied as the owner of its schema
         #[arg(long)]
         schema: Vec<PathBuf>,
+        /// File with the URL of an empty PostgreSQL database that holds its inbox and tables instead of the
+        /// host's; or ONCEBOX_TENANT_DATABASE_URL
+        #[arg(long)]
+        database_url_file: Option<PathBuf>,
     },
     /// List tenants
     List,
@@ -42,21 +46,33 @@ pub(super) enum TenantCommand {
 
 pub(super) async fn run(api: &Api, command: TenantCommand, json: bool) -> Result<()> {
     match command {
-        TenantCommand::Create { name, schema } => create(api, &name, &schema, json).await,
+        TenantCommand::Create { name, schema, database_url_file } => {
+            let database_url = database_url(database_url_file.as_deref())?;
+            create(api, &name, &schema, database_url, json).await
+        }
         TenantCommand::List => list(api, json).await,
         TenantCommand::Migrate { tenant, list: true, .. } => applied(api, &tenant, json).await,
         TenantCommand::Migrate { tenant, files, list: false } => migrate(api, &tenant, &files, json).await,
     }
 }
 
-async fn create(api: &Api, name: &str, schema: &[PathBuf], json: bool) -> Result<()> {
+/// The URL of a tenant's own database. It holds a password, so it is no argument, which every process can read.
+fn database_url(file: Option<&Path>) -> Result<Option<String>> {
+    let Some(path) = file else { return Ok(std::env::var("ONCEBOX_TENANT_DATABASE_URL").ok().filter(|url| !url.is_empty())) };
+    let read = std::fs::read_to_string(path);
+    let url = read.with_context(|| format!("failed to read the tenant's database URL from `{}`", path.display()))?;
+    Ok(Some(url.trim().to_owned()))
+}
+
+async fn create(api: &Api, name: &str, schema: &[PathBuf], database_url: Option<String>, json: bool) -> Result<()> {
     let files: Vec<_> = schema.iter().map(|path| Migration::read(path, &|path| std::fs::read(path))).collect::<Result<_>>()?;
     let migrations = files.iter().map(Migration::to_send).collect();
-    let tenant: wire::Tenant = api.post(&path(&["tenants"]), &NewTenant { name: name.to_owned(), migrations }).await?;
+    let tenant: wire::Tenant = api.post(&path(&["tenants"]), &NewTenant { name: name.to_owned(), migrations, database_url }).await?;
     if json {
         return output::json(&tenant);
     }
-    println!("tenant `{name}` created; its tables live in schema `{}`", tenant.schema_name);
+    let place = tenant.database.map(|database| format!(" of its own database {database}")).unwrap_or_default();
+    println!("tenant `{name}` created; its tables live in schema `{}`{place}", tenant.schema_name);
     Ok(())
 }
 

@@ -41,7 +41,8 @@ pub(super) async fn carry_out(api: &Api, changes: &[Change<'_>]) -> Result<Vec<(
 }
 
 async fn tenant_is_made(api: &Api, tenant: &file::Tenant) -> Result<()> {
-    let _: wire::Tenant = api.post(&path(&["tenants"]), &NewTenant { name: tenant.name.clone(), migrations: Vec::new() }).await?;
+    let _: wire::Tenant =
+        api.post(&path(&["tenants"]), &NewTenant { name: tenant.name.clone(), migrations: Vec::new(), database_url: None }).await?;
     Ok(())
 }
 
