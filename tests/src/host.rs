@@ -8,7 +8,7 @@ use std::{
     fs::{self, File},
     net::SocketAddr,
     path::{Path, PathBuf},
-    process::{Command, ExitStatus, Stdio},
+    process::{Command, ExitStatus, Output, Stdio},
     sync::{
         Mutex,
         atomic::{AtomicBool, Ordering},
@@ -17,7 +17,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use oncebox_inbox::{Admin, MasterKey, NewDeployment, Tenant, policy::Policy};
+use oncebox_inbox::{Admin, DatabaseUrl, MasterKey, NewDeployment, Tenant, policy::Policy};
 use oncebox_server::local::{free_port, process::Child};
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
@@ -96,6 +96,10 @@ pub struct Options {
     pub postgres: Option<String>,
     /// Other brokers than the shared one.
     pub brokers: Option<String>,
+    /// The tenant's inbox and tables are in a database of its own.
+    pub own_database: bool,
+    /// A superuser's URL of another server for that than the host's.
+    pub own_postgres: Option<String>,
 }
 
 impl Default for Options {
@@ -111,6 +115,8 @@ impl Default for Options {
             idle_after_ms: 60_000,
             postgres: None,
             brokers: None,
+            own_database: false,
+            own_postgres: None,
         }
     }
 }
@@ -135,7 +141,7 @@ impl Options {
 pub struct Scenario {
     /// What a person can do.
     pub admin: Admin,
-    /// Connections of a superuser, to look and to meddle.
+    /// Connections of a superuser to the database of the tenant's inbox and tables, to look and to meddle.
     pub pool: PgPool,
     /// The tenant.
     pub tenant: Tenant,
@@ -151,6 +157,8 @@ pub struct Scenario {
     sent: Mutex<Load>,
     failed: AtomicBool,
     database: TestDatabase,
+    /// The tenant's own, where it has one.
+    _own: Option<TestDatabase>,
 }
 
 impl Scenario {
@@ -162,11 +170,9 @@ impl Scenario {
     /// One with options.
     pub async fn with(options: Options) -> Result<Self> {
         let (admin, brokers) = servers(&options).await?;
-        let database = TestDatabase::create_on(&admin, inbox::SOURCE, async |url: &str| inbox::prepare(&url.parse()?).await).await?;
+        let (database, host_pool) = migrated(&admin).await?;
         let connect: PgConnectOptions = database.url().parse()?;
-        let pool = PgPoolOptions::new().max_connections(4).connect_lazy_with(connect.clone());
-        // Privileges on a database are not copied from its template.
-        pool.execute(AssertSqlSafe(format!("REVOKE ALL ON DATABASE {} FROM PUBLIC", database.name()))).await?;
+        let own = if options.own_database { Some(migrated(options.own_postgres.as_deref().unwrap_or(&admin)).await?) } else { None };
 
         let unique = format!("{:08x}", rand::random::<u32>());
         let topic = format!("payments.{unique}");
@@ -176,7 +182,11 @@ impl Scenario {
         let key = MasterKey::generate();
         let admin = Admin::new(connect, MasterKey::parse(&key)?, "test");
         // The tenant's name is in the group's.
-        let tenant = admin.create_tenant(&format!("t-{unique}")).await?;
+        let tenant = match &own {
+            Some((own, _)) => admin.create_tenant_at(&format!("t-{unique}"), &DatabaseUrl::parse(own.url())?).await?,
+            None => admin.create_tenant(&format!("t-{unique}")).await?,
+        };
+        let (own, pool) = own.map_or((None, host_pool), |(own, pool)| (Some(own), pool));
         admin.apply_migration(&tenant, "tables", SCHEMA).await?;
         let consumer_id = admin.create_consumer(&tenant.name, CONSUMER, &options.policy(&topic)?).await?.consumer_id;
         let behaviour = BEHAVIOUR.replace("{schema}", &tenant.schema_name).replace("{consumer}", &consumer_id.to_string());
@@ -187,7 +197,7 @@ impl Scenario {
         fs::create_dir_all(&dir).with_context(|| format!("failed to create `{}`", dir.display()))?;
         let producer = producer(&brokers)?;
         let (sent, failed) = (Mutex::default(), AtomicBool::new(false));
-        Ok(Self { admin, pool, tenant, consumer_id, topic, options, brokers, key, dir, producer, sent, failed, database })
+        Ok(Self { admin, pool, tenant, consumer_id, topic, options, brokers, key, dir, producer, sent, failed, database, _own: own })
     }
 
     // Hosts ---------------------------------------------------------------------------------
@@ -201,27 +211,38 @@ impl Scenario {
         let member =
             if self.options.static_members { format!("[kafka.properties]\n'group.instance.id' = '{name}'\n") } else { String::new() };
         fs::write(&config, member).context("failed to write the host's configuration")?;
-        let mut command = Command::new(program()?);
-        for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("ONCEBOX_")) {
-            command.env_remove(variable);
-        }
+        let mut command = self.program(variables)?;
         command
             .arg("serve")
             .env("ONCEBOX_CONFIG", &config)
-            .env("ONCEBOX_DATABASE_URL", self.database.url())
-            .env("ONCEBOX_KAFKA_BROKERS", &self.brokers)
-            .env("ONCEBOX_MASTER_KEY", &self.key)
             .env("ONCEBOX_HTTP_LISTEN", http.to_string())
             .env("ONCEBOX_API_LISTEN", "127.0.0.1:0")
             .env("ONCEBOX_RUNTIME_CACHE_DIR", target_dir().join("test-hosts/cache"))
             .env("ONCEBOX_KAFKA_IDLE_AFTER_MS", self.options.idle_after_ms.to_string())
             .env("ONCEBOX_LOG_FORMAT", "text")
-            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output);
         let child = Child::spawn(command, libc::SIGKILL).context("failed to start a host")?;
         Ok(HostProcess { name: name.to_owned(), child, http, log })
+    }
+
+    /// Run a command of the program, with its fail points, on the host's database.
+    pub fn command(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Result<Output> {
+        self.program(variables)?.args(arguments).stdin(Stdio::null()).output().context("failed to run the program")
+    }
+
+    fn program(&self, variables: &[(&str, &str)]) -> Result<Command> {
+        let mut command = Command::new(program()?);
+        for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("ONCEBOX_")) {
+            command.env_remove(variable);
+        }
+        command
+            .env("ONCEBOX_DATABASE_URL", self.database.url())
+            .env("ONCEBOX_KAFKA_BROKERS", &self.brokers)
+            .env("ONCEBOX_MASTER_KEY", &self.key)
+            .envs(variables.iter().copied());
+        Ok(command)
     }
 
     /// Start a host and wait until it says that it is ready.
@@ -269,6 +290,22 @@ impl Scenario {
             answer.await.context("the publisher ended")?.map_err(|(error, _)| error).context("a record was not published")?;
         }
         Ok(())
+    }
+
+    // A neighbour ---------------------------------------------------------------------------
+
+    /// Another tenant, with its inbox in the host's database, that the same hosts work for: a topic of its own
+    /// with this many messages, and how many of them have had their effect.
+    pub async fn neighbour(&self, messages: usize) -> Result<Neighbour> {
+        let topic = format!("{}.neighbour", self.topic);
+        self.kafka().create_topic(&topic, 1, &[]).await?;
+        let tenant = self.admin.create_tenant(&format!("{}-neighbour", self.tenant.name)).await?;
+        self.admin.apply_migration(&tenant, "tables", SCHEMA).await?;
+        self.admin.create_consumer(&tenant.name, CONSUMER, &self.options.policy(&topic)?).await?;
+        self.admin.deploy_compiled(&tenant.name, CONSUMER, NewDeployment::stable("payment.captured", "ledger", ""), COMPONENT).await?;
+        let neighbour = Neighbour { topic, tenant, admin: self.admin.clone(), producer: self.producer.clone() };
+        neighbour.send(0, messages).await?;
+        Ok(neighbour)
     }
 
     // The broker ----------------------------------------------------------------------------
@@ -493,6 +530,47 @@ impl Scenario {
     }
 }
 
+/// A tenant beside the scenario's.
+pub struct Neighbour {
+    topic: String,
+    tenant: Tenant,
+    admin: Admin,
+    producer: FutureProducer,
+}
+
+impl Neighbour {
+    /// Publish payments.
+    pub async fn send(&self, first: usize, messages: usize) -> Result<()> {
+        let load = Load::of((0..messages).map(|_| Work::Pay)).named(&format!("n{first}"));
+        let accounts =
+            format!("INSERT INTO {}.account (account) SELECT unnest($1::text[]) ON CONFLICT DO NOTHING", self.tenant.schema_name);
+        sqlx::query(AssertSqlSafe(accounts)).bind(load.accounts()).execute(&self.admin.pool).await?;
+        for message in &load.deliveries {
+            let payload = message.payload();
+            let headers = OwnedHeaders::new()
+                .insert(Header { key: "type", value: Some(message.event_type()) })
+                .insert(Header { key: "id", value: Some(&message.id) });
+            let record = FutureRecord::<(), _>::to(&self.topic).payload(&payload).headers(headers);
+            self.producer.send(record, BROKER_TIMEOUT).await.map_err(|(error, _)| error).context("a record was not published")?;
+        }
+        Ok(())
+    }
+
+    /// Wait until this many messages have had their effect.
+    pub async fn wait_effects(&self, at_least: i64) -> Result<()> {
+        let sql = format!("SELECT count(*) FROM {}.ledger_entry", self.tenant.schema_name);
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let effects: i64 = sqlx::query_scalar(AssertSqlSafe(sql.clone())).fetch_one(&self.admin.pool).await?;
+            if effects >= at_least {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "the neighbour's messages had {effects} of {at_least} effects");
+            sleep(POLL).await;
+        }
+    }
+}
+
 impl Drop for Scenario {
     fn drop(&mut self) {
         if !self.failed.load(Ordering::Relaxed) && !std::thread::panicking() {
@@ -505,6 +583,15 @@ impl Drop for Scenario {
 pub async fn aside<T: Send + 'static, F: Future<Output = T>>(scenario: impl FnOnce() -> F + Send + 'static) -> T {
     let runtime = tokio::runtime::Handle::current();
     tokio::task::spawn_blocking(move || runtime.block_on(scenario())).await.expect("a scenario answers with an error instead of a panic")
+}
+
+/// A database as `oncebox migrate` leaves it.
+async fn migrated(server: &str) -> Result<(TestDatabase, PgPool)> {
+    let database = TestDatabase::create_on(server, inbox::SOURCE, async |url: &str| inbox::prepare(&url.parse()?).await).await?;
+    let pool = PgPoolOptions::new().max_connections(4).connect_lazy_with(database.url().parse()?);
+    // Privileges on a database are not copied from its template.
+    pool.execute(AssertSqlSafe(format!("REVOKE ALL ON DATABASE {} FROM PUBLIC", database.name()))).await?;
+    Ok((database, pool))
 }
 
 async fn servers(options: &Options) -> Result<(String, String)> {

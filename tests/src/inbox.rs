@@ -17,8 +17,8 @@ use std::{
 
 use anyhow::{Context, Result};
 use oncebox_inbox::{
-    Admin, Budget, Consumer, ConsumerInbox, Credentials, InboxError, MasterKey, PartitionInbox, SessionSettings, Sessions, Tenant,
-    handler::Handlers, message::Record, policy::Policy, retry, schema,
+    Admin, Budget, Consumer, ConsumerInbox, Credentials, DatabaseUrl, InboxError, MasterKey, PartitionInbox, SessionSettings, Sessions,
+    Tenant, handler::Handlers, message::Record, policy::Policy, retry, schema,
 };
 use sqlx::{
     AssertSqlSafe, Connection, Executor, PgConnection, PgPool,
@@ -108,6 +108,19 @@ impl World {
         tenant
     }
 
+    /// A tenant with the same table in a database of its own.
+    pub async fn tenant_at(&self, name: &str, database: &TestDatabase, schema_sql: &str) -> Tenant {
+        let url = DatabaseUrl::parse(database.url()).expect("a URL");
+        let tenant = self.admin.create_tenant_at(name, &url).await.expect("a tenant");
+        self.admin.apply_migration(&tenant, "tables", &format!("{EFFECT} {schema_sql}")).await.expect("the tenant's schema");
+        tenant
+    }
+
+    /// Another database with the inbox's schema, which nobody uses yet.
+    pub async fn another_database() -> TestDatabase {
+        TestDatabase::create(SOURCE, async |url: &str| prepare(&url.parse()?).await).await.expect("another database")
+    }
+
     /// A consumer of the tenant. `policy` is TOML; where it says nothing of topics, ack and identity
     /// they are `t`, `after_commit`, and the header `id`.
     pub async fn consumer(&self, tenant: &Tenant, name: &str, policy: &str) -> TestConsumer {
@@ -160,6 +173,11 @@ impl World {
     /// The secret that host functions ask a tenant's session for.
     pub fn secret(&self, tenant: &Tenant) -> Vec<u8> {
         self.credentials(tenant).secret.to_vec()
+    }
+
+    /// The superuser's URL of its database.
+    pub fn url(&self) -> String {
+        self.database.url().to_owned()
     }
 
     /// Options to connect as superuser.
@@ -226,12 +244,17 @@ impl World {
 
     /// Run what is due in the inbox until nothing is open any more.
     pub async fn retry_until_settled(&self, host: &ConsumerInbox) {
+        self.retry_until_settled_in(host, &self.pool).await;
+    }
+
+    /// The same in a database of the tenant's own.
+    pub async fn retry_until_settled_in(&self, host: &ConsumerInbox, pool: &PgPool) {
         let deadline = Instant::now() + DEADLINE;
         let open = format!(
             "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {} AND status IN ('received', 'in_progress', 'failed_retryable')",
             host.consumer_id
         );
-        while self.number(&open).await > 0 {
+        while sqlx::query_scalar::<_, i64>(AssertSqlSafe(open.clone())).fetch_one(pool).await.expect("a count") > 0 {
             assert!(Instant::now() < deadline, "still open: {:#?}", self.rows().await);
             if !matches!(step(host).await, Ok(1..)) {
                 sleep(Duration::from_millis(10)).await;
@@ -250,10 +273,11 @@ impl World {
         for consumer in self.admin.consumers().await.expect("consumers") {
             let tenant = self.admin.tenant(&consumer.tenant).await.expect("a tenant");
             let sql = ODD.replace("{schema}", &tenant.schema_name);
+            let place = self.admin.place(&tenant).expect("the tenant's database");
             let odd: Vec<(String, Option<String>, i64)> = sqlx::query_as(AssertSqlSafe(sql))
                 .bind(consumer.consumer_id)
                 .bind(&consumer.name)
-                .fetch_all(&self.pool)
+                .fetch_all(&place.pool)
                 .await
                 .expect("the final check");
             assert!(odd.is_empty(), "a completed message has one effect, any other none: {odd:?}");

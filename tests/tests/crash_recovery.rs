@@ -28,9 +28,20 @@ const AT_ONCE: usize = 3;
 /// A point that no message comes by fails the test, so every name in the list is passed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_killed_at_any_step_leaves_every_effect_once() {
+    dies_everywhere(false).await;
+}
+
+/// What could go wrong: the same, where effect and claim are in a database that the tenant named, and the host
+/// looks after two. S2-008, D14.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_killed_at_any_step_leaves_every_effect_once_in_a_database_of_the_tenants_own() {
+    dies_everywhere(true).await;
+}
+
+async fn dies_everywhere(own_database: bool) {
     let died = stream::iter(POINTS).map(|point| async move {
         let started = Instant::now();
-        let died = aside(move || dies_at(point)).await;
+        let died = aside(move || dies_at(point, own_database)).await;
         println!("{point:<22} {:>5.1} s  {}", started.elapsed().as_secs_f64(), if died.is_ok() { "ok" } else { "FAILED" });
         died.with_context(|| format!("at `{point}`"))
     });
@@ -48,10 +59,10 @@ fn pass(point: &str) -> u32 {
     }
 }
 
-async fn dies_at(point: &'static str) -> Result<()> {
+async fn dies_at(point: &'static str, own_database: bool) -> Result<()> {
     let seed = rand::random();
     let mut rng = StdRng::seed_from_u64(seed);
-    let scenario = Scenario::new().await?;
+    let scenario = Scenario::with(Options { own_database, ..Options::default() }).await?;
     let mut load = Load::of([Work::Pay, Work::Fails(2), Work::NoId, Work::Open, Work::Fails(2), Work::Reject, Work::Sleeps(30)]);
     load.mix(&mut rng, 40);
     scenario.send(&load).await?;
@@ -178,9 +189,11 @@ async fn survive(seed: u64) -> Result<String> {
         idle_after_ms: *[200, 200, 60_000].choose(&mut rng).unwrap(),
         // Longer than any pause: a deadline is wall clock, and would charge the pause to the message.
         deadline_ms: 5_000,
+        own_database: seed % 2 == 1,
         ..Options::default()
     };
-    let told = format!("{}, static members: {}, idle after {} ms", options.ack, options.static_members, options.idle_after_ms);
+    let Options { ack, static_members, idle_after_ms, own_database, .. } = &options;
+    let told = format!("{ack}, static members: {static_members}, idle after {idle_after_ms} ms, own database: {own_database}");
     let scenario = Scenario::with(options).await?;
     let load = Load::mixed(&mut rng, 600);
     let mut hosts = [Some(start(&scenario, "a")?), None];
