@@ -47,6 +47,7 @@ pub const SOURCE: &str = concat!(
     include_str!("../../host/inbox/src/schema.rs"),
     include_str!("../../host/inbox/src/missing_partitions.sql"),
     include_str!("../../host/inbox/src/revoke_functions.sql"),
+    include_str!("../../host/inbox/src/revoked_functions.sql"),
 );
 
 const EFFECT: &str = "CREATE TABLE effect (consumer text NOT NULL, message_id text NOT NULL, attempt int NOT NULL, version int NOT NULL); \

@@ -543,6 +543,7 @@ Commands:
   apply        Make tenants, consumers and deployments what a file says
   inbox        Look into the inbox
   hosts        List the hosts that run
+  doctor       Look whether the database keeps tenants apart, and say what to do where it does not
   token        Who may use the API
   audit        List who changed what
   help         Print this message or the help of the given subcommand(s)"

@@ -9,6 +9,7 @@ mod components;
 mod consumer_changes;
 mod consumers;
 mod deployments;
+mod doctor;
 mod error;
 mod extract;
 mod handlers;
@@ -68,6 +69,8 @@ pub struct Limits {
     pub idle_timeout: Duration,
     /// Uploads that are held in memory at the same time.
     pub uploads_max: usize,
+    /// Connections to databases that a host opens for all tenants together, which the server has to bear.
+    pub connections_max: usize,
 }
 
 impl Default for Limits {
@@ -79,6 +82,7 @@ impl Default for Limits {
             upload_timeout: Duration::from_secs(300),
             idle_timeout: Duration::from_secs(15),
             uploads_max: 2,
+            connections_max: 32,
         }
     }
 }

@@ -15,7 +15,7 @@ use utoipa::{
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
-    Api, audit, auth::ROLE_KEY, changes, consumer_changes, consumers, deployments, error::ProblemDetails, handlers, hosts, inbox,
+    Api, audit, auth::ROLE_KEY, changes, consumer_changes, consumers, deployments, doctor, error::ProblemDetails, handlers, hosts, inbox,
     migrations, seek, shadows, tenants, tokens, versions, whoami,
 };
 
@@ -55,6 +55,7 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(audit::list))
         .routes(routes!(audit::list_of_tenant))
         .routes(routes!(hosts::list))
+        .routes(routes!(doctor::show))
 }
 
 /// The document.

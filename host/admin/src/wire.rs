@@ -6,6 +6,7 @@ pub use crate::{
     consumer_changes::{Consequence, NewPolicy, NothingMore, PolicyChange, PolicyDifference},
     consumers::{Consumer, HostRun, NewConsumer, SeekOffset},
     deployments::{Deployment, Guard, NewCanary, NewDeployment, NewShadow, Retries},
+    doctor::{DoctorReport, Finding},
     error::{Code, Problem, ProblemDetails},
     handlers::Handler,
     hosts::{Host, HostFailing, HostProgress},

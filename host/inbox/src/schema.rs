@@ -4,11 +4,13 @@ use sqlx::{Connection, Executor, PgConnection, PgPool, postgres::PgConnectOption
 
 use crate::error::InboxError;
 
-static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
+pub(crate) static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
 
 /// Functions of `pg_catalog` that reach past a role, out of a transaction or into another session.
 /// Taken from PUBLIC where this login may.
 const REVOKE_FUNCTIONS: &str = include_str!("revoke_functions.sql");
+/// Which those are.
+pub(crate) const REVOKED_FUNCTIONS: &str = include_str!("revoked_functions.sql");
 
 /// A function that a migration adds is executable by PUBLIC, and by no tenant in particular.
 const GRANTS: &str = "DO $$ DECLARE guest text; owner text; BEGIN \
@@ -86,7 +88,10 @@ async fn close_public(admin: &mut PgConnection, owner: &str) -> Vec<String> {
     let steps = [
         ("the database is closed to PUBLIC", format!("REVOKE ALL ON DATABASE {database} FROM PUBLIC")),
         ("the schema `public` is closed to PUBLIC", "REVOKE ALL ON SCHEMA public FROM PUBLIC".to_owned()),
-        ("functions that reach past a role are closed to PUBLIC", REVOKE_FUNCTIONS.replace("{owner}", owner)),
+        (
+            "functions that reach past a role are closed to PUBLIC",
+            REVOKE_FUNCTIONS.replace("{functions}", REVOKED_FUNCTIONS).replace("{owner}", owner),
+        ),
         (
             "the language `plpgsql` is closed to PUBLIC",
             format!("GRANT USAGE ON LANGUAGE plpgsql TO {owner}; REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC"),
@@ -109,12 +114,14 @@ async fn close_public(admin: &mut PgConnection, owner: &str) -> Vec<String> {
 }
 
 /// Buckets for which partitions are made: the present one and two ahead.
-const BUCKETS_AHEAD: i32 = 2;
+pub(crate) const BUCKETS_AHEAD: i32 = 2;
+
+/// Which of them there are not.
+pub(crate) const MISSING_PARTITIONS: &str = include_str!("missing_partitions.sql");
 
 /// Make the inbox's partitions of the present and the next buckets. The answer is how many were made.
 pub async fn ensure_partitions(pool: &PgPool) -> Result<usize, InboxError> {
-    const MISSING: &str = include_str!("missing_partitions.sql");
-    let missing: Vec<(String, String, String, String)> = sqlx::query_as(MISSING).bind(BUCKETS_AHEAD).fetch_all(pool).await?;
+    let missing: Vec<(String, String, String, String)> = sqlx::query_as(MISSING_PARTITIONS).bind(BUCKETS_AHEAD).fetch_all(pool).await?;
     for (parent, name, from, to) in &missing {
         // ATTACH takes a lock that claims do not wait for; CREATE … PARTITION OF would stop them.
         let sql = format!(

@@ -119,16 +119,18 @@ impl Admin {
             .map_err(|error| taken(error, "tenant", name))?;
         self.audit(&mut tx, "tenant.create", Subject::tenant(name), json!({})).await?;
         tx.commit().await?;
-        self.restrict_logs(&self.pool, &login).await;
+        self.restrict_logs(&self.pool, &login, &owner).await;
         Ok(tenant)
     }
 
     /// Keep parameters of slow statements out of the server's log, bound temporary files, and notice
     /// deadlocks soon: on hot rows the wait for the detector is most of the time. Only a superuser may
     /// say so.
-    pub(crate) async fn restrict_logs(&self, pool: &PgPool, login: &str) {
-        for setting in ["log_parameter_max_length = 0", "temp_file_limit = '256MB'", "deadlock_timeout = '100ms'"] {
-            let statement = format!("ALTER ROLE {login} SET {setting}");
+    pub(crate) async fn restrict_logs(&self, pool: &PgPool, login: &str, owner: &str) {
+        let settings = ["log_parameter_max_length = 0", "temp_file_limit = '256MB'", "deadlock_timeout = '100ms'"];
+        // The owner's session binds the secret, too, with which it records a migration.
+        for (role, setting) in settings.map(|setting| (login, setting)).into_iter().chain([(owner, settings[0])]) {
+            let statement = format!("ALTER ROLE {role} SET {setting}");
             if let Err(error) = pool.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(statement))).await {
                 tracing::warn!(%error, setting, "failed to set a default of the tenant's role; a superuser has to");
             }

@@ -101,6 +101,7 @@ fn api(config: &Config, admin: &Admin, components: Compilations, kafka: Kafka) -
     let limits = Limits {
         component_bytes_max: config.runtime.component_bytes_max,
         request_timeout: Duration::from_millis(config.api.request_timeout_ms),
+        connections_max: config.database.connections_max,
         ..Limits::default()
     };
     oncebox_admin::Api::new(admin.clone(), Arc::new(Uploads { components }), limits, config.api.mode).with_brokers(Arc::new(kafka))

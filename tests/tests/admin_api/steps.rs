@@ -149,5 +149,6 @@ pub fn steps(desk: &Desk) -> Vec<Step> {
         get("/v1/audit"),
         get("/v1/tenants/{tenant}/audit"),
         get("/v1/hosts"),
+        get("/v1/doctor"),
     ]
 }

@@ -114,7 +114,7 @@ impl Admin {
         let _ = connection.close().await; // what it was for is done
         hooks::point("place:mirror:after");
         if is_new {
-            self.restrict_logs(&place.pool, &truth.row.tenant.login).await;
+            self.restrict_logs(&place.pool, &truth.row.tenant.login, &truth.row.tenant.owner_login).await;
         }
         Ok(())
     }

@@ -31,6 +31,7 @@ pub(crate) fn api(config: &Config, admin: Admin) -> Result<Api> {
         json_bytes_max: JSON_BYTES_MAX,
         request_timeout: PATIENCE,
         upload_timeout: PATIENCE,
+        connections_max: config.database.connections_max,
         ..Limits::default()
     };
     let principal = Principal::local(std::env::var("USER").unwrap_or_else(|_| "cli".to_owned()));

@@ -8,6 +8,7 @@ mod component;
 mod consumer;
 mod deploy;
 mod deployments;
+mod doctor;
 mod hosts;
 mod inbox;
 mod local;
@@ -124,6 +125,8 @@ enum ApiCommand {
     Inbox(inbox::InboxCommand),
     /// List the hosts that run
     Hosts,
+    /// Look whether the database keeps tenants apart, and say what to do where it does not
+    Doctor,
     /// Who may use the API
     #[command(subcommand)]
     Token(token::TokenCommand),
@@ -216,6 +219,7 @@ async fn speak(api: &Api, command: ApiCommand, json: bool) -> Result<()> {
         ApiCommand::Apply(args) => apply::run(api, args, json).await,
         ApiCommand::Inbox(command) => inbox::run(api, command, json).await,
         ApiCommand::Hosts => hosts::run(api, json).await,
+        ApiCommand::Doctor => doctor::run(api, json).await,
         ApiCommand::Token(command) => token::run(api, command, json).await,
         ApiCommand::Audit(args) => audit::run(api, args, json).await,
     }

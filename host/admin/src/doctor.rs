@@ -1,0 +1,57 @@
+//! Whether the database keeps tenants apart, and what to do where it does not.
+
+use axum::{Json, extract::State};
+use oncebox_inbox::HostLimits;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{Api, auth::Caller, error::ApiError};
+
+/// What was found on the live databases.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct DoctorReport {
+    /// Promises that do not hold.
+    pub errors: usize,
+    /// Promises that hold by one thing less than they should.
+    pub warnings: usize,
+    /// What could not be found out.
+    pub unknown: usize,
+    /// What every check found, errors first.
+    pub findings: Vec<Finding>,
+}
+
+/// What a check found.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Finding {
+    /// The database, as `host:port/name`.
+    pub place: String,
+    /// Name of the check.
+    pub check: String,
+    /// `error`, `warning`, `unknown` or `ok`.
+    pub severity: String,
+    /// What was found.
+    pub found: String,
+    /// Statements that put it right, for a superuser in that database.
+    pub sql: Option<String>,
+    /// What else to do.
+    pub advice: Option<String>,
+}
+
+impl From<oncebox_inbox::Finding> for Finding {
+    fn from(finding: oncebox_inbox::Finding) -> Self {
+        let oncebox_inbox::Finding { place, check, severity, found, sql, advice } = finding;
+        Self { place, check: check.to_owned(), severity: severity.as_str().to_owned(), found, sql, advice }
+    }
+}
+
+/// Look whether tenants are kept apart on the live databases
+///
+/// Changes nothing. It names logins and objects of every tenant, so that tokens of a tenant do not reach it.
+#[utoipa::path(get, path = "/v1/doctor", tag = "doctor", responses((status = 200, body = DoctorReport)),
+    extensions(("x-role" = json!("admin"))))]
+pub(crate) async fn show(caller: Caller, State(api): State<Api>) -> Result<Json<DoctorReport>, ApiError> {
+    let findings = caller.admin.doctor(HostLimits { connections_max: api.limits().connections_max }).await?;
+    let findings: Vec<Finding> = findings.into_iter().map(Into::into).collect();
+    let count = |severity: &str| findings.iter().filter(|finding| finding.severity == severity).count();
+    Ok(Json(DoctorReport { errors: count("error"), warnings: count("warning"), unknown: count("unknown"), findings }))
+}

@@ -1,0 +1,41 @@
+//! `oncebox doctor`
+
+use anyhow::{Result, bail};
+
+use super::{
+    api::{Api, path},
+    output,
+    wire::{DoctorReport, Finding},
+};
+
+/// Prints what was found, what is wrong first, and fails when something is.
+pub(super) async fn run(api: &Api, json: bool) -> Result<()> {
+    let report: DoctorReport = api.get(&path(&["doctor"])).await?;
+    if json {
+        output::json(&report)?;
+    } else {
+        report.findings.iter().for_each(print);
+    }
+    let DoctorReport { errors, warnings, unknown, .. } = report;
+    if errors > 0 {
+        bail!("the database does not hold what it should: {errors} errors, {warnings} warnings, {unknown} unknown");
+    }
+    if !json {
+        println!("no errors, {warnings} warnings, {unknown} unknown");
+    }
+    Ok(())
+}
+
+fn print(finding: &Finding) {
+    println!("{:<8} {}: {}", finding.severity, finding.check, finding.found);
+    if finding.severity == "ok" {
+        return;
+    }
+    println!("         in {}", finding.place);
+    if let Some(sql) = &finding.sql {
+        println!("         fix: {sql};");
+    }
+    if let Some(advice) = &finding.advice {
+        println!("         {advice}");
+    }
+}
