@@ -82,7 +82,11 @@ static DEFECTS: &[Defect] = &[
         name: "secret_unchecked",
         scenario: "a guest that claims",
         sees: "a guest spoke as the host",
-        made: Made::Functions(&[("authorize", " AND t.secret_hash = sha256(p_secret)", "")]),
+        made: Made::Functions(&[(
+            "authorize",
+            "(t.secret_hash = sha256(p_secret) OR (t.secret_hash_before = sha256(p_secret) AND t.secret_before_until > now()))",
+            "true",
+        )]),
     },
     Defect { name: "duplicates_run", scenario: "duplicates", sees: ODD, made: Made::Switch },
     // Completion and commit

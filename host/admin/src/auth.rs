@@ -78,6 +78,8 @@ enum Access {
     Any,
     /// A token of this role or a higher one, of the path's tenant or of none.
     Role(Role),
+    /// An admin's token that is of no tenant.
+    Platform,
 }
 
 impl Access {
@@ -85,6 +87,7 @@ impl Access {
         match text {
             "none" => Some(Self::None),
             "any" => Some(Self::Any),
+            "platform" => Some(Self::Platform),
             role => Role::parse(role).map(Self::Role),
         }
     }
@@ -173,12 +176,32 @@ impl Gate {
         let params = params.map_err(refused)?;
         if let Ok(access) = access {
             authorize(&principal, access, &params).map_err(refused)?;
+            let ends_it = matched.as_deref() == Some("/v1/tenants/{tenant}") && parts.method == Method::DELETE;
+            if !ends_it {
+                self.check_standing(&principal, access, &params).await.map_err(refused)?;
+            }
         } else {
             // Whether there is something at a path is told to whom it may concern.
             authorize(&principal, Access::Role(Role::Viewer), &params).map_err(refused)?;
         }
         access.map_err(refused)?;
         Ok(principal)
+    }
+
+    /// A suspended tenant changes nothing, and nothing new is made to run for it; one that is being deleted is
+    /// left alone by everybody. Both can be looked at.
+    async fn check_standing(&self, principal: &Principal, access: Access, params: &[(String, String)]) -> Result<(), ApiError> {
+        let is_deploying = access == Access::Role(Role::Deployer);
+        let looks = matches!(access, Access::None | Access::Any | Access::Role(Role::Viewer));
+        let Some(tenant) = of_path(params).filter(|_| !looks) else { return Ok(()) };
+        let detail = match self.api.admin().tenant_state(tenant).await?.as_deref() {
+            Some("suspended") if is_deploying || principal.tenant().is_some() => {
+                format!("tenant `{tenant}` is suspended, and only looked at; `oncebox tenant resume {tenant}` is for whoever runs the host")
+            }
+            Some("deleting") => format!("tenant `{tenant}` is being deleted"),
+            _ => return Ok(()),
+        };
+        Err(ApiError::new(Code::TenantNotActive, detail))
     }
 
     async fn principal(&self, parts: &Parts, anonymous: bool) -> Result<Principal, ApiError> {
@@ -218,10 +241,13 @@ impl Gate {
 }
 
 fn authorize(principal: &Principal, access: Access, params: &[(String, String)]) -> Result<(), ApiError> {
-    let Access::Role(needed) = access else { return Ok(()) };
-    let of_path = params.iter().find(|(name, _)| name == "tenant").map(|(_, value)| value.as_str());
+    let needed = match access {
+        Access::None | Access::Any => return Ok(()),
+        Access::Role(needed) => needed,
+        Access::Platform => Role::Admin,
+    };
     if let Some(tenant) = principal.tenant()
-        && of_path != Some(tenant)
+        && of_path(params) != Some(tenant)
     {
         return Err(ApiError::new(Code::Forbidden, format!("the token reaches tenant `{tenant}` only")));
     }
@@ -229,7 +255,18 @@ fn authorize(principal: &Principal, access: Access, params: &[(String, String)])
         let detail = format!("this needs the role `{needed}`; the token has `{}`", principal.role());
         return Err(ApiError::new(Code::Forbidden, detail));
     }
+    if access == Access::Platform
+        && let Some(tenant) = principal.tenant()
+    {
+        let detail = format!("this is for whoever runs the host; the token is of tenant `{tenant}`");
+        return Err(ApiError::new(Code::Forbidden, detail));
+    }
     Ok(())
+}
+
+/// The tenant that a path is of.
+fn of_path(params: &[(String, String)]) -> Option<&str> {
+    params.iter().find(|(name, _)| name == "tenant").map(|(_, value)| value.as_str())
 }
 
 /// The path's parameters as the handlers will see them. PostgreSQL's texts hold no NUL.

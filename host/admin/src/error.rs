@@ -24,12 +24,12 @@ pub struct ProblemDetails {
     pub detail: String,
     /// Finds the request in the host's log.
     pub request_id: String,
-    /// Everything that is wrong with a component.
+    /// Everything that is wrong with a component or a migration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<Problem>,
 }
 
-/// One thing that is wrong with a component.
+/// One thing that is wrong with a component or a migration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
     /// Stable, for programs.
@@ -64,6 +64,8 @@ pub enum Code {
     VersionNotReady,
     /// The tenant's schema lacks the migration that the deployment needs.
     MigrationMissing,
+    /// The tenant is suspended, or is being deleted.
+    TenantNotActive,
     /// It took too long; what became of it is not known.
     Timeout,
     /// The host cannot do this now; the same request may succeed later.
@@ -87,6 +89,7 @@ impl Code {
             Self::ComponentRefused => "component_refused",
             Self::VersionNotReady => "version_not_ready",
             Self::MigrationMissing => "migration_missing",
+            Self::TenantNotActive => "tenant_not_active",
             Self::Timeout => "timeout",
             Self::Unavailable => "unavailable",
             Self::Internal => "internal",
@@ -100,7 +103,7 @@ impl Code {
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Self::Invalid => StatusCode::BAD_REQUEST,
-            Self::Conflict | Self::VersionNotReady | Self::MigrationMissing => StatusCode::CONFLICT,
+            Self::Conflict | Self::VersionNotReady | Self::MigrationMissing | Self::TenantNotActive => StatusCode::CONFLICT,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::ComponentRefused => StatusCode::UNPROCESSABLE_ENTITY,
@@ -213,6 +216,10 @@ impl From<InboxError> for ApiError {
     fn from(error: InboxError) -> Self {
         match &error {
             InboxError::Invalid(text) => Self::invalid(text),
+            InboxError::Statements { problems, .. } => Self {
+                problems: problems.iter().map(|problem| Problem { code: problem.code.clone(), text: problem.text.clone() }).collect(),
+                ..Self::invalid(error.to_string())
+            },
             InboxError::NotFound(text) => Self::new(Code::NotFound, text),
             InboxError::Conflict { code, text } => Self::new(Code::of_conflict(code), text),
             InboxError::CommitUnknown(_) => {

@@ -22,6 +22,7 @@ mod origin;
 mod request;
 mod seek;
 mod shadows;
+mod tenant_changes;
 mod tenants;
 mod tokens;
 mod upload;

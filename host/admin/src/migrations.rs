@@ -30,7 +30,7 @@ pub struct Migration {
 pub struct NewMigration {
     /// A letter or digit, then up to 99 of A-Z, a-z, 0-9, `.`, `_` and `-`.
     pub name: String,
-    /// Statements, run in one transaction as the owner of the tenant's schema.
+    /// Statements of a schema, run in one transaction as the owner of the tenant's schema.
     pub sql: String,
 }
 
@@ -51,7 +51,8 @@ pub(crate) async fn list(caller: Caller, Path(tenant): Path<String>) -> Result<J
 
 /// Apply a migration to the tenant's tables
 ///
-/// Once: the same name with the same text again changes nothing, with another text it is refused.
+/// Once: the same name with the same text again changes nothing, with another text it is refused. Statements
+/// that do not belong to a schema are refused before anything runs; `problems` names each with its line.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/migrations", tag = "tenants", params(("tenant" = String, Path)),
     request_body = NewMigration,
     responses((status = 201, body = Migration), (status = 200, body = Migration, description = "The schema holds it already")),

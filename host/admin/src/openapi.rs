@@ -16,7 +16,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
     Api, audit, auth::ROLE_KEY, changes, consumer_changes, consumers, deployments, doctor, error::ProblemDetails, handlers, hosts, inbox,
-    migrations, seek, shadows, tenants, tokens, versions, whoami,
+    migrations, seek, shadows, tenant_changes, tenants, tokens, versions, whoami,
 };
 
 /// The routes and their document. A route is here or nowhere.
@@ -25,7 +25,11 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(show))
         .routes(routes!(whoami::show))
         .routes(routes!(tenants::list, tenants::create))
-        .routes(routes!(tenants::show))
+        .routes(routes!(tenants::show, tenant_changes::delete))
+        .routes(routes!(tenant_changes::suspend))
+        .routes(routes!(tenant_changes::resume))
+        .routes(routes!(tenant_changes::limit))
+        .routes(routes!(tenant_changes::rotate))
         .routes(routes!(migrations::list, migrations::apply))
         .routes(routes!(consumers::list, consumers::create))
         .routes(routes!(consumers::show, consumer_changes::delete))
@@ -78,7 +82,8 @@ async fn show() -> Response {
     info(
         title = "Oncebox",
         description = "Everything a person can do with Oncebox. Each operation says in `x-role` what it asks for: `none`, `any` token, or a \
-            token of that role or a higher one (viewer, operator, deployer, admin). A token of a tenant reaches the paths of that tenant.",
+            token of that role or a higher one (viewer, operator, deployer, admin). A token of a tenant reaches the paths of that tenant. \
+            `platform` asks for an admin's token that is of no tenant.",
         license(name = "MIT OR Apache-2.0")
     ),
     components(schemas(ProblemDetails))

@@ -11,6 +11,7 @@ use crate::{
     error::ApiError,
     extract::{self, Path},
     migrations::NewMigration,
+    tenant_changes::TenantLimits,
 };
 
 /// A tenant.
@@ -29,14 +30,22 @@ pub struct Tenant {
     /// Host, port and name of the database that holds its inbox and tables, where it is one of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub database: Option<String>,
+    /// `active`, `suspended` or `deleting`.
+    pub state: String,
+    /// What each host gives it.
+    pub limits: TenantLimits,
+    /// Grows with every change that hosts have to hear of.
+    pub revision: i64,
     /// When it was made.
     pub created_at: DateTime<Utc>,
 }
 
 impl From<oncebox_inbox::Tenant> for Tenant {
     fn from(tenant: oncebox_inbox::Tenant) -> Self {
-        let oncebox_inbox::Tenant { tenant_id, name, schema_name, login, owner_login, database, created_at, .. } = tenant;
-        Self { tenant_id, name, schema_name, login, owner_login, database, created_at }
+        let oncebox_inbox::Tenant {
+            tenant_id, name, schema_name, login, owner_login, database, state, limits, revision, created_at, ..
+        } = tenant;
+        Self { tenant_id, name, schema_name, login, owner_login, database, state, limits: limits.into(), revision, created_at }
     }
 }
 

@@ -14,6 +14,7 @@ pub use crate::{
     migrations::{Migration, NewMigration},
     seek::{NewOffset, NewSeek, SeekEdge, SeekPartition, SeekPlan},
     shadows::{ShadowDifference, ShadowReport, ShadowSkipped, ShadowSum},
+    tenant_changes::{Nothing, TenantDeletion, TenantLimits, TenantRemoval},
     tenants::{NewTenant, Tenant},
     tokens::{NewToken, Role, Token, TokenCreated},
     versions::{Change, Version, VersionDiff},

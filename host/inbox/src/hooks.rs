@@ -48,6 +48,18 @@ pub const CHANGE_POINTS: &[&str] =
 pub const PLACE_POINTS: &[&str] =
     &["place:create:after", "place:mirror:before", "place:mirror:after", "place:redrive:before", "place:redrive:after"];
 
+/// Every fail point of the end of a tenant, in order.
+pub const REMOVAL_POINTS: &[&str] = &[
+    "tenant:delete:stopped",
+    "tenant:delete:shut_out",
+    "tenant:delete:objects",
+    "tenant:delete:schema",
+    "tenant:delete:batch",
+    "tenant:delete:messages",
+    "tenant:delete:rows",
+    "tenant:delete:roles",
+];
+
 /// Nothing is armed, and nothing will be but by [`arm`].
 const IDLE: u8 = 0;
 /// A point is armed.
@@ -90,7 +102,7 @@ pub fn arm(name: &str, nth: u64) -> bool {
 }
 
 fn is_known(name: &str) -> bool {
-    [POINTS, CHANGE_POINTS, PLACE_POINTS].iter().any(|points| points.contains(&name))
+    [POINTS, CHANGE_POINTS, PLACE_POINTS, REMOVAL_POINTS].iter().any(|points| points.contains(&name))
 }
 
 /// Let the process live.

@@ -24,6 +24,12 @@ impl Admin {
         self.change_tenant_state(name, "active", "tenant.resume").await
     }
 
+    /// `active`, `suspended` or `deleting`; none for no tenant.
+    pub async fn tenant_state(&self, name: &str) -> Result<Option<String>, InboxError> {
+        let state = sqlx::query_scalar("SELECT state FROM oncebox.tenant WHERE name = $1").bind(name);
+        Ok(state.fetch_optional(&self.pool).await?)
+    }
+
     /// What is so already stays so, without a trace.
     async fn change_tenant_state(&self, name: &str, to: &str, action: &str) -> Result<Tenant, InboxError> {
         let mut tx = self.pool.begin().await?;

@@ -1,0 +1,171 @@
+//! The end of a tenant. It is `deleting` first, so that hosts let go of it; then everything of it goes, in
+//! steps of which each may be done again, and its row goes last. A process that dies on the way leaves the
+//! rest to whoever asks for it next: another host, or a person. The audit log stays.
+//!
+//! | step | why not earlier |
+//! | --- | --- |
+//! | hosts let go of its consumers | a batch that is under way comes to its end |
+//! | its logins are shut, its secret is no secret any more, its sessions end | until then a host may claim |
+//! | its tables, a few in a transaction, then its schema | one transaction would lock more than there is room for |
+//! | its messages, a few thousand in a transaction | nobody adds any more |
+//! | consumers, deployments, versions, components that nobody else uses, tokens | messages are found by them |
+//! | its roles, then its row | they say what is to be dropped |
+
+mod objects;
+mod rows;
+
+use std::time::Duration;
+
+use serde_json::json;
+use sqlx::{Connection, Executor, PgConnection, PgPool};
+use tokio::time::{Instant, sleep};
+
+use crate::{admin::Admin, audit::Subject, error::InboxError, hooks, tenant::Tenant, tenant_change::set_state};
+
+/// How long hosts that live may take to let go: longer than a host may take to drain.
+const HOSTS_MAX: Duration = Duration::from_secs(60);
+/// How often it is looked whether they have.
+const LOOK: Duration = Duration::from_millis(200);
+/// Looks at sessions that were ended, before that is given up.
+const ENDINGS_MAX: usize = 100;
+
+/// How far the end of a tenant is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct TenantRemoval {
+    /// Hosts that still run something of it.
+    pub waiting_for: Vec<String>,
+    /// Tables, functions and whatever else is left in its schema.
+    pub objects: i64,
+    /// Messages that are left in its inbox; more than 100,000 are counted as one more.
+    pub messages: i64,
+}
+
+impl Admin {
+    /// Begin to delete a tenant: hosts let go of it, and nobody changes anything of it any more. Again, it
+    /// changes nothing. What goes then is up to [`Admin::remove_tenant`].
+    pub async fn delete_tenant(&self, name: &str) -> Result<Tenant, InboxError> {
+        let known = self.tenant(name).await?;
+        if known.state == "deleting" {
+            return Ok(known);
+        }
+        let mut tx = self.pool.begin().await?;
+        let tenant = self.lock_tenant(&mut tx, name).await?;
+        let tenant = set_state(&mut tx, &tenant, "deleting").await?;
+        self.audit(&mut tx, "tenant.delete", Subject::tenant(name), json!({ "schema": tenant.schema_name })).await?;
+        tx.commit().await?;
+        self.announce_tenant(&tenant).await;
+        Ok(tenant)
+    }
+
+    /// Take away everything of a tenant that is being deleted. Safe to repeat after a crash at any step.
+    /// False: someone else is at it, or it is gone.
+    pub async fn remove_tenant(&self, tenant: &Tenant) -> Result<bool, InboxError> {
+        const TURN: &str = "SELECT pg_try_advisory_lock(hashtextextended('oncebox tenant removal', $1))";
+        const STANDS: &str = "SELECT EXISTS (SELECT FROM oncebox.tenant WHERE tenant_id = $1 AND state = 'deleting')";
+        // A connection of its own: the turn ends with it, also when this is dropped half way.
+        let mut turn = self.pool.acquire().await?.detach();
+        let is_ours = sqlx::query_scalar(TURN).bind(i64::from(tenant.tenant_id)).fetch_one(&mut turn).await?;
+        let stands = is_ours && sqlx::query_scalar(STANDS).bind(tenant.tenant_id).fetch_one(&mut turn).await?;
+        let removed = if stands { self.remove_everything(tenant).await.map(|()| true) } else { Ok(false) };
+        let _ = turn.close().await; // the turn ends either way
+        removed
+    }
+
+    async fn remove_everything(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        let place = self.place(tenant)?;
+        self.hosts_let_go(tenant).await?;
+        hooks::point("tenant:delete:stopped");
+        shut_out(&place.pool, tenant).await?;
+        hooks::point("tenant:delete:shut_out");
+        objects::drop_all(&place.pool, &tenant.schema_name).await?;
+        hooks::point("tenant:delete:schema");
+        self.remove_messages(&place.pool, tenant).await?;
+        hooks::point("tenant:delete:messages");
+        self.remove_rows(tenant).await?;
+        hooks::point("tenant:delete:rows");
+        drop_roles(&place.pool, tenant).await?;
+        hooks::point("tenant:delete:roles");
+        self.remove_last(tenant).await
+    }
+
+    /// Hosts that live finish what they run. One that does not is shut out all the same: its batch is rolled
+    /// back, as if its connection had broken.
+    async fn hosts_let_go(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        let deadline = Instant::now() + HOSTS_MAX;
+        loop {
+            let late = self.late_hosts_of(tenant).await?;
+            if late.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                tracing::warn!(tenant = tenant.name, hosts = ?late, "hosts did not let go of a tenant in time; they are shut out");
+                return Ok(());
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Hosts that live and have not said that nothing of the tenant runs there any more.
+    async fn late_hosts_of(&self, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
+        const LATE: &str = "SELECT DISTINCT h.name FROM oncebox.host h JOIN oncebox.consumer c ON c.tenant_id = $1 AND c.generation > 0 \
+            LEFT JOIN oncebox.host_consumer r ON r.host_id = h.host_id AND r.consumer_id = c.consumer_id \
+            WHERE h.seen_at > now() - interval '10 seconds' \
+                AND (r.run_state IS DISTINCT FROM 'stopped' OR r.run_revision < c.revision) ORDER BY h.name";
+        Ok(sqlx::query_scalar(LATE).bind(tenant.tenant_id).fetch_all(&self.pool).await?)
+    }
+
+    /// How far the end of a tenant is.
+    pub async fn tenant_removal(&self, tenant: &Tenant) -> Result<TenantRemoval, InboxError> {
+        let place = self.place(tenant)?;
+        Ok(TenantRemoval {
+            waiting_for: if is_shut_out(&place.pool, tenant).await? { Vec::new() } else { self.late_hosts_of(tenant).await? },
+            objects: objects::count(&place.pool, &tenant.schema_name).await?,
+            messages: self.count_messages(&place.pool, tenant).await?,
+        })
+    }
+}
+
+/// Nobody logs in as the tenant any more, no host function takes its secret, and its sessions end with
+/// whatever they are at.
+async fn shut_out(pool: &PgPool, tenant: &Tenant) -> Result<(), InboxError> {
+    // No hash is empty: nothing is authorized, also for a session that is about to be ended.
+    const NO_SECRET: &str =
+        "UPDATE oncebox.tenant SET secret_hash = '', secret_hash_before = NULL, secret_before_until = NULL WHERE tenant_id = $1";
+    const END: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename::text = ANY ($1)";
+    let mut tx = pool.begin().await?;
+    for login in logins(&mut tx, tenant).await? {
+        tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(format!("ALTER ROLE {login} NOLOGIN")))).await?;
+    }
+    sqlx::query(NO_SECRET).bind(tenant.tenant_id).execute(&mut *tx).await?;
+    tx.commit().await?;
+    for _ in 0..ENDINGS_MAX {
+        let found: i64 = sqlx::query_scalar(END).bind([&tenant.login, &tenant.owner_login].map(String::as_str)).fetch_one(pool).await?;
+        if found == 0 {
+            return Ok(());
+        }
+        sleep(LOOK).await;
+    }
+    Err(InboxError::conflict(format!("sessions of tenant `{}` do not end; look at `pg_stat_activity`, then delete it again", tenant.name)))
+}
+
+async fn is_shut_out(pool: &PgPool, tenant: &Tenant) -> Result<bool, InboxError> {
+    const SHUT: &str = "SELECT NOT EXISTS (SELECT FROM pg_roles WHERE rolname = $1 AND rolcanlogin)";
+    Ok(sqlx::query_scalar(SHUT).bind(&tenant.login).fetch_one(pool).await?)
+}
+
+/// Those of the tenant's roles that are there.
+async fn logins(connection: &mut PgConnection, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
+    const THERE: &str = "SELECT rolname::text FROM pg_roles WHERE rolname::text = ANY ($1) ORDER BY rolname";
+    let logins = [&tenant.login, &tenant.owner_login].map(String::as_str);
+    Ok(sqlx::query_scalar(THERE).bind(logins).fetch_all(connection).await?)
+}
+
+/// With whatever they were granted in this database.
+async fn drop_roles(pool: &PgPool, tenant: &Tenant) -> Result<(), InboxError> {
+    let mut tx = pool.begin().await?;
+    for login in logins(&mut tx, tenant).await? {
+        let drop = format!("DROP OWNED BY {login} CASCADE; DROP ROLE {login}");
+        tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(drop))).await?;
+    }
+    Ok(tx.commit().await?)
+}
