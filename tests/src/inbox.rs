@@ -59,6 +59,7 @@ const EFFECT: &str = "CREATE TABLE effect (consumer text NOT NULL, message_id te
 pub struct World {
     database: TestDatabase,
     options: PgConnectOptions,
+    key: MasterKey,
     /// What a person can do.
     pub admin: Admin,
     /// Connections of a superuser, to look and to meddle.
@@ -99,8 +100,8 @@ impl World {
         let pool = PgPoolOptions::new().max_connections(8).connect_lazy_with(options.clone());
         pool.execute(AssertSqlSafe(revoke)).await.context("failed to close the database")?;
         let key = MasterKey::parse(&MasterKey::generate())?;
-        let admin = Admin::new(options.clone(), key, "test");
-        Ok(Self { database, options, admin, pool, control: Arc::default(), batches: false, finished: AtomicBool::new(false) })
+        let admin = Admin::new(options.clone(), key.clone(), "test");
+        Ok(Self { database, options, key, admin, pool, control: Arc::default(), batches: false, finished: AtomicBool::new(false) })
     }
 
     /// A tenant with its table of effects and whatever else `schema_sql` makes.
@@ -148,6 +149,15 @@ impl World {
         let Consumer { consumer_id, tenant, name, .. } = consumer.row.clone();
         let owner = format!("host-{:08x}", rand::random::<u32>());
         ConsumerInbox::new(consumer_id, tenant, name, consumer.policy.clone(), owner, sessions, handlers)
+    }
+
+    /// A host whose tenant's sessions go through another address.
+    pub fn host_through(&self, consumer: &TestConsumer, address: std::net::SocketAddr) -> Arc<ConsumerInbox> {
+        let options = self.options.clone().host(&address.ip().to_string()).port(address.port());
+        let admin = Admin::new(options, self.key.clone(), "test");
+        let sessions = Sessions::of(&admin, &consumer.tenant, &SessionSettings::default(), Budget::new(32)).expect("sessions");
+        let Consumer { consumer_id, tenant, name, .. } = consumer.row.clone();
+        ConsumerInbox::new(consumer_id, tenant, name, consumer.policy.clone(), "host-through".to_owned(), sessions, self.scripts())
     }
 
     /// Handlers that do what the messages say, for every event type but `nobody`.

@@ -124,5 +124,5 @@ impl oncebox_kafka::PartitionInbox for PartitionSink {
 }
 
 fn trouble(error: InboxError) -> SinkError {
-    SinkError { text: error.to_string() }
+    SinkError { text: error.to_string(), pause: error.again_in() }
 }

@@ -32,12 +32,23 @@ pub struct TenantLimits {
     pub memory_bytes_max: Option<u64>,
     /// Messages a second; none for as many as come.
     pub messages_per_second: Option<u32>,
+    /// Topics that tokens of the tenant may name in policies: whole names, or beginnings with a `*` behind them;
+    /// none for any topic.
+    #[serde(default)]
+    pub topics_allowed: Option<Vec<String>>,
 }
 
 impl From<oncebox_inbox::TenantLimits> for TenantLimits {
     fn from(limits: oncebox_inbox::TenantLimits) -> Self {
-        let oncebox_inbox::TenantLimits { weight, connections_max, transactions_max, memory_bytes_max, messages_per_second } = limits;
-        Self { weight, connections_max, transactions_max, memory_bytes_max, messages_per_second }
+        let oncebox_inbox::TenantLimits {
+            weight,
+            connections_max,
+            transactions_max,
+            memory_bytes_max,
+            messages_per_second,
+            topics_allowed,
+        } = limits;
+        Self { weight, connections_max, transactions_max, memory_bytes_max, messages_per_second, topics_allowed }
     }
 }
 

@@ -9,6 +9,7 @@ use std::{
 use tokio::sync::{Notify, watch};
 
 use crate::{
+    breaker::{BreakerState, Breakers},
     claim::{Claimant, Claimed},
     complete::{Completion, Disposition},
     due::Due,
@@ -37,6 +38,7 @@ pub struct ConsumerInbox {
     pub(crate) pace: Pace,
     /// Tells retry workers that there is something to do.
     pub(crate) due: Arc<Due>,
+    pub(crate) breakers: Arc<Breakers>,
     /// Messages that wait for a candidate to be tried on them.
     pub(crate) shadows: Queue,
     handlers: watch::Sender<Arc<dyn Handlers>>,
@@ -67,6 +69,7 @@ impl ConsumerInbox {
         handlers: Arc<dyn Handlers>,
     ) -> Arc<Self> {
         let pace = Pace::new(policy.batch.messages_max);
+        let breakers = Breakers::new(&tenant, &name, policy.breaker.clone());
         let shadows = Queue::new(consumer_id, &tenant, &name, policy.payload, &sessions);
         Arc::new(Self {
             consumer_id,
@@ -77,6 +80,7 @@ impl ConsumerInbox {
             sessions,
             pace,
             due: Arc::default(),
+            breakers,
             shadows,
             handlers: watch::Sender::new(handlers),
             stale: OnceLock::new(),
@@ -97,6 +101,16 @@ impl ConsumerInbox {
     /// Finish the trial of a candidate that runs, and write what shadows found so far.
     pub async fn finish_shadows(&self) {
         self.shadows.close().await;
+    }
+
+    /// Circuit breakers of this consumer on this host that are not closed.
+    pub fn breakers(&self) -> Vec<BreakerState> {
+        self.breakers.states()
+    }
+
+    /// The same, where one of them turned since this was last asked.
+    pub fn breakers_changed(&self) -> Option<Vec<BreakerState>> {
+        self.breakers.changed()
     }
 
     /// The live handlers.

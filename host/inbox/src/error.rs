@@ -1,5 +1,7 @@
 //! What can go wrong in the inbox, and whose fault it is.
 
+use std::time::Duration;
+
 use crate::{
     problem::Problem,
     tx::{StatementError, answered},
@@ -42,6 +44,20 @@ pub enum InboxError {
     /// The consumer requires a newer generation of deployments than this host has loaded.
     #[error("the deployments loaded here are stale")]
     StaleDeployments,
+    /// The version these messages go to fails too often; they wait at their place.
+    #[error("the circuit breaker of version {version} is open; its messages are offered again in {} ms", again_in.as_millis())]
+    BreakerOpen {
+        /// The version.
+        version: i32,
+        /// When to offer them again.
+        again_in: Duration,
+    },
+    /// The tenant's database is away, and someone else tries it.
+    #[error("the database is away; it is tried again in {} ms", again_in.as_millis())]
+    DatabaseAway {
+        /// When to try again.
+        again_in: Duration,
+    },
     /// PostgreSQL refused a statement of the host.
     #[error("the database refused a statement of the host: {}", plain(.0))]
     Refused(#[source] sqlx::Error),
@@ -101,6 +117,14 @@ impl InboxError {
     /// Whether the same call may succeed later.
     pub fn is_retryable(&self) -> bool {
         self.blame() == Blame::Host && !matches!(self, Self::Migration(_) | Self::Sealed(_))
+    }
+
+    /// How long to wait before the same call, where that is known and nothing is wrong with the call itself.
+    pub fn again_in(&self) -> Option<Duration> {
+        match self {
+            Self::BreakerOpen { again_in, .. } | Self::DatabaseAway { again_in } => Some(*again_in),
+            _ => None,
+        }
     }
 
     /// Whether it is known that nothing was committed.

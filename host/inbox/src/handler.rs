@@ -60,6 +60,12 @@ pub trait Handler: Send + Sync + 'static {
     /// Told after the commit what became of a message that it ran for the first time.
     fn settled(&self, _disposition: Disposition) {}
 
+    /// Whether its runs are counted to be compared with another version's, which needs them to go on. Its
+    /// messages are never held back by a circuit breaker.
+    fn is_judged(&self) -> bool {
+        false
+    }
+
     /// Wall clock for one call, where it is to be less than the consumer's.
     fn deadline(&self) -> Option<Duration> {
         None

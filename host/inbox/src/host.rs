@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 
-use crate::{admin::Admin, error::InboxError};
+use crate::{admin::Admin, breaker::BreakerState, error::InboxError};
 
 /// How far a host is with a generation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,6 +161,13 @@ impl Admin {
         if *progress == Progress::Switched {
             self.fence(consumer_id).await?;
         }
+        Ok(())
+    }
+
+    /// Which circuit breakers of a consumer are not closed on a host.
+    pub async fn host_breakers(&self, host_id: i64, consumer_id: i32, breakers: &[BreakerState]) -> Result<(), InboxError> {
+        const BREAKERS: &str = "UPDATE oncebox.host_consumer SET breakers = $3 WHERE host_id = $1 AND consumer_id = $2";
+        sqlx::query(BREAKERS).bind(host_id).bind(consumer_id).bind(sqlx::types::Json(breakers)).execute(&self.pool).await?;
         Ok(())
     }
 

@@ -5,6 +5,8 @@
 
 mod admin;
 mod audit;
+mod away;
+mod breaker;
 mod browse;
 mod canary;
 mod claim;
@@ -63,6 +65,7 @@ mod version;
 
 pub use admin::{Admin, check_name};
 pub use audit::AuditEntry;
+pub use breaker::BreakerState;
 pub use browse::{Filter, InboxDetail, InboxRow};
 pub use canary::{CanaryRates, Outcomes, Withdrawn};
 pub use complete::Disposition;

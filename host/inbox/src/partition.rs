@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::{
+    breaker::{Admission, LOOK_AGAIN, Probe},
     claim::{As, Claimed, Offered},
     consumer::ConsumerInbox,
     error::InboxError,
@@ -173,10 +174,16 @@ impl PartitionInbox {
                 Route::Park(_) => None,
             })
             .collect();
-        let settled = if self.probation > 0 || self.consumer.policy.ack == Ack::AfterInsert {
-            self.store(generation, &batch).await?
+        let (batch, settled) = if self.probation > 0 || self.consumer.policy.ack == Ack::AfterInsert {
+            let settled = self.store(generation, &batch).await?;
+            (batch, settled)
         } else {
-            self.settle(&batch).await?
+            let (batch, probe) = self.admitted(batch)?;
+            let settled = self.settle(&batch).await?;
+            if let (Some(probe), [(_, _, failure)]) = (probe, &settled.ran[..]) {
+                probe.ended(failure.as_ref());
+            }
+            (batch, settled)
         };
         self.moved |= settled.claims.contains(&Claimed::New);
         let messages: Vec<_> = batch.iter().map(message).collect();
@@ -186,6 +193,34 @@ impl PartitionInbox {
         }
         self.report(&batch, &settled);
         Ok(settled.claims.len())
+    }
+
+    /// The messages at the front whose versions take messages: all before the first that has to wait for
+    /// its version. That one is let through alone where it is to probe.
+    fn admitted(&self, mut batch: Vec<Routed>) -> Result<(Vec<Routed>, Option<Probe>), InboxError> {
+        let breakers = &self.consumer.breakers;
+        let mut passed: Option<i32> = None;
+        for index in 0..batch.len() {
+            let handler = &*batch[index].handler;
+            if passed == Some(handler.version()) {
+                continue;
+            }
+            match breakers.admit(handler, index == 0) {
+                Admission::Pass => passed = Some(handler.version()),
+                Admission::Probe(probe) => {
+                    batch.truncate(1);
+                    return Ok((batch, Some(probe)));
+                }
+                Admission::Wait(left) if index == 0 => {
+                    return Err(InboxError::BreakerOpen { version: handler.version(), again_in: left.min(LOOK_AGAIN) });
+                }
+                Admission::Wait(_) => {
+                    batch.truncate(index);
+                    break;
+                }
+            }
+        }
+        Ok((batch, None))
     }
 
     /// Store messages instead of running them: the retry workers count each attempt before it runs.
@@ -227,6 +262,10 @@ impl PartitionInbox {
         for (index, disposition, _) in &settled.ran {
             self.consumer.count_run(message(&batch[*index]), *disposition);
             batch[*index].handler.settled(*disposition);
+        }
+        let ran: Vec<_> = settled.ran.iter().map(|(index, _, failure)| (&*batch[*index].handler, failure)).collect();
+        for of_one in ran.chunk_by(|(one, _), (other, _)| std::ptr::addr_eq(*one, *other)) {
+            self.consumer.breakers.ran(of_one[0].0, of_one.iter().map(|(_, failure)| *failure));
         }
     }
 

@@ -38,6 +38,9 @@ pub struct Policy {
     /// What happens after a failure.
     #[serde(default)]
     pub retry: Retry,
+    /// When messages wait for a version that fails too often.
+    #[serde(default)]
+    pub breaker: Breaker,
     /// Caps on one run of a handler.
     #[serde(default)]
     pub limits: Limits,
@@ -242,6 +245,39 @@ impl Default for Retry {
     }
 }
 
+/// When messages wait for a version that fails too often. Each version has a breaker of its own on each
+/// host. A failure is a trap, a limit, an error or no answer; what a handler decides, be it to reject, to
+/// park or to be run again, is none.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Breaker {
+    /// Off: messages of a version that fails are failed by it, one after the other.
+    pub enabled: bool,
+    /// It opens when more than this share of the first runs within the window failed; 1 to 99.
+    pub failures_percent: u32,
+    /// First runs within the window before it is judged.
+    pub runs_min: u32,
+    /// Milliseconds that are looked at.
+    pub window_ms: u64,
+    /// How long it stays open at first, before one message probes. It doubles with each probe that fails.
+    pub pause_ms: u64,
+    /// How long it stays open at most.
+    pub pause_max_ms: u64,
+}
+
+impl Default for Breaker {
+    fn default() -> Self {
+        Self { enabled: true, failures_percent: 50, runs_min: 20, window_ms: 30_000, pause_ms: 5_000, pause_max_ms: 300_000 }
+    }
+}
+
+impl Breaker {
+    /// Whether so many runs, of which so many failed, open it.
+    pub(crate) fn is_reached(&self, (runs, failed): (u32, u32)) -> bool {
+        runs >= self.runs_min && u64::from(failed) * 100 > u64::from(runs) * u64::from(self.failures_percent)
+    }
+}
+
 /// Caps on one run of a handler.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -315,7 +351,7 @@ impl Default for Kafka {
 impl Policy {
     /// Refuse what cannot work, naming the key.
     pub fn check(&self) -> Result<(), InboxError> {
-        let Self { topics, batch, retry, limits, kafka, identity, .. } = self;
+        let Self { topics, batch, retry, breaker, limits, kafka, identity, .. } = self;
         let wrong = |what: String| Err(InboxError::Invalid(what));
         if topics.is_empty() || topics.iter().any(String::is_empty) {
             return wrong("`topics` must name at least one topic".to_owned());
@@ -335,6 +371,10 @@ impl Policy {
             ("retry.backoff_min_ms", retry.backoff_min_ms),
             ("retry.lease_ms", retry.lease_ms),
             ("retry.workers", retry.workers as u64),
+            ("breaker.failures_percent", breaker.failures_percent.into()),
+            ("breaker.runs_min", breaker.runs_min.into()),
+            ("breaker.window_ms", breaker.window_ms),
+            ("breaker.pause_ms", breaker.pause_ms),
             ("limits.deadline_ms", limits.deadline_ms),
             ("limits.memory_bytes", limits.memory_bytes as u64),
             ("kafka.prefetch_messages", kafka.prefetch_messages as u64),
@@ -346,6 +386,9 @@ impl Policy {
         if retry.backoff_max_ms < retry.backoff_min_ms {
             return wrong("`retry.backoff_max_ms` is below `retry.backoff_min_ms`".to_owned());
         }
+        if breaker.pause_max_ms < breaker.pause_ms {
+            return wrong("`breaker.pause_max_ms` is below `breaker.pause_ms`".to_owned());
+        }
         if retry.lease_ms <= limits.deadline_ms {
             return wrong(format!("`retry.lease_ms` is {}; it must be over `limits.deadline_ms`, {}", retry.lease_ms, limits.deadline_ms));
         }
@@ -356,6 +399,9 @@ impl Policy {
             ("retry.backoff_max_ms", retry.backoff_max_ms, MONTH_MS),
             ("retry.lease_ms", retry.lease_ms, MONTH_MS),
             ("retry.workers", retry.workers as u64, 64),
+            ("breaker.failures_percent", breaker.failures_percent.into(), 99),
+            ("breaker.window_ms", breaker.window_ms, 24 * 3_600 * 1_000),
+            ("breaker.pause_max_ms", breaker.pause_max_ms, 24 * 3_600 * 1_000),
             ("limits.deadline_ms", limits.deadline_ms, 600_000),
             ("limits.memory_bytes", limits.memory_bytes as u64, 128 << 20),
             ("kafka.prefetch_messages", kafka.prefetch_messages as u64, 100_000),

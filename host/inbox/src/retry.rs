@@ -6,6 +6,7 @@ use std::{sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    breaker::{Admission, Probe},
     claim::Offered,
     complete::{Completion, Disposition, Ran, complete},
     consumer::ConsumerInbox,
@@ -23,6 +24,12 @@ const IDLE: Duration = Duration::from_millis(250);
 /// Pause after trouble of the host.
 const TROUBLE: Duration = Duration::from_secs(1);
 
+/// Messages in a row that are put off because of a circuit breaker, before a worker pauses.
+const WAITING_IN_A_ROW: u32 = 16;
+
+/// How long a message is put off at once.
+const PUT_OFF: Duration = Duration::from_secs(5);
+
 /// Run a worker until it is told to stop. A message that runs then is brought to its end. It asks nothing and
 /// holds nothing until it is told that something is due, where there is someone who tells.
 pub async fn work(consumer: Arc<ConsumerInbox>, stop: CancellationToken) {
@@ -35,7 +42,8 @@ pub async fn work(consumer: Arc<ConsumerInbox>, stop: CancellationToken) {
         }
         pause = match work_off(&consumer, &stop).await {
             Ok(()) if consumer.due.is_told() => Duration::MAX,
-            Ok(()) => IDLE,
+            Ok(()) | Err(InboxError::BreakerOpen { .. }) => IDLE,
+            Err(InboxError::DatabaseAway { again_in }) => again_in,
             Err(error) => {
                 tracing::warn!(tenant = consumer.tenant, consumer = consumer.name, %error, "the retry worker waits");
                 TROUBLE
@@ -46,8 +54,15 @@ pub async fn work(consumer: Arc<ConsumerInbox>, stop: CancellationToken) {
 
 /// Until nothing is due. Where there is more than one message, another worker is called to help.
 async fn work_off(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<(), InboxError> {
-    let mut is_more = false;
-    while !stop.is_cancelled() && step(consumer, stop).await? > 0 {
+    let (mut is_more, mut waiting) = (false, 0);
+    while !stop.is_cancelled() {
+        match step(consumer, stop).await {
+            Ok(0) => break,
+            Ok(_) => waiting = 0,
+            // Messages of other versions may be due behind it.
+            Err(InboxError::BreakerOpen { .. }) if waiting < WAITING_IN_A_ROW => waiting += 1,
+            Err(error) => return Err(error),
+        }
         if is_more {
             consumer.due.now();
         }
@@ -130,14 +145,25 @@ impl ConsumerInbox {
             let failure = Failure::new(FailureKind::NoRoute, "no deployment takes this event type");
             return self.record_leased(leased, generation, None, failure).await;
         };
+        let probe = match self.breakers.admit(&*handler, true) {
+            Admission::Pass => None,
+            Admission::Probe(probe) => Some(probe),
+            Admission::Wait(left) => {
+                // The attempt did not happen. Another version may take it long before this one is tried.
+                let again_in = left.min(PUT_OFF);
+                self.release(leased, again_in.as_millis() as i64).await?;
+                return Err(InboxError::BreakerOpen { version: handler.version(), again_in });
+            }
+        };
         let offered = Offered { message: leased.message.clone(), version: Some(handler.version()), reason: None };
         let routed = Routed { offered, handler, generation, shadow: None };
         let mut repeats = 0;
         loop {
             let undone = match self.transact_leased(leased, &routed).await {
-                Ok(disposition) => {
+                Ok((disposition, failure)) => {
                     self.count_run(&leased.message, disposition);
                     settled_first(leased, &routed.handler, disposition);
+                    self.judge(leased, &*routed.handler, probe, failure);
                     return Ok(());
                 }
                 Err(undone) => undone,
@@ -149,7 +175,12 @@ impl ConsumerInbox {
                     repeats += 1;
                     tokio::time::sleep(Duration::from_millis(rand::random_range(1..=10 << repeats))).await;
                 }
-                Undone::Failed(failure) => return self.record_leased(leased, generation, Some(&routed.handler), failure).await,
+                Undone::Failed(failure) => {
+                    let kind = failure.kind.clone();
+                    self.record_leased(leased, generation, Some(&routed.handler), failure).await?;
+                    self.judge(leased, &*routed.handler, probe, Some(kind));
+                    return Ok(());
+                }
                 Undone::Host(InboxError::StaleDeployments) => return Err(InboxError::StaleDeployments),
                 Undone::Host(error) => {
                     // Best effort: without it the lease runs out, and the attempt counts as a crash. After a
@@ -162,14 +193,23 @@ impl ConsumerInbox {
         }
     }
 
-    async fn transact_leased(&self, leased: &Leased, routed: &Routed) -> Result<Disposition, Undone> {
+    /// Tell the version's circuit breaker how a run ended: that of a probe, or a first one.
+    fn judge(&self, leased: &Leased, handler: &dyn Handler, probe: Option<Probe>, failure: Option<FailureKind>) {
+        match probe {
+            Some(probe) => probe.ended(failure.as_ref()),
+            None if leased.attempt == 1 => self.breakers.ran(handler, [&failure]),
+            None => {}
+        }
+    }
+
+    async fn transact_leased(&self, leased: &Leased, routed: &Routed) -> Result<(Disposition, Option<FailureKind>), Undone> {
         let transaction = self.sessions.begin().await?;
         match self.work_leased(&transaction, leased, routed).await {
-            Ok(disposition) => {
+            Ok(ended) => {
                 hooks::point("retry:commit:before");
                 commit(transaction).await?;
                 hooks::point("retry:commit:after");
-                Ok(disposition)
+                Ok(ended)
             }
             Err(undone) => {
                 transaction.rollback().await;
@@ -178,7 +218,12 @@ impl ConsumerInbox {
         }
     }
 
-    async fn work_leased(&self, transaction: &Transaction<'_>, leased: &Leased, routed: &Routed) -> Result<Disposition, Undone> {
+    async fn work_leased(
+        &self,
+        transaction: &Transaction<'_>,
+        leased: &Leased,
+        routed: &Routed,
+    ) -> Result<(Disposition, Option<FailureKind>), Undone> {
         let (message, tx) = (&leased.message, transaction.tx());
         if !self.resume(transaction, routed.generation, leased).await? {
             return Err(Undone::NotOurs);
@@ -187,10 +232,10 @@ impl ConsumerInbox {
         let ended = run(self.job(routed, leased.attempt, DeliveryKind::Retry), tx).await;
         hooks::point("retry:handle:after");
         let (mut completion, version) = (Completion::default(), Some(routed.handler.version()));
-        let disposition = match ended {
+        let ended = match ended {
             Ended::Ok(result) => {
                 completion.succeeded(leased.ran(version), result, &self.policy);
-                Disposition::Completed
+                (Disposition::Completed, None)
             }
             Ended::Failed(failure) => {
                 if let Err(error) = undo_message(tx).await {
@@ -198,14 +243,14 @@ impl ConsumerInbox {
                 }
                 let disposition = completion.failed(leased.ran(version), &failure, &self.policy);
                 self.log_failure(message, &failure, disposition, leased.attempt);
-                disposition
+                (disposition, Some(failure.kind))
             }
             Ended::Contention(failure) | Ended::Abandoned(failure) => return Err(Undone::Failed(failure)),
             Ended::Lost => return Err(Undone::Lost),
         };
         complete(transaction, self.consumer_id, &completion).await.map_err(crate::process::at_completion)?;
         self.due_after(&completion);
-        Ok(disposition)
+        Ok(ended)
     }
 
     /// Record a failure whose transaction is gone, under the same lease.

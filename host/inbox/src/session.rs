@@ -14,6 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::{
     admin::Admin,
+    away::Away,
     credentials::Credentials,
     error::InboxError,
     tenant::Tenant,
@@ -49,6 +50,7 @@ pub struct Sessions {
     /// The host's own connections, to end a backend whose client went away.
     admin: PgPool,
     idle: Mutex<VecDeque<Session>>,
+    away: Away,
 }
 
 /// What a connection is opened with and host functions are called with. Connections keep what they were
@@ -201,7 +203,8 @@ impl Sessions {
     }
 
     fn with(access: Arc<watch::Sender<Arc<Access>>>, giving_way: Option<Duration>, admin: PgPool, budget: Arc<Budget>) -> Arc<Self> {
-        let sessions = Arc::new(Self { access, giving_way, budget, admin, idle: Mutex::default() });
+        let away = Away::new(access.borrow().options.get_username());
+        let sessions = Arc::new(Self { access, giving_way, budget, admin, idle: Mutex::default(), away });
         sessions.budget.tenants.lock().expect("no panic while held").push(Arc::downgrade(&sessions));
         sessions
     }
@@ -283,6 +286,10 @@ impl Sessions {
     }
 
     async fn connect_with(&self, permit: OwnedSemaphorePermit) -> Result<Session, InboxError> {
+        self.away.connect(self.open(permit)).await
+    }
+
+    async fn open(&self, permit: OwnedSemaphorePermit) -> Result<Session, InboxError> {
         let mut renewals = self.access.subscribe();
         let access = renewals.borrow_and_update().clone();
         let (access, mut connection) = match self.log_in(&access).await {

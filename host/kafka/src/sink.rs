@@ -1,5 +1,7 @@
 //! The seam to the inbox.
 
+use std::time::Duration;
+
 use futures::future::BoxFuture;
 use oncebox_inbox::message::Record;
 
@@ -26,9 +28,12 @@ pub trait PartitionInbox: Send {
 
 /// The host's trouble, never the message's: the same records are offered again after a
 /// backoff.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, Default, thiserror::Error)]
 #[error("{text}")]
 pub struct SinkError {
     /// What failed, for the log.
     pub text: String,
+    /// Nothing failed: the sink wants these records later, after this long, and the partition rests
+    /// meanwhile.
+    pub pause: Option<Duration>,
 }

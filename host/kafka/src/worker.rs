@@ -136,6 +136,7 @@ impl Worker {
                     self.well();
                     return Some(inbox);
                 }
+                Err(SinkError { pause: Some(pause), .. }) => self.rest(pause).await?,
                 Err(error) => self.trouble("open the partition's inbox", &error.text).await?,
             }
         }
@@ -185,6 +186,11 @@ impl Worker {
             }
             match checked(inbox.process(&self.pending[..offered]).await, offered) {
                 Ok(settled) => self.settled(settled, offered),
+                Err(SinkError { pause: Some(pause), .. }) => {
+                    if self.rest(pause).await.is_none() {
+                        return Ok(());
+                    }
+                }
                 Err(error) => {
                     self.flow.meters.sink_errors.increment(1);
                     if self.trouble("process records", &error.text).await.is_none() {
@@ -296,11 +302,16 @@ impl Worker {
         let Labels { tenant, consumer } = &self.shared.labels;
         let partition = &self.flow.partition;
         tracing::warn!(tenant, consumer, %partition, error = text, ?delay, "failed to {what}; trying again");
+        self.rest(delay).await
+    }
+
+    /// Pauses the partition and waits. None when asked to leave.
+    async fn rest(&mut self, pause: Duration) -> Option<()> {
         self.flow.set_in_trouble(true);
         self.shared.bell.notify_one();
         tokio::select! {
             () = self.leave.asked.cancelled() => None,
-            () = tokio::time::sleep(delay) => Some(()),
+            () = tokio::time::sleep(pause) => Some(()),
         }
     }
 
@@ -348,7 +359,7 @@ fn checked(result: Result<usize, SinkError>, offered: usize) -> Result<usize, Si
     match result {
         Ok(settled) if settled == 0 || settled > offered => {
             let text = format!("the inbox settled {settled} of {offered} records, which is a bug");
-            Err(SinkError { text })
+            Err(SinkError { text, pause: None })
         }
         other => other,
     }

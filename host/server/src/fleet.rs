@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use oncebox_inbox::{Consumer, Progress, Run, RunState, Standing, Work};
+use oncebox_inbox::{BreakerState, Consumer, Progress, Run, RunState, Standing, Work};
 use tokio::time::Instant;
 
 use crate::{
@@ -113,6 +113,15 @@ impl Fleet {
     /// How this host is with each.
     pub(crate) fn runs(&self) -> impl Iterator<Item = Run> {
         self.0.values().filter(|member| !member.is_gone).map(Member::run)
+    }
+
+    /// Circuit breakers of consumers in which one turned since this was last asked.
+    pub(crate) fn breakers_changed(&self) -> Vec<(i32, Vec<BreakerState>)> {
+        let running = self.0.iter().filter_map(|(id, member)| match &member.state {
+            State::Running(current) => Some((*id, current.running.breakers_changed()?)),
+            _ => None,
+        });
+        running.collect()
     }
 
     /// Consumers that were never tried yet.

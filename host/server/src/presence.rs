@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use oncebox_inbox::{Admin, InboxError, Progress, Run};
+use oncebox_inbox::{Admin, BreakerState, InboxError, Progress, Run};
 use tokio::time::Instant;
 
 use crate::compilations::Compilations;
@@ -73,6 +73,14 @@ impl Presence {
     /// Say how far this host is with a consumer.
     pub(crate) async fn report(&self, consumer_id: i32, generation: i64, progress: Progress) {
         self.reporter().report(consumer_id, generation, progress).await;
+    }
+
+    /// Say which circuit breakers of a consumer are not closed here. Only people look at it.
+    pub(crate) async fn report_breakers(&self, consumer_id: i32, breakers: &[BreakerState]) {
+        let Some(host_id) = self.host_id else { return };
+        if let Err(error) = self.admin.host_breakers(host_id, consumer_id, breakers).await {
+            tracing::warn!(%error, "failed to report the state of circuit breakers");
+        }
     }
 
     /// Nobody is to wait for this host any more.

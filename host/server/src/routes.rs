@@ -52,6 +52,8 @@ pub(crate) struct Deployed {
     handler: Box<dyn Handler>,
     /// Where a canary is compared with the stable version.
     counts: Option<Arc<Counts>>,
+    /// Whether a canary's guard judges it.
+    is_judged: bool,
 }
 
 /// Runs per deployment since they were last taken.
@@ -82,7 +84,8 @@ impl Counts {
 
 impl Deployed {
     pub(crate) fn new(deployment: &Deployment, deadline: Duration, handler: Box<dyn Handler>, counts: Option<Arc<Counts>>) -> Arc<Self> {
-        Arc::new(Self { deployment_id: deployment.deployment_id, retries: deployment.retries, deadline, handler, counts })
+        let is_judged = deployment.role == Role::Canary && deployment.guard.is_some();
+        Arc::new(Self { deployment_id: deployment.deployment_id, retries: deployment.retries, deadline, handler, counts, is_judged })
     }
 }
 
@@ -96,6 +99,10 @@ impl Handler for Deployed {
             let is_completed = disposition == Disposition::Completed;
             counts.add(self.deployment_id, is_completed.into(), (!is_completed).into());
         }
+    }
+
+    fn is_judged(&self) -> bool {
+        self.is_judged
     }
 
     fn deadline(&self) -> Option<Duration> {

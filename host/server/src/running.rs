@@ -4,7 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Result;
 use futures::{FutureExt, future::BoxFuture};
-use oncebox_inbox::{Consumer, ConsumerInbox, InboxError, PartitionInbox, Sessions, Work, handler::Handlers, message::Record, retry};
+use oncebox_inbox::{
+    BreakerState, Consumer, ConsumerInbox, InboxError, PartitionInbox, Sessions, Work, handler::Handlers, message::Record, retry,
+};
 use oncebox_kafka::{Drained, SinkError};
 use tokio::{sync::Notify, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -75,6 +77,11 @@ impl Running {
         let generation = routes.generation();
         tracing::info!(tenant = consumer.tenant, consumer = consumer.name, generation, topics = ?policy.topics, "consumer started");
         Ok(Self { inbox, reading, routes, workers, stop })
+    }
+
+    /// Its circuit breakers that are not closed, where one of them turned since this was last asked.
+    pub(crate) fn breakers_changed(&self) -> Option<Vec<BreakerState>> {
+        self.inbox.breakers_changed()
     }
 
     /// The generation of deployments that its next transaction uses.
@@ -168,5 +175,5 @@ impl oncebox_kafka::PartitionInbox for PartitionSink {
 }
 
 fn trouble(error: InboxError) -> SinkError {
-    SinkError { text: error.to_string() }
+    SinkError { text: error.to_string(), pause: error.again_in() }
 }

@@ -158,6 +158,9 @@ impl Supervisor {
             }
         }
         presence.say(fleet.runs()).await?;
+        for (consumer_id, breakers) in fleet.breakers_changed() {
+            presence.report_breakers(consumer_id, &breakers).await;
+        }
         for consumer in judged.iter().filter(|_| is_due) {
             self.judge(consumer).await?;
         }

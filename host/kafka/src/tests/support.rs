@@ -236,7 +236,7 @@ impl PartitionInbox for CountingPartition {
 
 fn take_one(failures: &AtomicUsize) -> Result<(), SinkError> {
     match failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)) {
-        Ok(_) => Err(SinkError { text: "as asked".to_owned() }),
+        Ok(_) => Err(SinkError { text: "as asked".to_owned(), pause: None }),
         Err(_) => Ok(()),
     }
 }

@@ -66,12 +66,12 @@ pub(crate) struct Delivery {
 }
 
 /// The policy that handlers are verified under: as by default, but quick to retry, and with leases that
-/// run out soon.
+/// run out soon. Without a breaker: what fails is to fail here, and nobody is there to wait.
 pub(crate) fn policy() -> Result<Policy> {
     Ok(Policy::parse(&format!(
         "topics = ['{TOPIC}']\nack = 'after_commit'\n{IDENTITY}\
          retry = {{ attempts_max = 5, backoff_min_ms = 1, backoff_max_ms = 20, lease_ms = 2500, workers = 1 }}\n\
-         limits = {{ deadline_ms = 2000 }}\n"
+         breaker = {{ enabled = false }}\nlimits = {{ deadline_ms = 2000 }}\n"
     ))?)
 }
 

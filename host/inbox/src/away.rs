@@ -1,0 +1,112 @@
+//! A tenant's database that is away: one connection at a time tries it, instead of every partition and
+//! worker of the tenant.
+
+use std::{
+    sync::{Mutex, MutexGuard},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{error::InboxError, hooks};
+
+/// Whether a tenant's database answers, as its sessions on this host know.
+#[derive(Debug)]
+pub(crate) struct Away {
+    /// The tenant's role, for log and metrics.
+    login: String,
+    since: Mutex<Option<Since>>,
+}
+
+#[derive(Debug)]
+struct Since {
+    /// When the next connection may try; none while one does.
+    next: Option<Instant>,
+    /// How long the one after it waits.
+    pause: Duration,
+}
+
+/// The one connection that tries a database that is away.
+struct Try<'a>(&'a Away);
+
+/// The first pause; it doubles.
+const PAUSE_MIN: Duration = Duration::from_millis(250);
+/// The longest one: a database that is back is noticed within it.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+impl Away {
+    pub(crate) fn new(login: &str) -> Self {
+        Self { login: login.to_owned(), since: Mutex::default() }
+    }
+
+    /// Open a connection, unless the database is known to be away and it is not time to try it again.
+    pub(crate) async fn connect<T>(&self, connecting: impl Future<Output = Result<T, InboxError>>) -> Result<T, InboxError> {
+        let attempt = self.attempt()?;
+        let connected = connecting.await;
+        match (&connected, attempt) {
+            (Ok(_), attempt) => self.is_back(attempt),
+            (Err(_), attempt) => self.is_away(attempt),
+        }
+        connected
+    }
+
+    /// Leave to connect; as the only one where the database is away.
+    fn attempt(&self) -> Result<Option<Try<'_>>, InboxError> {
+        let mut since = self.lock();
+        let Some(away) = since.as_mut().filter(|_| !hooks::sabotage("everyone_tries")) else { return Ok(None) };
+        let wait = away.next.map_or(PAUSE_MIN, |next| next.saturating_duration_since(Instant::now()));
+        if !wait.is_zero() {
+            return Err(InboxError::DatabaseAway { again_in: wait.min(PAUSE_MIN * 2) });
+        }
+        away.next = None;
+        Ok(Some(Try(self)))
+    }
+
+    fn is_back(&self, attempt: Option<Try<'_>>) {
+        if let Some(attempt) = attempt {
+            std::mem::forget(attempt);
+        }
+        if self.lock().take().is_some() {
+            self.turned(false);
+        }
+    }
+
+    /// Connections that were on their way when the first one failed say the same as that one.
+    fn is_away(&self, attempt: Option<Try<'_>>) {
+        let mut since = self.lock();
+        match (&mut *since, attempt) {
+            (Some(away), Some(attempt)) => {
+                std::mem::forget(attempt);
+                away.next = Some(Instant::now() + away.pause);
+                away.pause = (away.pause * 2).min(PAUSE_MAX);
+            }
+            (Some(_), None) => {}
+            (None, _) => {
+                *since = Some(Since { next: Some(Instant::now() + PAUSE_MIN), pause: PAUSE_MIN * 2 });
+                self.turned(true);
+            }
+        }
+    }
+
+    fn turned(&self, is_away: bool) {
+        metrics::gauge!("oncebox_database_away", "login" => self.login.clone()).set(f64::from(u8::from(is_away)));
+        if is_away {
+            tracing::warn!(login = self.login, "a tenant's database is away; one connection at a time tries it");
+        } else {
+            tracing::info!(login = self.login, "a tenant's database answers again");
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Since>> {
+        self.since.lock().expect("no panic while held")
+    }
+}
+
+impl Drop for Try<'_> {
+    /// Whoever tried gave up before there was an answer; the next one may.
+    fn drop(&mut self) {
+        if let Some(away) = &mut *self.0.lock() {
+            away.next = Some(Instant::now());
+        }
+    }
+}

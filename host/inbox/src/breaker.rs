@@ -1,0 +1,461 @@
+//! Circuit breakers: messages wait for a version that fails too often, instead of being failed by it.
+//!
+//! One per consumer and version, on each host for itself. What a host knows of a version's failures it
+//! has seen, so that a breaker needs neither a round trip nor an agreement, and a host whose own trouble
+//! makes runs fail stops nobody else. The price is one probe per host.
+//!
+//! Closed: runs are counted. Open: messages of the version wait at their place, nothing is marked failed.
+//! Half open, after a pause: one message probes. Its success closes; its failure opens again, for twice
+//! as long.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::{
+    handler::{FailureKind, Handler},
+    hooks, policy,
+};
+
+/// The breakers of one consumer on one host.
+#[derive(Debug)]
+pub(crate) struct Breakers {
+    tenant: String,
+    consumer: String,
+    policy: policy::Breaker,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    versions: HashMap<i32, Breaker>,
+    /// Grows with each transition.
+    revision: u64,
+    /// The revision that was last looked at.
+    seen: u64,
+}
+
+/// What is known of one version.
+#[derive(Debug)]
+struct Breaker {
+    phase: Phase,
+    /// How long it stays open the next time.
+    pause: Duration,
+    window: Window,
+    /// The last probe found nothing out; the next one is no news.
+    is_undecided: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Closed,
+    Open { until: Instant },
+    HalfOpen,
+}
+
+/// Whether messages may go to a version now.
+pub(crate) enum Admission {
+    /// As many as there are.
+    Pass,
+    /// One, and what became of it decides.
+    Probe(Probe),
+    /// None, for so long.
+    Wait(Duration),
+}
+
+/// The one message that finds out how a version is. Dropped undecided, another one takes its place.
+pub(crate) struct Probe {
+    breakers: Arc<Breakers>,
+    version: i32,
+    is_decided: bool,
+}
+
+/// A breaker that is not closed, as a host shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct BreakerState {
+    /// The handler's version.
+    pub version_id: i32,
+    /// `open` or `half_open`.
+    pub state: &'static str,
+    /// Milliseconds until it lets a message probe; none while one does.
+    pub probes_in_ms: Option<u64>,
+    /// How long it stays open the next time, milliseconds.
+    pub pause_ms: u64,
+}
+
+/// How long whoever comes while another one probes waits; and how long a partition waits at once:
+/// meanwhile another version may have come.
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// The shortest wait, so that whoever comes again does not spin.
+const WAIT_MIN: Duration = Duration::from_millis(10);
+/// Parts of a window that are forgotten one after the other.
+const SLOTS: u32 = 10;
+/// Versions that are remembered before those without recent runs are forgotten.
+const VERSIONS_MAX: usize = 32;
+
+impl Breakers {
+    pub(crate) fn new(tenant: &str, consumer: &str, policy: policy::Breaker) -> Arc<Self> {
+        Arc::new(Self { tenant: tenant.to_owned(), consumer: consumer.to_owned(), policy, state: Mutex::default() })
+    }
+
+    /// Whether messages may go to this handler. A version that a canary's guard judges is never held back:
+    /// the judge counts its runs, and withdraws it. Only who could send one message alone may probe.
+    pub(crate) fn admit(self: &Arc<Self>, handler: &dyn Handler, may_probe: bool) -> Admission {
+        let mut state = self.lock();
+        let version = handler.version();
+        let Some(phase) = state.versions.get(&version).map(|breaker| breaker.phase) else { return Admission::Pass };
+        match phase {
+            _ if !self.applies_to(handler) => Admission::Pass,
+            Phase::Closed => Admission::Pass,
+            Phase::HalfOpen => Admission::Wait(LOOK_AGAIN),
+            Phase::Open { until } => match until.saturating_duration_since(now()) {
+                Duration::ZERO if may_probe => {
+                    self.turn(&mut state, version, Phase::HalfOpen);
+                    Admission::Probe(Probe { breakers: self.clone(), version, is_decided: false })
+                }
+                left => Admission::Wait(left.max(WAIT_MIN)),
+            },
+        }
+    }
+
+    /// Count first runs of a version. Those that ended while it was not closed began before it opened, or
+    /// are a probe's, and decide nothing here.
+    pub(crate) fn ran<'a>(&self, handler: &dyn Handler, ends: impl IntoIterator<Item = &'a Option<FailureKind>>) {
+        if !self.applies_to(handler) {
+            return;
+        }
+        let (mut runs, mut failed) = (0, 0);
+        for end in ends.into_iter().filter_map(|end| is_failure(end.as_ref())) {
+            runs += 1;
+            failed += u32::from(end);
+        }
+        let mut state = self.lock();
+        if state.versions.len() >= VERSIONS_MAX {
+            state.versions.retain(|_, breaker| !breaker.is_idle(self.window()));
+        }
+        let version = handler.version();
+        let breaker = state.versions.entry(version).or_insert_with(|| Breaker::new(&self.policy));
+        if breaker.phase != Phase::Closed {
+            return;
+        }
+        breaker.window.add(self.window(), runs, failed);
+        if self.policy.is_reached(breaker.window.sum(self.window())) {
+            self.open(&mut state, version);
+        }
+    }
+
+    /// Breakers that are not closed.
+    pub(crate) fn states(&self) -> Vec<BreakerState> {
+        self.lock().shown()
+    }
+
+    /// The same, where a breaker turned since the last call.
+    pub(crate) fn changed(&self) -> Option<Vec<BreakerState>> {
+        let mut state = self.lock();
+        let is_new = state.seen != state.revision;
+        state.seen = state.revision;
+        is_new.then(|| state.shown())
+    }
+
+    fn applies_to(&self, handler: &dyn Handler) -> bool {
+        self.policy.enabled && !handler.is_judged() && !hooks::sabotage("breakers_ignored")
+    }
+
+    fn window(&self) -> Duration {
+        Duration::from_millis(self.policy.window_ms)
+    }
+
+    fn open(&self, state: &mut State, version: i32) {
+        let Some(breaker) = state.versions.get_mut(&version) else { return };
+        let until = now() + breaker.pause;
+        breaker.pause = (breaker.pause * 2).min(Duration::from_millis(self.policy.pause_max_ms));
+        breaker.window = Window::default();
+        self.turn(state, version, Phase::Open { until });
+    }
+
+    /// A transition, with its line in the log and its metrics.
+    fn turn(&self, state: &mut State, version: i32, phase: Phase) {
+        let Some(breaker) = state.versions.get_mut(&version) else { return };
+        breaker.phase = phase;
+        if std::mem::take(&mut breaker.is_undecided) && phase == Phase::HalfOpen {
+            return;
+        }
+        state.revision += 1;
+        let (tenant, consumer, to) = (&self.tenant, &self.consumer, phase.name());
+        let labels = [("tenant", tenant.clone()), ("consumer", consumer.clone()), ("version", version.to_string())];
+        metrics::gauge!("oncebox_breaker_state", &labels).set(phase.gauge());
+        metrics::counter!("oncebox_breaker_transitions_total", "tenant" => tenant.clone(), "consumer" => consumer.clone(),
+            "version" => version.to_string(), "to" => to)
+        .increment(1);
+        match phase {
+            Phase::Open { until } => {
+                let pause_ms = until.saturating_duration_since(now()).as_millis() as u64;
+                tracing::warn!(tenant, consumer, version, pause_ms, "a version fails too often; its messages wait");
+            }
+            Phase::HalfOpen => tracing::info!(tenant, consumer, version, "one message tries a version that failed too often"),
+            Phase::Closed => tracing::info!(tenant, consumer, version, "a version that failed too often does its work again"),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic while held")
+    }
+}
+
+impl State {
+    fn shown(&self) -> Vec<BreakerState> {
+        let now = now();
+        let shown = |(version, breaker): (&i32, &Breaker)| BreakerState {
+            version_id: *version,
+            state: breaker.phase.name(),
+            probes_in_ms: match breaker.phase {
+                Phase::Open { until } => Some(until.saturating_duration_since(now).as_millis() as u64),
+                _ => None,
+            },
+            pause_ms: breaker.pause.as_millis() as u64,
+        };
+        let mut states: Vec<_> = self.versions.iter().filter(|(_, breaker)| breaker.phase != Phase::Closed).map(shown).collect();
+        states.sort_by_key(|state| state.version_id);
+        states
+    }
+}
+
+impl Breaker {
+    fn new(policy: &policy::Breaker) -> Self {
+        Self { phase: Phase::Closed, pause: Duration::from_millis(policy.pause_ms), window: Window::default(), is_undecided: false }
+    }
+
+    fn is_idle(&mut self, window: Duration) -> bool {
+        self.phase == Phase::Closed && self.window.sum(window).0 == 0
+    }
+}
+
+impl Phase {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Open { .. } => "open",
+            Self::HalfOpen => "half_open",
+        }
+    }
+
+    fn gauge(self) -> f64 {
+        match self {
+            Self::Closed => 0.0,
+            Self::HalfOpen => 1.0,
+            Self::Open { .. } => 2.0,
+        }
+    }
+}
+
+impl Probe {
+    /// The message ran, and ended like this. None: it completed.
+    pub(crate) fn ended(mut self, failure: Option<&FailureKind>) {
+        let Some(failed) = is_failure(failure) else { return };
+        self.is_decided = true;
+        let mut state = self.breakers.lock();
+        if failed {
+            return self.breakers.open(&mut state, self.version);
+        }
+        if let Some(breaker) = state.versions.get_mut(&self.version) {
+            *breaker = Breaker::new(&self.breakers.policy);
+        }
+        self.breakers.turn(&mut state, self.version, Phase::Closed);
+    }
+}
+
+impl Drop for Probe {
+    /// A duplicate, contention or the host's trouble: nothing is known, and another message may try at
+    /// once.
+    fn drop(&mut self) {
+        if !self.is_decided
+            && let Some(breaker) = self.breakers.lock().versions.get_mut(&self.version)
+        {
+            breaker.phase = Phase::Open { until: now() };
+            breaker.is_undecided = true;
+        }
+    }
+}
+
+/// Whether the end of a run counts as a failure of its version. What a handler decides is its work, also
+/// when it rejects everything; contention is nobody's and says nothing.
+fn is_failure(failure: Option<&FailureKind>) -> Option<bool> {
+    match failure {
+        None => Some(false),
+        Some(FailureKind::Contention) => None,
+        Some(kind) => Some(!kind.is_decision()),
+    }
+}
+
+#[cfg(not(test))]
+fn now() -> Instant {
+    Instant::now()
+}
+
+#[cfg(test)]
+use tests::now;
+
+/// Runs and failures of the last while, in slots that are forgotten one after the other.
+#[derive(Debug, Default)]
+struct Window(VecDeque<(Instant, u32, u32)>);
+
+impl Window {
+    fn add(&mut self, window: Duration, runs: u32, failed: u32) {
+        let now = now();
+        match self.0.back_mut() {
+            Some((from, all, bad)) if now.duration_since(*from) < window / SLOTS => (*all, *bad) = (*all + runs, *bad + failed),
+            _ => self.0.push_back((now, runs, failed)),
+        }
+    }
+
+    fn sum(&mut self, window: Duration) -> (u32, u32) {
+        while self.0.front().is_some_and(|(from, ..)| now().duration_since(*from) > window) {
+            self.0.pop_front();
+        }
+        self.0.iter().fold((0, 0), |(runs, failed), (_, all, bad)| (runs + all, failed + bad))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use futures::future::BoxFuture;
+
+    use super::*;
+    use crate::{
+        handler::{Answer, Run},
+        tx::Tx,
+    };
+
+    thread_local! {
+        /// How far this test's clock is ahead.
+        static AHEAD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+        static START: Instant = Instant::now();
+    }
+
+    /// A clock that only moves when a test says so.
+    pub(super) fn now() -> Instant {
+        START.with(|start| *start) + AHEAD.get()
+    }
+
+    fn advance(by: Duration) {
+        AHEAD.set(AHEAD.get() + by);
+    }
+
+    struct Version(i32, bool);
+
+    impl Handler for Version {
+        fn version(&self) -> i32 {
+            self.0
+        }
+
+        fn is_judged(&self) -> bool {
+            self.1
+        }
+
+        fn handle<'a>(&'a self, _: &'a Tx, _: &'a Run<'a>) -> BoxFuture<'a, Answer> {
+            unreachable!("nothing is run here")
+        }
+    }
+
+    const ONE: Version = Version(1, false);
+    const TRAP: Option<FailureKind> = Some(FailureKind::Trap);
+
+    fn breakers() -> Arc<Breakers> {
+        Breakers::new("acme", "orders", policy::Breaker::default())
+    }
+
+    fn ran(breakers: &Breakers, handler: &Version, completed: usize, failed: usize) {
+        breakers.ran(handler, [&None].into_iter().cycle().take(completed).chain([&TRAP].into_iter().cycle().take(failed)));
+    }
+
+    fn probe(breakers: &Arc<Breakers>) -> Probe {
+        match breakers.admit(&ONE, true) {
+            Admission::Probe(probe) => probe,
+            Admission::Pass => panic!("it is closed"),
+            Admission::Wait(wait) => panic!("it is open for {wait:?}"),
+        }
+    }
+
+    fn waits(breakers: &Arc<Breakers>, handler: &Version) -> bool {
+        matches!(breakers.admit(handler, true), Admission::Wait(_))
+    }
+
+    #[test]
+    fn it_opens_over_the_rate_and_not_below_the_least_runs() {
+        for (completed, failed, opens) in [(0, 19, false), (0, 20, true), (10, 10, false), (10, 11, true), (1_000, 999, false)] {
+            let breakers = breakers();
+            ran(&breakers, &ONE, completed, failed);
+            assert_eq!(waits(&breakers, &ONE), opens, "{completed} completed, {failed} failed");
+            assert!(!waits(&breakers, &Version(2, false)), "another version is another breaker");
+        }
+    }
+
+    #[test]
+    fn what_is_long_ago_is_forgotten() {
+        let breakers = breakers();
+        for _ in 0..10 {
+            ran(&breakers, &ONE, 0, 10);
+            if waits(&breakers, &ONE) {
+                panic!("10 failures in each half minute");
+            }
+            advance(Duration::from_secs(31));
+        }
+    }
+
+    #[test]
+    fn pauses_double_up_to_their_bound_and_success_resets_them() {
+        let breakers = breakers();
+        ran(&breakers, &ONE, 0, 20);
+        for pause in [5, 10, 20, 40, 80, 160, 300, 300] {
+            advance(Duration::from_millis(pause * 1_000 - 1));
+            assert!(waits(&breakers, &ONE), "it stays open for {pause} s");
+            advance(Duration::from_millis(1));
+            let one = probe(&breakers);
+            assert!(waits(&breakers, &ONE), "one message probes");
+            one.ended(TRAP.as_ref());
+        }
+        advance(Duration::from_secs(300));
+        probe(&breakers).ended(None);
+        assert!(breakers.states().is_empty());
+        ran(&breakers, &ONE, 0, 20);
+        assert_eq!(breakers.states()[0].probes_in_ms, Some(5_000));
+    }
+
+    #[test]
+    fn an_undecided_probe_makes_room_for_another() {
+        let breakers = breakers();
+        ran(&breakers, &ONE, 0, 20);
+        advance(Duration::from_secs(5));
+        drop(probe(&breakers));
+        probe(&breakers).ended(Some(&FailureKind::Contention));
+        probe(&breakers).ended(Some(&FailureKind::Reject));
+        assert!(!waits(&breakers, &ONE), "a rejection is an answer");
+    }
+
+    #[test]
+    fn decisions_contention_and_judged_canaries_open_nothing() {
+        let breakers = breakers();
+        let decisions = [Some(FailureKind::Reject), Some(FailureKind::Park), Some(FailureKind::Retry { delay: None })];
+        breakers.ran(&ONE, decisions.iter().chain([&Some(FailureKind::Contention)]).cycle().take(1_000));
+        ran(&breakers, &Version(2, true), 0, 1_000);
+        assert!(breakers.states().is_empty() && breakers.changed().is_none());
+        let off = Breakers::new("acme", "orders", policy::Breaker { enabled: false, ..policy::Breaker::default() });
+        ran(&off, &ONE, 0, 1_000);
+        assert!(off.states().is_empty());
+    }
+
+    #[test]
+    fn changes_are_told_once() {
+        let breakers = breakers();
+        ran(&breakers, &ONE, 0, 20);
+        assert_eq!(breakers.changed().map(|states| states[0].state), Some("open"));
+        assert!(breakers.changed().is_none());
+    }
+}
