@@ -304,6 +304,7 @@ impl Member {
         let rests = self.work() == Work::Rest;
         let error = self.failing.as_ref().map(|failing| failing.error.clone());
         let (run, revision) = match &self.state {
+            State::Running(current) if current.running.is_idle() => (RunState::Idle, current.revision),
             State::Running(current) => (RunState::Running, current.revision),
             State::Stopping { revision } => (if error.is_some() { RunState::Failing } else { RunState::Running }, *revision),
             State::Starting => (if error.is_some() { RunState::Failing } else { RunState::Starting }, *revision),

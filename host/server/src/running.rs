@@ -89,15 +89,9 @@ impl Running {
         self.routes.generation()
     }
 
-    /// Whether it is a member of its Kafka group, or becomes one. One that is not has nothing to read.
-    #[allow(dead_code, reason = "for the report of what this host does")]
-    pub(crate) fn is_open(&self) -> bool {
-        self.reading.is_open()
-    }
-
-    /// Why it ended by itself, if it did.
-    pub(crate) fn failure(&self) -> Option<ConsumerError> {
-        self.reading.failure()
+    /// Whether it is not a member of its Kafka group, since there is nothing to read.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.reading.as_ref().is_some_and(|reading| !reading.is_open())
     }
 
     /// Whether a canary runs here.
