@@ -51,7 +51,7 @@ impl Admin {
         if !late.is_empty() {
             return Ok(RemovalTurn::Waits(late));
         }
-        let removed = self.remove_rows(&standing.tenant, consumer_id).await?;
+        let removed = self.remove_some(&standing.tenant, consumer_id).await?;
         if removed > 0 {
             hooks::point("consumer:delete:batch");
             return Ok(RemovalTurn::Removed(removed));
@@ -61,11 +61,14 @@ impl Admin {
     }
 
     /// Claims are denied since the consumer's state says so, and so are completions: nothing comes after.
-    async fn remove_rows(&self, tenant: &str, consumer_id: i32) -> Result<u64, InboxError> {
+    async fn remove_some(&self, tenant: &str, consumer_id: i32) -> Result<u64, InboxError> {
         const REMOVE: &str = "DELETE FROM oncebox.inbox i USING (SELECT message_id, retention_class, bucket FROM oncebox.inbox \
                 WHERE consumer_id = $1 LIMIT $2) d \
             WHERE i.consumer_id = $1 AND i.message_id = d.message_id AND i.retention_class = d.retention_class AND i.bucket = d.bucket";
-        let place = self.place(&self.tenant(tenant).await?)?;
+        let tenant = self.tenant(tenant).await?;
+        // In a database of the tenant's own the state has to be known before anything goes.
+        self.mirror(&tenant).await?;
+        let place = self.place(&tenant)?;
         let removed = sqlx::query(REMOVE).bind(consumer_id).bind(BATCH).execute(&place.pool).await?.rows_affected();
         sqlx::query("DELETE FROM oncebox.probation WHERE consumer_id = $1").bind(consumer_id).execute(&place.pool).await?;
         Ok(removed)

@@ -151,7 +151,7 @@ impl ConsumerInbox {
             Admission::Wait(left) => {
                 // The attempt did not happen. Another version may take it long before this one is tried.
                 let again_in = left.min(PUT_OFF);
-                self.release(leased, again_in.as_millis() as i64).await?;
+                self.release(leased, again_in).await?;
                 return Err(InboxError::BreakerOpen { version: handler.version(), again_in });
             }
         };

@@ -276,7 +276,7 @@ impl Sessions {
     async fn begin_on(&self, mut session: Session) -> Result<Transaction<'_>, InboxError> {
         const BEGIN: &str = "RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
         bounded(session.connection.execute(sqlx::raw_sql(BEGIN))).await?;
-        let Session { connection, backend, access, _permit } = session;
+        let Session { connection, backend, access, used_at: _, _permit } = session;
         Ok(Transaction { sessions: self, tx: Some(Tx::on(connection)), backend, access, permit: Some(_permit) })
     }
 

@@ -7,6 +7,7 @@ use super::{DatabaseUrl, PURPOSE, Place, answered_within, mirror};
 use crate::{
     admin::{Admin, check_name, taken},
     audit::Subject,
+    credentials::Credentials,
     error::InboxError,
     hooks,
     keys::secret_hash,
@@ -32,17 +33,19 @@ impl Admin {
     }
 
     async fn insert_tenant_at(&self, name: &str, url: &DatabaseUrl) -> Result<Tenant, InboxError> {
-        const INSERT: &str = "INSERT INTO oncebox.tenant (name, schema_name, login, owner_login, secret_hash, database_url, database) \
-            VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING *";
+        const INSERT: &str = "INSERT INTO oncebox.tenant (name, schema_name, login, owner_login, secret_hash, credentials, database_url, database) \
+            VALUES ($1, $2, $3, $4, $5, $6, $7, $8) RETURNING *";
         let opaque = hex::encode(rand::random::<[u8; 6]>());
         let (schema, login, owner) = (format!("t_{opaque}"), format!("oncebox_{opaque}"), format!("oncebox_{opaque}_owner"));
+        let credentials = Credentials::generate();
         let mut tx = self.pool.begin().await?;
         let insert = sqlx::query_as(INSERT)
             .bind(name)
             .bind(&schema)
             .bind(&login)
             .bind(&owner)
-            .bind(secret_hash(&self.key.derived(&login, &owner).secret))
+            .bind(secret_hash(&credentials.secret))
+            .bind(credentials.sealed(&self.key, &login))
             .bind(self.key.seal(PURPOSE, &login, url.text().as_bytes()))
             .bind(url.shown());
         let tenant = insert.fetch_one(&mut *tx).await.map_err(|error| taken(error, "tenant", name))?;
