@@ -455,7 +455,7 @@ async fn check_migration(connection: &mut PgConnection, consumer: &Consumer, new
         return Ok(());
     }
     let text = format!(
-        "the schema of tenant `{0}` does not hold migration `{name}`; apply it with `oncebox tenant migrate --tenant {0}` first",
+        "the schema of tenant `{0}` does not hold migration `{name}`; apply it with `oncebox tenant schema apply {0}` first",
         consumer.tenant
     );
     Err(InboxError::Conflict { code: "migration_missing", text })

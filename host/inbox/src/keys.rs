@@ -9,8 +9,8 @@ use crate::error::InboxError;
 #[derive(Clone)]
 pub struct MasterKey {
     bytes: [u8; 32],
-    /// The key before this one, while what it sealed is sealed anew.
-    previous: Option<[u8; 32]>,
+    /// Keys before this one, while what they sealed is sealed anew.
+    previous: Vec<[u8; 32]>,
 }
 
 impl std::fmt::Debug for MasterKey {
@@ -39,17 +39,22 @@ impl MasterKey {
     }
 
     fn of(bytes: [u8; 32]) -> Self {
-        Self { bytes, previous: None }
+        Self { bytes, previous: Vec::new() }
     }
 
-    /// This key, and another one for what it does not open.
-    pub fn with_previous(self, previous: Self) -> Self {
-        Self { previous: Some(previous.bytes), ..self }
+    /// This key, and another one, with those before it, for what this does not open.
+    pub fn with_previous(mut self, previous: &Self) -> Self {
+        self.previous.extend(previous.all());
+        self
     }
 
-    /// This key alone, then the one before it.
+    fn all(&self) -> impl Iterator<Item = [u8; 32]> {
+        std::iter::once(self.bytes).chain(self.previous.iter().copied())
+    }
+
+    /// This key alone, then those before it.
     pub(crate) fn each(&self) -> impl Iterator<Item = Self> {
-        std::iter::once(self.bytes).chain(self.previous).map(Self::of)
+        self.all().map(Self::of)
     }
 
     /// A new random key, as text.

@@ -53,7 +53,7 @@ impl Admin {
     /// key already stays as it is, so that a second run finishes what hosts with the old key have sealed
     /// since. Nothing changes when something opens with neither key.
     pub async fn rotate_master_key(&self, new: &MasterKey) -> Result<KeyRotation, InboxError> {
-        let keys = new.clone().with_previous(self.key.clone());
+        let keys = new.clone().with_previous(&self.key);
         let mut tx = self.pool.begin().await?;
         let tenants: Vec<Tenant> =
             sqlx::query_as("SELECT * FROM oncebox.tenant ORDER BY tenant_id FOR NO KEY UPDATE").fetch_all(&mut *tx).await?;

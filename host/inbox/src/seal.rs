@@ -38,7 +38,7 @@ impl MasterKey {
         sealed
     }
 
-    /// Open what was sealed, with this key or the one before it.
+    /// Open what was sealed, with this key or one before it.
     pub(crate) fn unseal(&self, purpose: &str, subject: &str, sealed: &[u8]) -> Result<Vec<u8>, InboxError> {
         let damaged = || InboxError::Sealed(format!("the {purpose} of `{subject}` is damaged; restore the row from a backup"));
         if sealed.len() < HEAD + TAG || sealed[0] != FORMAT {
@@ -51,7 +51,7 @@ impl MasterKey {
         decrypt_aead(Cipher::aes_256_gcm(), &key, Some(nonce), &data(purpose, subject), text, tag).map_err(|_| damaged())
     }
 
-    /// Whether this very key, and not the one before it, is the one that opens this.
+    /// Whether this very key, and none before it, is the one that opens this.
     pub(crate) fn has_sealed(&self, sealed: &[u8]) -> bool {
         sealed.get(1..1 + NAME).is_some_and(|name| name == self.short_name())
     }
@@ -94,7 +94,7 @@ mod tests {
         assert!(old.unseal("database url", "a", &sealed).is_err(), "another column's");
         let said = refused(&new, "a", &sealed);
         assert!(said.contains(&old.name()) && said.contains(&new.name()), "{said}");
-        let both = new.with_previous(old);
+        let both = new.with_previous(&old);
         assert_eq!(both.unseal("credentials", "a", &sealed).expect("the key before"), b"secret");
     }
 

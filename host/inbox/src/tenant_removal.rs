@@ -57,6 +57,12 @@ impl Admin {
         Ok(tenant)
     }
 
+    /// Tenants of which something is left to be taken away.
+    pub async fn tenants_being_deleted(&self) -> Result<Vec<Tenant>, InboxError> {
+        const LIST: &str = "SELECT * FROM oncebox.tenant WHERE state = 'deleting' ORDER BY tenant_id";
+        Ok(sqlx::query_as(LIST).fetch_all(&self.pool).await?)
+    }
+
     /// Take away everything of a tenant that is being deleted. Safe to repeat after a crash at any step.
     /// False: someone else is at it, or it is gone.
     pub async fn remove_tenant(&self, tenant: &Tenant) -> Result<bool, InboxError> {

@@ -105,11 +105,19 @@ pub struct Keys {
     /// The key itself; only from the environment.
     #[serde(skip)]
     pub master_key: Option<String>,
+    /// File with the key before this one, while `oncebox keys rotate` changes it.
+    pub previous_master_key_file: Option<PathBuf>,
+    /// That key itself; only from the environment.
+    #[serde(skip)]
+    pub previous_master_key: Option<String>,
 }
 
 impl std::fmt::Debug for Keys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Keys").field("master_key_file", &self.master_key_file).finish_non_exhaustive()
+        f.debug_struct("Keys")
+            .field("master_key_file", &self.master_key_file)
+            .field("previous_master_key_file", &self.previous_master_key_file)
+            .finish_non_exhaustive()
     }
 }
 
@@ -257,6 +265,7 @@ const OVERRIDES: &[(&str, &str, &str)] = &[
     ("kafka", "brokers", "ONCEBOX_KAFKA_BROKERS"),
     ("kafka", "idle_after_ms", "ONCEBOX_KAFKA_IDLE_AFTER_MS"),
     ("keys", "master_key_file", "ONCEBOX_KEYS_MASTER_KEY_FILE"),
+    ("keys", "previous_master_key_file", "ONCEBOX_KEYS_PREVIOUS_MASTER_KEY_FILE"),
     ("runtime", "instances_max", "ONCEBOX_RUNTIME_INSTANCES_MAX"),
     ("runtime", "cache_dir", "ONCEBOX_RUNTIME_CACHE_DIR"),
     ("runtime", "component_bytes_max", "ONCEBOX_RUNTIME_COMPONENT_BYTES_MAX"),
@@ -294,6 +303,7 @@ impl Config {
         }
         let mut config: Self = table.try_into().map_err(|error| from_environment(&error))?;
         config.keys.master_key = std::env::var("ONCEBOX_MASTER_KEY").ok();
+        config.keys.previous_master_key = std::env::var("ONCEBOX_PREVIOUS_MASTER_KEY").ok();
         Ok(config)
     }
 
@@ -308,18 +318,16 @@ impl Config {
         options.context("`database.url` is not a PostgreSQL URL; it looks like postgres://user:password@host:5432/database")
     }
 
-    /// The master key.
+    /// The master key, with the one before it where there is one.
     pub fn master_key(&self) -> Result<MasterKey> {
-        let text = match (&self.keys.master_key, &self.keys.master_key_file) {
-            (Some(key), _) => key.clone(),
-            (None, Some(path)) => {
-                std::fs::read_to_string(path).with_context(|| format!("failed to read the master key from `{}`", path.display()))?
-            }
-            (None, None) => bail!(
-                "no master key is configured; set `keys.master_key_file` or ONCEBOX_MASTER_KEY (make one with `openssl rand -hex 32`)"
-            ),
-        };
-        Ok(MasterKey::parse(&text)?)
+        let Keys { master_key, master_key_file, previous_master_key, previous_master_key_file } = &self.keys;
+        let key = read_key(master_key, master_key_file, "the master key")?.context(
+            "no master key is configured; set `keys.master_key_file` or ONCEBOX_MASTER_KEY (make one with `openssl rand -hex 32`)",
+        )?;
+        Ok(match read_key(previous_master_key, previous_master_key_file, "the previous master key")? {
+            Some(previous) => key.with_previous(&previous),
+            None => key,
+        })
     }
 
     /// The functions of a person's commands.
@@ -333,6 +341,16 @@ impl Config {
         let Database { statement_timeout_ms, lock_timeout_ms, idle_in_transaction_timeout_ms, .. } = self.database;
         SessionSettings { statement_timeout_ms, lock_timeout_ms, idle_in_transaction_timeout_ms }
     }
+}
+
+/// A key that is given itself, or by its file.
+fn read_key(key: &Option<String>, file: &Option<PathBuf>, what: &str) -> Result<Option<MasterKey>> {
+    let text = match (key, file) {
+        (Some(key), _) => key.clone(),
+        (None, Some(path)) => std::fs::read_to_string(path).with_context(|| format!("failed to read {what} from `{}`", path.display()))?,
+        (None, None) => return Ok(None),
+    };
+    Ok(Some(MasterKey::parse(&text)?))
 }
 
 /// The file was read without an error before, so that the variable is to blame.
@@ -363,6 +381,7 @@ mod tests {
         let config: Config = toml::from_str(&text).expect("the sample parses");
         let mut default = Config::default();
         default.keys.master_key_file = config.keys.master_key_file.clone();
+        default.keys.previous_master_key_file = config.keys.previous_master_key_file.clone();
         default.runtime.cache_dir = config.runtime.cache_dir.clone();
         default.api.tls_certificate_file = config.api.tls_certificate_file.clone();
         default.api.tls_key_file = config.api.tls_key_file.clone();

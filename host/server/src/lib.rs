@@ -6,6 +6,7 @@ mod changes;
 pub mod cli;
 pub mod compilations;
 mod config;
+mod deletions;
 mod demo;
 mod dev;
 mod fleet;

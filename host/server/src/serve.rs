@@ -19,7 +19,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    brokers::Kafka, compilations::Compilations, config::Config, handlers::Loader, http, open::Openings, supervisor::Supervisor,
+    brokers::Kafka, compilations::Compilations, config::Config, deletions, handlers::Loader, http, open::Openings, supervisor::Supervisor,
     uploads::Uploads,
 };
 
@@ -69,6 +69,7 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     let http = tokio::spawn(http::serve(listener, metrics, ready, http_stop.clone()));
     let api_serving =
         tokio::spawn(api_listener.serve(api(config, &admin, components.clone(), kafka.clone()), http_stop.clone(), API_GRACE));
+    let deleting = tokio::spawn(deletions::carry_on(admin.clone()));
     let supervisor = Supervisor::new(
         admin.clone(),
         Loader::new(admin, components),
@@ -81,6 +82,7 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     );
     tracing::info!(http = %address, api = api_url, brokers = config.kafka.brokers, "oncebox {} serves", env!("CARGO_PKG_VERSION"));
     let drained = supervisor.run(stop, Duration::from_millis(config.shutdown.drain_ms)).await;
+    deleting.abort();
     http_stop.cancel();
     compiling.await?;
     // A client that keeps its request open does not keep the process.

@@ -2,31 +2,77 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use anyhow::Result;
-use oncebox_inbox::{Sessions, Tenant};
+use oncebox_inbox::{Admin, InboxError, Sessions, Standing, Tenant};
 
 use crate::supervisor::Supervisor;
 
-/// By tenant: the revision that they were made for, and the sessions.
+/// By tenant: its sessions, also those that are on their way out.
 #[derive(Default)]
-pub(crate) struct TenantSessions(Mutex<HashMap<i32, (i64, Weak<Sessions>)>>);
+pub(crate) struct TenantSessions(Mutex<HashMap<i32, Vec<Known>>>);
+
+struct Known {
+    /// The tenant's revision that they were made for.
+    made_for: i64,
+    /// The revision whose credentials they log in with.
+    renewed_for: i64,
+    sessions: Weak<Sessions>,
+}
 
 impl TenantSessions {
-    /// The sessions of a tenant as its row is: with other credentials or limits they are made anew.
+    /// The sessions of a tenant as its row is: after a change they are made anew.
     pub(crate) fn of(&self, host: &Supervisor, tenant: &Tenant) -> Result<Arc<Sessions>> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|_, (_, sessions)| sessions.strong_count() > 0);
-        if let Some((revision, sessions)) = known.get(&tenant.tenant_id)
-            && *revision == tenant.revision
-            && let Some(sessions) = sessions.upgrade()
-        {
+        let mut known = self.known();
+        known.retain(|_, known| {
+            known.retain(|known| known.sessions.strong_count() > 0);
+            !known.is_empty()
+        });
+        let known = known.entry(tenant.tenant_id).or_default();
+        if let Some(sessions) = known.iter().find(|known| known.made_for == tenant.revision).and_then(|known| known.sessions.upgrade()) {
             return Ok(sessions);
         }
         let sessions = Sessions::of(&host.admin, tenant, &host.settings, host.budget.clone())?;
-        known.insert(tenant.tenant_id, (tenant.revision, Arc::downgrade(&sessions)));
+        known.push(Known { made_for: tenant.revision, renewed_for: tenant.revision, sessions: Arc::downgrade(&sessions) });
         Ok(sessions)
+    }
+
+    /// Let what runs log in with the present credentials: what comes to its end after a change needs
+    /// connections until then.
+    pub(crate) async fn renew(&self, admin: &Admin, standings: &[Standing]) -> Result<(), InboxError> {
+        for standing in standings.iter().filter(|standing| self.are_behind(standing)) {
+            let tenant = match admin.tenant(&standing.tenant).await {
+                Err(InboxError::NotFound(_)) => continue,
+                tenant => tenant?,
+            };
+            // One tenant's trouble is not the others'.
+            match admin.credentials(&tenant) {
+                Ok(credentials) => self.renewed(&tenant, |sessions| sessions.renew(&credentials)),
+                Err(error) => {
+                    tracing::error!(tenant = tenant.name, %error, "sessions go on with the credentials before");
+                    self.renewed(&tenant, |_| {});
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn are_behind(&self, standing: &Standing) -> bool {
+        self.known().get(&standing.tenant_id).into_iter().flatten().any(|known| known.renewed_for < standing.tenant_revision)
+    }
+
+    fn renewed(&self, tenant: &Tenant, renew: impl Fn(&Sessions)) {
+        for known in self.known().get_mut(&tenant.tenant_id).into_iter().flatten() {
+            if let Some(sessions) = known.sessions.upgrade() {
+                renew(&sessions);
+            }
+            known.renewed_for = tenant.revision;
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<i32, Vec<Known>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

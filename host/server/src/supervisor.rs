@@ -147,7 +147,9 @@ impl Supervisor {
         if is_due {
             *look_due = Instant::now() + POLL;
             presence.beat().await?;
-            fleet.see(self.admin.standings().await?);
+            let standings = self.admin.standings().await?;
+            self.sessions.renew(&self.admin, &standings).await?;
+            fleet.see(standings);
         }
         let mut judged = Vec::new();
         // All of them before the first wait, so that nothing is left half begun when this is given up.

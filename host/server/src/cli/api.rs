@@ -62,6 +62,11 @@ impl Api {
         self.json(Method::DELETE, path, Body::empty(), None).await
     }
 
+    /// Take something away, with what has to be said for it.
+    pub(crate) async fn delete_with<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
+        self.json(Method::DELETE, path, Body::from(serde_json::to_vec(body)?), Some("application/json")).await
+    }
+
     /// Bytes, as they are sent by a stream that may count them.
     pub(crate) async fn put<T: DeserializeOwned>(&self, path: &str, length: usize, body: Body) -> Result<T> {
         let request = Request::put(path).header(CONTENT_TYPE, "application/wasm").header("content-length", length).body(body)?;

@@ -11,6 +11,7 @@ mod deployments;
 mod doctor;
 mod hosts;
 mod inbox;
+mod keys;
 mod local;
 mod migration;
 mod new;
@@ -67,6 +68,9 @@ enum Command {
     Serve,
     /// Bring the database up to date
     Migrate,
+    /// The master key
+    #[command(subcommand)]
+    Keys(keys::KeysCommand),
     /// Write a new handler's project: sources, build script, tables, messages
     New(new::NewArgs),
     /// Run a host with a PostgreSQL and a broker of its own
@@ -189,6 +193,7 @@ async fn run(cli: Cli) -> Result<()> {
             serve::migrate(&config).await?;
             output::done(json, "the database is up to date")
         }
+        Command::Keys(command) => keys::run(&ready(&config).await?, command, json).await,
         Command::New(args) => new::run(args, json),
         Command::Dev(args) => {
             logs::start(&dev::quiet(&config.log))?;

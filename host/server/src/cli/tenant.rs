@@ -1,5 +1,9 @@
 //! `oncebox tenant …`
 
+mod delete;
+mod limits;
+mod schema;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -10,8 +14,7 @@ use super::{
     api::{Api, path},
     migration::Migration,
     output,
-    upload::short,
-    wire::{self, NewTenant},
+    wire::{self, NewTenant, Nothing},
 };
 
 #[derive(Subcommand)]
@@ -30,18 +33,33 @@ pub(super) enum TenantCommand {
     },
     /// List tenants
     List,
-    /// Apply migrations to a tenant's tables, each once, named by its file's stem
-    Migrate {
+    /// Show a tenant: state, limits, schema, logins
+    Show {
         /// The tenant
-        #[arg(long)]
         tenant: String,
-        /// SQL files, in the order in which they are applied
-        #[arg(required_unless_present = "list")]
-        files: Vec<PathBuf>,
-        /// Show those that were applied instead
-        #[arg(long, conflicts_with = "files")]
-        list: bool,
     },
+    /// The tables of a tenant: its own SQL migrations
+    #[command(subcommand)]
+    Schema(schema::SchemaCommand),
+    /// Let all of a tenant's consumers rest, and refuse changes by its tokens
+    Suspend {
+        /// The tenant
+        tenant: String,
+    },
+    /// Let a suspended tenant's consumers go on where they were
+    Resume {
+        /// The tenant
+        tenant: String,
+    },
+    /// Change what each host gives a tenant; without options, show it
+    Limits(limits::LimitsArgs),
+    /// Give a tenant new passwords and a new session secret; its messages go on
+    RotateCredentials {
+        /// The tenant
+        tenant: String,
+    },
+    /// Delete a tenant with its tables and messages, for good; again, to go on or see how far it is
+    Delete(delete::DeleteArgs),
 }
 
 pub(super) async fn run(api: &Api, command: TenantCommand, json: bool) -> Result<()> {
@@ -51,8 +69,22 @@ pub(super) async fn run(api: &Api, command: TenantCommand, json: bool) -> Result
             create(api, &name, &schema, database_url, json).await
         }
         TenantCommand::List => list(api, json).await,
-        TenantCommand::Migrate { tenant, list: true, .. } => applied(api, &tenant, json).await,
-        TenantCommand::Migrate { tenant, files, list: false } => migrate(api, &tenant, &files, json).await,
+        TenantCommand::Show { tenant } => show(&api.get(&path(&["tenants", &tenant])).await?, json),
+        TenantCommand::Schema(command) => schema::run(api, command, json).await,
+        TenantCommand::Suspend { tenant } => {
+            let done = change(api, &tenant, "suspend").await?;
+            say(json, &done, &format!("tenant `{tenant}` is suspended: its hosts finish what they run and let its consumers rest"))
+        }
+        TenantCommand::Resume { tenant } => {
+            let done = change(api, &tenant, "resume").await?;
+            say(json, &done, &format!("tenant `{tenant}` is active: its consumers go on where they were"))
+        }
+        TenantCommand::Limits(args) => limits::run(api, args, json).await,
+        TenantCommand::RotateCredentials { tenant } => {
+            let done = change(api, &tenant, "rotate-credentials").await?;
+            say(json, &done, &format!("tenant `{tenant}` has new credentials; sessions with those before go on for ten minutes at most"))
+        }
+        TenantCommand::Delete(args) => delete::run(api, args, json).await,
     }
 }
 
@@ -64,6 +96,35 @@ fn database_url(file: Option<&Path>) -> Result<Option<String>> {
     Ok(Some(url.trim().to_owned()))
 }
 
+async fn change(api: &Api, tenant: &str, verb: &str) -> Result<wire::Tenant> {
+    api.post(&path(&["tenants", tenant, verb]), &Nothing {}).await
+}
+
+fn say(json: bool, tenant: &wire::Tenant, text: &str) -> Result<()> {
+    if json {
+        return output::json(tenant);
+    }
+    println!("{text}");
+    Ok(())
+}
+
+fn show(tenant: &wire::Tenant, json: bool) -> Result<()> {
+    if json {
+        return output::json(tenant);
+    }
+    let mut rows = vec![
+        vec!["tenant".to_owned(), tenant.name.clone()],
+        vec!["state".to_owned(), tenant.state.clone()],
+        vec!["schema".to_owned(), tenant.schema_name.clone()],
+        vec!["login of handlers".to_owned(), tenant.login.clone()],
+        vec!["login of the owner".to_owned(), tenant.owner_login.clone()],
+        vec!["created".to_owned(), output::time(tenant.created_at)],
+    ];
+    rows.extend(limits::rows(&tenant.limits));
+    output::table(&["WHAT", "VALUE"], &rows);
+    Ok(())
+}
+
 async fn create(api: &Api, name: &str, schema: &[PathBuf], database_url: Option<String>, json: bool) -> Result<()> {
     let files: Vec<_> = schema.iter().map(|path| Migration::read(path, &|path| std::fs::read(path))).collect::<Result<_>>()?;
     let migrations = files.iter().map(Migration::to_send).collect();
@@ -73,43 +134,6 @@ async fn create(api: &Api, name: &str, schema: &[PathBuf], database_url: Option<
     }
     let place = tenant.database.map(|database| format!(" of its own database {database}")).unwrap_or_default();
     println!("tenant `{name}` created; its tables live in schema `{}`{place}", tenant.schema_name);
-    Ok(())
-}
-
-/// Apply what was not applied before, in order; the first that fails is the last that is tried.
-async fn migrate(api: &Api, tenant: &str, files: &[PathBuf], json: bool) -> Result<()> {
-    let files: Vec<_> = files.iter().map(|path| Migration::read(path, &|path| std::fs::read(path))).collect::<Result<_>>()?;
-    let route = path(&["tenants", tenant, "migrations"]);
-    let known: Vec<wire::Migration> = api.get(&route).await?;
-    files.iter().try_for_each(|file| file.check(tenant, &known))?;
-    let (mut applied, mut before) = (Vec::new(), Vec::new());
-    for file in &files {
-        if known.iter().any(|known| known.name == file.name) {
-            before.push(&file.name);
-            continue;
-        }
-        let _: wire::Migration = api.post(&route, &file.to_send()).await.with_context(|| format!("`{}`", file.path.display()))?;
-        applied.push(&file.name);
-        if !json {
-            println!("applied `{}` to tenant `{tenant}`", file.name);
-        }
-    }
-    if json {
-        return output::json(&serde_json::json!({ "applied": applied, "known": before }));
-    }
-    if applied.is_empty() {
-        println!("tenant `{tenant}` holds all of them already");
-    }
-    Ok(())
-}
-
-async fn applied(api: &Api, tenant: &str, json: bool) -> Result<()> {
-    let migrations: Vec<wire::Migration> = api.get(&path(&["tenants", tenant, "migrations"])).await?;
-    if json {
-        return output::json(&migrations);
-    }
-    let cells = |m: &wire::Migration| vec![m.name.clone(), short(&m.digest).to_owned(), output::time(m.applied_at), m.applied_by.clone()];
-    output::table(&["MIGRATION", "SHA-256", "APPLIED", "BY"], &migrations.iter().map(cells).collect::<Vec<_>>());
     Ok(())
 }
 
@@ -138,7 +162,8 @@ async fn list(api: &Api, json: bool) -> Result<()> {
     if json {
         return output::json(&tenants);
     }
-    let rows: Vec<_> = tenants.iter().map(|t| vec![t.name.clone(), t.schema_name.clone(), output::time(t.created_at)]).collect();
-    output::table(&["TENANT", "SCHEMA", "CREATED"], &rows);
+    let rows: Vec<_> =
+        tenants.iter().map(|t| vec![t.name.clone(), t.state.clone(), t.schema_name.clone(), output::time(t.created_at)]).collect();
+    output::table(&["TENANT", "STATE", "SCHEMA", "CREATED"], &rows);
     Ok(())
 }

@@ -27,14 +27,23 @@ pub(crate) struct Upload<'a> {
     pub(crate) bytes: Bytes,
 }
 
-/// A component that cannot be deployed, with every reason.
+/// Something that cannot be deployed or applied, with every reason.
 #[derive(Debug)]
 pub(crate) struct Unfit {
-    name: String,
+    what: String,
     reasons: Vec<String>,
 }
 
 impl Unfit {
+    fn component(name: &str, reasons: Vec<String>) -> Self {
+        Self { what: format!("`{name}` cannot be deployed"), reasons }
+    }
+
+    /// Migrations with statements that are not for a schema.
+    pub(crate) fn statements(reasons: Vec<String>) -> Self {
+        Self { what: "nothing was applied".to_owned(), reasons }
+    }
+
     /// Why; a line each.
     pub(crate) fn reasons(&self) -> &[String] {
         &self.reasons
@@ -44,8 +53,8 @@ impl Unfit {
 impl std::fmt::Display for Unfit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.reasons[..] {
-            [reason] => write!(f, "`{}` cannot be deployed: {reason}", self.name),
-            reasons => write!(f, "`{}` cannot be deployed, for {} reasons", self.name, reasons.len()),
+            [reason] => write!(f, "{}: {reason}", self.what),
+            reasons => write!(f, "{}, for {} reasons", self.what, reasons.len()),
         }
     }
 }
@@ -96,7 +105,7 @@ pub(crate) async fn wait(api: &Api, tenant: &str, name: &str, mut version: Versi
             "ready" => break,
             "failed" => {
                 let reasons = version.problems.into_iter().map(|problem| problem.text).collect();
-                return Err(Unfit { name: name.to_owned(), reasons }.into());
+                return Err(Unfit::component(name, reasons).into());
             }
             state => bar.set_message(format!("{name}: {state}")),
         }
@@ -110,7 +119,7 @@ pub(crate) async fn wait(api: &Api, tenant: &str, name: &str, mut version: Versi
 /// What the API says of a component belongs to its file.
 fn unfit(name: &str, error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref::<Refused>().map(Refused::problems) {
-        Some(reasons) if !reasons.is_empty() => Unfit { name: name.to_owned(), reasons }.into(),
+        Some(reasons) if !reasons.is_empty() => Unfit::component(name, reasons).into(),
         _ => error.context(format!("`{name}` was not uploaded")),
     }
 }

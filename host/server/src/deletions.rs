@@ -1,0 +1,28 @@
+//! Tenants that are being deleted, carried on by whichever host lives: whoever began it may be gone.
+
+use std::time::Duration;
+
+use oncebox_inbox::{Admin, InboxError};
+
+/// How often is looked for any.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// Carry on what was begun, until this is dropped. Every step may be cut off and done again.
+pub(crate) async fn carry_on(admin: Admin) {
+    let admin = admin.acting_as("oncebox");
+    loop {
+        tokio::time::sleep(LOOK).await;
+        if let Err(error) = look(&admin).await {
+            tracing::debug!(%error, "tenants that are being deleted are not known");
+        }
+    }
+}
+
+async fn look(admin: &Admin) -> Result<(), InboxError> {
+    for tenant in admin.tenants_being_deleted().await? {
+        if let Err(error) = admin.remove_tenant(&tenant).await {
+            tracing::warn!(tenant = tenant.name, %error, "a tenant is not deleted yet; it is tried again");
+        }
+    }
+    Ok(())
+}
