@@ -184,9 +184,9 @@ async fn check_shapes(way: Way) {
     );
     desk.json(&["consumer", "create", "orders", "--tenant", "acme", "--policy", "policy.toml"]).await;
     desk.file("more.sql", "ALTER TABLE t ADD COLUMN m int;");
-    let migrated = desk.json(&["tenant", "migrate", "--tenant", "acme", "schema.sql", "more.sql"]).await;
+    let migrated = desk.json(&["tenant", "schema", "apply", "acme", "schema.sql", "more.sql"]).await;
     assert_eq!(migrated, json!({ "applied": ["more"], "known": ["schema"] }));
-    let said = desk.ok(&["tenant", "migrate", "--tenant", "acme", "schema.sql", "more.sql"]).await;
+    let said = desk.ok(&["tenant", "schema", "apply", "acme", "schema.sql", "more.sql"]).await;
     assert_eq!(said, "tenant `acme` holds all of them already\n");
 
     let version = desk.json(&["version", "upload", "ok.wasm", "--tenant", "acme", "--handler", "orders"]).await;

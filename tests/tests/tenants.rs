@@ -401,7 +401,7 @@ async fn a_deletion_that_was_killed_at_any_step_goes_on() {
         desk.ok(&["version", "upload", "order.wasm", "--tenant", "acme", "--handler", "other"]).await;
         fill(&mut desk).await;
         kill_at(&mut desk, point).await;
-        let refused = desk.run(&["tenant", "schema", "apply", "acme", "tables.sql"]).await;
+        let refused = desk.run(&["tenant", "rotate-credentials", "acme"]).await;
         assert!(refused.stderr.contains("tenant `acme` is being deleted"), "{point}: {}", refused.stderr);
         desk.fails(
             &["tenant", "delete", "acme", "--confirm", "acm"],
