@@ -136,7 +136,15 @@ impl Admin {
             return Ok(false);
         }
         let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())").fetch_one(&mut *connection).await?;
-        for statement in role_statements(&database, &tenant.schema_name, &tenant.login, &tenant.owner_login, &self.credentials(tenant)?) {
+        let mut statements =
+            role_statements(&database, &tenant.schema_name, &tenant.login, &tenant.owner_login, &self.credentials(tenant)?);
+        if held.has_schema && !held.has_roles {
+            // Roles are the server's: a database that was restored elsewhere comes without them and their rights.
+            let (schema, login) = (&tenant.schema_name, &tenant.login);
+            statements.push(format!("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {login}"));
+            statements.push(format!("GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {login}"));
+        }
+        for statement in statements {
             connection.execute(sqlx::raw_sql(AssertSqlSafe(statement))).await?;
         }
         Ok(true)
