@@ -321,3 +321,6 @@ impl Drop for Counted {
         metrics::gauge!("oncebox_consumers", "state" => self.0).decrement(1.0);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,7 @@ use rdkafka::{
     ClientConfig, Offset, TopicPartitionList, bindings as rd,
     consumer::{BaseConsumer, Consumer as _},
     producer::{BaseProducer, BaseRecord, Producer as _},
+    types::RDKafkaRespErr,
 };
 use tokio::sync::Semaphore;
 
@@ -65,6 +66,15 @@ impl Cluster {
             }
         }
         self.producer.flush(Duration::from_secs(10)).unwrap();
+    }
+
+    /// Lets requests of a kind, the next few, fail with these errors.
+    pub(crate) fn fail(&self, api_key: i16, errors: &[RDKafkaRespErr]) {
+        // SAFETY: the producer is alive and has a mock cluster; the errors are copied.
+        unsafe {
+            let mock = rd::rd_kafka_handle_mock_cluster(self.producer.client().native_ptr());
+            rd::rd_kafka_mock_push_request_errors_array(mock, api_key, errors.len(), errors.as_ptr());
+        }
     }
 
     /// Requests of a kind that come in a while.

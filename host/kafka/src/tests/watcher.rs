@@ -65,6 +65,18 @@ async fn silence_is_not_taken_for_nothing_to_read() {
     assert_eq!(watch(&watchers, &config).await.1, Sight::Nothing { committed: false });
 }
 
+/// A group whose coordinator moves, or is not there yet as after the first start of a broker, could be lost
+/// sight of, or end the process: librdkafka does not expect such an answer from a client without a group.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_coordinator_that_is_not_there_yet_is_asked_again() {
+    const OFFSET_FETCH: i16 = 9;
+    use rdkafka::types::RDKafkaRespErr::{RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE, RD_KAFKA_RESP_ERR_NOT_COORDINATOR};
+    let cluster = Cluster::new(TOPIC);
+    cluster.fail(OFFSET_FETCH, &[RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE, RD_KAFKA_RESP_ERR_NOT_COORDINATOR]);
+    let (watchers, config) = (Watchers::default(), config(&cluster.address, "t", "moves", TOPIC));
+    assert_eq!(watch(&watchers, &config).await.1, Sight::Nothing { committed: false });
+}
+
 /// Every consumer that rests could cost the brokers requests of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_groups_at_rest_share_a_few_requests() {

@@ -59,6 +59,9 @@ impl Look {
         for (name, value) in properties {
             config.set(name, value);
         }
+        // It never joins it. Without a group, librdkafka 2.12 dereferences null when a coordinator of any
+        // group answers that it is none, or none yet.
+        config.set("group.id", "oncebox.watcher");
         let client = config.create_with_context(Quiet).map_err(|error| ConsumerError::from_creation(error, secrets))?;
         let look = Self {
             asker: Asker::new(client),
