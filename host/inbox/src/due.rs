@@ -98,9 +98,12 @@ impl Lookout {
     pub fn look_after(&self, consumer: &Arc<ConsumerInbox>) {
         let pool = consumer.sessions.admin();
         let options = pool.connect_options();
-        let place = format!("{}:{}/{}", options.get_host(), options.get_port(), options.get_database().unwrap_or_default());
+        let (login, database) = (options.get_username(), options.get_database().unwrap_or_default());
+        let place = format!("{login}@{}:{}/{database}", options.get_host(), options.get_port());
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, consumers) = places.entry(place).or_insert_with(|| (pool.clone(), Consumers::new()));
+        let (known, consumers) = places.entry(place).or_insert_with(|| (pool.clone(), Consumers::new()));
+        // With a password that changed since, a tenant's own database has a new pool.
+        *known = pool.clone();
         consumers.insert(consumer.consumer_id, Arc::downgrade(consumer));
         consumer.due.is_told.store(true, Ordering::Release);
         // What an earlier process left is found by the first look.

@@ -56,6 +56,8 @@ impl Look {
     ) -> Result<(), ConsumerError> {
         let mut config = ClientConfig::new();
         config.set_log_level(RDKafkaLogLevel::Warning).set("client.id", "oncebox-watcher").set("enable.auto.commit", "false");
+        // How long librdkafka believes in a coordinator that has moved.
+        config.set("metadata.max.age.ms", "30000");
         for (name, value) in properties {
             config.set(name, value);
         }
