@@ -17,6 +17,7 @@ use crate::{
     message::Message,
     pace::Pace,
     policy::Policy,
+    scheduler::{Admission, Ask, Class, ConsumerCaps},
     session::Sessions,
     shadow::Queue,
 };
@@ -70,7 +71,11 @@ impl ConsumerInbox {
     ) -> Arc<Self> {
         let pace = Pace::new(policy.batch.messages_max);
         let breakers = Breakers::new(&tenant, &name, policy.breaker.clone());
-        let shadows = Queue::new(consumer_id, &tenant, &name, policy.payload, &sessions);
+        let memory = policy.limits.memory_bytes as u64;
+        let shadows = Queue::new(consumer_id, (&tenant, &name), policy.payload, memory, &sessions);
+        let caps =
+            ConsumerCaps { transactions_max: policy.limits.transactions_max, messages_per_second: policy.limits.messages_per_second };
+        sessions.scheduler().set_caps(sessions.tenant_id, consumer_id, caps);
         Arc::new(Self {
             consumer_id,
             tenant,
@@ -133,6 +138,23 @@ impl ConsumerInbox {
     /// calls them in vain; one that takes long to commit is found by the next look.
     pub(crate) fn due_after(&self, completion: &Completion) {
         completion.delays().for_each(|delay| self.due.after(delay + COMMIT));
+    }
+
+    /// Wait to be let in, for up to so many messages. `runs`: handlers may run, and need memory.
+    pub(crate) async fn admit(&self, messages: usize, runs: bool) -> Admission {
+        let memory = if runs { self.policy.limits.memory_bytes as u64 } else { 0 };
+        let messages = messages.try_into().unwrap_or(u32::MAX);
+        self.ask(Class::Fair, memory, messages).await
+    }
+
+    /// Wait for the tenant's next place, for a short transaction on which a rebalance waits.
+    pub(crate) async fn admit_first(&self) -> Admission {
+        self.ask(Class::First, 0, 0).await
+    }
+
+    async fn ask(&self, class: Class, memory: u64, messages: u32) -> Admission {
+        let (tenant_id, consumer_id) = (self.sessions.tenant_id, self.consumer_id);
+        self.sessions.scheduler().admit(Ask { tenant_id, consumer_id, class, memory, messages }).await
     }
 
     /// Wall clock for one call of a handler.

@@ -12,7 +12,7 @@ use crate::{
     deployment::{Deployment, Guard, NewDeployment, Role, Slot, select},
     error::InboxError,
     event_versions,
-    policy::{Limits, Policy},
+    policy::{Limits, OF_CONSUMER, Policy},
     standing::lock,
     subscription::Consumer,
     version::{self, Version},
@@ -417,6 +417,10 @@ fn check_guard(guard: &Guard) -> Result<(), InboxError> {
 pub(crate) fn check_limits(limits: &Map<String, Value>, policy: &Policy) -> Result<(), InboxError> {
     let allowed = json!(policy.limits);
     for (key, value) in limits {
+        if OF_CONSUMER.contains(&key.as_str()) {
+            let text = format!("`limits.{key}` is a limit of the consumer, over all of its deployments; set it in its policy");
+            return Err(InboxError::Invalid(text));
+        }
         let bound = allowed.get(key).and_then(Value::as_u64);
         let bound = bound.ok_or_else(|| InboxError::Invalid(format!("`limits.{key}` is not a limit")))?;
         match value.as_u64() {

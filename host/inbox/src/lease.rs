@@ -11,6 +11,7 @@ use crate::{
     headers, hooks,
     message::{Message, Record},
     process::commit_host,
+    scheduler::Admission,
     session::Transaction,
     tx::bounded,
 };
@@ -34,10 +35,10 @@ const CRASHES_MAX: i32 = 3;
 
 impl ConsumerInbox {
     /// Lease one message that is due.
-    pub(crate) async fn lease(&self) -> Result<Option<Leased>, InboxError> {
+    pub(crate) async fn lease(&self, admission: &Admission) -> Result<Option<Leased>, InboxError> {
         const LEASE: &str = "SELECT * FROM oncebox_host.lease_with_version($1, $2, $3, $4, $5, $6)";
         hooks::point("retry:lease:before");
-        let transaction = self.sessions.begin().await?;
+        let transaction = self.sessions.begin_admitted(admission).await?;
         let query = sqlx::query(LEASE)
             .bind(transaction.secret())
             .bind(self.consumer_id)
@@ -72,9 +73,9 @@ impl ConsumerInbox {
     }
 
     /// Give a lease back unused; the attempt did not happen.
-    pub(crate) async fn release(&self, leased: &Leased, delay: Duration) -> Result<bool, InboxError> {
+    pub(crate) async fn release(&self, admission: &Admission, leased: &Leased, delay: Duration) -> Result<bool, InboxError> {
         const RELEASE: &str = "SELECT * FROM oncebox_host.release($1, $2, $3, $4, $5)";
-        let transaction = self.sessions.begin().await?;
+        let transaction = self.sessions.begin_admitted(admission).await?;
         let query = sqlx::query_scalar(RELEASE)
             .bind(transaction.secret())
             .bind(self.consumer_id)

@@ -1,9 +1,9 @@
 //! How large a consumer's transactions are, how many run side by side, and whether they carry
 //! savepoints.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use tokio::sync::MutexGuard;
+use tokio::sync::OwnedMutexGuard;
 
 /// Commits in a row after which the batch doubles, at first and where nothing stands against it.
 const CLEAN_COMMITS: u32 = 100;
@@ -22,11 +22,19 @@ const SAVEPOINTS_MAX: usize = 60;
 pub struct Pace {
     messages_max: usize,
     state: Mutex<State>,
-    turn: tokio::sync::Mutex<()>,
+    turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Leave to run one transaction; while transactions take turns, the only one of this host.
-pub struct Turn<'a>(Option<MutexGuard<'a, ()>>);
+#[derive(Default)]
+pub struct Turn(Option<OwnedMutexGuard<()>>);
+
+impl Turn {
+    /// Others wait for its end.
+    pub fn is_held(&self) -> bool {
+        self.0.is_some()
+    }
+}
 
 #[derive(Debug)]
 struct State {
@@ -68,7 +76,7 @@ impl Pace {
         Self {
             messages_max,
             state: Mutex::new(State { size: messages_max, in_turn: false, clean: 0, patience: CLEAN_COMMITS, failing: 0.0 }),
-            turn: tokio::sync::Mutex::default(),
+            turn: Arc::default(),
         }
     }
 
@@ -79,15 +87,15 @@ impl Pace {
     }
 
     /// Wait until a transaction may run.
-    pub async fn turn(&self) -> Turn<'_> {
+    pub async fn turn(&self) -> Turn {
         let in_turn = self.state.lock().expect("no panic while held").in_turn;
-        Turn(if in_turn { Some(self.turn.lock().await) } else { None })
+        Turn(if in_turn { Some(self.turn.clone().lock_owned().await) } else { None })
     }
 
     /// Deadlock, serialization failure or lock timeout in a transaction that ran in this turn: from now
     /// on in turn, and where that does not help, since it is another host's transactions that stand
     /// against it, half the size.
-    pub fn contended(&self, turn: &Turn<'_>) {
+    pub fn contended(&self, turn: &Turn) {
         let mut state = self.state.lock().expect("no panic while held");
         if turn.0.is_none() && state.in_turn {
             return; // it began before another one drew the conclusion

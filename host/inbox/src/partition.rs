@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::{
-    breaker::{Admission, LOOK_AGAIN, Probe},
+    breaker::{Admission as Passage, LOOK_AGAIN, Probe},
     claim::{As, Claimed, Offered},
     consumer::ConsumerInbox,
     error::InboxError,
@@ -13,7 +13,8 @@ use crate::{
     message::{Message, Record},
     parking,
     policy::{Ack, Collision},
-    process::{Routed, Settled},
+    process::{Admitted, Routed, Settled},
+    scheduler::Admission,
     suspects::Suspects,
 };
 
@@ -36,6 +37,8 @@ pub struct PartitionInbox {
     /// The probation row is gone.
     cleared: bool,
     suspects: Suspects,
+    /// Leave to begin, got beforehand.
+    admitted: Option<Admitted>,
 }
 
 /// Where a decoded record goes.
@@ -60,7 +63,17 @@ impl PartitionInbox {
         }
         let probation = if suspect { on_probation(&consumer) } else { 0 };
         let suspects = Suspects::default();
-        Ok(Self { consumer, topic: topic.to_owned(), partition, probation, singles: 0, moved: false, cleared: false, suspects })
+        Ok(Self {
+            consumer,
+            topic: topic.to_owned(),
+            partition,
+            probation,
+            singles: 0,
+            moved: false,
+            cleared: false,
+            suspects,
+            admitted: None,
+        })
     }
 
     /// Records a call can make use of.
@@ -68,12 +81,29 @@ impl PartitionInbox {
         self.consumer.policy.batch.messages_max
     }
 
-    /// Work through the front of `records`. The answer is how many of them, from the first, are settled:
+    /// Wait until [`PartitionInbox::process`] may begin at once, with up to so many records. This is the only
+    /// wait for others, and dropping it leaves nothing behind.
+    pub async fn ready(&mut self, records: usize) {
+        if self.admitted.is_none() {
+            let runs = self.probation == 0 && self.consumer.policy.ack == Ack::AfterCommit;
+            let turn = self.consumer.pace.turn().await;
+            let admission = self.consumer.admit(records.min(self.batch_max()), runs).await;
+            self.admitted = Some(Admitted { admission, turn });
+        }
+    }
+
+    /// Work through the front of `records`, which it waits to be let in for, where nobody did. The answer is how many of them, from the first, are settled:
     /// completed, or durably in the inbox in a state that someone can see.
     pub async fn process(&mut self, records: &[Record]) -> Result<usize, InboxError> {
         loop {
+            self.ready(records.len()).await;
+            let Some(mut admitted) = self.admitted.take() else { continue };
+            let records = &records[..records.len().min(admitted.admission.messages())];
             let handlers = self.consumer.handlers();
-            match self.process_with(&*handlers, records).await {
+            let answer = self.process_with(&mut admitted, &*handlers, records).await;
+            admitted.admission.settled(*answer.as_ref().unwrap_or(&0));
+            drop(admitted); // nobody waits for newer deployments at the expense of others
+            match answer {
                 // What is loaded here was withdrawn; what replaced it is on its way.
                 Err(InboxError::StaleDeployments) if self.consumer.newer_than(handlers.generation()).await => {}
                 answer => return answer,
@@ -81,22 +111,27 @@ impl PartitionInbox {
         }
     }
 
-    async fn process_with(&mut self, handlers: &dyn Handlers, records: &[Record]) -> Result<usize, InboxError> {
+    async fn process_with(&mut self, admitted: &mut Admitted, handlers: &dyn Handlers, records: &[Record]) -> Result<usize, InboxError> {
         let routes = self.route(handlers, records);
         let settled = match routes.first() {
             None => return Ok(0),
-            Some(Route::Park(_)) => self.park_front(handlers.generation(), &routes).await?,
-            Some(Route::Run(_)) => self.run_front(handlers.generation(), routes).await?,
+            Some(Route::Park(_)) => self.park_front(&admitted.admission, handlers.generation(), &routes).await?,
+            Some(Route::Run(_)) => self.run_front(admitted, handlers.generation(), routes).await?,
         };
         if self.moved {
-            self.progressed().await?;
+            self.progressed(&admitted.admission).await?;
         }
         Ok(settled)
     }
 
     /// The partition is given up cleanly.
     pub async fn close(mut self) {
-        if let Err(error) = self.progressed().await {
+        if self.cleared {
+            return;
+        }
+        self.admitted = None;
+        let admission = self.consumer.admit_first().await;
+        if let Err(error) = self.progressed(&admission).await {
             tracing::debug!(%error, "failed to clear the probation row; the next process will be careful");
         }
     }
@@ -124,7 +159,7 @@ impl PartitionInbox {
     }
 
     /// Everything at the front that is to be parked.
-    async fn park_front(&mut self, generation: i64, routes: &[Route]) -> Result<usize, InboxError> {
+    async fn park_front(&mut self, admission: &Admission, generation: i64, routes: &[Route]) -> Result<usize, InboxError> {
         let parked: Vec<_> = routes
             .iter()
             .map_while(|route| match route {
@@ -133,14 +168,14 @@ impl PartitionInbox {
             })
             .collect();
         if !hooks::sabotage("undecodable_dropped") {
-            self.park(generation, &parked).await?;
+            self.park(admission, generation, &parked).await?;
         }
         Ok(parked.len())
     }
 
     /// Keep messages for a person; those whose id is taken by another payload under an id of their own.
-    async fn park(&mut self, generation: i64, parked: &[Offered]) -> Result<(), InboxError> {
-        let claims = self.consumer.store(generation, parked, As::Parked).await?;
+    async fn park(&mut self, admission: &Admission, generation: i64, parked: &[Offered]) -> Result<(), InboxError> {
+        let claims = self.consumer.store(admission, generation, parked, As::Parked).await?;
         self.moved |= claims.contains(&Claimed::New);
         for (offered, claimed) in parked.iter().zip(&claims) {
             if *claimed == Claimed::New {
@@ -152,7 +187,7 @@ impl PartitionInbox {
         if collisions.is_empty() || is_collision(&parked[0]) {
             return Ok(());
         }
-        Box::pin(self.park(generation, &collisions)).await
+        Box::pin(self.park(admission, generation, &collisions)).await
     }
 
     /// What came with a known id and another payload: neither a duplicate, nor to be lost.
@@ -166,7 +201,7 @@ impl PartitionInbox {
     }
 
     /// Everything at the front that is to be run, or stored to be run.
-    async fn run_front(&mut self, generation: i64, routes: Vec<Route>) -> Result<usize, InboxError> {
+    async fn run_front(&mut self, admitted: &mut Admitted, generation: i64, routes: Vec<Route>) -> Result<usize, InboxError> {
         let batch: Vec<_> = routes
             .into_iter()
             .map_while(|route| match route {
@@ -175,11 +210,11 @@ impl PartitionInbox {
             })
             .collect();
         let (batch, settled) = if self.probation > 0 || self.consumer.policy.ack == Ack::AfterInsert {
-            let settled = self.store(generation, &batch).await?;
+            let settled = self.store(&admitted.admission, generation, &batch).await?;
             (batch, settled)
         } else {
-            let (batch, probe) = self.admitted(batch)?;
-            let settled = self.settle(&batch).await?;
+            let (batch, probe) = self.passed(batch)?;
+            let settled = self.settle(admitted, &batch).await?;
             if let (Some(probe), [(_, _, failure)]) = (probe, &settled.ran[..]) {
                 probe.ended(failure.as_ref());
             }
@@ -189,7 +224,7 @@ impl PartitionInbox {
         let messages: Vec<_> = batch.iter().map(message).collect();
         let collisions = self.collisions(&messages, &settled.claims);
         if !collisions.is_empty() {
-            self.park(generation, &collisions).await?;
+            self.park(&admitted.admission, generation, &collisions).await?;
         }
         self.report(&batch, &settled);
         Ok(settled.claims.len())
@@ -197,7 +232,7 @@ impl PartitionInbox {
 
     /// The messages at the front whose versions take messages: all before the first that has to wait for
     /// its version. That one is let through alone where it is to probe.
-    fn admitted(&self, mut batch: Vec<Routed>) -> Result<(Vec<Routed>, Option<Probe>), InboxError> {
+    fn passed(&self, mut batch: Vec<Routed>) -> Result<(Vec<Routed>, Option<Probe>), InboxError> {
         let breakers = &self.consumer.breakers;
         let mut passed: Option<i32> = None;
         for index in 0..batch.len() {
@@ -206,15 +241,15 @@ impl PartitionInbox {
                 continue;
             }
             match breakers.admit(handler, index == 0) {
-                Admission::Pass => passed = Some(handler.version()),
-                Admission::Probe(probe) => {
+                Passage::Pass => passed = Some(handler.version()),
+                Passage::Probe(probe) => {
                     batch.truncate(1);
                     return Ok((batch, Some(probe)));
                 }
-                Admission::Wait(left) if index == 0 => {
+                Passage::Wait(left) if index == 0 => {
                     return Err(InboxError::BreakerOpen { version: handler.version(), again_in: left.min(LOOK_AGAIN) });
                 }
-                Admission::Wait(_) => {
+                Passage::Wait(_) => {
                     batch.truncate(index);
                     break;
                 }
@@ -224,18 +259,18 @@ impl PartitionInbox {
     }
 
     /// Store messages instead of running them: the retry workers count each attempt before it runs.
-    async fn store(&mut self, generation: i64, batch: &[Routed]) -> Result<Settled, InboxError> {
+    async fn store(&mut self, admission: &Admission, generation: i64, batch: &[Routed]) -> Result<Settled, InboxError> {
         let reason = (self.probation > 0).then(|| "probation".to_owned());
         let offered: Vec<_> = batch.iter().map(|routed| Offered { reason: reason.clone(), ..routed.offered.clone() }).collect();
-        let claims = self.consumer.store(generation, &offered, As::Received).await?;
+        let claims = self.consumer.store(admission, generation, &offered, As::Received).await?;
         let new = claims.iter().filter(|claimed| **claimed == Claimed::New).count();
         self.probation = self.probation.saturating_sub(new);
         Ok(Settled { claims, ran: Vec::new(), alone: false, sampled: Vec::new() })
     }
 
-    async fn settle(&mut self, batch: &[Routed]) -> Result<Settled, InboxError> {
+    async fn settle(&mut self, admitted: &mut Admitted, batch: &[Routed]) -> Result<Settled, InboxError> {
         let size = if self.singles > 0 { 1 } else { batch.len() };
-        match self.consumer.settle(batch, size).await {
+        match self.consumer.settle(admitted, batch, size).await {
             Ok(settled) => {
                 if self.singles > 0 {
                     self.singles -= 1;
@@ -270,9 +305,9 @@ impl PartitionInbox {
     }
 
     /// The first progress says that the process did not die at the offset it started from.
-    async fn progressed(&mut self) -> Result<(), InboxError> {
+    async fn progressed(&mut self, admission: &Admission) -> Result<(), InboxError> {
         if !self.cleared {
-            self.consumer.partition_cleared(&self.topic, self.partition).await?;
+            self.consumer.partition_cleared(admission, &self.topic, self.partition).await?;
             self.cleared = true;
         }
         Ok(())

@@ -306,7 +306,18 @@ pub struct Limits {
     pub log_bytes_max: usize,
     /// Bytes of the JSON result kept in the inbox row.
     pub outcome_bytes_max: usize,
+    /// Transactions of this consumer at the same time on one host, hence instances; none for the tenant's
+    /// bound. Over it, messages wait.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transactions_max: Option<usize>,
+    /// Messages a second on one host; none for as many as come. Over it, messages wait. Hosts do not talk
+    /// to each other about it, which would cost every message a round trip: n hosts take n times as many.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub messages_per_second: Option<u32>,
 }
+
+/// What of the limits is a consumer's alone; a deployment cannot say it.
+pub(crate) const OF_CONSUMER: [&str; 2] = ["transactions_max", "messages_per_second"];
 
 impl Default for Limits {
     fn default() -> Self {
@@ -323,6 +334,8 @@ impl Default for Limits {
             savepoints_max: 16,
             log_bytes_max: 64 << 10,
             outcome_bytes_max: 64 << 10,
+            transactions_max: None,
+            messages_per_second: None,
         }
     }
 }
@@ -379,6 +392,8 @@ impl Policy {
             ("limits.memory_bytes", limits.memory_bytes as u64),
             ("kafka.prefetch_messages", kafka.prefetch_messages as u64),
             ("kafka.prefetch_bytes", kafka.prefetch_bytes as u64),
+            ("limits.transactions_max", limits.transactions_max.unwrap_or(1) as u64),
+            ("limits.messages_per_second", limits.messages_per_second.unwrap_or(1).into()),
         ];
         if let Some((key, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return wrong(format!("`{key}` is 0; it must be at least 1"));
@@ -404,6 +419,8 @@ impl Policy {
             ("breaker.pause_max_ms", breaker.pause_max_ms, 24 * 3_600 * 1_000),
             ("limits.deadline_ms", limits.deadline_ms, 600_000),
             ("limits.memory_bytes", limits.memory_bytes as u64, 128 << 20),
+            ("limits.transactions_max", limits.transactions_max.unwrap_or(1) as u64, 10_000),
+            ("limits.messages_per_second", limits.messages_per_second.unwrap_or(1).into(), 10_000_000),
             ("kafka.prefetch_messages", kafka.prefetch_messages as u64, 100_000),
         ];
         if let Some((key, value, most)) = bounded.iter().find(|(_, value, most)| value > most) {

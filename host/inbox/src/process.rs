@@ -13,9 +13,10 @@ use crate::{
     handler::{DeliveryKind, Failure, FailureKind, Handler},
     hooks,
     message::Message,
-    pace::Mode,
+    pace::{Mode, Turn},
     policy::Dedup,
     run::{Ended, Job, run},
+    scheduler::Admission,
     session::{CommitError, Transaction},
     shadow::{self, Sampled, Shadow},
     together,
@@ -37,6 +38,14 @@ impl Routed {
     pub(crate) fn ran(&self) -> Ran<'_> {
         Ran { message: &self.offered.message, epoch: 0, version: Some(self.handler.version()), attempt: 1 }
     }
+}
+
+/// Leave to run transactions of this consumer, one after the other.
+pub(crate) struct Admitted {
+    pub(crate) admission: Admission,
+    /// Where the consumer's transactions take turns, its turn: taken before the admission, so that nobody
+    /// holds a place of the host while waiting for the neighbours.
+    pub(crate) turn: Turn,
 }
 
 /// What became of each message that ran: its index, and the kind of its failure.
@@ -87,9 +96,11 @@ const CONTENTION_REPEATS: u32 = 5;
 
 impl ConsumerInbox {
     /// One transaction: claim, handle, complete, commit. What it returns as settled may be acked.
-    async fn transact(&self, batch: &[Routed], mode: Mode) -> Result<Settled, Stop> {
-        let turn = self.pace.turn().await;
-        let transaction = self.sessions.begin().await?;
+    async fn transact(&self, admitted: &mut Admitted, batch: &[Routed], mode: Mode) -> Result<Settled, Stop> {
+        if !admitted.turn.is_held() {
+            admitted.turn = self.pace.turn().await;
+        }
+        let transaction = self.sessions.begin_admitted(&admitted.admission).await?;
         let ended = match self.work(&transaction, batch, mode).await {
             Ok(settled) => commit(transaction).await.map(|()| settled),
             Err(stop) => {
@@ -98,7 +109,7 @@ impl ConsumerInbox {
             }
         };
         if matches!(ended, Err(Stop::Contention { .. })) {
-            self.pace.contended(&turn);
+            self.pace.contended(&admitted.turn);
         }
         ended
     }
@@ -218,14 +229,14 @@ impl ConsumerInbox {
 
     /// Bring the front of a batch to an end, however often its transaction has to be repeated: at
     /// least one message is settled, or the trouble is the host's. `size` bounds the first try.
-    pub(crate) async fn settle(&self, batch: &[Routed], size: usize) -> Result<Settled, InboxError> {
+    pub(crate) async fn settle(&self, admitted: &mut Admitted, batch: &[Routed], size: usize) -> Result<Settled, InboxError> {
         let (pace, mut mode) = self.pace.next();
         let mut size = size.min(pace).clamp(1, batch.len());
         let mut repeats = 0;
         let mut alone = false;
         loop {
             let limit = if batch[0].handler.takes_batches() { size } else { mode.limit(size) };
-            let stop = match self.transact(&batch[..limit.min(batch.len())], mode).await {
+            let stop = match self.transact(admitted, &batch[..limit.min(batch.len())], mode).await {
                 Ok(mut settled) => {
                     settled.alone = alone;
                     settled.sampled.drain(..).for_each(|sampled| self.shadows.offer(sampled));
@@ -249,23 +260,26 @@ impl ConsumerInbox {
                     self.pace.crowded();
                     size /= 2;
                 }
-                Stop::Contention { failure } if repeats >= CONTENTION_REPEATS => return self.record_alone(&batch[0], failure).await,
+                Stop::Contention { failure } if repeats >= CONTENTION_REPEATS => {
+                    return self.record_alone(&admitted.admission, &batch[0], failure).await;
+                }
                 Stop::Contention { .. } => {
                     repeats += 1;
+                    admitted.turn = Turn::default();
                     tokio::time::sleep(Duration::from_millis(rand::random_range(1..=10 << repeats))).await;
                 }
-                Stop::AtCommit { failure } => return self.record_alone(&batch[0], failure).await,
+                Stop::AtCommit { failure } => return self.record_alone(&admitted.admission, &batch[0], failure).await,
                 Stop::AtClaim { failure } => {
                     let Routed { offered, generation, .. } = &batch[0];
-                    let claimed = self.park_unclaimable(*generation, &offered.message, &failure).await?;
+                    let claimed = self.park_unclaimable(&admitted.admission, *generation, &offered.message, &failure).await?;
                     return Ok(Settled { claims: vec![claimed], ran: Vec::new(), alone, sampled: Vec::new() });
                 }
-                Stop::Abandoned { index: 0, failure } => return self.record_alone(&batch[0], failure).await,
+                Stop::Abandoned { index: 0, failure } => return self.record_alone(&admitted.admission, &batch[0], failure).await,
                 // What stands before it is settled first, so that positions stay in order.
                 Stop::Abandoned { index, .. } => size = index,
                 Stop::Lost { index } => return Err(InboxError::LostInHandler { message_id: batch[index].offered.message.id.clone() }),
                 Stop::Host(error) if hooks::sabotage("attempt_on_host_fault") => {
-                    return self.record_alone(&batch[0], Failure::new(FailureKind::Other, error.to_string())).await;
+                    return self.record_alone(&admitted.admission, &batch[0], Failure::new(FailureKind::Other, error.to_string())).await;
                 }
                 Stop::Host(error) | Stop::Crowded(error) => return Err(error),
             }
@@ -274,8 +288,8 @@ impl ConsumerInbox {
 
     /// Record a failure whose transaction is gone, through the claim: refused means that someone else
     /// has the message, and nothing is written.
-    async fn record_alone(&self, routed: &Routed, failure: Failure) -> Result<Settled, InboxError> {
-        let transaction = self.sessions.begin().await?;
+    async fn record_alone(&self, admission: &Admission, routed: &Routed, failure: Failure) -> Result<Settled, InboxError> {
+        let transaction = self.sessions.begin_admitted(admission).await?;
         let message = &routed.offered.message;
         let mut claims = claim(&transaction, self.claimant(routed.generation), &[&routed.offered], As::Completed).await?;
         let mut completion = Completion::default();
@@ -293,32 +307,44 @@ impl ConsumerInbox {
     }
 
     /// A message whose row PostgreSQL does not take is kept under its position.
-    async fn park_unclaimable(&self, generation: i64, message: &Message, failure: &Failure) -> Result<Claimed, InboxError> {
+    async fn park_unclaimable(
+        &self,
+        admission: &Admission,
+        generation: i64,
+        message: &Message,
+        failure: &Failure,
+    ) -> Result<Claimed, InboxError> {
         let parked = crate::parking::unclaimable(message, failure);
-        let claims = self.store_together(generation, std::slice::from_ref(&parked), As::Parked).await.map_err(stopped)?;
+        let claims = self.store_together(admission, generation, std::slice::from_ref(&parked), As::Parked).await.map_err(stopped)?;
         self.log_parked(message, parked.reason.as_deref().unwrap_or_default());
         claims.into_iter().next().ok_or_else(|| InboxError::Invalid("a claim of one message had no answer".to_owned()))
     }
 
     /// Write messages that are not run now, in a transaction of their own; when PostgreSQL does not
     /// take the row of one of them, in one each.
-    pub(crate) async fn store(&self, generation: i64, offered: &[Offered], r#as: As) -> Result<Vec<Claimed>, InboxError> {
-        match self.store_together(generation, offered, r#as).await {
+    pub(crate) async fn store(
+        &self,
+        admission: &Admission,
+        generation: i64,
+        offered: &[Offered],
+        r#as: As,
+    ) -> Result<Vec<Claimed>, InboxError> {
+        match self.store_together(admission, generation, offered, r#as).await {
             Err(Stop::AtClaim { .. }) => {}
             answer => return answer.map_err(stopped),
         }
         let mut claims = Vec::with_capacity(offered.len());
         for one in offered {
-            match self.store_together(generation, std::slice::from_ref(one), r#as).await {
-                Err(Stop::AtClaim { failure }) => claims.push(self.park_unclaimable(generation, &one.message, &failure).await?),
+            match self.store_together(admission, generation, std::slice::from_ref(one), r#as).await {
+                Err(Stop::AtClaim { failure }) => claims.push(self.park_unclaimable(admission, generation, &one.message, &failure).await?),
                 answer => claims.extend(answer.map_err(stopped)?),
             }
         }
         Ok(claims)
     }
 
-    async fn store_together(&self, generation: i64, offered: &[Offered], r#as: As) -> Result<Vec<Claimed>, Stop> {
-        let transaction = self.sessions.begin().await?;
+    async fn store_together(&self, admission: &Admission, generation: i64, offered: &[Offered], r#as: As) -> Result<Vec<Claimed>, Stop> {
+        let transaction = self.sessions.begin_admitted(admission).await?;
         let claims = match claim(&transaction, self.claimant(generation), &offered.iter().collect::<Vec<_>>(), r#as).await {
             Ok(claims) => claims,
             Err(error) => {

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    breaker::{Admission, Probe},
+    breaker::{Admission as Passage, Probe},
     claim::Offered,
     complete::{Completion, Disposition, Ran, complete},
     consumer::ConsumerInbox,
@@ -16,6 +16,7 @@ use crate::{
     lease::Leased,
     process::{Routed, Stop, commit, host_statement, refused, undo_message},
     run::{Ended, run},
+    scheduler::Admission,
     session::Transaction,
 };
 
@@ -73,12 +74,19 @@ async fn work_off(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
 
 /// Lease one message that is due and run it, in a transaction of its own. The answer is how many were due.
 pub async fn step(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<usize, InboxError> {
-    let Some(leased) = consumer.lease().await? else { return Ok(0) };
+    // Let in before the lease is taken: it could run out while its message waits, and would count as a crash.
+    let admission = tokio::select! {
+        biased;
+        admission = consumer.admit(1, true) => admission,
+        () = stop.cancelled() => return Ok(0),
+    };
+    let Some(leased) = consumer.lease(&admission).await? else { return Ok(0) };
     if stop.is_cancelled() {
         // The attempt did not happen.
-        consumer.release(&leased, Duration::ZERO).await?;
+        consumer.release(&admission, &leased, Duration::ZERO).await?;
     } else {
-        consumer.run_leased(&leased).await?;
+        admission.settled(1);
+        consumer.run_leased(admission, &leased).await?;
     }
     Ok(1)
 }
@@ -126,12 +134,13 @@ fn settled_first(leased: &Leased, handler: &Arc<dyn Handler>, disposition: Dispo
 
 impl ConsumerInbox {
     /// Bring a leased message to its end, or give the lease back.
-    async fn run_leased(&self, leased: &Leased) -> Result<(), InboxError> {
+    async fn run_leased(&self, admission: Admission, leased: &Leased) -> Result<(), InboxError> {
         let handlers = self.handlers();
-        match self.run_leased_with(&*handlers, leased).await {
+        match self.run_leased_with(&admission, &*handlers, leased).await {
             Err(InboxError::StaleDeployments) => {
                 // The attempt did not happen; what is loaded here was withdrawn.
-                let _ = self.release(leased, Duration::ZERO).await;
+                let _ = self.release(&admission, leased, Duration::ZERO).await;
+                drop(admission);
                 if self.newer_than(handlers.generation()).await { Ok(()) } else { Err(InboxError::StaleDeployments) }
             }
             answer => answer,
@@ -139,19 +148,19 @@ impl ConsumerInbox {
     }
 
     /// Resume, handle, complete, commit, in one transaction.
-    async fn run_leased_with(&self, handlers: &dyn Handlers, leased: &Leased) -> Result<(), InboxError> {
+    async fn run_leased_with(&self, admission: &Admission, handlers: &dyn Handlers, leased: &Leased) -> Result<(), InboxError> {
         let generation = handlers.generation();
         let Some(handler) = handlers.resolve(&leased.message, leased.version) else {
             let failure = Failure::new(FailureKind::NoRoute, "no deployment takes this event type");
-            return self.record_leased(leased, generation, None, failure).await;
+            return self.record_leased(admission, leased, generation, None, failure).await;
         };
         let probe = match self.breakers.admit(&*handler, true) {
-            Admission::Pass => None,
-            Admission::Probe(probe) => Some(probe),
-            Admission::Wait(left) => {
+            Passage::Pass => None,
+            Passage::Probe(probe) => Some(probe),
+            Passage::Wait(left) => {
                 // The attempt did not happen. Another version may take it long before this one is tried.
                 let again_in = left.min(PUT_OFF);
-                self.release(leased, again_in).await?;
+                self.release(admission, leased, again_in).await?;
                 return Err(InboxError::BreakerOpen { version: handler.version(), again_in });
             }
         };
@@ -159,7 +168,7 @@ impl ConsumerInbox {
         let routed = Routed { offered, handler, generation, shadow: None };
         let mut repeats = 0;
         loop {
-            let undone = match self.transact_leased(leased, &routed).await {
+            let undone = match self.transact_leased(admission, leased, &routed).await {
                 Ok((disposition, failure)) => {
                     self.count_run(&leased.message, disposition);
                     settled_first(leased, &routed.handler, disposition);
@@ -177,7 +186,7 @@ impl ConsumerInbox {
                 }
                 Undone::Failed(failure) => {
                     let kind = failure.kind.clone();
-                    self.record_leased(leased, generation, Some(&routed.handler), failure).await?;
+                    self.record_leased(admission, leased, generation, Some(&routed.handler), failure).await?;
                     self.judge(leased, &*routed.handler, probe, Some(kind));
                     return Ok(());
                 }
@@ -186,7 +195,7 @@ impl ConsumerInbox {
                     // Best effort: without it the lease runs out, and the attempt counts as a crash. After a
                     // commit whose answer was lost it waits for that commit, and releases only what was
                     // rolled back.
-                    let _ = self.release(leased, TROUBLE).await;
+                    let _ = self.release(admission, leased, TROUBLE).await;
                     return Err(error);
                 }
             }
@@ -202,8 +211,13 @@ impl ConsumerInbox {
         }
     }
 
-    async fn transact_leased(&self, leased: &Leased, routed: &Routed) -> Result<(Disposition, Option<FailureKind>), Undone> {
-        let transaction = self.sessions.begin().await?;
+    async fn transact_leased(
+        &self,
+        admission: &Admission,
+        leased: &Leased,
+        routed: &Routed,
+    ) -> Result<(Disposition, Option<FailureKind>), Undone> {
+        let transaction = self.sessions.begin_admitted(admission).await?;
         match self.work_leased(&transaction, leased, routed).await {
             Ok(ended) => {
                 hooks::point("retry:commit:before");
@@ -256,12 +270,13 @@ impl ConsumerInbox {
     /// Record a failure whose transaction is gone, under the same lease.
     async fn record_leased(
         &self,
+        admission: &Admission,
         leased: &Leased,
         generation: i64,
         handler: Option<&Arc<dyn Handler>>,
         failure: Failure,
     ) -> Result<(), InboxError> {
-        let transaction = self.sessions.begin().await?;
+        let transaction = self.sessions.begin_admitted(admission).await?;
         match self.resume(&transaction, generation, leased).await {
             Ok(true) => {}
             ended => {

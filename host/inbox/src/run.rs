@@ -9,6 +9,7 @@ use tracing::Instrument;
 use crate::{
     handler::{Answer, BatchRun, DeliveryKind, Failure, FailureKind, Handler, Run},
     message::Message,
+    scheduler::Metered,
     tx::Tx,
 };
 
@@ -100,7 +101,7 @@ pub async fn run_together(together: Together<'_>, tx: &Tx) -> Ended<Vec<Answer>>
 async fn judge<T>(job: &Job<'_>, deadline: Instant, answer: BoxFuture<'_, Result<T, Failure>>, tx: &Tx) -> Ended<T> {
     let started = Instant::now();
     tx.run_begins().await;
-    let answer = timeout_at(deadline, answer).instrument(span(job)).await;
+    let answer = timeout_at(deadline, Metered::new(answer, tx.meter().clone())).instrument(span(job)).await;
     if job.kind != DeliveryKind::Shadow {
         warn_if_slow(job, started.elapsed());
     }

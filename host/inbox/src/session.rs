@@ -17,6 +17,7 @@ use crate::{
     away::Away,
     credentials::Credentials,
     error::InboxError,
+    scheduler::{Admission, HostBounds, Meter, Scheduler},
     tenant::Tenant,
     tx::{Tx, bounded},
 };
@@ -42,6 +43,7 @@ impl Default for SessionSettings {
 /// The connections of one tenant. Each is opened when it is needed and counts against the host's
 /// budget for as long as it lives.
 pub struct Sessions {
+    pub(crate) tenant_id: i32,
     /// Shared with the sessions that were made from these, so that all are renewed at once.
     access: Arc<watch::Sender<Arc<Access>>>,
     /// Longest wait for a lock, where it is another than that of `access`.
@@ -66,9 +68,15 @@ const RENEWAL_WAIT: Duration = Duration::from_secs(5);
 /// How long a transaction waits for a connection before it looks for an idle one again.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
-/// The host's bound on connections of all tenants together. Over it, transactions wait.
+/// Guests' memory of a host that is not told otherwise.
+const MEMORY_BYTES_MAX: u64 = 4 << 30;
+
+/// The host's bound on connections of all tenants together, and who may begin transactions on them. Over
+/// it, transactions wait; they do so for their admission, so that none waits for a connection while it
+/// holds what others could use.
 pub struct Budget {
     connections_max: usize,
+    scheduler: Arc<Scheduler>,
     permits: Arc<Semaphore>,
     /// Transactions that wait for a permit.
     waiting: AtomicUsize,
@@ -78,12 +86,19 @@ pub struct Budget {
 impl Budget {
     /// A budget of this many connections.
     pub fn new(connections_max: usize) -> Arc<Self> {
-        Arc::new(Self {
-            connections_max,
-            permits: Arc::new(Semaphore::new(connections_max)),
-            waiting: AtomicUsize::new(0),
-            tenants: Mutex::default(),
-        })
+        Self::of(connections_max, HostBounds { transactions_max: connections_max, memory_bytes_max: MEMORY_BYTES_MAX })
+    }
+
+    /// The same, with bounds on what runs; never more transactions than connections.
+    pub fn of(connections_max: usize, limits: HostBounds) -> Arc<Self> {
+        let scheduler = Scheduler::new(HostBounds { transactions_max: limits.transactions_max.min(connections_max), ..limits });
+        let permits = Arc::new(Semaphore::new(connections_max));
+        Arc::new(Self { scheduler, connections_max, permits, waiting: AtomicUsize::new(0), tenants: Mutex::default() })
+    }
+
+    /// Who lets transactions begin. A tenant whose limits change is told to it.
+    pub fn scheduler(&self) -> &Arc<Scheduler> {
+        &self.scheduler
     }
 
     /// A permit for one connection. When none is left, a connection that only idles makes room.
@@ -177,10 +192,12 @@ impl Sessions {
     pub fn of(admin: &Admin, tenant: &Tenant, settings: &SessionSettings, budget: Arc<Budget>) -> Result<Arc<Self>, InboxError> {
         let (place, credentials) = (admin.place(tenant)?, admin.credentials(tenant)?);
         let options = place.options.username(&tenant.login).password(&credentials.guest_password);
-        Ok(Self::new(options, credentials.secret, settings, &tenant.schema_name, place.pool, budget))
+        budget.scheduler.set_limits(tenant);
+        Ok(Self::new(tenant.tenant_id, options, credentials.secret, settings, &tenant.schema_name, place.pool, budget))
     }
 
     fn new(
+        tenant_id: i32,
         options: PgConnectOptions,
         secret: [u8; 32],
         settings: &SessionSettings,
@@ -199,19 +216,25 @@ impl Sessions {
             ("application_name", "oncebox".to_owned()),
         ]);
         let access = Arc::new(watch::Sender::new(Arc::new(Access { options, secret })));
-        Self::with(access, None, admin, budget)
+        Self::with(tenant_id, access, None, admin, budget)
     }
 
-    fn with(access: Arc<watch::Sender<Arc<Access>>>, giving_way: Option<Duration>, admin: PgPool, budget: Arc<Budget>) -> Arc<Self> {
+    fn with(
+        tenant_id: i32,
+        access: Arc<watch::Sender<Arc<Access>>>,
+        giving_way: Option<Duration>,
+        admin: PgPool,
+        budget: Arc<Budget>,
+    ) -> Arc<Self> {
         let away = Away::new(access.borrow().options.get_username());
-        let sessions = Arc::new(Self { access, giving_way, budget, admin, idle: Mutex::default(), away });
+        let sessions = Arc::new(Self { tenant_id, access, giving_way, budget, admin, idle: Mutex::default(), away });
         sessions.budget.tenants.lock().expect("no panic while held").push(Arc::downgrade(&sessions));
         sessions
     }
 
     /// Sessions of the same role that wait for no lock for longer than this.
     pub(crate) fn giving_way(&self, lock_timeout: Duration) -> Arc<Self> {
-        Self::with(self.access.clone(), Some(lock_timeout), self.admin.clone(), self.budget.clone())
+        Self::with(self.tenant_id, self.access.clone(), Some(lock_timeout), self.admin.clone(), self.budget.clone())
     }
 
     /// Log in with other credentials from now on. Transactions that are open go on to their end with the
@@ -234,38 +257,53 @@ impl Sessions {
         self.access.borrow().clone()
     }
 
-    /// Begin a transaction, on an idle connection or a new one.
+    /// Who lets transactions begin.
+    pub(crate) fn scheduler(&self) -> &Arc<Scheduler> {
+        &self.budget.scheduler
+    }
+
+    /// Begin a transaction that nobody else waits for, on an idle connection or a new one.
     pub async fn begin(&self) -> Result<Transaction<'_>, InboxError> {
+        self.begin_metered(&Arc::default()).await
+    }
+
+    /// Begin a transaction that was let in.
+    pub(crate) async fn begin_admitted(&self, admission: &Admission) -> Result<Transaction<'_>, InboxError> {
+        self.begin_metered(admission.meter()).await
+    }
+
+    async fn begin_metered(&self, meter: &Arc<Meter>) -> Result<Transaction<'_>, InboxError> {
         while let Some(session) = self.take_idle() {
             // An idle connection may have died with its server; that says nothing about a new one.
-            if let Ok(transaction) = self.begin_on(session).await {
+            if let Ok(transaction) = self.begin_on(session, meter).await {
                 return Ok(transaction);
             }
             // The others are as old.
             self.idle.lock().expect("no panic while held").clear();
         }
-        self.begin_on(self.connect().await?).await
+        self.begin_on(self.connect().await?, meter).await
     }
 
     /// Begin a transaction where a connection is to spare; none is ever waited for.
-    pub(crate) async fn begin_spare(&self) -> Result<Option<Transaction<'_>>, InboxError> {
+    pub(crate) async fn begin_spare(&self, admission: &Admission) -> Result<Option<Transaction<'_>>, InboxError> {
+        let meter = admission.meter();
         if self.budget.is_short() {
             self.idle.lock().expect("no panic while held").clear();
             return Ok(None);
         }
         if let Some(session) = self.take_idle()
-            && let Ok(transaction) = self.begin_on(session).await
+            && let Ok(transaction) = self.begin_on(session, meter).await
         {
             return Ok(Some(transaction));
         }
         let Some(permit) = self.budget.spare() else { return Ok(None) };
         let session = self.connect_with(permit).await?;
-        self.begin_on(session).await.map(Some)
+        self.begin_on(session, meter).await.map(Some)
     }
 
-    /// Whether someone waits for a connection.
+    /// Whether someone waits for a connection, or to begin.
     pub(crate) fn is_short(&self) -> bool {
-        self.budget.is_short()
+        self.budget.is_short() || self.scheduler().is_crowded(self.tenant_id)
     }
 
     /// The host's own connections.
@@ -273,11 +311,14 @@ impl Sessions {
         &self.admin
     }
 
-    async fn begin_on(&self, mut session: Session) -> Result<Transaction<'_>, InboxError> {
+    async fn begin_on(&self, mut session: Session, meter: &Arc<Meter>) -> Result<Transaction<'_>, InboxError> {
         const BEGIN: &str = "RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+        let sent = Instant::now();
         bounded(session.connection.execute(sqlx::raw_sql(BEGIN))).await?;
-        let Session { connection, backend, access, used_at: _, _permit } = session;
-        Ok(Transaction { sessions: self, tx: Some(Tx::on(connection)), backend, access, permit: Some(_permit) })
+        meter.add_database(sent.elapsed());
+        let Session { connection, backend, access, _permit, .. } = session;
+        let tx = Tx::metered(connection, meter.clone());
+        Ok(Transaction { sessions: self, tx: Some(tx), backend, access, permit: Some(_permit) })
     }
 
     async fn connect(&self) -> Result<Session, InboxError> {

@@ -1,14 +1,20 @@
 //! The open transaction, as a handler may use it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use sqlx::{PgConnection, postgres::PgDatabaseError, postgres::PgSeverity};
 use tokio::sync::{Mutex, MutexGuard};
+
+use crate::scheduler::Meter;
 
 /// A handle on the host's open transaction. Clones share it; one statement runs at a time.
 #[derive(Clone)]
 pub struct Tx {
     state: Arc<Mutex<State>>,
+    meter: Arc<Meter>,
 }
 
 /// The connection and what is known about the transaction on it.
@@ -54,8 +60,18 @@ pub(crate) fn is_contention(sqlstate: &str) -> bool {
 impl Tx {
     /// A handle on the transaction that was begun on this connection.
     pub fn on(connection: PgConnection) -> Self {
+        Self::metered(connection, Arc::default())
+    }
+
+    /// The same, whose statements are added up by a meter.
+    pub(crate) fn metered(connection: PgConnection, meter: Arc<Meter>) -> Self {
         let state = State { connection, in_flight: false, broken: false, error: None, contention: None, statements: 0 };
-        Self { state: Arc::new(Mutex::new(state)) }
+        Self { state: Arc::new(Mutex::new(state)), meter }
+    }
+
+    /// What adds up its statements, and what its handlers compute.
+    pub(crate) fn meter(&self) -> &Arc<Meter> {
+        &self.meter
     }
 
     /// Start a statement. Call [`Statement::finish`] when its answer has been read; a
@@ -64,7 +80,7 @@ impl Tx {
         let mut state = self.state.lock().await;
         state.in_flight = true;
         state.statements += 1;
-        Statement { state }
+        Statement { state, meter: &self.meter, sent: Instant::now() }
     }
 
     /// Statements sent so far, the host's included.
@@ -114,6 +130,15 @@ impl Tx {
 /// A statement under way.
 pub struct Statement<'a> {
     state: MutexGuard<'a, State>,
+    meter: &'a Meter,
+    sent: Instant,
+}
+
+impl Drop for Statement<'_> {
+    /// Also where it was abandoned: PostgreSQL worked on it.
+    fn drop(&mut self) {
+        self.meter.add_database(self.sent.elapsed());
+    }
 }
 
 impl Statement<'_> {

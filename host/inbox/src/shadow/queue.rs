@@ -70,18 +70,27 @@ pub(super) struct Shared {
     pub(super) tenant: String,
     pub(super) consumer: String,
     pub(super) sessions: Arc<Sessions>,
+    /// Bytes an instance may have.
+    pub(super) memory: u64,
     payload: PayloadPolicy,
     tally: Tally,
     bytes: AtomicUsize,
 }
 
 impl Queue {
-    pub(crate) fn new(consumer_id: i32, tenant: &str, consumer: &str, payload: PayloadPolicy, sessions: &Arc<Sessions>) -> Self {
+    pub(crate) fn new(
+        consumer_id: i32,
+        (tenant, consumer): (&str, &str),
+        payload: PayloadPolicy,
+        memory: u64,
+        sessions: &Arc<Sessions>,
+    ) -> Self {
         let shared = Shared {
             consumer_id,
             tenant: tenant.to_owned(),
             consumer: consumer.to_owned(),
             sessions: sessions.giving_way(LOCK_TIMEOUT),
+            memory,
             payload,
             tally: Tally::default(),
             bytes: AtomicUsize::new(0),

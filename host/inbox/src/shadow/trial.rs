@@ -22,6 +22,7 @@ use crate::{
     policy::PayloadPolicy,
     process::refused,
     run::{Ended, Job, run},
+    scheduler::{Admission, Ask, Class},
     session::Transaction,
     tx::{Tx, bounded},
 };
@@ -47,7 +48,8 @@ impl From<InboxError> for Unfit {
 impl Shared {
     /// Try the candidate on a message. Whatever happens, nothing of it remains in the tenant's tables.
     pub(super) async fn attempt(&self, sampled: &Sampled) -> Verdict {
-        let transaction = match self.sessions.begin_spare().await {
+        let Some(admission) = self.admission() else { return Verdict::Skipped("no_connection") };
+        let transaction = match self.sessions.begin_spare(&admission).await {
             Ok(Some(transaction)) => transaction,
             Ok(None) => return Verdict::Skipped("no_connection"),
             Err(_) => return Verdict::Skipped("database"),
@@ -72,6 +74,13 @@ impl Shared {
                 Verdict::Skipped(reason(&error))
             }
         }
+    }
+
+    /// Leave to run a trial, where nobody waits for what it takes.
+    fn admission(&self) -> Option<Admission> {
+        let ask =
+            Ask { tenant_id: self.sessions.tenant_id, consumer_id: self.consumer_id, class: Class::Fair, memory: self.memory, messages: 0 };
+        self.sessions.scheduler().admit_spare(ask)
     }
 
     async fn steps(&self, transaction: &Transaction<'_>, sampled: &Sampled, ends_at: Instant) -> Result<Verdict, Unfit> {

@@ -1,0 +1,121 @@
+//! What a transaction uses of the host and of the database, measured while it runs.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+/// A poll that takes longer than this is that of a guest that computes: its next one is measured by the
+/// processor's clock.
+const LONG_POLL: Duration = Duration::from_millis(1);
+
+/// Adds up what one transaction uses.
+#[derive(Debug, Default)]
+pub struct Meter {
+    cpu_ns: AtomicU64,
+    database_ns: AtomicU64,
+}
+
+/// What a transaction used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Processor time of its handlers.
+    pub cpu: Duration,
+    /// Time between its statements and their answers.
+    pub database: Duration,
+}
+
+impl Usage {
+    /// Both together, in nanoseconds: what a tenant's share is counted in.
+    pub(crate) fn cost_ns(self) -> f64 {
+        (self.cpu + self.database).as_nanos() as f64
+    }
+}
+
+impl Meter {
+    /// A handler computed for so long.
+    pub(crate) fn add_cpu(&self, time: Duration) {
+        self.cpu_ns.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// A statement was under way for so long.
+    pub(crate) fn add_database(&self, time: Duration) {
+        self.database_ns.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// What was used so far.
+    pub fn usage(&self) -> Usage {
+        let nanos = |of: &AtomicU64| Duration::from_nanos(of.load(Ordering::Relaxed));
+        Usage { cpu: nanos(&self.cpu_ns), database: nanos(&self.database_ns) }
+    }
+}
+
+/// A handler's future, whose polls are measured. The processor's clock costs a system call, a
+/// microsecond or two for each of the many polls that only send a statement; so it is read where the poll
+/// before was long, and short polls count by the wall, on which little else fits between.
+pub(crate) struct Metered<F> {
+    future: F,
+    meter: Arc<Meter>,
+    computes: bool,
+}
+
+impl<F> Metered<F> {
+    pub(crate) fn new(future: F, meter: Arc<Meter>) -> Self {
+        Self { future, meter, computes: false }
+    }
+}
+
+impl<F: Future + Unpin> Future for Metered<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let (started, processor) = (Instant::now(), self.computes.then(thread_time).flatten());
+        let polled = Pin::new(&mut self.future).poll(context);
+        let wall = started.elapsed();
+        let used = processor.and_then(|before| Some(thread_time()?.saturating_sub(before))).unwrap_or(wall);
+        self.meter.add_cpu(used);
+        self.computes = wall >= LONG_POLL;
+        polled
+    }
+}
+
+/// Processor time of this thread.
+fn thread_time() -> Option<Duration> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a timespec of this frame, which the call only writes.
+    let answer = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    (answer == 0).then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Computes for about so long at every poll.
+    fn spin(polls: u32, each: Duration) -> impl Future<Output = ()> + Unpin {
+        let mut left = polls;
+        futures::future::poll_fn(move |context| {
+            let started = Instant::now();
+            while started.elapsed() < each {}
+            left -= 1;
+            context.waker().wake_by_ref();
+            if left == 0 { Poll::Ready(()) } else { Poll::Pending }
+        })
+    }
+
+    #[tokio::test]
+    async fn a_handler_pays_for_what_it_computes_and_not_for_what_it_waits() {
+        let meter = Arc::new(Meter::default());
+        Metered::new(spin(5, Duration::from_millis(4)), meter.clone()).await;
+        let spun = meter.usage().cpu;
+        // A busy machine takes the processor away in between; most of the polls do not count that.
+        assert!(spun > Duration::from_millis(4) && spun < Duration::from_secs(2), "{spun:?}");
+        Metered::new(Box::pin(tokio::time::sleep(Duration::from_millis(50))), meter.clone()).await;
+        assert!(meter.usage().cpu - spun < Duration::from_millis(25), "{:?}", meter.usage().cpu - spun);
+    }
+}

@@ -1,0 +1,382 @@
+//! The rules, without a clock; then the waiting, with tasks that are cancelled.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+
+use super::{meter::Usage, state::State, *};
+
+const GIB: u64 = 1 << 30;
+
+fn host(transactions_max: usize) -> HostBounds {
+    HostBounds { transactions_max, memory_bytes_max: 4 * GIB }
+}
+
+fn ask(tenant_id: i32, consumer_id: i32) -> Ask {
+    Ask { tenant_id, consumer_id, class: Class::Fair, memory: 64 << 20, messages: 1 }
+}
+
+fn weighing(weight: u32) -> TenantLimits {
+    TenantLimits { weight, ..TenantLimits::default() }
+}
+
+fn took(ms: f64) -> Usage {
+    Usage { cpu: Duration::from_secs_f64(ms / 4e3), database: Duration::from_secs_f64(ms * 3.0 / 4e3) }
+}
+
+/// A host whose tenants always have something to do: what each of them asks for again when it was granted.
+struct Busy {
+    state: State,
+    running: Vec<(f64, Grant)>,
+    now: f64,
+    /// Cost that each tenant had.
+    had: BTreeMap<i32, f64>,
+    /// Grants of others, at most, while one of a tenant waited.
+    overtaken: BTreeMap<i32, u64>,
+}
+
+impl Busy {
+    fn new(transactions_max: usize, weights: &[u32]) -> Self {
+        let mut state = State::new(host(transactions_max));
+        for (tenant_id, weight) in (0..).zip(weights) {
+            state.set_limits(tenant_id, "", &weighing(*weight), Duration::ZERO);
+        }
+        Self { state, running: Vec::new(), now: 0.0, had: BTreeMap::new(), overtaken: BTreeMap::new() }
+    }
+
+    fn look(&mut self, mut cost: impl FnMut(i32) -> f64) {
+        for grant in self.state.look(Duration::from_secs_f64(self.now / 1e3)).grants {
+            let overtaken = self.overtaken.entry(grant.tenant_id).or_default();
+            *overtaken = grant.overtaken.max(*overtaken);
+            self.running.push((self.now + cost(grant.tenant_id), grant));
+        }
+    }
+
+    /// The transaction that ends first ends. The answer is whose it was.
+    fn step(&mut self, took_ms: impl Fn(&Grant) -> f64) -> i32 {
+        self.running.sort_by(|(one, _), (other, _)| other.partial_cmp(one).unwrap());
+        let (ends, grant) = self.running.pop().expect("something runs");
+        self.now = ends;
+        let cost = took_ms(&grant);
+        *self.had.entry(grant.tenant_id).or_default() += cost;
+        self.state.end(&grant, took(cost), 1, Duration::from_secs_f64(ends / 1e3));
+        grant.tenant_id
+    }
+}
+
+/// What could go wrong: a tenant gets more than its weight by having dear transactions, or many at a time, or
+/// one waits for ever. Weights, costs and widths are drawn; each tenant's cost may be a hundred times another's.
+#[test]
+fn shares_follow_the_weights_and_everybody_gets_on() {
+    for seed in 0..12 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let tenants = rng.random_range(2..=6);
+        let weights: Vec<u32> = (0..tenants).map(|_| *[25, 50, 100, 100, 200, 400].choose(&mut rng).unwrap()).collect();
+        let means: Vec<f64> = (0..tenants).map(|_| 10_f64.powf(rng.random_range(-1.0..1.0))).collect();
+        // As many at once as there are places, so that it is the scheduler alone that shares them out.
+        let slots = rng.random_range(1..=12);
+        let mut busy = Busy::new(slots, &weights);
+        for tenant_id in 0..tenants {
+            (0..2 * slots as i32).for_each(|n| {
+                busy.state.ask(ask(tenant_id, n % 3), Duration::ZERO);
+            });
+        }
+        // The cost of a transaction is known only when it ended; the wall clock knows it from the beginning.
+        let draw = |rng: &mut StdRng, tenant_id: i32| means[tenant_id as usize] * rng.random_range(0.2..1.8);
+        let mut costs: BTreeMap<u64, f64> = BTreeMap::new();
+        for step in 0..20_000 {
+            if step == 3_000 {
+                busy.had.clear(); // they have begun together, with nothing known of any
+            }
+            let began = busy.running.len();
+            busy.look(|tenant_id| draw(&mut rng, tenant_id));
+            for (ends, grant) in &busy.running[began..] {
+                costs.insert(grant.id, ends - busy.now);
+            }
+            let whose = busy.step(|grant| costs[&grant.id]);
+            busy.state.ask(ask(whose, rng.random_range(0..3)), Duration::from_secs_f64(busy.now / 1e3));
+        }
+        let (all, weight) = (busy.had.values().sum::<f64>(), weights.iter().sum::<u32>());
+        for (tenant_id, weight_of) in (0..).zip(&weights) {
+            let (share, fair) = (busy.had[&tenant_id] / all, f64::from(*weight_of) / f64::from(weight));
+            assert!(
+                (share / fair - 1.0).abs() < 0.05,
+                "seed {seed}: tenant {tenant_id} had {share:.3} for {fair:.3} of {weights:?}, {means:?}, {slots} places"
+            );
+            // What others may begin while the dearest of its transactions, all running at once, are paid off.
+            let dearest = means[tenant_id as usize] * 1.8 * (slots + 2) as f64 / f64::from(*weight_of);
+            let bound: f64 = (0..)
+                .zip(&weights)
+                .filter(|(other, _)| *other != tenant_id)
+                .map(|(other, weight)| dearest * f64::from(*weight) / (means[other as usize] * 0.2) + 4.0 * slots as f64)
+                .sum();
+            assert!(
+                (busy.overtaken[&tenant_id] as f64) < bound * (2 * slots) as f64,
+                "seed {seed}: tenant {tenant_id} was overtaken {} times",
+                busy.overtaken[&tenant_id]
+            );
+        }
+    }
+}
+
+/// What could go wrong: a backlog holds up those that send little.
+#[test]
+fn who_sends_little_goes_before_a_backlog() {
+    for slots in [1, 2, 4, 8, 32] {
+        let mut busy = Busy::new(slots, &[100, 100]);
+        (0..64).for_each(|n| {
+            busy.state.ask(ask(0, n % 8), Duration::ZERO);
+        });
+        for step in 0..5_000 {
+            busy.look(|tenant_id| if tenant_id == 0 { 20.0 } else { 5.0 });
+            if busy.step(|grant| if grant.tenant_id == 0 { 20.0 } else { 5.0 }) == 0 {
+                busy.state.ask(ask(0, step % 8), Duration::from_secs_f64(busy.now / 1e3));
+            }
+            if step % 50 == 25 {
+                busy.state.ask(ask(1, 0), Duration::from_secs_f64(busy.now / 1e3));
+            }
+        }
+        let counts = busy.state.snapshot().tenants;
+        assert_eq!(counts[&1].granted, 100, "{slots}");
+        assert_eq!(counts[&1].overtaken_max, 0, "with {slots} places");
+    }
+}
+
+#[test]
+fn an_idle_tenant_saves_nothing_up() {
+    let mut busy = Busy::new(1, &[100, 100]);
+    busy.state.ask(ask(0, 0), Duration::ZERO);
+    for _ in 0..1_000 {
+        busy.look(|_| 10.0);
+        busy.step(|_| 10.0);
+        busy.state.ask(ask(0, 0), Duration::from_secs_f64(busy.now / 1e3));
+    }
+    busy.had.clear();
+    (0..4).for_each(|_| {
+        busy.state.ask(ask(1, 0), Duration::from_secs_f64(busy.now / 1e3));
+    });
+    for _ in 0..100 {
+        busy.look(|_| 10.0);
+        let whose = busy.step(|_| 10.0);
+        busy.state.ask(ask(whose, 0), Duration::from_secs_f64(busy.now / 1e3));
+    }
+    assert!((busy.had[&0] - busy.had[&1]).abs() <= 20.0, "{:?}", busy.had);
+}
+
+/// What could go wrong: transactions that are taken to be dear, and are cheap, leave their tenant far behind
+/// the newcomers, or those far behind it.
+#[test]
+fn a_wrong_guess_of_the_cost_is_put_right() {
+    let mut busy = Busy::new(8, &[100, 100]);
+    let now = |busy: &Busy| Duration::from_secs_f64(busy.now / 1e3);
+    (0..32).for_each(|_| {
+        busy.state.ask(ask(0, 0), Duration::ZERO);
+    });
+    for _ in 0..200 {
+        busy.look(|_| 5_000.0);
+        busy.step(|_| 5_000.0);
+        busy.state.ask(ask(0, 0), now(&busy));
+    }
+    // From here on they are cheap, those that run as well, and another tenant comes.
+    let soon = busy.now + 1.0;
+    busy.running.iter_mut().for_each(|(ends, _)| *ends = soon);
+    (0..16).for_each(|_| {
+        busy.state.ask(ask(1, 0), now(&busy));
+    });
+    busy.had.clear();
+    for _ in 0..2_000 {
+        busy.look(|_| 1.0);
+        let whose = busy.step(|_| 1.0);
+        busy.state.ask(ask(whose, 0), now(&busy));
+    }
+    let ratio = busy.had[&0] / busy.had[&1];
+    assert!((0.9..1.1).contains(&ratio), "{:?}", busy.had);
+}
+
+/// Who is let in, in order, as pairs of tenant and consumer; nothing ends.
+fn order(state: &mut State, asks: impl IntoIterator<Item = Ask>) -> Vec<(i32, i32)> {
+    asks.into_iter().for_each(|ask| {
+        state.ask(ask, Duration::ZERO);
+    });
+    state.look(Duration::ZERO).grants.iter().map(|grant| (grant.tenant_id, grant.consumer_id)).collect()
+}
+
+#[test]
+fn consumers_take_turns_and_one_at_its_cap_does_not_hold_up_others() {
+    let mut state = State::new(host(5));
+    state.set_caps(1, 7, Some(1), None, Duration::ZERO);
+    let asks = [7, 7, 7, 8, 8, 9].map(|consumer_id| ask(1, consumer_id));
+    assert_eq!(order(&mut state, asks), [(1, 7), (1, 8), (1, 9), (1, 8)]);
+    assert_eq!(state.snapshot().waiting, 2);
+}
+
+#[test]
+fn caps_of_a_tenant_leave_room_for_others() {
+    let limits = TenantLimits { transactions_max: Some(3), connections_max: Some(2), ..TenantLimits::default() };
+    let mut state = State::new(host(10));
+    state.set_limits(1, "a", &limits, Duration::ZERO);
+    let asks = [1, 1, 1, 2].map(|tenant_id| ask(tenant_id, 1));
+    assert_eq!(order(&mut state, asks), [(2, 1), (1, 1), (1, 1)]);
+    assert!(state.is_crowded(1) && !state.is_crowded(2));
+    state.set_limits(1, "a", &TenantLimits::default(), Duration::ZERO);
+    assert_eq!(order(&mut state, []), [(1, 1)]);
+}
+
+#[test]
+fn memory_is_waited_for_in_order_and_what_is_larger_than_all_of_it_runs_alone() {
+    let mib = |ask: Ask, mib: u64| Ask { memory: mib << 20, ..ask };
+    let mut state = State::new(HostBounds { transactions_max: 10, memory_bytes_max: 100 << 20 });
+    // The second tenant is next and has no room; who is behind it may take no memory before it.
+    let asks = [mib(ask(1, 1), 60), mib(ask(2, 1), 80), mib(ask(1, 2), 30), Ask { memory: 0, ..ask(3, 1) }];
+    asks.iter().take(1).for_each(|ask| {
+        state.ask(*ask, Duration::ZERO);
+    });
+    let first = state.look(Duration::ZERO).grants;
+    assert_eq!(order(&mut state, asks[1..].iter().copied()), [(3, 1)]);
+    assert!(state.is_crowded(9));
+    state.end(&first[0], took(1.0), 1, Duration::ZERO);
+    assert_eq!(order(&mut state, []), [(2, 1)]);
+    let mut state = State::new(HostBounds { transactions_max: 10, memory_bytes_max: 100 << 20 });
+    state.ask(mib(ask(1, 1), 500), Duration::ZERO);
+    let alone = state.look(Duration::ZERO).grants;
+    assert_eq!(order(&mut state, [mib(ask(2, 1), 1)]), []);
+    state.end(&alone[0], took(1.0), 1, Duration::ZERO);
+    assert_eq!(order(&mut state, [mib(ask(2, 1), 1)]), [(2, 1), (2, 1)]);
+    assert_eq!(state.snapshot().memory_bytes_peak, 100 << 20);
+}
+
+#[test]
+fn a_tenants_memory_holds_up_its_own_alone() {
+    let limits = TenantLimits { memory_bytes_max: Some(100 << 20), ..TenantLimits::default() };
+    let mut state = State::new(host(10));
+    state.set_limits(1, "a", &limits, Duration::ZERO);
+    assert_eq!(order(&mut state, [1, 1, 2, 2].map(|tenant_id| ask(tenant_id, 1))), [(1, 1), (2, 1), (2, 1)]);
+}
+
+#[test]
+fn rates_bound_the_batch_and_delay_the_next() {
+    let limits = TenantLimits { messages_per_second: Some(10), ..TenantLimits::default() };
+    let mut state = State::new(host(10));
+    state.set_limits(1, "a", &limits, Duration::ZERO);
+    state.set_caps(1, 2, None, Some(4), Duration::ZERO);
+    let many = |consumer_id| Ask { messages: 64, ..ask(1, consumer_id) };
+    state.ask(many(2), Duration::ZERO);
+    state.ask(many(3), Duration::ZERO);
+    let looked = state.look(Duration::ZERO);
+    assert_eq!(looked.grants.iter().map(|grant| grant.messages).collect::<Vec<_>>(), [4, 6]);
+    state.ask(many(2), Duration::ZERO);
+    assert_eq!(state.look(Duration::ZERO).again_at, Some(Duration::from_millis(100)));
+    // What brings no messages is not delayed.
+    assert_eq!(order(&mut state, [Ask { messages: 0, ..ask(1, 5) }]), [(1, 5)]);
+    // What did not come to its end is put back.
+    state.end(&looked.grants[1], took(1.0), 1, Duration::ZERO);
+    assert_eq!(state.look(Duration::ZERO).again_at, Some(Duration::from_millis(250)), "the consumer's own rate");
+    let looked = state.look(Duration::from_millis(250));
+    assert_eq!((looked.grants[0].messages, looked.again_at), (1, None));
+}
+
+#[test]
+fn the_last_places_are_for_tenants_that_run_nothing() {
+    let mut state = State::new(host(16));
+    assert_eq!(order(&mut state, (0..20).map(|_| ask(1, 1))).len(), 14);
+    assert_eq!(order(&mut state, [ask(2, 1), ask(2, 1), ask(3, 1), ask(4, 1)]), [(3, 1), (4, 1)]);
+    let snapshot = state.snapshot();
+    assert_eq!((snapshot.running, snapshot.waiting), (16, 8));
+}
+
+#[test]
+fn spare_transactions_begin_where_nobody_waits() {
+    let mut state = State::new(host(2));
+    let spare = state.ask_spare(ask(1, 1), Duration::ZERO).expect("there is room");
+    assert_eq!(order(&mut state, [ask(2, 1), ask(2, 1)]), [(2, 1)]);
+    assert!(state.is_crowded(1));
+    assert!(state.ask_spare(ask(3, 1), Duration::ZERO).is_none());
+    state.end(&spare, took(1.0), 0, Duration::ZERO);
+    assert_eq!(order(&mut state, []), [(2, 1)]);
+}
+
+#[test]
+fn what_goes_first_goes_before_its_own_tenants() {
+    let mut state = State::new(host(1));
+    let running = {
+        state.ask(ask(1, 1), Duration::ZERO);
+        state.look(Duration::ZERO).grants
+    };
+    let first = Ask { class: Class::First, memory: 0, messages: 0, ..ask(1, 9) };
+    order(&mut state, [ask(1, 1), ask(1, 2), ask(2, 1), first]);
+    state.end(&running[0], took(1e6), 1, Duration::ZERO);
+    let running = state.look(Duration::ZERO).grants;
+    assert_eq!((running[0].tenant_id, running[0].consumer_id), (2, 1), "the other one has its share");
+    state.end(&running[0], took(1.0), 1, Duration::ZERO);
+    assert_eq!(order(&mut state, []), [(1, 9)]);
+}
+
+/// What could go wrong: somebody who stopped waiting keeps a place, before or after it was granted.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_stops_waiting_leaves_nothing_behind() {
+    let scheduler = Scheduler::new(host(3));
+    let tasks: Vec<_> = (0..200_u64)
+        .map(|n| {
+            let scheduler = scheduler.clone();
+            tokio::spawn(async move {
+                let mut rng = StdRng::seed_from_u64(n);
+                for _ in 0..100 {
+                    let wait = Duration::from_micros(rng.random_range(0..500));
+                    let admitted = tokio::time::timeout(wait, scheduler.admit(ask((n % 7) as i32, (n % 3) as i32))).await;
+                    tokio::task::yield_now().await;
+                    drop(admitted);
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let snapshot = scheduler.snapshot();
+    assert_eq!((snapshot.running, snapshot.waiting, snapshot.memory_bytes), (0, 0, 0), "{snapshot:?}");
+    assert!(snapshot.running_peak == 3 && scheduler.lock().waiting.is_empty());
+    assert!(scheduler.lock().state.is_at_rest());
+}
+
+#[tokio::test]
+async fn the_clock_lets_in_what_a_rate_delayed_and_a_change_takes_effect() {
+    let scheduler = Scheduler::new(host(3));
+    let rated = |rate| TenantLimits { messages_per_second: rate, ..TenantLimits::default() };
+    scheduler.limit(1, "a", &rated(Some(10)));
+    let started = tokio::time::Instant::now();
+    for _ in 0..15 {
+        scheduler.admit(ask(1, 1)).await.settled(1);
+    }
+    assert!(started.elapsed() >= Duration::from_millis(490), "{:?}", started.elapsed());
+    scheduler.limit(1, "a", &rated(Some(1)));
+    scheduler.admit(ask(1, 1)).await.settled(1);
+    let waiting = tokio::spawn({
+        let scheduler: Arc<_> = scheduler.clone();
+        async move { scheduler.admit(ask(1, 1)).await.settled(1) }
+    });
+    tokio::task::yield_now().await;
+    assert_eq!(scheduler.snapshot().waiting, 1);
+    scheduler.limit(1, "a", &rated(None));
+    tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap().unwrap();
+}
+
+/// Not a promise: prints what letting a transaction in and out costs, alone and in a crowd.
+#[tokio::test]
+async fn an_admission_is_cheap() {
+    for tenants in [1, 20, 500_i32] {
+        let scheduler = Scheduler::new(host(32));
+        let mut held = Vec::new();
+        for tenant_id in 0..tenants {
+            scheduler.limit(tenant_id, "a", &TenantLimits::default());
+            held.extend(scheduler.admit_spare(Ask { memory: 0, ..ask(tenant_id, 1) }).filter(|_| tenant_id < 20));
+        }
+        let started = std::time::Instant::now();
+        const TIMES: u32 = 5_000;
+        for n in 0..TIMES {
+            drop(scheduler.admit(ask(n as i32 % tenants, 1)).await);
+        }
+        let each = started.elapsed() / TIMES;
+        println!("{tenants} tenants, {} busy: {each:?} for an admission and its end", held.len());
+        assert!(each < Duration::from_millis(1), "{each:?}");
+    }
+}
