@@ -110,6 +110,10 @@ impl oncebox_kafka::Inbox for Sink {
 struct PartitionSink(PartitionInbox);
 
 impl oncebox_kafka::PartitionInbox for PartitionSink {
+    fn ready(&mut self, records: usize) -> BoxFuture<'_, ()> {
+        self.0.ready(records).boxed()
+    }
+
     fn process<'a>(&'a mut self, records: &'a [Record]) -> BoxFuture<'a, Result<usize, SinkError>> {
         async move { self.0.process(records).await.map_err(trouble) }.boxed()
     }

@@ -14,6 +14,12 @@ pub trait Inbox: Send + Sync + 'static {
 
 /// One assigned partition.
 pub trait PartitionInbox: Send {
+    /// Waits until [`PartitionInbox::process`] may begin at once, with up to so many records, on a host
+    /// that others share. Dropped half way when the partition is given up.
+    fn ready(&mut self, _records: usize) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
     /// Works through the front of `records` (never empty). `Ok(n)`, n >= 1: the first n
     /// are settled and may be acked. May take long; is never cancelled half way.
     fn process<'a>(&'a mut self, records: &'a [Record]) -> BoxFuture<'a, Result<usize, SinkError>>;

@@ -181,6 +181,14 @@ impl Worker {
         let batch_max = inbox.batch_max().max(1);
         while self.fill(batch_max).await? {
             let offered = self.pending.len().min(batch_max);
+            let is_ready = tokio::select! {
+                biased;
+                () = self.leave.asked.cancelled() => false,
+                () = inbox.ready(offered) => true,
+            };
+            if !is_ready {
+                return Ok(());
+            }
             if sabotage::on(sabotage::ACK_BEFORE_COMMIT) {
                 self.store(self.pending[offered - 1].offset + 1, offered);
             }
