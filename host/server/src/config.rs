@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail};
-use oncebox_inbox::{Admin, MasterKey, SessionSettings, policy::toml_error};
+use oncebox_inbox::{Admin, HostBounds, MasterKey, SessionSettings, policy::toml_error};
 use oncebox_runtime::Compiler;
 use serde::Deserialize;
 use sqlx::postgres::PgConnectOptions;
@@ -127,6 +127,11 @@ impl std::fmt::Debug for Keys {
 pub struct Runtime {
     /// Instances at the same time; never less than the connections.
     pub instances_max: u32,
+    /// Transactions of all tenants at the same time; none for as many as there are connections, which is
+    /// also the most.
+    pub transactions_max: Option<usize>,
+    /// Bytes of all guests' memory together, each instance counted with what its consumer allows.
+    pub memory_bytes_max: u64,
     /// Folder for compiled code; none for memory only.
     pub cache_dir: Option<PathBuf>,
     /// Largest component.
@@ -143,6 +148,8 @@ impl Default for Runtime {
     fn default() -> Self {
         Self {
             instances_max: 128,
+            transactions_max: None,
+            memory_bytes_max: 4 << 30,
             cache_dir: None,
             component_bytes_max: 64 << 20,
             compile_workers: 1,
@@ -267,6 +274,8 @@ const OVERRIDES: &[(&str, &str, &str)] = &[
     ("keys", "master_key_file", "ONCEBOX_KEYS_MASTER_KEY_FILE"),
     ("keys", "previous_master_key_file", "ONCEBOX_KEYS_PREVIOUS_MASTER_KEY_FILE"),
     ("runtime", "instances_max", "ONCEBOX_RUNTIME_INSTANCES_MAX"),
+    ("runtime", "transactions_max", "ONCEBOX_RUNTIME_TRANSACTIONS_MAX"),
+    ("runtime", "memory_bytes_max", "ONCEBOX_RUNTIME_MEMORY_BYTES_MAX"),
     ("runtime", "cache_dir", "ONCEBOX_RUNTIME_CACHE_DIR"),
     ("runtime", "component_bytes_max", "ONCEBOX_RUNTIME_COMPONENT_BYTES_MAX"),
     ("runtime", "compile_workers", "ONCEBOX_RUNTIME_COMPILE_WORKERS"),
@@ -336,6 +345,13 @@ impl Config {
         Ok(Admin::new(self.connect_options()?, self.master_key()?, actor))
     }
 
+    /// What all tenants of the host share.
+    pub fn host_bounds(&self) -> HostBounds {
+        let connections_max = self.database.connections_max;
+        let transactions_max = self.runtime.transactions_max.unwrap_or(connections_max).clamp(1, connections_max.max(1));
+        HostBounds { transactions_max, memory_bytes_max: self.runtime.memory_bytes_max }
+    }
+
     /// Settings of tenants' sessions.
     pub fn session_settings(&self) -> SessionSettings {
         let Database { statement_timeout_ms, lock_timeout_ms, idle_in_transaction_timeout_ms, .. } = self.database;
@@ -382,6 +398,7 @@ mod tests {
         let mut default = Config::default();
         default.keys.master_key_file = config.keys.master_key_file.clone();
         default.keys.previous_master_key_file = config.keys.previous_master_key_file.clone();
+        default.runtime.transactions_max = config.runtime.transactions_max;
         default.runtime.cache_dir = config.runtime.cache_dir.clone();
         default.api.tls_certificate_file = config.api.tls_certificate_file.clone();
         default.api.tls_key_file = config.api.tls_key_file.clone();

@@ -51,8 +51,9 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     migrate(config).await?;
     check_brokers(&config.kafka.brokers, kafka.properties()).await?;
     let runtime = Runtime::new(RuntimeConfig {
-        // A message that has a connection never waits for an instance, which would count against its deadline.
-        instances_max: config.runtime.instances_max.max(config.database.connections_max as u32),
+        // A transaction that was let in never waits for an instance, which would count against a deadline;
+        // neither does it while components are started for a trial.
+        instances_max: config.runtime.instances_max.max((config.database.connections_max + config.runtime.compile_workers) as u32),
         component_bytes_max: config.runtime.component_bytes_max,
         cache_dir: config.runtime.cache_dir.clone(),
         compilations_max: config.runtime.compile_workers,
@@ -73,7 +74,7 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     let supervisor = Supervisor::new(
         admin.clone(),
         Loader::new(admin, components),
-        Budget::new(config.database.connections_max),
+        Budget::of(config.database.connections_max, config.host_bounds()),
         config.session_settings(),
         kafka,
         format!("{}/{}", hostname(), std::process::id()),
