@@ -26,6 +26,7 @@ pub fn write(root: &Path, report: &Report) -> Result<()> {
         ("languages", tables::languages(report)),
         ("latency", tables::latency(report, false)),
         ("swaps", tables::gaps(report)),
+        ("fairness", tables::fairness(report)),
         ("statements", tables::statements(report)),
         ("claims", tables::claims(report)),
     ];

@@ -2,6 +2,7 @@
 
 mod claims;
 mod docs;
+mod fairness;
 mod latency;
 mod load;
 mod measure;
@@ -105,6 +106,7 @@ async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
         statements: Vec::new(),
         claims: Vec::new(),
         gaps: Vec::new(),
+        fairness: Vec::new(),
         payloads: Vec::new(),
         batches: Vec::new(),
     };
@@ -133,6 +135,9 @@ async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
     }
     if options.wants(Part::Swaps) && lettered.contains(&Variant::Component) {
         report.gaps = swaps::measure(bench, PARTITIONS).await?;
+    }
+    if options.wants(Part::Fairness) && lettered.contains(&Variant::Component) {
+        report.fairness = fairness::measure(bench, PARTITIONS, rounds).await?;
     }
     if options.wants(Part::Claims) {
         report.claims = claims::measure(bench).await?;

@@ -62,6 +62,8 @@ pub enum Part {
     Latency,
     /// Pauses that swaps of the component make.
     Swaps,
+    /// How long a tenant's few messages take beside another one's backlog.
+    Fairness,
     /// Statements per message.
     Statements,
     /// The claim alone.

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    claims::ClaimCost, latency::Latency, load::Workload, measure::Cpu, run::Figures, statements::Statements, swaps::Gaps, sweep::Point,
-    variants::Variant,
+    claims::ClaimCost, fairness::Pair, latency::Latency, load::Workload, measure::Cpu, run::Figures, statements::Statements, swaps::Gaps,
+    sweep::Point, variants::Variant,
 };
 
 /// Everything one call of the benchmark found.
@@ -21,6 +21,9 @@ pub struct Report {
     /// Pauses with and without swaps.
     #[serde(default)]
     pub gaps: Vec<Gaps>,
+    /// A tenant alone and beside another one's backlog.
+    #[serde(default)]
+    pub fairness: Vec<Pair>,
     /// What the database is sent.
     pub statements: Vec<Statements>,
     /// What a claim costs the database.

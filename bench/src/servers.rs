@@ -128,6 +128,13 @@ impl Database {
         Ok(sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&mut self.connect().await?).await?)
     }
 
+    /// The same database as another tenant has it, with the tables of the effect filled.
+    pub async fn of_tenant(&self, admin: &Admin, tenant: &Tenant) -> Result<Self> {
+        admin.apply_migration(tenant, "tables", SCHEMA).await?;
+        fill(self.connect().await?, &tenant.schema_name).await?;
+        Ok(Self { url: self.url.clone(), schema: tenant.schema_name.clone(), name: self.name.clone() })
+    }
+
     /// How much the server has written to its log, in bytes.
     pub async fn wal_position(&self) -> Result<i64> {
         const POSITION: &str = "SELECT (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint";

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::{
+    fairness::Times,
     load::Workload,
     report::{CONSUMER, Cell, DATABASE, Measure, RATE, Report, Spread},
     variants::Variant,
@@ -69,7 +70,7 @@ pub fn terminal(report: &Report) -> String {
         &report.languages.iter().collect::<Vec<_>>(),
         Variant::Component,
     ));
-    tables.extend([threads(report), latency(report, true), gaps(report), statements(report), claims(report)]);
+    tables.extend([threads(report), latency(report, true), gaps(report), fairness(report), statements(report), claims(report)]);
     tables.iter().filter(|table| !table.is_empty()).map(Table::text).collect()
 }
 
@@ -153,6 +154,21 @@ pub fn gaps(report: &Report) -> Table {
         let ms = |value: f64| format!("{value:.0} ms");
         let name = if gaps.swaps { "with swaps" } else { "without, at the same moments" };
         table.rows.push(vec![name.to_owned(), gaps.looks.to_string(), ms(gaps.p50_ms), ms(gaps.p99_ms), ms(gaps.max_ms)]);
+    }
+    table
+}
+
+/// A tenant alone and beside another one's backlog.
+pub fn fairness(report: &Report) -> Table {
+    let header = ["a few messages a second", "alone", "beside the backlog", "ratio of pairs"];
+    let mut table = Table::new("from send to commit, of a tenant beside another one's backlog", &header);
+    let measures: [(&str, fn(&Times) -> f64); 2] = [("p50", |times| times.p50_ms), ("p99", |times| times.p99_ms)];
+    for (name, of) in measures {
+        let pairs = || report.fairness.iter();
+        let (alone, beside) = (Spread::of(pairs().map(|pair| of(&pair.alone))), Spread::of(pairs().map(|pair| of(&pair.beside))));
+        let (Some(alone), Some(beside)) = (alone, beside) else { continue };
+        let ratio = Spread::of(pairs().map(|pair| of(&pair.beside) / of(&pair.alone)));
+        table.rows.push(vec![name.to_owned(), format!("{:.1} ms", alone.median), format!("{:.1} ms", beside.median), shown(ratio)]);
     }
     table
 }

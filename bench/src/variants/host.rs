@@ -9,7 +9,8 @@ use oncebox_server::local::free_port;
 use super::{Batch, Setting};
 use crate::servers::{Database, Servers};
 
-pub(super) const CONSUMER: &str = "orders";
+/// The consumer's name.
+pub const CONSUMER: &str = "orders";
 
 pub(super) async fn command(setting: &Setting<'_>, batch: Batch, component: &[u8]) -> Result<Command> {
     let admin = create_consumer(setting, batch).await?;
@@ -56,7 +57,8 @@ pub async fn create_claimant(servers: &Servers, database: &Database) -> Result<(
     Ok(())
 }
 
-fn policy(topic: &str, group: &str, batch: Batch) -> Result<Policy> {
+/// A policy, all of it default but the batch.
+pub fn policy(topic: &str, group: &str, batch: Batch) -> Result<Policy> {
     let Batch { messages_max, duration_ms } = batch;
     let policy = format!(
         "topics = ['{topic}']\nack = 'after_commit'\n\
