@@ -105,6 +105,11 @@ impl Desk {
         Ok(())
     }
 
+    /// Whether the server says that it is ready.
+    pub async fn is_ready(&self) -> bool {
+        self.server.as_ref().expect("a server").is_ready().await
+    }
+
     /// Where the server listens.
     pub fn server_url(&self) -> String {
         format!("http://{}", self.server.as_ref().expect("a server").api)

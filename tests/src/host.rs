@@ -40,6 +40,7 @@ use crate::{
     kafka::KafkaServer,
     load::{Found, Load, Message, Violation, Work},
     postgres::{TestDatabase, admin_url},
+    program::Folder,
     services::target_dir,
 };
 
@@ -252,6 +253,19 @@ impl Scenario {
         Ok(host)
     }
 
+    /// A person's folder, in which commands work on this database and these brokers.
+    pub fn folder(&self) -> Result<Folder> {
+        let folder = Folder::new()?.with("ONCEBOX_DATABASE_URL", self.database.url());
+        Ok(folder.with("ONCEBOX_MASTER_KEY", &self.key).with("ONCEBOX_KAFKA_BROKERS", &self.brokers))
+    }
+
+    /// A command on this database that succeeds; what it prints.
+    pub async fn command(&self, arguments: &[&str]) -> Result<String> {
+        let said = self.folder()?.run(arguments, "").await?;
+        ensure!(said.code == Some(0), "{arguments:?}: {}{}", said.stdout, said.stderr);
+        Ok(said.stdout)
+    }
+
     // Messages ------------------------------------------------------------------------------
 
     /// Publish the load, spread over the partitions, and remember it for the check. A load that was sent
@@ -274,7 +288,8 @@ impl Scenario {
         self.sent.lock().expect("no panic while held")
     }
 
-    async fn publish(&self, deliveries: &[Message]) -> Result<()> {
+    /// Publish without expecting anything of it.
+    pub async fn publish(&self, deliveries: &[Message]) -> Result<()> {
         let mut answers = Vec::new();
         for message in deliveries {
             let payload = message.payload();

@@ -391,9 +391,9 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
     assert_eq!(
         desk.ok(&["consumer", "list"]).await,
         "\
-TENANT  CONSUMER  TOPICS  ACK           GENERATION  COLLAPSES
-acme    orders    orders  after_commit  0           every delivery of one event, also when it was produced twice
-acme    second    orders  after_commit  0           every delivery of one event, also when it was produced twice
+TENANT  CONSUMER  STATE    TOPICS  ACK           GENERATION  COLLAPSES
+acme    orders    running  orders  after_commit  0           every delivery of one event, also when it was produced twice
+acme    second    running  orders  after_commit  0           every delivery of one event, also when it was produced twice
 "
     );
     let consumers = desk.json(&["consumer", "list"]).await;
@@ -552,6 +552,10 @@ Commands:
     for (arguments, part) in [
         (&["tenant", "create", "--help"][..], "SQL file with the tenant's tables"),
         (&["consumer", "create", "--help"], "TOML file with the policy"),
+        (&["consumer", "pause", "--help"], "Wait until every running host has done it"),
+        (&["consumer", "seek", "--help"], "says first what that means"),
+        (&["consumer", "policy", "set", "--help"], "Accept what follows for messages"),
+        (&["consumer", "delete", "--help"], "its inbox is deleted for good"),
         (&["deploy", "--help"], "The event type it takes; `*` takes those"),
         (&["inbox", "list", "--help"], "[possible values: received, in_progress, completed"),
         (&["inbox", "show", "--help"], "Also print headers and payload"),

@@ -49,11 +49,13 @@ impl Admin {
         };
         let late = late_hosts(&mut tx, consumer_id, revision, true).await?;
         if !late.is_empty() {
+            tx.rollback().await?;
             return Ok(RemovalTurn::Waits(late));
         }
         let removed = self.remove_some(&standing.tenant, consumer_id).await?;
         if removed > 0 {
             hooks::point("consumer:delete:batch");
+            tx.rollback().await?; // it was begun for its lock
             return Ok(RemovalTurn::Removed(removed));
         }
         let Some(consumer) = self.consumer_by_id(consumer_id).await? else { return Ok(RemovalTurn::None) };

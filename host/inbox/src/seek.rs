@@ -107,6 +107,7 @@ impl Admin {
         let Some(revision) = sqlx::query_scalar(LOCK).bind(consumer_id).fetch_optional(&mut *tx).await? else { return Ok(SeekTurn::None) };
         let late = late_hosts(&mut tx, consumer_id, revision, true).await?;
         if !late.is_empty() {
+            tx.rollback().await?;
             return Ok(SeekTurn::Waits(late));
         }
         let Some(consumer) = self.consumer_by_id(consumer_id).await? else { return Ok(SeekTurn::None) };

@@ -71,14 +71,14 @@ async fn remove_group(host: &Supervisor, last: &LastOfConsumer) -> (Value, bool)
     let consumer = &last.consumer;
     let policy = match consumer.policy() {
         Ok(policy) => policy,
-        Err(error) => return (json!({ "deleted": false, "error": error.to_string() }), false),
+        Err(error) => return (json!({ "gone": false, "error": error.to_string() }), false),
     };
     let group = policy.group(&consumer.tenant, &consumer.name);
     match delete_group(&host.kafka.config(&consumer.tenant, &consumer.name, &policy)).await {
-        Ok(was_there) => (json!({ "name": group, "deleted": was_there }), false),
+        Ok(_) => (json!({ "name": group, "gone": true }), false),
         Err(error) => {
             let text = error.to_string();
-            (json!({ "name": group, "deleted": false, "error": text }), matches!(error, SeekError::HasMembers(_)))
+            (json!({ "name": group, "gone": false, "error": text }), matches!(error, SeekError::HasMembers(_)))
         }
     }
 }

@@ -307,16 +307,21 @@ impl Member {
             State::Running(current) if current.running.is_idle() => (RunState::Idle, current.revision),
             State::Running(current) => (RunState::Running, current.revision),
             State::Stopping { revision } => (if error.is_some() { RunState::Failing } else { RunState::Running }, *revision),
-            State::Starting => (if error.is_some() { RunState::Failing } else { RunState::Starting }, *revision),
+            // It failed at what it is started for again; what failed before that is over.
+            State::Starting if self.failing.as_ref().is_some_and(|failing| failing.version == self.standing.version()) => {
+                (RunState::Failing, *revision)
+            }
+            State::Starting => (RunState::Starting, *revision),
             State::Stopped if rests && *generation == 0 && state == "running" && !self.standing.is_sought => (RunState::Idle, *revision),
             State::Stopped if rests => (RunState::Stopped, *revision),
-            State::Stopped => (RunState::Failing, *revision),
+            State::Stopped => (RunState::Failing, self.failing.as_ref().map_or(*revision, |failing| failing.version.0)),
         };
         let is_still = rests && matches!(self.state, State::Stopped);
         let error = match &self.state {
             // Handlers that cannot be loaded; what went wrong before it ran is over.
             State::Running(current) if current.running.generation() < self.standing.generation => error,
             State::Running(_) => self.note.clone(),
+            State::Starting if run == RunState::Starting => None,
             State::Stopped if is_still => self.note.clone(),
             _ => error,
         };
