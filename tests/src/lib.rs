@@ -1,5 +1,6 @@
 //! What the tests share: real servers, real hosts, handlers that do what they are told.
 
+pub mod attacks;
 pub mod desk;
 pub mod guests;
 pub mod host;

@@ -43,8 +43,8 @@ pub(super) const CHECKS: &[Check] = &[
         "tables",
         "nobody but its owner and its tenant has a grant on a table",
         "SELECT CASE WHEN n.nspname IN ('oncebox', 'oncebox_host') OR n.nspname IN (SELECT schema_name FROM tenant) THEN 'error' ELSE 'warning' END,
-                format('%s has %s on %I.%I', g.name, string_agg(a.privilege_type || coalesce(format(' (%I)', a.attname), ''), ', '), n.nspname, c.relname),
-                format('REVOKE %s ON %s %I.%I FROM %s', string_agg(a.privilege_type || coalesce(format(' (%I)', a.attname), ''), ', '),
+                format('%s has %s on %I.%I', g.name, string_agg(a.privilege_type || coalesce(' (' || quote_ident(a.attname) || ')', ''), ', '), n.nspname, c.relname),
+                format('REVOKE %s ON %s %I.%I FROM %s', string_agg(a.privilege_type || coalesce(' (' || quote_ident(a.attname) || ')', ''), ', '),
                     CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, n.nspname, c.relname, g.name)
          FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace,
               LATERAL (SELECT x.grantee, x.privilege_type, NULL::name AS attname FROM aclexplode(c.relacl) x

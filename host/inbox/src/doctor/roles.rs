@@ -73,7 +73,7 @@ pub(super) const CHECKS: &[Check] = &[
          SELECT CASE WHEN e.name IN ('session_replication_role', 'default_transaction_read_only', 'log_parameter_max_length',
                     'log_parameter_max_length_on_error', 'role', 'synchronous_commit') THEN 'error' ELSE 'warning' END,
                 format('`%s` of tenant `%s` has the setting `%s`, which Oncebox did not give it', l.rolname, l.tenant, e.setting),
-                format('ALTER ROLE %I%s RESET %I', l.rolname, coalesce(format(' IN DATABASE %I', d.datname), ''), e.name)
+                format('ALTER ROLE %I%s RESET %I', l.rolname, coalesce(' IN DATABASE ' || quote_ident(d.datname), ''), e.name)
          FROM pg_db_role_setting s JOIN login l ON l.oid = s.setrole LEFT JOIN pg_database d ON d.oid = s.setdatabase,
               LATERAL (SELECT split_part(c, '=', 1), c FROM unnest(s.setconfig) c) AS e(name, setting)
          WHERE e.setting NOT IN ('log_parameter_max_length=0', 'default_transaction_read_only=on')
@@ -81,7 +81,7 @@ pub(super) const CHECKS: &[Check] = &[
            AND e.setting <> 'search_path=' || l.schema_name
          UNION ALL
          SELECT 'error', format('every session of %s begins with `%s`, so that the commit guard does not fire', coalesce(d.datname, 'the server'), c),
-                format('ALTER ROLE ALL%s RESET session_replication_role', coalesce(format(' IN DATABASE %I', d.datname), ''))
+                format('ALTER ROLE ALL%s RESET session_replication_role', coalesce(' IN DATABASE ' || quote_ident(d.datname), ''))
          FROM pg_db_role_setting s LEFT JOIN pg_database d ON d.oid = s.setdatabase, unnest(s.setconfig) c
          WHERE s.setrole = 0 AND c LIKE 'session_replication_role=%' AND (d.datname = current_database() OR s.setdatabase = 0)",
     ),
