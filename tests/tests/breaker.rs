@@ -83,6 +83,7 @@ fn is_open(host: &ConsumerInbox) -> bool {
 async fn until_open(partition: &mut PartitionInbox, records: &[Record]) -> usize {
     let mut settled = 0;
     loop {
+        assert!(settled < records.len(), "it never opened");
         match partition.process(&records[settled..]).await {
             Ok(count) => settled += count,
             Err(InboxError::BreakerOpen { version: 1, .. }) => return settled,

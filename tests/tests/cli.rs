@@ -343,7 +343,7 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
         .await;
     };
     let base = |rest: &str| format!("{POLICY}{rest}");
-    create(&base("kafkaa = 1"), "line 3: unknown field `kafkaa`, expected one of `topics`, `ack`, `dedup`, `retention`, `payload`, `collision`, `no_route`, `identity`, `batch`, `retry`, `limits`, `kafka`").await;
+    create(&base("kafkaa = 1"), "line 3: unknown field `kafkaa`, expected one of `topics`, `ack`, `dedup`, `retention`, `payload`, `collision`, `no_route`, `identity`, `batch`, `retry`, `breaker`, `limits`, `kafka`").await;
     create("topics = ['t']", "line 1: missing field `ack`").await;
     create("ack = 'after_commit'", "line 1: missing field `topics`").await;
     create("topics = []\nack = 'after_commit'", "`topics` must name at least one topic").await;
@@ -357,6 +357,9 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
     )
     .await;
     create(&base("retry = { backoff_min_ms = 10, backoff_max_ms = 5 }"), "`retry.backoff_max_ms` is below `retry.backoff_min_ms`").await;
+    create(&base("breaker = { failures_percent = 100 }"), "`breaker.failures_percent` is 100; it must be at most 99").await;
+    create(&base("breaker = { runs_min = 0 }"), "`breaker.runs_min` is 0; it must be at least 1").await;
+    create(&base("breaker = { pause_max_ms = 5 }"), "`breaker.pause_max_ms` is below `breaker.pause_ms`").await;
     create(&base("retry = { lease_ms = 5000 }"), "`retry.lease_ms` is 5000; it must be over `limits.deadline_ms`, 5000").await;
     create(
         &base("kafka.properties = { 'group.id' = 'hunter2' }"),
