@@ -27,6 +27,7 @@ pub fn write(root: &Path, report: &Report) -> Result<()> {
         ("latency", tables::latency(report, false)),
         ("swaps", tables::gaps(report)),
         ("fairness", tables::fairness(report)),
+        ("isolation", tables::isolation(report, false)),
         ("statements", tables::statements(report)),
         ("claims", tables::claims(report)),
     ];

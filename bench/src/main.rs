@@ -3,6 +3,7 @@
 mod claims;
 mod docs;
 mod fairness;
+mod isolation;
 mod latency;
 mod load;
 mod measure;
@@ -107,6 +108,7 @@ async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
         claims: Vec::new(),
         gaps: Vec::new(),
         fairness: Vec::new(),
+        isolation: Vec::new(),
         payloads: Vec::new(),
         batches: Vec::new(),
     };
@@ -138,6 +140,9 @@ async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
     }
     if options.wants(Part::Fairness) && lettered.contains(&Variant::Component) {
         report.fairness = fairness::measure(bench, PARTITIONS, rounds).await?;
+    }
+    if options.wants(Part::Isolation) {
+        report.isolation = isolation::measure(bench, rounds, seconds).await?;
     }
     if options.wants(Part::Claims) {
         report.claims = claims::measure(bench).await?;

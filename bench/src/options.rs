@@ -64,6 +64,8 @@ pub enum Part {
     Swaps,
     /// How long a tenant's few messages take beside another one's backlog.
     Fairness,
+    /// What a tenant feels of a hostile neighbour.
+    Isolation,
     /// Statements per message.
     Statements,
     /// The claim alone.

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    claims::ClaimCost, fairness::Pair, latency::Latency, load::Workload, measure::Cpu, run::Figures, statements::Statements, swaps::Gaps,
-    sweep::Point, variants::Variant,
+    claims::ClaimCost, fairness::Pair, isolation::Isolation, latency::Latency, load::Workload, measure::Cpu, run::Figures,
+    statements::Statements, swaps::Gaps, sweep::Point, variants::Variant,
 };
 
 /// Everything one call of the benchmark found.
@@ -24,6 +24,9 @@ pub struct Report {
     /// A tenant alone and beside another one's backlog.
     #[serde(default)]
     pub fairness: Vec<Pair>,
+    /// What a tenant feels of a hostile neighbour.
+    #[serde(default)]
+    pub isolation: Vec<Isolation>,
     /// What the database is sent.
     pub statements: Vec<Statements>,
     /// What a claim costs the database.

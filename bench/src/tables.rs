@@ -70,7 +70,15 @@ pub fn terminal(report: &Report) -> String {
         &report.languages.iter().collect::<Vec<_>>(),
         Variant::Component,
     ));
-    tables.extend([threads(report), latency(report, true), gaps(report), fairness(report), statements(report), claims(report)]);
+    tables.extend([
+        threads(report),
+        latency(report, true),
+        gaps(report),
+        fairness(report),
+        isolation(report, true),
+        statements(report),
+        claims(report),
+    ]);
     tables.iter().filter(|table| !table.is_empty()).map(Table::text).collect()
 }
 
@@ -169,6 +177,22 @@ pub fn fairness(report: &Report) -> Table {
         let (Some(alone), Some(beside)) = (alone, beside) else { continue };
         let ratio = Spread::of(pairs().map(|pair| of(&pair.beside) / of(&pair.alone)));
         table.rows.push(vec![name.to_owned(), format!("{:.1} ms", alone.median), format!("{:.1} ms", beside.median), shown(ratio)]);
+    }
+    table
+}
+
+/// What a tenant feels of a hostile neighbour, against a polite one of the same load.
+pub fn isolation(report: &Report, milliseconds: bool) -> Table {
+    let header = ["the neighbour", "throughput, hostile / polite", "p99, hostile / polite", "p99 polite", "p99 hostile"];
+    let mut table = Table::new("a tenant beside a hostile one", &header[..if milliseconds { 5 } else { 3 }]);
+    for isolation in &report.isolation {
+        let times = |ratio: f64| format!("{ratio:.2}×");
+        let mut row = vec![isolation.deed.clone(), times(isolation.ratio(|felt| felt.rate)), times(isolation.ratio(|felt| felt.p99_ms))];
+        if milliseconds {
+            let medians = [isolation.median(|pair| pair.polite.p99_ms), isolation.median(|pair| pair.hostile.p99_ms)];
+            row.extend(medians.map(|ms| format!("{ms:.1} ms")));
+        }
+        table.rows.push(row);
     }
     table
 }

@@ -1,0 +1,256 @@
+//! What one tenant feels of another: a victim under a steady load, beside a polite tenant of the same load
+//! and beside one whose handlers do hostile things, in turn, in pairs.
+//!
+//! Both are consumers of one host: its sessions, its budget of connections, its runtime, one database. The
+//! broker is left out, since it is the same in both runs: records are handed over when they are due.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result};
+use oncebox_inbox::{
+    Admin, Budget, ConsumerInbox, PartitionInbox, SessionSettings, Sessions, Tenant,
+    handler::{Handler, Handlers},
+    message::Record,
+    policy::Policy,
+    retry,
+};
+use oncebox_runtime::{HandlerSettings, Runtime, RuntimeConfig};
+use oncebox_tests::{
+    guests::{self, End, Step, component, encode, execute, spin, trap},
+    inbox::PlainHandlers,
+};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{run::Bench, variants::host::admin};
+
+/// Messages a second of the victim and of a polite neighbour, all partitions together.
+const RATE: f64 = 400.0;
+/// Partitions of each.
+const PARTITIONS: i32 = 2;
+/// At first nothing is looked at: versions are instantiated for the first time, connections are opened.
+const WARM_UP: Duration = Duration::from_millis(500);
+/// As a host has by default.
+const CONNECTIONS: usize = 32;
+
+const TABLES: &str = "CREATE TABLE orders (id text PRIMARY KEY, at timestamptz NOT NULL DEFAULT now()); \
+    CREATE TABLE hot (id int PRIMARY KEY, n bigint NOT NULL); INSERT INTO hot VALUES (1, 0);";
+
+const POLICY: &str = "topics = ['t']\nack = 'after_commit'\n\
+    identity = { id = [{ header = 'id' }], event_type = ['topic'] }\nlimits = { deadline_ms = 1000 }";
+
+/// What the victim was like beside one kind of attack.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Isolation {
+    /// What the neighbour's handlers do.
+    pub deed: String,
+    /// Runs, one after the other.
+    pub pairs: Vec<Pair>,
+}
+
+/// Two runs, one after the other.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Pair {
+    /// Beside a polite tenant.
+    pub polite: Felt,
+    /// Beside the attacker.
+    pub hostile: Felt,
+}
+
+/// The victim's own figures.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Felt {
+    /// Messages a second.
+    pub rate: f64,
+    /// Half of them were committed within this time after they were due, milliseconds.
+    pub p50_ms: f64,
+    /// All but one in a hundred.
+    pub p99_ms: f64,
+}
+
+impl Isolation {
+    /// Median over the pairs of a figure beside the attacker as a multiple of that beside the polite tenant.
+    pub fn ratio(&self, figure: impl Fn(&Felt) -> f64) -> f64 {
+        median(self.pairs.iter().map(|pair| figure(&pair.hostile) / figure(&pair.polite)))
+    }
+
+    /// Median over the pairs.
+    pub fn median(&self, figure: impl Fn(&Pair) -> f64) -> f64 {
+        median(self.pairs.iter().map(figure))
+    }
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<_> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Every attack, in so many pairs, whose order alternates.
+pub async fn measure(bench: &mut Bench, rounds: usize, seconds: f64) -> Result<Vec<Isolation>> {
+    let database = bench.servers.database(true).await?;
+    let house = House::new(admin(&bench.servers, &database)?).await?;
+    let mut found: BTreeMap<usize, Vec<Pair>> = BTreeMap::new();
+    let deeds = deeds();
+    for round in 0..rounds {
+        for (number, (deed, component)) in deeds.iter().enumerate() {
+            let mut felt = BTreeMap::new();
+            for is_hostile in if (round + number) % 2 == 0 { [false, true] } else { [true, false] } {
+                let neighbour = is_hostile.then_some(&component[..]);
+                felt.insert(is_hostile, house.run(neighbour, seconds).await.with_context(|| format!("beside {deed}"))?);
+            }
+            eprintln!("isolation, {deed}: {felt:?}");
+            found.entry(number).or_default().push(Pair { polite: felt[&false], hostile: felt[&true] });
+        }
+    }
+    house.admin.pool.close().await;
+    bench.servers.drop_database(database).await?;
+    Ok(found.into_iter().map(|(number, pairs)| Isolation { deed: deeds[number].0.to_owned(), pairs }).collect())
+}
+
+/// What an attacker does with each of its messages.
+fn deeds() -> Vec<(&'static str, Vec<u8>)> {
+    let does = |steps: &[Step]| component(steps, &End::Ok);
+    let many = |times, step: Step| Step::Repeat(times, Box::new(step));
+    let recursive =
+        guests::text(&[Step::Wat("(call $deep)".into())], &End::Ok).replacen("(memory ", "(func $deep (call $deep)) (memory ", 1);
+    let grow = "(loop $more (memory.fill (i32.mul (memory.size) (i32.const 65536)) (i32.const 1) (i32.const 0)) \
+        (br_if $more (i32.ne (memory.grow (i32.const 16)) (i32.const -1)))) unreachable";
+    vec![
+        ("loops to the deadline", does(&[spin()])),
+        ("100,000 statements", does(&[many(100_000, execute("SELECT 1"))])),
+        ("huge results", does(&[Step::Query("SELECT repeat('x', 32000000)".into())])),
+        ("memory growth", does(&[Step::Wat(grow.into())])),
+        ("lock waits", does(&[execute("UPDATE hot SET n = n + 1"), spin()])),
+        ("log floods", does(&[many(100_000, Step::Log("x".repeat(1_000)))])),
+        ("always failing", does(&[trap()])),
+        ("deep recursion", encode(&recursive)),
+    ]
+}
+
+/// The host and its two tenants.
+struct House {
+    admin: Admin,
+    runtime: Runtime,
+    victim: Tenant,
+    neighbour: Tenant,
+}
+
+impl House {
+    async fn new(admin: Admin) -> Result<Self> {
+        let runtime = Runtime::new(RuntimeConfig::default())?;
+        let (victim, neighbour) = (admin.create_tenant("victim").await?, admin.create_tenant("neighbour").await?);
+        for tenant in [&victim, &neighbour] {
+            admin.apply_migration(tenant, "tables", TABLES).await?;
+        }
+        Ok(Self { admin, runtime, victim, neighbour })
+    }
+
+    /// The victim's figures beside a neighbour: one that does the same, or one whose component is given and
+    /// that has more to do than it can.
+    async fn run(&self, hostile: Option<&[u8]>, seconds: f64) -> Result<Felt> {
+        let polite = component(&[Step::ExecuteWithId("INSERT INTO orders (id) VALUES ($1)".to_owned()), Step::GiveUpOnError], &End::Ok);
+        let budget = Budget::new(CONNECTIONS);
+        let victim = self.consumer(&self.victim, &polite, &budget).await?;
+        let neighbour = self.consumer(&self.neighbour, hostile.unwrap_or(&polite), &budget).await?;
+        let stop = CancellationToken::new();
+        let rate = hostile.map_or(RATE, |_| f64::INFINITY);
+        let beside = self.work(&neighbour, rate, &stop).await?;
+        let looked_at = self.work(&victim, RATE, &stop).await?;
+        sleep(WARM_UP + Duration::from_secs_f64(seconds)).await;
+        stop.cancel();
+        let latencies = joined(looked_at).await?;
+        joined(beside).await?;
+        felt(latencies, seconds)
+    }
+
+    async fn consumer(&self, tenant: &Tenant, component: &[u8], budget: &Arc<Budget>) -> Result<Arc<ConsumerInbox>> {
+        let policy = Policy::parse(POLICY)?;
+        let name = format!("c{:08x}", rand::random::<u32>());
+        let row = self.admin.create_consumer(&tenant.name, &name, &policy).await?;
+        let loaded = self.runtime.load(component).await?;
+        let settings = HandlerSettings { version: 1, limits: policy.limits.clone(), config: Vec::new(), random_key: [1; 32] };
+        let handler: Arc<dyn Handler> = Arc::new(self.runtime.handler(&loaded, settings));
+        let handlers: Arc<dyn Handlers> = PlainHandlers::of(handler);
+        let sessions = Sessions::of(&self.admin, tenant, &SessionSettings::default(), budget.clone())?;
+        Ok(ConsumerInbox::new(row.consumer_id, tenant.name.clone(), name, policy, "bench".to_owned(), sessions, handlers))
+    }
+
+    /// Partitions and retry workers, as a host has them.
+    async fn work(&self, consumer: &Arc<ConsumerInbox>, rate: f64, stop: &CancellationToken) -> Result<Vec<Worker>> {
+        let mut workers = Vec::new();
+        for number in 0..PARTITIONS {
+            let partition = PartitionInbox::open(consumer.clone(), "t", number, 0).await?;
+            workers.push(tokio::spawn(consume(partition, number, rate / f64::from(PARTITIONS), stop.clone())));
+        }
+        for _ in 0..consumer.policy.retry.workers {
+            let (consumer, stop) = (consumer.clone(), stop.clone());
+            workers.push(tokio::spawn(async move {
+                retry::work(consumer, stop).await;
+                Vec::new()
+            }));
+        }
+        Ok(workers)
+    }
+}
+
+/// A message's time of commit since the start, and how late that was.
+type Late = (Duration, Duration);
+type Worker = JoinHandle<Vec<Late>>;
+
+async fn joined(workers: Vec<Worker>) -> Result<Vec<Late>> {
+    let mut all = Vec::new();
+    for worker in workers {
+        all.extend(worker.await?);
+    }
+    Ok(all)
+}
+
+/// Hand records over when they are due, as many together as are due.
+async fn consume(mut partition: PartitionInbox, number: i32, rate: f64, stop: CancellationToken) -> Vec<Late> {
+    let start = Instant::now();
+    let due = |offset: usize| if rate.is_finite() { Duration::from_secs_f64(offset as f64 / rate) } else { Duration::ZERO };
+    let mut late = Vec::new();
+    while !stop.is_cancelled() {
+        let next = late.len();
+        tokio::time::sleep_until(start + due(next)).await;
+        let count = (1..partition.batch_max()).take_while(|more| due(next + more) <= start.elapsed()).count() + 1;
+        let records: Vec<_> = (next..next + count).map(|offset| record(number, offset)).collect();
+        match partition.process(&records).await {
+            Ok(settled) => {
+                let now = start.elapsed();
+                late.extend((next..next + settled).map(|offset| (now, now.saturating_sub(due(offset)))));
+            }
+            Err(error) => sleep(error.again_in().unwrap_or(Duration::from_millis(50))).await,
+        }
+    }
+    partition.close().await;
+    late
+}
+
+fn record(partition: i32, offset: usize) -> Record {
+    Record {
+        topic: "t".into(),
+        topic_id: None,
+        partition,
+        offset: offset as i64,
+        timestamp_ms: 1_700_000_000_000,
+        key: None,
+        headers: vec![("id".to_owned(), format!("{partition}-{offset}-{:016x}", rand::random::<u64>()).into_bytes())],
+        payload: Some(b"{}".to_vec()),
+    }
+}
+
+fn felt(all: Vec<Late>, seconds: f64) -> Result<Felt> {
+    let until = WARM_UP + Duration::from_secs_f64(seconds);
+    let measured = all.into_iter().filter(|(at, _)| (WARM_UP..until).contains(at));
+    let mut late: Vec<f64> = measured.map(|(_, late)| late.as_secs_f64() * 1e3).collect();
+    anyhow::ensure!(!late.is_empty(), "the victim did nothing at all");
+    late.sort_by(f64::total_cmp);
+    let at = |share: f64| late[((late.len() - 1) as f64 * share).round() as usize];
+    Ok(Felt { rate: late.len() as f64 / seconds, p50_ms: at(0.5), p99_ms: at(0.99) })
+}
