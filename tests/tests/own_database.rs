@@ -386,6 +386,69 @@ async fn the_url_is_sealed_and_its_password_never_shown() {
     stage.finish().await;
 }
 
+/// What could go wrong: passwords or secret change in one database alone, and sessions cannot begin or are denied
+/// in the middle of a batch.
+#[tokio::test(flavor = "multi_thread")]
+async fn credentials_are_rotated_in_both_databases_and_open_sessions_go_on() {
+    let mut stage = Stage::new().await;
+    let live = stage.deploy("one").await;
+    stage.admin().mirror(&stage.own.tenant).await.unwrap();
+    let before = stage.host(&live);
+    deliver(&before, &records(["a"])).await;
+    for round in 0..2 {
+        let rotated = stage.admin().rotate_credentials("acme").await.unwrap();
+        let [truth, mirror] = stage.both().await;
+        assert_eq!(truth, mirror, "the answer came before the mirror");
+        if round == 0 {
+            deliver(&before, &records(["b"])).await;
+        }
+        stage.own.tenant = rotated;
+        deliver(&stage.host(&live), &records([format!("after-{round}").as_str()])).await;
+    }
+    assert_eq!(stage.effects().await, 4);
+    stage.finish().await;
+}
+
+/// What could go wrong: a tenant is deleted and something of it stays in its database, or somebody who looks at
+/// it meanwhile gives it back what was taken away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_tenant_leaves_nothing_in_its_database_and_its_name_is_free() {
+    let stage = Stage::new().await;
+    let live = stage.deploy("one").await;
+    stage.admin().mirror(&stage.own.tenant).await.unwrap();
+    deliver(&stage.host(&live), &records(["a", "b"])).await;
+    let pool = PgPool::connect(stage.database.url()).await.unwrap();
+    let tenant = stage.admin().delete_tenant("acme").await.unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let looking = tokio::spawn({
+        let (admin, tenant, stop) = (stage.admin().clone(), tenant.clone(), stop.clone());
+        async move {
+            while !stop.load(Ordering::Relaxed) {
+                let _ = admin.mirror(&tenant).await; // as a host does
+            }
+        }
+    });
+    assert!(stage.admin().remove_tenant(&tenant).await.unwrap());
+    stop.store(true, Ordering::Relaxed);
+    looking.await.unwrap();
+    assert_eq!(left_over(&pool, &tenant.login).await, 0, "something is left there");
+    assert!(matches!(stage.admin().tenant("acme").await, Err(InboxError::NotFound(_))));
+    let again = stage.world.tenant_at("acme", &stage.database, "").await;
+    assert_ne!(again.tenant_id, tenant.tenant_id);
+    pool.close().await;
+    stage.world.finish().await;
+}
+
+/// How much a database holds of tenants, where there was one alone.
+async fn left_over(pool: &PgPool, login: &str) -> i64 {
+    let left = format!(
+        "SELECT (SELECT count(*) FROM oncebox.tenant) + (SELECT count(*) FROM oncebox.consumer) + (SELECT count(*) FROM oncebox.inbox) \
+            + (SELECT count(*) FROM oncebox.tenant_migration) + (SELECT count(*) FROM pg_roles WHERE rolname LIKE '{login}%') \
+            + (SELECT count(*) FROM pg_namespace WHERE nspname ~ '^t_')"
+    );
+    number(pool, &left).await
+}
+
 // With real hosts -----------------------------------------------------------------------------
 
 fn own() -> Options {
@@ -412,6 +475,7 @@ async fn finished_by_a_host() -> Result<()> {
     let host = scenario.start_ready("a", &[]).await?;
     scenario.send(&Load::of([Work::Pay; 20])).await?;
     scenario.wait_settled().await?;
+    host.stop().await?;
     for point in ["place:mirror:before", "place:mirror:after", "place:redrive:before", "place:redrive:after"] {
         let deployment = scenario.admin.deploy_compiled(&scenario.tenant.name, "payments", second(), &twin()).await;
         let deployment = deployment.unwrap_or_else(|_| bad.clone());
@@ -421,6 +485,7 @@ async fn finished_by_a_host() -> Result<()> {
         ensure!(!said.status.success(), "it died at `{point}`: {said:?}");
         let ended = scenario.admin.deployment(scenario.consumer_id, deployment.deployment_id).await?;
         ensure!(ended.ended_how.as_deref() == Some("rolled_back"), "`{point}`: {ended:?}, {said:?}");
+        let host = scenario.start("a", &[])?;
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
             const TRUTH: &str = "SELECT generation_required, (SELECT count(*) FROM oncebox.deployment WHERE redrive_pending) FROM oncebox.consumer WHERE consumer_id = $1";
@@ -433,7 +498,9 @@ async fn finished_by_a_host() -> Result<()> {
             ensure!(Instant::now() < deadline, "`{point}`: required {required}, there {there}, {pending} redrives pending");
             sleep(Duration::from_millis(50)).await;
         }
+        host.stop().await?;
     }
+    let host = scenario.start_ready("a", &[]).await?;
     let pool = PgPool::connect(other.url()).await?;
     let roles = format!(
         "SELECT count(*) FROM oncebox.tenant t JOIN pg_roles r ON r.rolname IN (t.login, t.owner_login) WHERE t.name = 'half' AND t.login = '{}'",

@@ -46,6 +46,14 @@ impl Admin {
         self.audit(&mut tx, "tenant.rotate_credentials", Subject::tenant(name), json!({ "revision": tenant.revision })).await?;
         tx.commit().await?;
         self.announce_tenant(&tenant).await;
+        let mirrored = self.mirror(&tenant).await;
+        mirrored.map_err(|source| InboxError::NotThereYet {
+            text: format!(
+                "the credentials of `{name}` are new, but its own database does not know them yet: sessions that are open go on, new ones \
+                 wait; hosts tell it as soon as it answers"
+            ),
+            source: Box::new(source),
+        })?;
         Ok(tenant)
     }
 

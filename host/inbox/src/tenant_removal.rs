@@ -87,6 +87,7 @@ impl Admin {
         hooks::point("tenant:delete:schema");
         self.remove_messages(&place.pool, tenant).await?;
         hooks::point("tenant:delete:messages");
+        self.forget_place(tenant).await?;
         self.remove_rows(tenant).await?;
         hooks::point("tenant:delete:rows");
         drop_roles(&place.pool, tenant).await?;

@@ -68,16 +68,15 @@ impl Admin {
     }
 
     /// Take the mirror of a tenant that is being deleted out of its own database, and let go of that. Its
-    /// schema, roles and messages are gone by then; its row in the host's database goes next.
+    /// messages are gone by then; its rows in the host's database, which say what there is, go next.
     pub async fn forget_place(&self, tenant: &Tenant) -> Result<(), InboxError> {
         let place = self.place(tenant)?;
         if !place.is_own {
             return Ok(());
         }
         answered_within(REMOVE_MAX, self.remove_mirror(&place, tenant)).await??;
-        if let Some(place) = self.places.remove(tenant.tenant_id) {
-            place.pool.close().await;
-        }
+        // Whoever is at work there has a handle of its own; the last one closes it.
+        self.places.remove(tenant.tenant_id);
         Ok(())
     }
 

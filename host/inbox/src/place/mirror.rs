@@ -174,7 +174,10 @@ impl Truth {
 
     /// Nothing is written where it says so already.
     async fn write(&self, connection: &mut PgConnection) -> Result<(), InboxError> {
-        self.write_tenant(connection).await?;
+        // Whoever deletes a tenant has shut it out there, and it stays so.
+        if !self.is_deleted() {
+            self.write_tenant(connection).await?;
+        }
         self.write_consumers(connection).await
     }
 
