@@ -81,6 +81,8 @@ impl Admin {
         let place = self.place(tenant)?;
         self.hosts_let_go(tenant).await?;
         hooks::point("tenant:delete:stopped");
+        // Where the truth is first: a tenant's own database is made to say the same.
+        forget_secret(&mut *self.pool.acquire().await?, tenant).await?;
         shut_out(&place.pool, tenant).await?;
         hooks::point("tenant:delete:shut_out");
         objects::drop_all(&place.pool, &tenant.schema_name).await?;
@@ -91,6 +93,7 @@ impl Admin {
         self.remove_rows(tenant).await?;
         hooks::point("tenant:delete:rows");
         drop_roles(&place.pool, tenant).await?;
+        self.forget_place(tenant).await?;
         hooks::point("tenant:delete:roles");
         self.remove_last(tenant).await
     }
@@ -135,15 +138,12 @@ impl Admin {
 /// Nobody logs in as the tenant any more, no host function takes its secret, and its sessions end with
 /// whatever they are at.
 async fn shut_out(pool: &PgPool, tenant: &Tenant) -> Result<(), InboxError> {
-    // No hash is empty: nothing is authorized, also for a session that is about to be ended.
-    const NO_SECRET: &str =
-        "UPDATE oncebox.tenant SET secret_hash = '', secret_hash_before = NULL, secret_before_until = NULL WHERE tenant_id = $1";
     const END: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename::text = ANY ($1)";
     let mut tx = pool.begin().await?;
     for login in logins(&mut tx, tenant).await? {
         tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(format!("ALTER ROLE {login} NOLOGIN")))).await?;
     }
-    sqlx::query(NO_SECRET).bind(tenant.tenant_id).execute(&mut *tx).await?;
+    forget_secret(&mut tx, tenant).await?;
     tx.commit().await?;
     for _ in 0..ENDINGS_MAX {
         let found: i64 = sqlx::query_scalar(END).bind([&tenant.login, &tenant.owner_login].map(String::as_str)).fetch_one(pool).await?;
@@ -153,6 +153,14 @@ async fn shut_out(pool: &PgPool, tenant: &Tenant) -> Result<(), InboxError> {
         sleep(LOOK).await;
     }
     Err(InboxError::conflict(format!("sessions of tenant `{}` do not end; look at `pg_stat_activity`, then delete it again", tenant.name)))
+}
+
+/// No hash is empty: nothing is authorized, also for a session that is about to be ended.
+async fn forget_secret(connection: &mut PgConnection, tenant: &Tenant) -> Result<(), InboxError> {
+    const FORGET: &str =
+        "UPDATE oncebox.tenant SET secret_hash = '', secret_hash_before = NULL, secret_before_until = NULL WHERE tenant_id = $1";
+    sqlx::query(FORGET).bind(tenant.tenant_id).execute(connection).await?;
+    Ok(())
 }
 
 async fn is_shut_out(pool: &PgPool, tenant: &Tenant) -> Result<bool, InboxError> {
