@@ -156,7 +156,8 @@ impl Admin {
             version: 0,
         };
         let mut looks = BTreeMap::from([(place_name(&self.options), look(self.pool.clone(), self.options.clone()))]);
-        for tenant in self.tenants().await? {
+        // Of one that is being deleted, roles and schema go before its row does.
+        for tenant in self.tenants().await?.into_iter().filter(|tenant| tenant.state != "deleting") {
             match self.place(&tenant) {
                 Ok(place) => {
                     let entry = looks.entry(place_name(&place.options)).or_insert_with(|| look(place.pool, place.options));
