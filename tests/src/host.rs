@@ -260,7 +260,7 @@ impl Scenario {
     }
 
     /// A command on this database that succeeds; what it prints.
-    pub async fn command(&self, arguments: &[&str]) -> Result<String> {
+    pub async fn ok(&self, arguments: &[&str]) -> Result<String> {
         let said = self.folder()?.run(arguments, "").await?;
         ensure!(said.code == Some(0), "{arguments:?}: {}{}", said.stdout, said.stderr);
         Ok(said.stdout)

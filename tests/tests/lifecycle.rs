@@ -229,7 +229,7 @@ impl Stage {
         let rows: Vec<(String, i64)> = sqlx::query_as(AssertSqlSafe(rows)).fetch_all(&self.scenario.pool).await?;
         let plan = ["consumer", "seek", shop.name, "--tenant", &shop.tenant, "--to", "end"];
         let group = self.scenario.folder()?.run(&plan, "").await?.stdout;
-        let shown = self.scenario.command(&["consumer", "show", shop.name, "--tenant", &shop.tenant]).await?;
+        let shown = self.scenario.ok(&["consumer", "show", shop.name, "--tenant", &shop.tenant]).await?;
         Ok(format!("`{}/{}` has {found} effects of {expected}; rows: {rows:?}\n{group}\n{shown}", shop.tenant, shop.name))
     }
 
