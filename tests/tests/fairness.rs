@@ -11,7 +11,7 @@ use std::{
 };
 
 use oncebox_inbox::{
-    Budget, ConsumerInbox, HostLimits, PartitionInbox, SessionSettings, Sessions, Snapshot, Tenant, TenantCounts, TenantLimits,
+    Budget, ConsumerInbox, HostBounds, PartitionInbox, SessionSettings, Sessions, Snapshot, Tenant, TenantCounts, TenantLimits,
     message::Record, retry,
 };
 use oncebox_tests::{
@@ -32,7 +32,7 @@ struct Host {
 
 impl Host {
     fn of(transactions_max: usize, memory_bytes_max: u64) -> Self {
-        Self { budget: Budget::of(32, HostLimits { transactions_max, memory_bytes_max }) }
+        Self { budget: Budget::of(32, HostBounds { transactions_max, memory_bytes_max }) }
     }
 
     fn inbox(&self, world: &World, consumer: &TestConsumer) -> Arc<ConsumerInbox> {
