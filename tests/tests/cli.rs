@@ -295,7 +295,7 @@ async fn tenants_are_created_whole_or_not_at_all() {
         assert_eq!(desk.ok(&["migrate"]).await, "the database is up to date\n");
     }
     assert_eq!(desk.json(&["migrate"]).await, json!({ "done": "the database is up to date" }));
-    assert_eq!(desk.ok(&["tenant", "list"]).await, "TENANT  SCHEMA  CREATED\n");
+    assert_eq!(desk.ok(&["tenant", "list"]).await, "TENANT  STATE  SCHEMA  CREATED\n");
 
     for name in ["Acme", "1st", "a_b", "", "ä", &"a".repeat(64)] {
         let line = format!("`{name}` cannot be the name of a tenant; use a lower-case letter, then up to 62 of a-z, 0-9 and `-`");
@@ -308,7 +308,7 @@ async fn tenants_are_created_whole_or_not_at_all() {
     .await;
     let good = desk.file("good.sql", "CREATE TABLE stock (sku text);");
     let bad = desk.file("bad.sql", "CREATE TABLE other (n int); CREATE TABLE stock (sku text);");
-    let line = "tenant `acme` was not created: migration `bad` was not applied: relation \"stock\" already exists";
+    let line = "tenant `acme` was not created: migration `bad` was not applied: line 1: relation \"stock\" already exists";
     desk.fails(&["tenant", "create", "acme", "--schema", &good, "--schema", &bad], line).await;
 
     let said = desk.ok(&["tenant", "create", "acme", "--schema", &good]).await;
@@ -320,7 +320,8 @@ async fn tenants_are_created_whole_or_not_at_all() {
     assert!(!tenants.to_string().contains("secret"), "{tenants}");
     let listed = desk.ok(&["tenant", "list"]).await;
     let lines: Vec<Vec<&str>> = listed.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!((lines.len(), &lines[0][..], &lines[1][..2]), (2, &["TENANT", "SCHEMA", "CREATED"][..], &["acme", schema][..]));
+    let headings = ["TENANT", "STATE", "SCHEMA", "CREATED"];
+    assert_eq!((lines.len(), &lines[0][..], &lines[1][..3]), (2, &headings[..], &["acme", "active", schema][..]));
     desk.fails(&["tenant", "create", "acme"], "there is a tenant `acme` already").await;
     let mut connection = desk.database.connect().await.unwrap();
     let left: i64 = sqlx::query_scalar("SELECT count(*) FROM pg_namespace WHERE nspname ~ '^t_'").fetch_one(&mut connection).await.unwrap();
@@ -527,6 +528,7 @@ Usage: oncebox [OPTIONS] <COMMAND>
 Commands:
   serve        Run a host: consume, run handlers, commit, ack
   migrate      Bring the database up to date
+  keys         The master key
   new          Write a new handler's project: sources, build script, tables, messages
   dev          Run a host with a PostgreSQL and a broker of its own
   send         Publish the messages of a file
@@ -554,6 +556,10 @@ Commands:
     assert_eq!(desk.ok(&["--version"]).await, format!("oncebox {}\n", env!("CARGO_PKG_VERSION")));
     for (arguments, part) in [
         (&["tenant", "create", "--help"][..], "SQL file with the tenant's tables"),
+        (&["tenant", "schema", "apply", "--help"], "A folder, whose files `*.sql` are applied by name"),
+        (&["tenant", "limits", "--help"], "Its share of a busy host against the other tenants'"),
+        (&["tenant", "delete", "--help"], "Its name once more; without it, you are asked at the terminal"),
+        (&["keys", "rotate", "--help"], "keys.previous_master_key_file"),
         (&["consumer", "create", "--help"], "TOML file with the policy"),
         (&["consumer", "pause", "--help"], "Wait until every running host has done it"),
         (&["consumer", "seek", "--help"], "says first what that means"),

@@ -272,7 +272,7 @@ async fn what_cannot_be_used_is_named() {
         (vec!["test", "rubbish.wasm", "--message", "one.json"], "`rubbish.wasm` cannot be run: this is not a WebAssembly file"),
         (
             guest(&["--message", "one.json", "--schema", "bad.sql"]),
-            "the schema cannot be used: `bad.sql`: migration `bad` was not applied: syntax error at or near \"(\"",
+            "the schema cannot be used: `bad.sql`: migration `bad` was not applied: line 1: syntax error at or near \"(\"",
         ),
         (
             guest(&["--message", "one.json", "--schema", "none.sql"]),

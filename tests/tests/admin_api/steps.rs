@@ -111,6 +111,10 @@ pub fn steps(desk: &Desk) -> Vec<Step> {
         get("/v1/tenants"),
         post("/v1/tenants", json!({ "name": "new" })),
         get(TENANT),
+        patch("/v1/tenants/{tenant}/limits", json!({ "weight": 200, "connections_max": 4 })),
+        post("/v1/tenants/{tenant}/suspend", json!({})),
+        post("/v1/tenants/{tenant}/resume", json!({})),
+        post("/v1/tenants/{tenant}/rotate-credentials", json!({})),
         get("/v1/tenants/{tenant}/migrations"),
         post("/v1/tenants/{tenant}/migrations", json!({ "name": "m-1", "sql": "CREATE TABLE more (n int)" })),
         get("/v1/tenants/{tenant}/consumers"),
@@ -150,5 +154,7 @@ pub fn steps(desk: &Desk) -> Vec<Step> {
         get("/v1/tenants/{tenant}/audit"),
         get("/v1/hosts"),
         get("/v1/doctor"),
+        // Last: nothing of the tenant is left for others.
+        Step { method: "DELETE", ..post(TENANT, json!({ "confirm": "acme" })) },
     ]
 }

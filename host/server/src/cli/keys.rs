@@ -13,12 +13,13 @@ use super::output;
 pub(super) enum KeysCommand {
     /// Seal all credentials under a new master key
     ///
-    /// The configured key is the one that they are sealed under now. Everything is sealed anew in one
-    /// transaction, or nothing; running it twice changes nothing more. Hosts keep in memory what they opened,
-    /// so that no message stops. In this order:
+    /// The configured key is the one that they are sealed under now. Everything is sealed anew in
+    /// one transaction, or nothing; running it twice changes nothing more. Hosts keep in memory what
+    /// they opened, so that no message stops. In this order:
     ///
     /// 1. On every host, set the new key as `keys.master_key_file` and the old one as
-    ///    `keys.previous_master_key_file` (ONCEBOX_PREVIOUS_MASTER_KEY), and restart one after the other.
+    ///    `keys.previous_master_key_file` (ONCEBOX_PREVIOUS_MASTER_KEY), and restart one after the
+    ///    other.
     ///
     /// 2. `oncebox keys rotate --new-key-file NEW`, with the old key configured.
     ///
