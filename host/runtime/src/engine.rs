@@ -9,7 +9,7 @@ use wasmtime::{Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAlloc
 use crate::{compiler::Compiler, error::LoadError};
 
 /// How often the epoch moves; a spinning guest yields to its neighbours that often.
-const EPOCH: Duration = Duration::from_millis(10);
+const EPOCH: Duration = Duration::from_millis(1);
 
 /// Linear memories of one component. QuickJS brings three.
 pub(crate) const MEMORIES_MAX: u32 = 4;
