@@ -100,6 +100,8 @@ impl Admin {
         let opaque = hex::encode(rand::random::<[u8; 6]>());
         let (schema, login, owner) = (format!("t_{opaque}"), format!("oncebox_{opaque}"), format!("oncebox_{opaque}_owner"));
         let mut tx = self.pool.begin().await?;
+        // Two at a time would write the same lists of privileges, which PostgreSQL refuses to one of them.
+        tx.execute("SELECT pg_advisory_xact_lock(hashtextextended('oncebox grants', 0))").await?;
         let credentials = Credentials::generate();
         let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())").fetch_one(&mut *tx).await?;
         for statement in role_statements(&database, &schema, &login, &owner, &credentials) {
