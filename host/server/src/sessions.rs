@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Result;
-use oncebox_inbox::{Admin, InboxError, Sessions, Standing, Tenant};
+use oncebox_inbox::{Admin, InboxError, Scheduler, Sessions, Standing, Tenant};
 
 use crate::supervisor::Supervisor;
 
@@ -26,8 +26,11 @@ impl TenantSessions {
     /// The sessions of a tenant as its row is: after a change they are made anew.
     pub(crate) fn of(&self, host: &Supervisor, tenant: &Tenant) -> Result<Arc<Sessions>> {
         let mut known = self.known();
-        known.retain(|_, known| {
+        known.retain(|tenant_id, known| {
             known.retain(|known| known.sessions.strong_count() > 0);
+            if known.is_empty() {
+                host.budget.scheduler().forget(*tenant_id);
+            }
             !known.is_empty()
         });
         let known = known.entry(tenant.tenant_id).or_default();
@@ -40,13 +43,14 @@ impl TenantSessions {
     }
 
     /// Let what runs log in with the present credentials: what comes to its end after a change needs
-    /// connections until then.
-    pub(crate) async fn renew(&self, admin: &Admin, standings: &[Standing]) -> Result<(), InboxError> {
+    /// connections until then. What waits is let in by the present limits.
+    pub(crate) async fn renew(&self, admin: &Admin, scheduler: &Scheduler, standings: &[Standing]) -> Result<(), InboxError> {
         for standing in standings.iter().filter(|standing| self.are_behind(standing)) {
             let tenant = match admin.tenant(&standing.tenant).await {
                 Err(InboxError::NotFound(_)) => continue,
                 tenant => tenant?,
             };
+            scheduler.set_limits(&tenant);
             // One tenant's trouble is not the others'.
             match admin.credentials(&tenant) {
                 Ok(credentials) => self.renewed(&tenant, |sessions| sessions.renew(&credentials)),

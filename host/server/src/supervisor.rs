@@ -149,7 +149,7 @@ impl Supervisor {
             *look_due = Instant::now() + POLL;
             presence.beat().await?;
             let standings = self.admin.standings().await?;
-            self.sessions.renew(&self.admin, &standings).await?;
+            self.sessions.renew(&self.admin, self.budget.scheduler(), &standings).await?;
             fleet.see(standings);
         }
         let mut judged = Vec::new();

@@ -236,14 +236,15 @@ impl Scheduler {
         Arc::new_cyclic(|own| Self { own: own.clone(), inner: Mutex::new(inner), started: Instant::now() })
     }
 
-    /// What a tenant gets from now on; what runs goes on as it is.
+    /// What a tenant gets from now on; what runs goes on as it is. A row that was read before the one that
+    /// was told last changes nothing.
     pub fn set_limits(&self, tenant: &Tenant) {
-        self.limit(tenant.tenant_id, &tenant.name, &tenant.limits);
+        self.limit(tenant.tenant_id, tenant.revision, &tenant.name, &tenant.limits);
     }
 
-    fn limit(&self, tenant_id: i32, name: &str, limits: &TenantLimits) {
+    fn limit(&self, tenant_id: i32, revision: i64, name: &str, limits: &TenantLimits) {
         let mut inner = self.lock();
-        if inner.state.set_limits(tenant_id, name, limits, self.now()) {
+        if inner.state.set_limits(tenant_id, revision, name, limits, self.now()) {
             inner.meters.entry(tenant_id).or_insert_with(|| TenantMeters::new(name));
             self.look(inner, None);
         }
@@ -259,8 +260,9 @@ impl Scheduler {
     /// A tenant that is gone; while something of it runs or waits, nothing happens.
     pub fn forget(&self, tenant_id: i32) {
         let mut inner = self.lock();
-        inner.state.forget(tenant_id);
-        inner.meters.remove(&tenant_id);
+        if inner.state.forget(tenant_id) {
+            inner.meters.remove(&tenant_id);
+        }
     }
 
     /// Wait to be let in. Whoever stops waiting leaves nothing behind.

@@ -55,6 +55,8 @@ impl Line {
 #[derive(Debug)]
 pub(super) struct Share {
     limits: TenantLimits,
+    /// The tenant's revision that has these limits.
+    revision: i64,
     /// Cost over weight of what has ended: the tenant's own time.
     paid: f64,
     /// The same of what runs, by what the tenant's transactions cost lately.
@@ -77,6 +79,7 @@ impl Share {
     pub(super) fn new(now: Duration) -> Self {
         Self {
             limits: TenantLimits::default(),
+            revision: 0,
             paid: 0.0,
             owed: 0.0,
             average_ns: FIRST_COST_NS,
@@ -91,7 +94,11 @@ impl Share {
         }
     }
 
-    pub(super) fn set_limits(&mut self, name: &str, limits: &TenantLimits, now: Duration) -> bool {
+    pub(super) fn set_limits(&mut self, revision: i64, name: &str, limits: &TenantLimits, now: Duration) -> bool {
+        if revision < self.revision {
+            return false;
+        }
+        self.revision = revision;
         if self.limits == *limits && self.counts.name == name {
             return false;
         }

@@ -72,9 +72,9 @@ impl State {
         }
     }
 
-    /// What a tenant gets from now on. False: it had that before.
-    pub(super) fn set_limits(&mut self, tenant_id: i32, name: &str, limits: &TenantLimits, now: Duration) -> bool {
-        self.share(tenant_id, now).set_limits(name, limits, now)
+    /// What a tenant gets from now on. False: it had that before, or it has something newer.
+    pub(super) fn set_limits(&mut self, tenant_id: i32, revision: i64, name: &str, limits: &TenantLimits, now: Duration) -> bool {
+        self.share(tenant_id, now).set_limits(revision, name, limits, now)
     }
 
     /// What a consumer gets from now on.
@@ -82,11 +82,13 @@ impl State {
         self.share(tenant_id, now).set_caps(consumer_id, transactions, rate, now);
     }
 
-    /// A tenant that is gone.
-    pub(super) fn forget(&mut self, tenant_id: i32) {
-        if self.shares.get(&tenant_id).is_some_and(|share| !share.is_active()) {
+    /// A tenant that is gone. False: something of it runs or waits.
+    pub(super) fn forget(&mut self, tenant_id: i32) -> bool {
+        let is_active = self.shares.get(&tenant_id).is_some_and(Share::is_active);
+        if !is_active {
             self.shares.remove(&tenant_id);
         }
+        !is_active
     }
 
     fn share(&mut self, tenant_id: i32, now: Duration) -> &mut Share {
