@@ -2,7 +2,7 @@
 //! has a backlog that outlasts the run. Each pair is measured one right after the other.
 
 use anyhow::{Context, Result, ensure};
-use oncebox_inbox::NewDeployment;
+use oncebox_inbox::{Ask, Class, HostBounds, NewDeployment, Scheduler};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -48,8 +48,26 @@ pub struct Pair {
     pub backlog_left: usize,
 }
 
+/// Nanoseconds of a processor that letting one transaction in and out takes, on a host with so many busy
+/// tenants.
+async fn admission_ns(tenants: i32) -> f64 {
+    const TIMES: u32 = 100_000;
+    let scheduler = Scheduler::new(HostBounds { transactions_max: 32, memory_bytes_max: 4 << 30 });
+    let ask = |tenant_id, messages| Ask { tenant_id, consumer_id: 1, class: Class::Fair, memory: 0, messages };
+    let held: Vec<_> = (0..tenants).filter_map(|tenant_id| scheduler.admit_spare(ask(tenant_id, 0))).collect();
+    let begun = std::time::Instant::now();
+    for number in 0..TIMES {
+        drop(scheduler.admit(ask(number as i32 % tenants, 1)).await);
+    }
+    drop(held);
+    begun.elapsed().as_nanos() as f64 / f64::from(TIMES)
+}
+
 /// A pair for each round; which of the two comes first changes.
 pub async fn measure(bench: &mut Bench, partitions: i32, rounds: usize) -> Result<Vec<Pair>> {
+    for tenants in [1, 20] {
+        eprintln!("fairness: {:.0} ns for an admission and its end, {tenants} busy tenants", admission_ns(tenants).await);
+    }
     let mut pairs = Vec::new();
     for round in 0..rounds {
         let mut alone = None;
