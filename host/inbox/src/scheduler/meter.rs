@@ -11,8 +11,8 @@ use std::{
 };
 
 /// A poll that takes longer than this is that of a guest that computes: its next one is measured by the
-/// processor's clock.
-const LONG_POLL: Duration = Duration::from_millis(1);
+/// processor's clock. Well below the time after which a spinning guest yields.
+const LONG_POLL: Duration = Duration::from_micros(250);
 
 /// Adds up what one transaction uses.
 #[derive(Debug, Default)]
