@@ -47,11 +47,12 @@ const LOOT: &str = "CREATE TABLE effect (consumer text NOT NULL, message_id text
 /// Names that the catalogs show to everybody, in the victim's schema.
 pub const SEEN: &str = "seen_by_all";
 
-/// Small caps, so that they are reached quickly.
+/// Small caps, so that they are reached quickly; and nothing that would have its messages wait.
 const ATTACKER: &str = "topics = ['attacks', 'books']
 ack = 'after_commit'
 identity = { id = [{ header = 'id' }], event_type = [{ header = 'type' }] }
-retry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }
+retry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1, workers = 4 }
+breaker = { enabled = false }
 limits = { statements_max = 50, statement_texts_max = 30, statement_bytes_max = 20000, params_max = 100, params_bytes_max = 100000, \
 rows_max = 100, result_bytes_max = 100000, savepoints_max = 4, log_bytes_max = 60000, outcome_bytes_max = 1000, deadline_ms = 8000 }";
 
