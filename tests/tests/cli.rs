@@ -188,7 +188,11 @@ async fn a_configuration_that_cannot_work_is_named() {
         ),
         ("open.toml", "[database]\nurl = 'postgres://u:hunter2@h/x", "line 2: invalid literal string, expected `'`"),
         ("type.toml", "[kafka]\nproperties = 'hunter2'", "line 2: invalid type: string, expected a map"),
-        ("secret.toml", "[keys]\nmaster_key = 'hunter2'", "line 2: unknown field `master_key`, expected `master_key_file` or `previous_master_key_file`"),
+        (
+            "secret.toml",
+            "[keys]\nmaster_key = 'hunter2'",
+            "line 2: unknown field `master_key`, expected `master_key_file` or `previous_master_key_file`",
+        ),
     ] {
         let path = desk.file(name, content);
         desk.fails(&[list, &["--config", &path]].concat(), &format!("failed to read the configuration `DIR/{name}`, {line}")).await;

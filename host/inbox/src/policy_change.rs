@@ -211,6 +211,8 @@ async fn check_deployments(connection: &mut PgConnection, consumer: &Consumer, p
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
     use super::*;
 
     fn policy(text: &str) -> Policy {

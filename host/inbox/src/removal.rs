@@ -25,7 +25,7 @@ pub enum RemovalTurn {
     /// Some rows went; there may be more.
     Removed(u64),
     /// The inbox holds nothing of it any more; its own row is next.
-    Last(LastOfConsumer),
+    Last(Box<LastOfConsumer>),
 }
 
 /// A consumer without rows in the inbox, while nobody else removes it.
@@ -59,7 +59,7 @@ impl Admin {
             return Ok(RemovalTurn::Removed(removed));
         }
         let Some(consumer) = self.consumer_by_id(consumer_id).await? else { return Ok(RemovalTurn::None) };
-        Ok(RemovalTurn::Last(LastOfConsumer { consumer, admin: self.clone(), tx }))
+        Ok(RemovalTurn::Last(Box::new(LastOfConsumer { consumer, admin: self.clone(), tx })))
     }
 
     /// Claims are denied since the consumer's state says so, and so are completions: nothing comes after.

@@ -44,7 +44,7 @@ pub enum SeekTurn {
     /// These hosts still run something of the consumer.
     Waits(Vec<String>),
     /// It is this host's turn.
-    Ours(SeekInHand),
+    Ours(Box<SeekInHand>),
 }
 
 /// A seek that nobody else carries out or takes back while this is held.
@@ -112,7 +112,7 @@ impl Admin {
         }
         let Some(consumer) = self.consumer_by_id(consumer_id).await? else { return Ok(SeekTurn::None) };
         let Some(Seek { offsets, .. }) = consumer.seek.clone() else { return Ok(SeekTurn::None) };
-        Ok(SeekTurn::Ours(SeekInHand { consumer, offsets, admin: self.clone(), tx }))
+        Ok(SeekTurn::Ours(Box::new(SeekInHand { consumer, offsets, admin: self.clone(), tx })))
     }
 }
 

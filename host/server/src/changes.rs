@@ -28,7 +28,7 @@ async fn seek(host: &Supervisor, standing: &Standing) -> Result<Option<String>> 
     let hand = match host.admin.seek_turn(standing.consumer_id).await? {
         SeekTurn::None => return Ok(None),
         SeekTurn::Waits(hosts) => return Ok(Some(format!("the seek waits until it is stopped on {}", hosts.join(", ")))),
-        SeekTurn::Ours(hand) => hand,
+        SeekTurn::Ours(hand) => *hand,
     };
     hooks::point("consumer:seek:before");
     let SeekInHand { consumer, offsets, .. } = &hand;
@@ -49,7 +49,7 @@ async fn remove(host: &Supervisor, standing: &Standing) -> Result<Option<String>
             RemovalTurn::None => return Ok(None),
             RemovalTurn::Waits(hosts) => return Ok(Some(format!("the end waits until it is stopped on {}", hosts.join(", ")))),
             RemovalTurn::Removed(_) => {}
-            RemovalTurn::Last(last) => return end(host, last).await,
+            RemovalTurn::Last(last) => return end(host, *last).await,
         }
     }
     Ok(Some("the rows of its inbox are being deleted".to_owned()))

@@ -195,7 +195,7 @@ impl Share {
     }
 
     /// Put one that just asked before all others. False: it is not there.
-    pub(super) fn to_front(&mut self, id: u64) -> bool {
+    pub(super) fn move_to_front(&mut self, id: u64) -> bool {
         let Some((consumer_id, waiting)) = self.lines.iter_mut().find_map(|(consumer_id, line)| {
             let place = line.waiting.iter().position(|waiting| waiting.id == id)?;
             Some((*consumer_id, line.waiting.remove(place)?))

@@ -151,7 +151,7 @@ impl State {
             return None;
         }
         let id = self.ask(ask, now);
-        let granted = self.shares.get_mut(&ask.tenant_id).is_some_and(|share| share.to_front(id));
+        let granted = self.shares.get_mut(&ask.tenant_id).is_some_and(|share| share.move_to_front(id));
         granted.then(|| self.grant(ask.tenant_id, None, now))
     }
 

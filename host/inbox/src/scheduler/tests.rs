@@ -1,5 +1,7 @@
 //! The rules, without a clock; then the waiting, with tasks that are cancelled.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
