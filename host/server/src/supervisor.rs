@@ -72,6 +72,7 @@ pub(crate) struct Supervisor {
 
 impl Supervisor {
     /// What a host runs with.
+    #[allow(clippy::too_many_arguments, reason = "each is a part of the host, made by whoever starts it")]
     pub(crate) fn new(
         admin: Admin,
         loader: Loader,

@@ -83,6 +83,7 @@ impl Cluster {
         // SAFETY: the cluster lives as long as the producer; the requests are a copy, destroyed once.
         unsafe { rd::rd_kafka_mock_start_request_tracking(mock as *mut _) };
         tokio::time::sleep(within).await;
+        // SAFETY: the cluster lives as long as `self`.
         unsafe {
             let mock = self.mock() as *mut rd::rd_kafka_mock_cluster_t;
             let mut count = 0;

@@ -39,7 +39,11 @@ pub(super) async fn run(api: &Api, args: &SeekArgs, json: bool) -> Result<()> {
     let SeekArgs { of, patience, .. } = args;
     if args.cancel {
         let consumer: Consumer = api.delete(&of.path(&["seek"])).await?;
-        return if json { output::json(&consumer) } else { Ok(println!("consumer {} is not being sought", of.shown())) };
+        if json {
+            return output::json(&consumer);
+        }
+        println!("consumer {} is not being sought", of.shown());
+        return Ok(());
     }
     let plan: SeekPlan = api.post(&of.path(&["seek"]), &wanted(args)?).await?;
     if !json {
