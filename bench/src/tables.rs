@@ -170,7 +170,8 @@ pub fn gaps(report: &Report) -> Table {
 pub fn fairness(report: &Report) -> Table {
     let header = ["a few messages a second", "alone", "beside the backlog", "ratio of pairs"];
     let mut table = Table::new("from send to commit, of a tenant beside another one's backlog", &header);
-    let measures: [(&str, fn(&Times) -> f64); 2] = [("p50", |times| times.p50_ms), ("p99", |times| times.p99_ms)];
+    type Measure = fn(&Times) -> f64;
+    let measures: [(&str, Measure); 2] = [("p50", |times| times.p50_ms), ("p99", |times| times.p99_ms)];
     for (name, of) in measures {
         let pairs = || report.fairness.iter();
         let (alone, beside) = (Spread::of(pairs().map(|pair| of(&pair.alone))), Spread::of(pairs().map(|pair| of(&pair.beside))));
