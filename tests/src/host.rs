@@ -212,7 +212,7 @@ impl Scenario {
         let member =
             if self.options.static_members { format!("[kafka.properties]\n'group.instance.id' = '{name}'\n") } else { String::new() };
         fs::write(&config, member).context("failed to write the host's configuration")?;
-        let mut command = self.program(variables)?;
+        let mut command = self.program()?;
         command
             .arg("serve")
             .env("ONCEBOX_CONFIG", &config)
@@ -221,6 +221,7 @@ impl Scenario {
             .env("ONCEBOX_RUNTIME_CACHE_DIR", target_dir().join("test-hosts/cache"))
             .env("ONCEBOX_KAFKA_IDLE_AFTER_MS", self.options.idle_after_ms.to_string())
             .env("ONCEBOX_LOG_FORMAT", "text")
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output);
@@ -230,10 +231,10 @@ impl Scenario {
 
     /// Run a command of the program, with its fail points, on the host's database.
     pub fn command(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Result<Output> {
-        self.program(variables)?.args(arguments).stdin(Stdio::null()).output().context("failed to run the program")
+        self.program()?.args(arguments).envs(variables.iter().copied()).stdin(Stdio::null()).output().context("failed to run the program")
     }
 
-    fn program(&self, variables: &[(&str, &str)]) -> Result<Command> {
+    fn program(&self) -> Result<Command> {
         let mut command = Command::new(program()?);
         for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("ONCEBOX_")) {
             command.env_remove(variable);
@@ -241,8 +242,7 @@ impl Scenario {
         command
             .env("ONCEBOX_DATABASE_URL", self.database.url())
             .env("ONCEBOX_KAFKA_BROKERS", &self.brokers)
-            .env("ONCEBOX_MASTER_KEY", &self.key)
-            .envs(variables.iter().copied());
+            .env("ONCEBOX_MASTER_KEY", &self.key);
         Ok(command)
     }
 
@@ -676,7 +676,7 @@ impl HostProcess {
     pub async fn stop(&self) -> Result<()> {
         self.signal(libc::SIGTERM);
         let status = self.wait_exit(Duration::from_secs(40)).await?;
-        ensure!(status.success(), "host `{}` ended with {status}; its log is `{}`", self.name, self.log.display());
+        ensure!(status.success(), "host `{}` ended with {status}{}", self.name, self.log_end());
         Ok(())
     }
 
@@ -687,9 +687,16 @@ impl HostProcess {
             if let Some(status) = self.child.wait(Duration::ZERO) {
                 return Ok(status);
             }
-            ensure!(Instant::now() < deadline, "host `{}` did not end within {limit:?}; its log is `{}`", self.name, self.log.display());
+            ensure!(Instant::now() < deadline, "host `{}` did not end within {limit:?}{}", self.name, self.log_end());
             sleep(POLL).await;
         }
+    }
+
+    /// The last lines of its log, for an error: the log itself may go with the scenario.
+    fn log_end(&self) -> String {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        format!("; its log ends:\n{}", lines[lines.len().saturating_sub(40)..].join("\n"))
     }
 
     /// Wait until `/readyz` says so.
@@ -697,9 +704,9 @@ impl HostProcess {
         let deadline = Instant::now() + DEADLINE;
         while self.readiness().await != Some(200) {
             if !self.is_running() {
-                bail!("host `{}` ended before it was ready:\n{}", self.name, fs::read_to_string(&self.log).unwrap_or_default());
+                bail!("host `{}` ended before it was ready{}", self.name, self.log_end());
             }
-            ensure!(Instant::now() < deadline, "host `{}` did not become ready; its log is `{}`", self.name, self.log.display());
+            ensure!(Instant::now() < deadline, "host `{}` did not become ready{}", self.name, self.log_end());
             sleep(POLL).await;
         }
         Ok(())

@@ -367,11 +367,10 @@ async fn the_url_is_sealed_and_its_password_never_shown() {
         .and_then(|(_, rest)| rest.split_once('@'))
         .map(|(login, _)| login.split_once(':').map_or(login, |(_, p)| p));
     let password = password.unwrap();
-    let row: String =
-        sqlx::query_scalar("SELECT t::text || convert_from(t.database_url, 'LATIN1') FROM oncebox.tenant t WHERE name = 'acme'")
-            .fetch_one(&stage.world.pool)
-            .await
-            .unwrap();
+    let row: String = sqlx::query_scalar("SELECT t::text || encode(t.database_url, 'escape') FROM oncebox.tenant t WHERE name = 'acme'")
+        .fetch_one(&stage.world.pool)
+        .await
+        .unwrap();
     let tenant = stage.admin().tenant("acme").await.unwrap();
     let shown = tenant.database.clone().unwrap();
     assert!(shown.ends_with(stage.database.name()) && row.contains(&shown), "{shown}");
