@@ -6,7 +6,8 @@ use super::support::{Cluster, PARTITIONS, Seen, config, start, until};
 use crate::{ConsumerConfig, Drained, Sight, Watched, Watchers};
 
 const TOPIC: &str = "orders";
-const SOON: Duration = Duration::from_secs(10);
+/// More than a look takes whose every question stays without an answer.
+const SOON: Duration = Duration::from_secs(30);
 
 async fn watch(watchers: &Watchers, config: &ConsumerConfig) -> (Watched, Sight) {
     let mut watched = watchers.watch(config).unwrap();
