@@ -1,5 +1,5 @@
-//! What one tenant feels of another: a victim under a steady load, beside a polite tenant of the same load
-//! and beside one whose handlers do hostile things, in turn, in pairs.
+//! What one tenant feels of another: a victim under a steady load, beside a polite tenant that has more
+//! waiting than it can do, and beside one of the same load whose handlers do hostile things, in turn, in pairs.
 //!
 //! Both are consumers of one host: its sessions, its budget of connections, its runtime, one database. The
 //! broker is left out, since it is the same in both runs: records are handed over when they are due.
@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{run::Bench, variants::host::admin};
 
-/// Messages a second of the victim and of a polite neighbour, all partitions together.
+/// Messages a second of the victim, all partitions together.
 const RATE: f64 = 200.0;
 /// Partitions of each.
 const PARTITIONS: i32 = 2;
@@ -150,16 +150,15 @@ impl House {
         Ok(Self { admin, runtime, victim, neighbour })
     }
 
-    /// The victim's figures beside a neighbour: one that does the same, or one whose component is given and
-    /// that has more to do than it can.
+    /// The victim's figures beside a neighbour that has more to do than it can: its handlers do what the
+    /// victim's do, or what is given.
     async fn run(&self, hostile: Option<&[u8]>, seconds: f64) -> Result<Felt> {
         let polite = component(&[Step::ExecuteWithId("INSERT INTO orders (id) VALUES ($1)".to_owned()), Step::GiveUpOnError], &End::Ok);
         let budget = Budget::new(CONNECTIONS);
         let victim = self.consumer(&self.victim, &polite, &budget).await?;
         let neighbour = self.consumer(&self.neighbour, hostile.unwrap_or(&polite), &budget).await?;
         let stop = CancellationToken::new();
-        let rate = hostile.map_or(RATE, |_| f64::INFINITY);
-        let beside = self.work(&neighbour, rate, &stop).await?;
+        let beside = self.work(&neighbour, f64::INFINITY, &stop).await?;
         let looked_at = self.work(&victim, RATE, &stop).await?;
         sleep(WARM_UP + Duration::from_secs_f64(seconds)).await;
         stop.cancel();

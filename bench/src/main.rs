@@ -40,9 +40,9 @@ const SMOKE_MESSAGES: usize = 400;
 /// Partitions where only one number of them is looked at.
 const PARTITIONS: i32 = 4;
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    match run(&Options::parse()).await {
+fn main() -> ExitCode {
+    let outcome = oncebox_runtime::executor().map_err(Into::into).and_then(|executor| executor.block_on(run(&Options::parse())));
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("bench.sh: {error:#}");

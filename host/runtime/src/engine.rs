@@ -11,6 +11,10 @@ use crate::{compiler::Compiler, error::LoadError};
 /// How often the epoch moves; a spinning guest yields to its neighbours that often.
 const EPOCH: Duration = Duration::from_millis(1);
 
+/// Polls of tasks after which the executor looks at connections and timers, when it is never idle. A guest
+/// that computes takes as long as [`EPOCH`] for each.
+const POLLS_BETWEEN_EVENTS: u32 = 8;
+
 /// Linear memories of one component. QuickJS brings three.
 pub(crate) const MEMORIES_MAX: u32 = 4;
 /// Linear memories of one core module.
@@ -62,6 +66,12 @@ impl Default for RuntimeConfig {
             compiler: None,
         }
     }
+}
+
+/// The executor for a process that runs guests beside work of its own: what waits for an answer hears of it
+/// soon, however much guests compute.
+pub fn executor() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().event_interval(POLLS_BETWEEN_EVENTS).build()
 }
 
 /// The engine and its ticker, which ends with the engine's last clone.

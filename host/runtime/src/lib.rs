@@ -25,7 +25,7 @@ mod text;
 pub use compiler::{COMPILE_SUBCOMMAND, Compiler, compile_stdin};
 pub use component::LoadedComponent;
 pub use encode::{WIT, encode_component};
-pub use engine::RuntimeConfig;
+pub use engine::{RuntimeConfig, executor};
 pub use error::{EncodeError, LoadError};
 pub use handler::{ComponentHandler, HandlerSettings};
 pub use host::sql;

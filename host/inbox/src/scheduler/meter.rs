@@ -3,16 +3,26 @@
 use std::{
     pin::Pin,
     sync::{
-        Arc,
+        Arc, LazyLock,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
+
+use tokio::sync::Semaphore;
+use tokio_util::sync::PollSemaphore;
 
 /// A poll that takes longer than this is that of a guest that computes: its next one is measured by the
 /// processor's clock. Well below the time after which a spinning guest yields.
 const LONG_POLL: Duration = Duration::from_micros(250);
+
+/// Turns of handlers that compute, each for one poll: on all processors but one, so that what only sends
+/// statements, of this tenant and of the others, finds one at once. Who has had a turn queues behind the rest.
+static TURNS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    Arc::new(Semaphore::new(processors.saturating_sub(1).max(1)))
+});
 
 /// Adds up what one transaction uses.
 #[derive(Debug, Default)]
@@ -57,16 +67,18 @@ impl Meter {
 
 /// A handler's future, whose polls are measured. The processor's clock costs a system call, a
 /// microsecond or two for each of the many polls that only send a statement; so it is read where the poll
-/// before was long, and short polls count by the wall, on which little else fits between.
+/// before was long, and short polls count by the wall, on which little else fits between. A handler that
+/// computes waits for its turn before each poll.
 pub(crate) struct Metered<F> {
     future: F,
     meter: Arc<Meter>,
     computes: bool,
+    turns: PollSemaphore,
 }
 
 impl<F> Metered<F> {
     pub(crate) fn new(future: F, meter: Arc<Meter>) -> Self {
-        Self { future, meter, computes: false }
+        Self { future, meter, computes: false, turns: PollSemaphore::new(TURNS.clone()) }
     }
 }
 
@@ -74,6 +86,7 @@ impl<F: Future + Unpin> Future for Metered<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let _turn = if self.computes { ready!(self.turns.poll_acquire(context)) } else { None };
         let (started, processor) = (Instant::now(), self.computes.then(thread_time).flatten());
         let polled = Pin::new(&mut self.future).poll(context);
         let wall = started.elapsed();
@@ -106,6 +119,30 @@ mod tests {
             context.waker().wake_by_ref();
             if left == 0 { Poll::Ready(()) } else { Poll::Pending }
         })
+    }
+
+    /// What only sends statements could wait behind handlers that compute, for as long as those do.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
+    async fn handlers_that_compute_leave_a_processor() {
+        static RUNNING: AtomicU64 = AtomicU64::new(0);
+        static MOST: AtomicU64 = AtomicU64::new(0);
+        let computing = (0..16).map(|_| {
+            let mut polls = 0;
+            let future = futures::future::poll_fn(move |context| {
+                // The first poll tells that it computes.
+                let counts = u64::from(polls > 0);
+                MOST.fetch_max(RUNNING.fetch_add(counts, Ordering::SeqCst) + counts, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(1));
+                RUNNING.fetch_sub(counts, Ordering::SeqCst);
+                polls += 1;
+                context.waker().wake_by_ref();
+                if polls == 20 { Poll::Ready(()) } else { Poll::Pending }
+            });
+            tokio::spawn(Metered::new(future, Arc::default()))
+        });
+        futures::future::try_join_all(computing.collect::<Vec<_>>()).await.unwrap();
+        let turns = std::thread::available_parallelism().unwrap().get().saturating_sub(1).max(1);
+        assert_eq!(MOST.load(Ordering::SeqCst), turns as u64);
     }
 
     #[tokio::test]

@@ -157,7 +157,7 @@ pub fn main() -> ExitCode {
         // Neither a configuration nor threads of ours: it reads a component and writes its code.
         return oncebox_runtime::compile_stdin(settings);
     }
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match oncebox_runtime::executor() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error.into()),
     };

@@ -87,9 +87,12 @@ pub(crate) fn fill_in(config: &mut Config) -> Result<()> {
     if is_configured {
         return Ok(());
     }
-    if let Some(Running { database_url: Some(url), master_key_file, .. }) = Running::find(Path::new(DIR))? {
+    if let Some(Running { database_url: Some(url), master_key_file, brokers, .. }) = Running::find(Path::new(DIR))? {
         config.database.url = url;
         config.keys.master_key_file = Some(master_key_file);
+        if config.kafka.brokers.is_empty() {
+            config.kafka.brokers = brokers;
+        }
     }
     Ok(())
 }
