@@ -32,8 +32,9 @@ use crate::{run::Bench, variants::host::admin};
 const RATE: f64 = 200.0;
 /// Partitions of each.
 const PARTITIONS: i32 = 2;
-/// At first nothing is looked at: versions are instantiated for the first time, connections are opened.
-const WARM_UP: Duration = Duration::from_millis(500);
+/// At first nothing is looked at: versions are instantiated for the first time, connections are opened, and
+/// the breaker of a version that always fails has to see that it does.
+const WARM_UP: Duration = Duration::from_secs(2);
 /// As a host has by default.
 const CONNECTIONS: usize = 32;
 

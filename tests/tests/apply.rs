@@ -167,7 +167,7 @@ async fn what_cannot_be_applied_is_told_before_anything_is_done() {
     desk.file("y.toml", format!("{first}{}", FILE.replace("'after_commit'", "'after_insert'")));
     desk.fails(
         &["apply", "-f", "y.toml"],
-        "the policy of consumer `acme/orders` is another, and cannot be changed: `ack` \"after_commit\" → \"after_insert\"; make a consumer with another name",
+        "the policy of consumer `acme/orders` is another: `ack` \"after_commit\" → \"after_insert\"; change it with `oncebox consumer policy set`, which says what follows for messages",
     )
     .await;
     desk.file("1-stock.sql", "CREATE TABLE stock (sku int);");

@@ -122,6 +122,43 @@ async fn a_token_decides_what_a_command_may_do() {
     assert_eq!((&audit[0]["action"], &audit[0]["actor"]), (&json!("token.revoke"), &json!("tester")), "{audit}");
 }
 
+/// Brokers know nothing of tenants: what a tenant's token may name keeps it from the others' topics, groups and
+/// offsets.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenants_token_names_its_own_topics_and_groups_alone() {
+    let mut desk = Desk::open(Way::Server).await;
+    desk.ok(&["tenant", "create", "acme"]).await;
+    let shown = desk.ok(&["tenant", "limits", "acme", "--topics-allowed", "acme.*, shared"]).await;
+    assert!(shown.contains("topics_allowed       acme.*, shared"), "{shown}");
+    refused(&desk, &["tenant", "limits", "acme", "--topics-allowed", "^.*"], "`topics_allowed` is [\"^.*\"]; it must be a list").await;
+    let of_tenant = desk.json(&["token", "create", "theirs", "--role", "admin", "--tenant", "acme"]).await;
+    let platform = desk.folder().get("ONCEBOX_TOKEN").unwrap();
+    desk.folder().set("ONCEBOX_TOKEN", of_tenant["token"].as_str().unwrap());
+    let create = |name: &'static str| ["consumer", "create", name, "--tenant", "acme", "--policy", "policy.toml"];
+    let policy = |desk: &Desk, topics: &str, more: &str| {
+        desk.file("policy.toml", format!("topics = [{topics}]\nack = 'after_commit'\n{more}"));
+    };
+    for (topics, more, part) in [
+        ("'acme.orders', 'globex.orders'", "", "`acme` may not read topic `globex.orders`"),
+        ("'share'", "", "may not read topic `share`"),
+        ("'^acme.*'", "", "may not read topic `^acme.*`"),
+        ("'shared'", "kafka = { group = 'oncebox.globex.orders' }", "only to what begins with `oncebox.acme.`"),
+        ("'shared'", "kafka = { properties = { 'bootstrap.servers' = 'elsewhere:9092' } }", "cannot set `policy.kafka.properties`"),
+    ] {
+        policy(&desk, topics, more);
+        refused(&desk, &create("theirs"), part).await;
+    }
+    policy(&desk, "'acme.orders', 'shared'", "");
+    desk.ok(&create("theirs")).await;
+    policy(&desk, "'acme.orders', 'globex.orders'", "");
+    refused(&desk, &["consumer", "policy", "set", "theirs", "--tenant", "acme", "--policy", "policy.toml", "--yes"], "globex.orders").await;
+    refused(&desk, &["tenant", "limits", "acme", "--topics-allowed", "none"], "").await;
+
+    // Whoever runs the host is not bound.
+    desk.folder().set("ONCEBOX_TOKEN", &platform);
+    desk.ok(&create("given")).await;
+}
+
 /// A command that is refused with one line that holds this, and changes nothing.
 async fn refused(desk: &Desk, arguments: &[&str], part: &str) {
     let before = (desk.state().await, desk.audit().await);

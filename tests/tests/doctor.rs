@@ -108,6 +108,12 @@ const BROKEN: &[Broken] = &[
     error("ALTER TABLE oncebox.audit DISABLE TRIGGER append_only", "audit_log", "disabled"),
     error("DROP TRIGGER append_only ON oncebox.audit", "audit_log", "missing"),
     error(
+        "DROP TRIGGER append_only ON oncebox.audit; CREATE TRIGGER append_only BEFORE UPDATE ON oncebox.audit \
+            FOR EACH STATEMENT EXECUTE FUNCTION oncebox.audit_is_append_only()",
+        "audit_log",
+        "is another",
+    ),
+    error(
         "CREATE FUNCTION {schema}.spy() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; \
          CREATE TRIGGER spy BEFORE INSERT ON oncebox.token FOR EACH ROW EXECUTE FUNCTION {schema}.spy()",
         "foreign_triggers",

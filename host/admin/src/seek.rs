@@ -121,6 +121,19 @@ pub(crate) async fn seek(
     let to = wanted(new)?;
     let row = caller.admin.consumer(&tenant, &consumer).await?;
     let policy = row.policy()?;
+    if caller.principal.tenant().is_some()
+        && let SeekTo::Offsets(named) = &to
+    {
+        // A policy with a regular expression does not say which topics it means.
+        let limits = caller.admin.tenant(&tenant).await?.limits;
+        let mut named = named.iter().filter_map(|to| to.topic.as_ref());
+        if let Some(topic) = named.find(|topic| !policy.topics.contains(topic) && !limits.allows_topic(topic)) {
+            return Err(ApiError::new(
+                Code::Forbidden,
+                format!("tenant `{tenant}` may not read topic `{topic}`; ask whoever runs the host"),
+            ));
+        }
+    }
     let horizon = horizon(&policy);
     let brokers = api.brokers().ok_or_else(|| {
         ApiError::new(Code::Unavailable, "this process knows no brokers; set `kafka.brokers` (ONCEBOX_KAFKA_BROKERS), or ask a server")

@@ -73,15 +73,16 @@ impl Away {
 
     /// Connections that were on their way when the first one failed say the same as that one.
     fn is_away(&self, attempt: Option<Try<'_>>) {
+        // It locks what is locked here when it is dropped.
+        let has_tried = attempt.map(std::mem::forget).is_some();
         let mut since = self.lock();
-        match (&mut *since, attempt) {
-            (Some(away), Some(attempt)) => {
-                std::mem::forget(attempt);
+        match &mut *since {
+            Some(away) if has_tried => {
                 away.next = Some(Instant::now() + away.pause);
                 away.pause = (away.pause * 2).min(PAUSE_MAX);
             }
-            (Some(_), None) => {}
-            (None, _) => {
+            Some(_) => {}
+            None => {
                 *since = Some(Since { next: Some(Instant::now() + PAUSE_MIN), pause: PAUSE_MIN * 2 });
                 self.turned(true);
             }

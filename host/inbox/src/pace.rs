@@ -86,10 +86,19 @@ impl Pace {
         (state.size, if state.failing > FAILURE_SHARE { Mode::Savepoints } else { Mode::Optimistic })
     }
 
-    /// Wait until a transaction may run.
+    /// Whether transactions take turns.
+    pub fn takes_turns(&self) -> bool {
+        self.state.lock().expect("no panic while held").in_turn
+    }
+
+    /// Wait until a transaction may run. Never with an admission in hand: who has the turn may wait for it.
     pub async fn turn(&self) -> Turn {
-        let in_turn = self.state.lock().expect("no panic while held").in_turn;
-        Turn(if in_turn { Some(self.turn.clone().lock_owned().await) } else { None })
+        Turn(if self.takes_turns() { Some(self.turn.clone().lock_owned().await) } else { None })
+    }
+
+    /// A turn, if nobody has it. Without one a transaction may run into others, which costs time alone.
+    pub fn try_turn(&self) -> Turn {
+        Turn(if self.takes_turns() { self.turn.clone().try_lock_owned().ok() } else { None })
     }
 
     /// Deadlock, serialization failure or lock timeout in a transaction that ran in this turn: from now

@@ -98,6 +98,9 @@ impl PartitionInbox {
         loop {
             self.ready(records.len()).await;
             let Some(mut admitted) = self.admitted.take() else { continue };
+            if self.consumer.pace.takes_turns() && !admitted.turn.is_held() {
+                continue; // it was let in before turns began; the turn comes first
+            }
             let records = &records[..records.len().min(admitted.admission.messages())];
             let handlers = self.consumer.handlers();
             let answer = self.process_with(&mut admitted, &*handlers, records).await;

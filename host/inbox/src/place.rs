@@ -18,7 +18,7 @@
 mod address;
 mod create;
 mod migrations;
-mod mirror;
+pub(crate) mod mirror;
 mod prepare;
 mod redrive;
 
@@ -46,6 +46,9 @@ const IDLE: Duration = Duration::from_secs(20);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a host may hold a lock in a tenant's database while it is away itself.
 const ABSENCE_MAX_MS: &str = "5000";
+
+/// How long a statement of the host may take there: whoever waits for it keeps something from others.
+const STATEMENT_MAX_MS: &str = "60000";
 
 /// What the address of a tenant's database is sealed for.
 const PURPOSE: &str = "database url";
@@ -108,7 +111,11 @@ impl Place {
             .min_connections(0)
             .idle_timeout(IDLE)
             .acquire_timeout(CONNECT_TIMEOUT)
-            .connect_lazy_with(options.clone());
+            .connect_lazy_with(options.clone().options([
+                ("lock_timeout", ABSENCE_MAX_MS),
+                ("statement_timeout", STATEMENT_MAX_MS),
+                ("client_connection_check_interval", "500"),
+            ]));
         Self { pool, is_own: true, options }
     }
 

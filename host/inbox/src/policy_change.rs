@@ -13,7 +13,7 @@ use crate::{
     error::InboxError,
     policy::{Ack, Dedup, Policy},
     standing::lock,
-    subscription::{Consumer, HIDDEN, group_is_free, shown},
+    subscription::{Consumer, HIDDEN, consumer_in, group_is_free, shown},
 };
 
 /// One key of a policy that changes.
@@ -59,7 +59,7 @@ impl Admin {
             return Err(InboxError::conflict(format!("consumer `{tenant}/{name}` is being deleted")));
         }
         // As it is under the lock.
-        let consumer = self.consumer(tenant, name).await?;
+        let consumer = consumer_in(&mut tx, &consumer).await?;
         keep_hidden(&mut policy, &consumer.policy)?;
         policy.check()?;
         // A policy that cannot be read any more is what a change is needed for most.

@@ -98,7 +98,7 @@ impl ConsumerInbox {
     /// One transaction: claim, handle, complete, commit. What it returns as settled may be acked.
     async fn transact(&self, admitted: &mut Admitted, batch: &[Routed], mode: Mode) -> Result<Settled, Stop> {
         if !admitted.turn.is_held() {
-            admitted.turn = self.pace.turn().await;
+            admitted.turn = self.pace.try_turn();
         }
         let transaction = self.sessions.begin_admitted(&admitted.admission).await?;
         let ended = match self.work(&transaction, batch, mode).await {

@@ -85,7 +85,6 @@ pub async fn step(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
         // The attempt did not happen.
         consumer.release(&admission, &leased, Duration::ZERO).await?;
     } else {
-        admission.settled(1);
         consumer.run_leased(admission, &leased).await?;
     }
     Ok(1)
@@ -143,7 +142,11 @@ impl ConsumerInbox {
                 drop(admission);
                 if self.newer_than(handlers.generation()).await { Ok(()) } else { Err(InboxError::StaleDeployments) }
             }
-            answer => answer,
+            answer => {
+                // What was put off did not use the rate.
+                admission.settled(usize::from(answer.is_ok()));
+                answer
+            }
         }
     }
 

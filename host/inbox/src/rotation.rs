@@ -67,6 +67,11 @@ impl Admin {
             sqlx::query_as("SELECT * FROM oncebox.tenant ORDER BY tenant_id FOR NO KEY UPDATE").fetch_all(&mut *tx).await?;
         let mut rotation = KeyRotation { key: new.name(), sealed: 0, unchanged: 0 };
         for tenant in &tenants {
+            if tenant.state == "deleting" && tenant.credentials.is_none() {
+                // Made before credentials were sealed, and its secret is no secret any more.
+                rotation.unchanged += 1;
+                continue;
+            }
             let credentials = sealed_anew(&keys, new, tenant)?;
             let database_url = tenant.database_url.as_deref().map(|url| anew(&keys, new, DATABASE_URL, &tenant.login, url)).transpose()?;
             if Some(&credentials) == tenant.credentials.as_ref() && database_url == tenant.database_url {

@@ -12,7 +12,7 @@ use crate::{
     audit::Subject,
     error::InboxError,
     standing::{late_hosts, lock},
-    subscription::Consumer,
+    subscription::{Consumer, consumer_in},
 };
 
 /// Where the group is to go on.
@@ -67,7 +67,7 @@ impl Admin {
             return Err(InboxError::conflict(format!("consumer `{tenant}/{name}` is {state}; a seek needs one that runs or is paused")));
         }
         if sought {
-            let under_way = self.consumer(tenant, name).await?;
+            let under_way = consumer_in(&mut tx, &consumer).await?;
             return if under_way.seek.as_ref().is_some_and(|seek| seek.offsets == offsets) {
                 Ok(under_way)
             } else {

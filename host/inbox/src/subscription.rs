@@ -1,6 +1,7 @@
 //! Consumers' rows: what their tenants subscribed to, and how.
 
 use serde_json::{Value, json};
+use sqlx::PgConnection;
 
 use crate::{
     admin::{Admin, check_name, taken},
@@ -104,14 +105,17 @@ impl Admin {
     }
 }
 
+/// A consumer as an open transaction sees it. Whoever holds its lock must not wait for another connection:
+/// all of them may be held by those who wait for the lock.
+pub(crate) async fn consumer_in(connection: &mut PgConnection, consumer: &Consumer) -> Result<Consumer, InboxError> {
+    let one = sqlx::AssertSqlSafe([SELECT, "WHERE c.consumer_id = $1"].concat());
+    let found = sqlx::query_as(one).bind(consumer.consumer_id).fetch_optional(connection).await?;
+    found.ok_or_else(|| InboxError::NotFound(format!("consumer `{}/{}` was deleted", consumer.tenant, consumer.name)))
+}
+
 /// Two consumers in one group would share out each other's partitions, and one could move or delete the
 /// offsets of the other. The lock keeps two that come at the same time apart.
-pub(crate) async fn group_is_free(
-    connection: &mut sqlx::PgConnection,
-    tenant: &str,
-    name: &str,
-    policy: &Policy,
-) -> Result<(), InboxError> {
+pub(crate) async fn group_is_free(connection: &mut PgConnection, tenant: &str, name: &str, policy: &Policy) -> Result<(), InboxError> {
     const TAKEN: &str = "SELECT t.name || '/' || c.name FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) \
         WHERE (t.name, c.name) <> ($1, $2) \
           AND coalesce(nullif(c.policy->'kafka'->>'group', ''), format('oncebox.%s.%s', t.name, c.name)) = $3 LIMIT 1";

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use sqlx::{Executor, PgPool};
+use sqlx::{Executor, PgConnection, PgPool};
 
 use crate::{
     admin::{Admin, check_name, taken},
@@ -15,7 +15,7 @@ use crate::{
 
 /// What each host gives a tenant, over all of its consumers. Over a limit messages wait; they do not fail.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub struct TenantLimits {
     /// Its share of a busy host against the other tenants', 1 to 10,000; of two tenants that both have
     /// something to do, one with twice the weight gets twice the time.
@@ -100,8 +100,7 @@ impl Admin {
         let opaque = hex::encode(rand::random::<[u8; 6]>());
         let (schema, login, owner) = (format!("t_{opaque}"), format!("oncebox_{opaque}"), format!("oncebox_{opaque}_owner"));
         let mut tx = self.pool.begin().await?;
-        // Two at a time would write the same lists of privileges, which PostgreSQL refuses to one of them.
-        tx.execute("SELECT pg_advisory_xact_lock(hashtextextended('oncebox grants', 0))").await?;
+        lock_grants(&mut tx).await?;
         let credentials = Credentials::generate();
         let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())").fetch_one(&mut *tx).await?;
         for statement in role_statements(&database, &schema, &login, &owner, &credentials) {
@@ -148,6 +147,7 @@ impl Admin {
         let Tenant { schema_name: schema, login, owner_login: owner, .. } = tenant;
         let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())").fetch_one(&self.pool).await?;
         let mut tx = self.pool.begin().await?;
+        lock_grants(&mut tx).await?;
         sqlx::query("DELETE FROM oncebox.tenant WHERE tenant_id = $1").bind(tenant.tenant_id).execute(&mut *tx).await?;
         let undo = format!(
             "DROP SCHEMA {schema} CASCADE; REVOKE ALL ON DATABASE {database} FROM {login}, {owner}; \
@@ -170,6 +170,12 @@ impl Admin {
         let tenant = sqlx::query_as("SELECT * FROM oncebox.tenant WHERE name = $1").bind(name).fetch_optional(&self.pool).await?;
         tenant.ok_or_else(|| InboxError::NotFound(format!("there is no tenant `{name}`; `oncebox tenant list` shows those there are")))
     }
+}
+
+/// Two transactions at a time would write the same lists of privileges, which PostgreSQL refuses to one of them.
+pub(crate) async fn lock_grants(connection: &mut PgConnection) -> Result<(), InboxError> {
+    connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('oncebox grants', 0))").await?;
+    Ok(())
 }
 
 /// What makes the roles and the schema of a tenant in a database, or what is missing of them, and sets the

@@ -120,9 +120,20 @@ impl TenantLimits {
     }
 }
 
+/// Topics that a tenant's tokens may name, at most.
+const TOPICS_MAX: usize = 1_000;
+
 fn problem(name: &str, value: &Value) -> Option<String> {
+    if name == "topics_allowed" {
+        // A regular expression would say nothing of the topics that a policy names.
+        let is_topic = |topic: &Value| topic.as_str().is_some_and(|topic| !topic.is_empty() && !topic.starts_with('^'));
+        let fits = value.is_null() || value.as_array().is_some_and(|all| all.len() <= TOPICS_MAX && all.iter().all(is_topic));
+        let wanted = format!("it must be a list of at most {TOPICS_MAX} topics, or beginnings of topics with `*` behind them, or none");
+        return (!fits).then(|| format!("`topics_allowed` is {value}; {wanted}"));
+    }
     let Some((_, min, max, can_be_none)) = BOUNDS.iter().find(|(known, ..)| *known == name) else {
-        let known = BOUNDS.iter().map(|(known, ..)| format!("`{known}`")).collect::<Vec<_>>().join(", ");
+        let known = BOUNDS.iter().map(|(known, ..)| *known).chain(["topics_allowed"]);
+        let known = known.map(|known| format!("`{known}`")).collect::<Vec<_>>().join(", ");
         return Some(format!("`{name}` is not a limit of a tenant; there are {known}"));
     };
     let fits = value.is_null() && *can_be_none || value.as_u64().is_some_and(|value| (*min..=*max).contains(&value));
@@ -145,6 +156,9 @@ mod tests {
         let limits = changed(json!({ "weight": 7, "messages_per_second": 50 })).expect("limits");
         assert_eq!((limits.weight, limits.messages_per_second, limits.connections_max), (7, Some(50), Some(3)));
         assert_eq!(changed(json!({ "connections_max": null })).expect("limits"), TenantLimits::default());
+        let limits = changed(json!({ "topics_allowed": ["acme.*", "shared"] })).expect("limits");
+        let allowed = ["acme.orders", "shared", "acme", "shared.too", "^acme.*"].map(|topic| limits.allows_topic(topic));
+        assert_eq!(allowed, [true, true, false, false, false]);
     }
 
     #[test]
@@ -159,5 +173,8 @@ mod tests {
             assert!(said.contains(part), "{said}");
         }
         assert!(changed(json!({ "weight": null })).is_err(), "a share there is always");
+        for wrong in [json!("acme.*"), json!([""]), json!(["^.*"]), json!([1])] {
+            assert!(changed(json!({ "topics_allowed": wrong })).is_err(), "{wrong}");
+        }
     }
 }

@@ -20,10 +20,20 @@ use serde_json::json;
 use sqlx::{Connection, Executor, PgConnection, PgPool};
 use tokio::time::{Instant, sleep};
 
-use crate::{admin::Admin, audit::Subject, error::InboxError, hooks, tenant::Tenant, tenant_change::set_state};
+use crate::{
+    admin::Admin,
+    audit::Subject,
+    error::InboxError,
+    hooks,
+    place::mirror,
+    tenant::{Tenant, lock_grants},
+    tenant_change::set_state,
+};
 
 /// How long hosts that live may take to let go: longer than a host may take to drain.
 const HOSTS_MAX: Duration = Duration::from_secs(60);
+/// How long the groups of its consumers may take to be deleted.
+const GROUPS_MAX: Duration = Duration::from_secs(30);
 /// How often it is looked whether they have.
 const LOOK: Duration = Duration::from_millis(200);
 /// Looks at sessions that were ended, before that is given up.
@@ -79,7 +89,9 @@ impl Admin {
 
     async fn remove_everything(&self, tenant: &Tenant) -> Result<(), InboxError> {
         let place = self.place(tenant)?;
+        self.check_place(tenant).await?;
         self.hosts_let_go(tenant).await?;
+        self.groups_are_gone(tenant).await?;
         hooks::point("tenant:delete:stopped");
         // Where the truth is first: a tenant's own database is made to say the same.
         forget_secret(&mut *self.pool.acquire().await?, tenant).await?;
@@ -98,6 +110,16 @@ impl Admin {
         self.remove_last(tenant).await
     }
 
+    /// Another installation may have taken a place that is not this one's any more.
+    async fn check_place(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        let place = self.place(tenant)?;
+        if !place.is_own || place.is_free_for(self.installation().await?).await? {
+            return Ok(());
+        }
+        let shown = tenant.database.as_deref().unwrap_or_default();
+        Err(InboxError::conflict(format!("the database of tenant `{}` at {shown} holds another installation's inbox now", tenant.name)))
+    }
+
     /// Hosts that live finish what they run. One that does not is shut out all the same: its batch is rolled
     /// back, as if its connection had broken.
     async fn hosts_let_go(&self, tenant: &Tenant) -> Result<(), InboxError> {
@@ -109,6 +131,28 @@ impl Admin {
             }
             if Instant::now() > deadline {
                 tracing::warn!(tenant = tenant.name, hosts = ?late, "hosts did not let go of a tenant in time; they are shut out");
+                return Ok(());
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Hosts that live delete its consumers with their Kafka groups: of a tenant that comes again under the
+    /// name, a group that stayed would go on where this one's was. What is not done in time goes without: a
+    /// group may still have a member that was killed, or brokers may be away.
+    async fn groups_are_gone(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        const DELETE: &str = "UPDATE oncebox.consumer SET state = 'deleting', seek = NULL, revision = revision + 1 \
+            WHERE tenant_id = $1 AND state <> 'deleting'";
+        sqlx::query(DELETE).bind(tenant.tenant_id).execute(&self.pool).await?;
+        self.announce_tenant(tenant).await;
+        const LEFT: &str = "SELECT array_agg(c.name) FROM oncebox.consumer c WHERE c.tenant_id = $1 AND c.generation > 0 \
+            AND EXISTS (SELECT FROM oncebox.host h WHERE h.seen_at > now() - interval '10 seconds')";
+        let deadline = Instant::now() + GROUPS_MAX;
+        loop {
+            let left: Option<Vec<String>> = sqlx::query_scalar(LEFT).bind(tenant.tenant_id).fetch_one(&self.pool).await?;
+            let Some(left) = left else { return Ok(()) };
+            if Instant::now() > deadline {
+                tracing::warn!(tenant = tenant.name, consumers = ?left, "kafka groups of a tenant that is deleted may be left");
                 return Ok(());
             }
             sleep(LOOK).await;
@@ -140,6 +184,8 @@ impl Admin {
 async fn shut_out(pool: &PgPool, tenant: &Tenant) -> Result<(), InboxError> {
     const END: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename::text = ANY ($1)";
     let mut tx = pool.begin().await?;
+    // A look that read what was true before must not give anything back afterwards.
+    mirror::lock(&mut tx, tenant.tenant_id).await?;
     for login in logins(&mut tx, tenant).await? {
         tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(format!("ALTER ROLE {login} NOLOGIN")))).await?;
     }
@@ -178,6 +224,7 @@ async fn logins(connection: &mut PgConnection, tenant: &Tenant) -> Result<Vec<St
 /// With whatever they were granted in this database.
 async fn drop_roles(pool: &PgPool, tenant: &Tenant) -> Result<(), InboxError> {
     let mut tx = pool.begin().await?;
+    lock_grants(&mut tx).await?;
     for login in logins(&mut tx, tenant).await? {
         let drop = format!("DROP OWNED BY {login} CASCADE; DROP ROLE {login}");
         tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(drop))).await?;

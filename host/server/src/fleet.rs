@@ -130,9 +130,20 @@ impl Fleet {
     }
 
     /// New handlers for what runs. The generation that is used from now on, where something runs; else why not.
-    pub(crate) fn switch(&mut self, id: i32, generation: i64, routes: Result<Arc<Routes>, String>) -> Result<Option<i64>, String> {
+    /// They were loaded for a revision of the consumer, whose limits they have: what was started since for
+    /// another has loaded its own.
+    pub(crate) fn switch(
+        &mut self,
+        id: i32,
+        revision: i64,
+        generation: i64,
+        routes: Result<Arc<Routes>, String>,
+    ) -> Result<Option<i64>, String> {
         let Some(member) = self.0.get_mut(&id) else { return Ok(None) };
         let State::Running(current) = &mut member.state else { return Ok(None) };
+        if current.consumer.revision != revision {
+            return Ok(None);
+        }
         current.is_loading = false;
         match routes {
             Ok(routes) => {

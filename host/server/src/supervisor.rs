@@ -220,9 +220,9 @@ impl Supervisor {
 
     /// Use what a task brings: new handlers from the next transaction on, everywhere in this process.
     async fn put_in_place(&self, fleet: &mut Fleet, presence: &Presence, done: Done) {
-        if let Done::Loaded { consumer, routes } = done {
+        if let Done::Loaded { consumer, made_for, routes } = done {
             let (id, generation) = (consumer.consumer_id, consumer.generation);
-            match fleet.switch(id, generation, routes.map_err(|error| report::one_line(&error))) {
+            match fleet.switch(id, made_for, generation, routes.map_err(|error| report::one_line(&error))) {
                 Ok(Some(generation)) => presence.report(id, generation, Progress::Switched).await,
                 Ok(None) => {}
                 Err(error) => presence.report(id, generation, Progress::Failed(error)).await,

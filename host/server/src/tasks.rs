@@ -26,7 +26,7 @@ pub(crate) enum Done {
     /// A consumer was started, or not.
     Started { consumer_id: i32, started: Result<Box<Current>, String> },
     /// Deployments were loaded.
-    Loaded { consumer: Box<Consumer>, routes: Result<Arc<Routes>> },
+    Loaded { consumer: Box<Consumer>, made_for: i64, routes: Result<Arc<Routes>> },
     /// Nothing of a consumer runs any more.
     Stopped { consumer_id: i32 },
     /// A change was carried out, or waits for something.
@@ -74,8 +74,9 @@ impl Tasks {
                 Done::Started { consumer_id, started: started.map_err(|error| report::one_line(&error)) }
             }),
             Step::Load(consumer) => self.spawn(Meant::Load(Box::new(consumer.clone())), async move {
+                let made_for = consumer.revision;
                 let (consumer, routes) = load(&host, &reporter, consumer).await;
-                Done::Loaded { consumer: Box::new(consumer), routes }
+                Done::Loaded { consumer: Box::new(consumer), made_for, routes }
             }),
             Step::Stop(current) => self.spawn(Meant::Stop(consumer_id), async move {
                 stop(*current).await;
@@ -119,7 +120,7 @@ impl Tasks {
         const PANICKED: &str = "a task of the host panicked; see its log";
         match self.meant.remove(&error.id()).expect("every task is noted").0 {
             Meant::Start(consumer_id) => Done::Started { consumer_id, started: Err(PANICKED.to_owned()) },
-            Meant::Load(consumer) => Done::Loaded { consumer, routes: Err(anyhow!(PANICKED)) },
+            Meant::Load(consumer) => Done::Loaded { made_for: consumer.revision, consumer, routes: Err(anyhow!(PANICKED)) },
             Meant::Stop(consumer_id) => Done::Stopped { consumer_id },
             Meant::Change(consumer_id) => Done::Changed { consumer_id, note: Some(PANICKED.to_owned()) },
         }
@@ -147,10 +148,16 @@ impl Tasks {
     }
 }
 
+/// The row of a consumer. So many at a time ask for theirs when a host starts; nobody holds a place meanwhile
+/// for what depends on a tenant, its database or a compilation.
+async fn newest(host: &Supervisor, consumer_id: i32) -> Result<Consumer> {
+    let _permit = host.starts.acquire().await.context("the host ends")?;
+    host.admin.consumer_by_id(consumer_id).await?.context("the consumer is gone")
+}
+
 /// Load and start what the rows say now.
 async fn start(host: &Supervisor, reporter: &Reporter, standing: Standing) -> Result<Box<Current>> {
-    let _permit = host.starts.acquire().await.context("the host ends")?;
-    let consumer = host.admin.consumer_by_id(standing.consumer_id).await?.context("the consumer is gone")?;
+    let consumer = newest(host, standing.consumer_id).await?;
     reporter.report(consumer.consumer_id, consumer.generation, Progress::Compiling).await;
     let running = host.start(&consumer, standing.work()).await?;
     // No wait from here on: a task that is given up would leave it running.
@@ -160,8 +167,7 @@ async fn start(host: &Supervisor, reporter: &Reporter, standing: Standing) -> Re
 /// Load the newest deployments of a consumer that runs.
 async fn load(host: &Supervisor, reporter: &Reporter, consumer: Consumer) -> (Consumer, Result<Arc<Routes>>) {
     let load = async {
-        let _permit = host.starts.acquire().await.context("the host ends")?;
-        let newest = host.admin.consumer_by_id(consumer.consumer_id).await?.context("the consumer is gone")?;
+        let newest = newest(host, consumer.consumer_id).await?;
         reporter.report(newest.consumer_id, newest.generation, Progress::Compiling).await;
         let tenant = host.admin.tenant(&newest.tenant).await?;
         // Its policy may be newer than what runs, which is started anew for that.

@@ -57,11 +57,13 @@ pub(super) const CHECKS: &[Check] = &[
     Check::new(
         "audit_log",
         "rows of the audit log can be added, and neither changed nor taken away",
-        "SELECT 'error', coalesce('the trigger that keeps the audit log append-only is disabled' || left(t.tgname, 0), 'the trigger that keeps the audit log append-only is missing'),
-                CASE WHEN t.tgname IS NULL THEN 'CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON oncebox.audit \
-                     FOR EACH STATEMENT EXECUTE FUNCTION oncebox.audit_is_append_only()' ELSE 'ALTER TABLE oncebox.audit ENABLE TRIGGER append_only' END
-         FROM (SELECT) one LEFT JOIN pg_trigger t ON t.tgrelid = to_regclass('oncebox.audit') AND t.tgname = 'append_only'
-         WHERE to_regclass('oncebox.audit') IS NOT NULL AND (t.tgenabled IN ('O', 'A')) IS NOT TRUE",
+        "SELECT 'error', format('the trigger that keeps the audit log append-only is %s', CASE WHEN t.tgname IS NULL THEN 'missing' WHEN t.is_whole THEN 'disabled' ELSE 'another' END),
+                CASE WHEN t.is_whole THEN 'ALTER TABLE oncebox.audit ENABLE TRIGGER append_only'
+                     ELSE 'DROP TRIGGER IF EXISTS append_only ON oncebox.audit; CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON oncebox.audit \
+                     FOR EACH STATEMENT EXECUTE FUNCTION oncebox.audit_is_append_only()' END
+         FROM (SELECT) one LEFT JOIN (SELECT *, tgtype = 58 AND tgqual IS NULL AND tgfoid = to_regprocedure('oncebox.audit_is_append_only()') AS is_whole FROM pg_trigger) t
+             ON t.tgrelid = to_regclass('oncebox.audit') AND t.tgname = 'append_only'
+         WHERE to_regclass('oncebox.audit') IS NOT NULL AND (t.tgenabled IN ('O', 'A') AND t.is_whole) IS NOT TRUE",
     )
     .advice("compare the log with a backup: it may have been changed since"),
     Check::new(

@@ -1,5 +1,5 @@
 //! The host's copy of what a tenant's own database says of its migrations: deployments ask for them by name,
-//! and the audit log tells who applied them.
+//! and the audit log tells what is said there of who applied them, which whoever runs that database may forge.
 
 use sqlx::Executor;
 
@@ -13,7 +13,8 @@ impl Admin {
                 SELECT $1, u.* FROM unnest($3::text[], $4::bytea[], $5::timestamptz[], $6::text[]) AS u \
                 ON CONFLICT DO NOTHING RETURNING name, digest, applied_by) \
             INSERT INTO oncebox.audit (actor, action, subject, tenant, details) \
-            SELECT c.applied_by, 'tenant.migrate', format('%s/%s', $2, c.name), $2, jsonb_build_object('digest', encode(c.digest, 'hex')) FROM copied c";
+            SELECT 'oncebox', 'tenant.migrate', format('%s/%s', $2, c.name), $2, \
+                jsonb_build_object('digest', encode(c.digest, 'hex'), 'applied_by', left(c.applied_by, 200)) FROM copied c";
         if !self.place(tenant)?.is_own {
             return Ok(());
         }

@@ -14,7 +14,7 @@ use crate::{
     admin::Admin,
     error::InboxError,
     hooks,
-    tenant::{Tenant, role_statements},
+    tenant::{Tenant, lock_grants, role_statements},
 };
 
 /// How long a look may take before it is given up.
@@ -75,7 +75,7 @@ impl Admin {
         }
         answered_within(LOOK_MAX, self.mirror_in(&place, tenant)).await??;
         answered_within(LOOK_MAX, self.copy_migrations(tenant)).await??;
-        self.redrive_pending(&place, tenant).await
+        answered_within(prepare::PREPARE_MAX, self.redrive_pending(&place, tenant)).await?
     }
 
     /// The same for the tenant of a consumer.
@@ -135,6 +135,7 @@ impl Admin {
         if is_whole || truth.is_deleted() {
             return Ok(false);
         }
+        lock_grants(connection).await?;
         let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())").fetch_one(&mut *connection).await?;
         let mut statements =
             role_statements(&database, &tenant.schema_name, &tenant.login, &tenant.owner_login, &self.credentials(tenant)?);
@@ -152,7 +153,7 @@ impl Admin {
 }
 
 /// One writer at a time for a tenant, in whatever process.
-pub(super) async fn lock(connection: &mut PgConnection, tenant_id: i32) -> Result<(), InboxError> {
+pub(crate) async fn lock(connection: &mut PgConnection, tenant_id: i32) -> Result<(), InboxError> {
     const LOCK: &str = "SELECT pg_advisory_xact_lock(hashtextextended('oncebox mirror', $1::bigint))";
     sqlx::query(LOCK).bind(tenant_id).execute(connection).await?;
     Ok(())

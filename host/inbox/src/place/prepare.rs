@@ -11,7 +11,7 @@ use crate::{admin::Admin, error::InboxError, schema, tenant::Tenant};
 /// The oldest server that the host functions and the sessions' settings are made for.
 const VERSION_MIN: i32 = 15;
 /// How long checking a place and bringing it up to date may take.
-const PREPARE_MAX: Duration = Duration::from_secs(120);
+pub(super) const PREPARE_MAX: Duration = Duration::from_secs(120);
 
 /// What a server says of itself.
 #[derive(sqlx::FromRow)]
@@ -62,7 +62,7 @@ impl Admin {
     }
 
     /// What this installation is called in the places of its tenants.
-    pub(super) async fn installation(&self) -> Result<Uuid, InboxError> {
+    pub(crate) async fn installation(&self) -> Result<Uuid, InboxError> {
         const ID: &str = "SELECT installation_id FROM oncebox.installation";
         const MAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_place) VALUES ($1, false) ON CONFLICT DO NOTHING";
         if let Some(id) = sqlx::query_scalar(ID).fetch_optional(&self.pool).await? {
@@ -81,6 +81,14 @@ impl Admin {
             ));
         }
         Ok(())
+    }
+}
+
+impl Place {
+    /// Whether no other installation has it.
+    pub(crate) async fn is_free_for(&self, installation: Uuid) -> Result<bool, InboxError> {
+        let mut connection = self.connect().await?;
+        Ok(holder(&mut connection).await?.is_none_or(|(holder, _)| holder == installation))
     }
 }
 

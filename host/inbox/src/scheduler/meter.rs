@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::PollSemaphore;
 
 /// A poll that takes longer than this is that of a guest that computes: its next one is measured by the
@@ -19,16 +19,29 @@ const LONG_POLL: Duration = Duration::from_micros(250);
 
 /// Turns of handlers that compute, each for one poll: on all processors but one, so that what only sends
 /// statements, of this tenant and of the others, finds one at once. Who has had a turn queues behind the rest.
-static TURNS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    Arc::new(Semaphore::new(processors.saturating_sub(1).max(1)))
-});
+static TURNS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(turns())));
+
+fn turns() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).saturating_sub(1).max(1)
+}
+
+/// A tenant's places in the queue for turns: as many as there are turns, so that tenants alternate however
+/// many handlers of each compute.
+#[derive(Debug, Clone)]
+pub(crate) struct TenantTurns(Arc<Semaphore>);
+
+impl Default for TenantTurns {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(turns())))
+    }
+}
 
 /// Adds up what one transaction uses.
 #[derive(Debug, Default)]
 pub struct Meter {
     cpu_ns: AtomicU64,
     database_ns: AtomicU64,
+    turns: TenantTurns,
 }
 
 /// What a transaction used.
@@ -48,6 +61,11 @@ impl Usage {
 }
 
 impl Meter {
+    /// A meter of one of a tenant's transactions.
+    pub(crate) fn of(turns: TenantTurns) -> Self {
+        Self { turns, ..Self::default() }
+    }
+
     /// A handler computed for so long.
     pub(crate) fn add_cpu(&self, time: Duration) {
         self.cpu_ns.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
@@ -73,12 +91,16 @@ pub(crate) struct Metered<F> {
     future: F,
     meter: Arc<Meter>,
     computes: bool,
+    place: PollSemaphore,
+    /// A place in the queue, until its turn has been.
+    waits: Option<OwnedSemaphorePermit>,
     turns: PollSemaphore,
 }
 
 impl<F> Metered<F> {
     pub(crate) fn new(future: F, meter: Arc<Meter>) -> Self {
-        Self { future, meter, computes: false, turns: PollSemaphore::new(TURNS.clone()) }
+        let place = PollSemaphore::new(meter.turns.0.clone());
+        Self { future, meter, computes: false, place, waits: None, turns: PollSemaphore::new(TURNS.clone()) }
     }
 }
 
@@ -86,13 +108,22 @@ impl<F: Future + Unpin> Future for Metered<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        let _turn = if self.computes { ready!(self.turns.poll_acquire(context)) } else { None };
+        let this = &mut *self;
+        let _turn = if this.computes {
+            if this.waits.is_none() {
+                this.waits = ready!(this.place.poll_acquire(context));
+            }
+            ready!(this.turns.poll_acquire(context))
+        } else {
+            None
+        };
         let (started, processor) = (Instant::now(), self.computes.then(thread_time).flatten());
         let polled = Pin::new(&mut self.future).poll(context);
         let wall = started.elapsed();
         let used = processor.and_then(|before| Some(thread_time()?.saturating_sub(before))).unwrap_or(wall);
         self.meter.add_cpu(used);
         self.computes = wall >= LONG_POLL;
+        self.waits = None;
         polled
     }
 }
@@ -140,9 +171,32 @@ mod tests {
             });
             tokio::spawn(Metered::new(future, Arc::default()))
         });
-        futures::future::try_join_all(computing.collect::<Vec<_>>()).await.unwrap();
-        let turns = std::thread::available_parallelism().unwrap().get().saturating_sub(1).max(1);
-        assert_eq!(MOST.load(Ordering::SeqCst), turns as u64);
+        futures::future::try_join_all(computing.collect::<Vec<_>>()).await.expect("no task panics");
+        assert_eq!(MOST.load(Ordering::SeqCst), turns().min(8) as u64);
+    }
+
+    /// A tenant with many handlers that compute could make those of another wait as many times as long.
+    #[tokio::test]
+    async fn tenants_that_compute_alternate() {
+        static OTHERS: AtomicU64 = AtomicU64::new(0);
+        let (many, one) = (TenantTurns::default(), TenantTurns::default());
+        let metered = |of: &TenantTurns, mut polls: u64, counted: u64| {
+            let future = futures::future::poll_fn(move |context| {
+                OTHERS.fetch_add(counted, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(1));
+                polls -= 1;
+                context.waker().wake_by_ref();
+                if polls == 0 { Poll::Ready(()) } else { Poll::Pending }
+            });
+            Metered::new(future, Arc::new(Meter::of(of.clone())))
+        };
+        // This executor has one thread, so all polls come one after the other.
+        let crowd: Vec<_> = (0..16 * turns()).map(|_| tokio::spawn(metered(&many, 1_000, 1))).collect();
+        tokio::spawn(metered(&one, 20, 0)).await.expect("it does not panic");
+        let others = OTHERS.load(Ordering::SeqCst) as usize;
+        // The first poll of each tells that it computes.
+        assert!(others <= crowd.len() + (turns() + 2) * 20, "{others} turns of another tenant");
+        crowd.iter().for_each(tokio::task::JoinHandle::abort);
     }
 
     #[tokio::test]

@@ -1,8 +1,8 @@
 //! Who may begin a transaction on this host, when, and for how many messages.
 //!
 //! Every transaction in a tenant's session asks for an *admission* before it takes a connection, and holds
-//! it until it has ended. Whoever holds one never waits for another. Over a limit one waits; no wait
-//! counts against a handler's deadline, which begins with its call.
+//! it until it has ended. Whoever holds one waits for no other, nor for a turn of its consumer's pace. Over a
+//! limit one waits; that counts against no handler's deadline, which begins with its call.
 //!
 //! Between tenants the order is that of weighted fair queueing: each has a clock that goes on by what its
 //! transactions cost, processor time of handlers and time of their statements, divided by its weight; the
@@ -30,8 +30,8 @@ use std::{
 
 use tokio::{sync::oneshot, time::Instant};
 
-pub(crate) use meter::Metered;
 pub use meter::{Meter, Usage};
+pub(crate) use meter::{Metered, TenantTurns};
 use state::State;
 
 use crate::tenant::{Tenant, TenantLimits};
@@ -93,6 +93,7 @@ struct Grant {
     overtaken: u64,
     /// It runs in the part that is kept for tenants that run nothing.
     is_reserved: bool,
+    turns: TenantTurns,
 }
 
 /// What the scheduler has counted, for tests and displays.
@@ -358,7 +359,8 @@ impl Scheduler {
 
     fn admission(&self, grant: Grant) -> Admission {
         let scheduler = self.own.upgrade().expect("whoever calls holds it");
-        Admission { scheduler, grant, meter: Arc::default(), settled: AtomicU32::new(0) }
+        let meter = Arc::new(Meter::of(grant.turns.clone()));
+        Admission { scheduler, grant, meter, settled: AtomicU32::new(0) }
     }
 
     fn now(&self) -> Duration {

@@ -5,7 +5,12 @@ use std::{
     time::Duration,
 };
 
-use super::{Ask, Class, Grant, TenantCounts, bucket::Bucket, meter::Usage, state::Room};
+use super::{
+    Ask, Class, Grant, TenantCounts,
+    bucket::Bucket,
+    meter::{TenantTurns, Usage},
+    state::Room,
+};
 use crate::tenant::TenantLimits;
 
 /// What a tenant's transactions are taken to cost before one of them has ended.
@@ -71,8 +76,11 @@ pub(super) struct Share {
     turns: VecDeque<i32>,
     bucket: Bucket,
     counts: TenantCounts,
+    cpu_turns: TenantTurns,
     /// Somebody of the tenant waits for what another of its transactions holds.
     pub(super) is_crowded: bool,
+    /// It waits for bounds of its own, and not for its turn.
+    pub(super) is_held_back: bool,
 }
 
 impl Share {
@@ -90,7 +98,9 @@ impl Share {
             turns: VecDeque::new(),
             bucket: Bucket::new(None, now),
             counts: TenantCounts::default(),
+            cpu_turns: TenantTurns::default(),
             is_crowded: false,
+            is_held_back: false,
         }
     }
 
@@ -155,14 +165,19 @@ impl Share {
         self.paid
     }
 
+    /// What it did not use while it could have, or while its own bounds held it back, it does not save up.
+    pub(super) fn catch_up(&mut self, floor: f64) {
+        self.paid = self.paid.max(floor);
+    }
+
     /// By share; of equals, whoever has less to do.
     pub(super) fn order(&self) -> (f64, usize) {
         (self.key(), self.running + self.counts.waiting)
     }
 
     pub(super) fn ask(&mut self, id: u64, ask: Ask, floor: f64, granted: u64, now: Duration) {
-        if !self.is_active() {
-            self.paid = self.paid.max(floor);
+        if !self.waits() {
+            self.catch_up(floor);
         }
         let waiting = Waiting { id, ask, others: granted - self.counts.granted };
         self.counts.waiting += 1;
@@ -280,7 +295,7 @@ impl Share {
             all => all,
         };
         self.bucket.take(messages);
-        let memory = ask.memory.min(memory_max).min(self.memory_max());
+        let memory = ask.memory.min(memory_max);
         let owed = self.average_ns / self.weight();
         self.owed += owed;
         self.running += 1;
@@ -292,7 +307,17 @@ impl Share {
         counts.running_peak = counts.running_peak.max(self.running);
         counts.memory_bytes_peak = counts.memory_bytes_peak.max(self.memory);
         counts.overtaken_max = counts.overtaken_max.max(overtaken);
-        Grant { id, tenant_id: ask.tenant_id, consumer_id: ask.consumer_id, messages, memory, owed, overtaken, is_reserved: false }
+        Grant {
+            id,
+            tenant_id: ask.tenant_id,
+            consumer_id: ask.consumer_id,
+            messages,
+            memory,
+            owed,
+            overtaken,
+            is_reserved: false,
+            turns: self.cpu_turns.clone(),
+        }
     }
 
     /// The front of a consumer's queue; where more of it waits, its next turn is the last.

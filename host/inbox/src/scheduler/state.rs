@@ -37,8 +37,9 @@ pub(super) struct State {
     shares: HashMap<i32, Share>,
     /// Tenants of which something runs or waits: a few of many.
     active: Vec<i32>,
-    /// Where a tenant that had nothing to do goes on: the least of the clocks of those that had. It never
-    /// goes back, so an idle tenant neither saves up time nor pays for what it had while nobody else wanted it.
+    /// Where a tenant that had nothing to do goes on: the least of the clocks of those that wait for nothing
+    /// but their turn. It never goes back, so a tenant that was idle, or held back by bounds of its own, saves
+    /// no time up, and holds nobody else's clock.
     floor: f64,
     pub(super) running: usize,
     running_peak: usize,
@@ -97,7 +98,7 @@ impl State {
 
     /// Begin to wait. The answer names the place in the queue.
     pub(super) fn ask(&mut self, ask: Ask, now: Duration) -> u64 {
-        self.raise_floor();
+        self.raise_floor(None);
         self.next_id += 1;
         let (id, floor, granted) = (self.next_id, self.floor, self.granted);
         let share = self.shares.entry(ask.tenant_id).or_insert_with(|| Share::new(now));
@@ -142,7 +143,7 @@ impl State {
     /// A transaction for nobody's account but its tenant's spare time: never waited for, and only where
     /// nobody else waits for room.
     pub(super) fn ask_spare(&mut self, ask: Ask, now: Duration) -> Option<Grant> {
-        if self.is_crowded(ask.tenant_id) || self.running >= self.host.transactions_max {
+        if self.is_crowded(ask.tenant_id) || !self.is_free() {
             return None;
         }
         let room = self.room();
@@ -168,19 +169,19 @@ impl State {
         if let Some(share) = self.shares.get_mut(&grant.tenant_id) {
             share.pay(grant, usage, settled, now);
         }
-        // It still counts: what a tenant had while nobody else wanted it is held against it by nobody.
-        self.raise_floor();
+        self.raise_floor(Some(grant.tenant_id));
         if let Some(share) = self.shares.get_mut(&grant.tenant_id) {
             share.leave(grant);
         }
         self.rest(grant.tenant_id);
     }
 
-    fn raise_floor(&mut self) {
-        let least = self.active().map(|(_, share)| share.paid()).fold(f64::INFINITY, f64::min);
-        if least.is_finite() {
-            self.floor = self.floor.max(least);
-        }
+    /// `ended`: of whom a transaction ended; where nobody waits, the clock is that tenant's.
+    fn raise_floor(&mut self, ended: Option<i32>) {
+        let waiting = self.active().filter(|(_, share)| share.waits() && !share.is_held_back);
+        let least = waiting.map(|(_, share)| share.paid()).reduce(f64::min);
+        let least = least.or_else(|| Some(self.shares.get(&ended?)?.paid()));
+        self.floor = least.map_or(self.floor, |least| self.floor.max(least));
     }
 
     fn room(&self) -> Room {
@@ -191,6 +192,11 @@ impl State {
     /// place while another one's first message waits.
     fn reserve(&self) -> usize {
         self.host.transactions_max / 8
+    }
+
+    /// Whether there is room beside what is kept.
+    fn is_free(&self) -> bool {
+        self.host.transactions_max - self.running > self.reserve() - self.reserved
     }
 
     /// The tenant whose turn it is, with the consumer; none of it for what goes first.
@@ -207,8 +213,7 @@ impl State {
         let mut waiting: Vec<_> = self.active().filter(|(_, share)| share.waits()).map(|(id, share)| (share.order(), id)).collect();
         waiting.sort_by(|(one, _), (other, _)| one.partial_cmp(other).expect("clocks are numbers"));
         let mut room = self.room();
-        let left = self.host.transactions_max - self.running;
-        let free = left > self.reserve() - self.reserved;
+        let (free, floor) = (self.is_free(), self.floor);
         let front = if free { f64::INFINITY } else { self.active().map(|(_, share)| share.key()).fold(f64::INFINITY, f64::min) };
         for (_, tenant_id) in waiting {
             let share = self.shares.get_mut(&tenant_id)?;
@@ -217,10 +222,15 @@ impl State {
                 self.crowded = true;
                 continue;
             }
-            match share.next(room, now) {
+            let next = share.next(room, now);
+            share.is_held_back = matches!(next, Next::Rate(_) | Next::Capped);
+            match next {
                 Next::Ready(consumer_id) => return Some((tenant_id, consumer_id)),
-                Next::Rate(at) => *again_at = Some(again_at.map_or(at, |known| known.min(at))),
-                Next::Capped => {}
+                Next::Rate(at) => {
+                    share.catch_up(floor);
+                    *again_at = Some(again_at.map_or(at, |known| known.min(at)));
+                }
+                Next::Capped => share.catch_up(floor),
                 Next::Memory => {
                     // Whoever is behind takes no memory before it, or it might wait for ever.
                     self.crowded = true;
@@ -232,7 +242,7 @@ impl State {
     }
 
     fn grant(&mut self, tenant_id: i32, consumer_id: Option<i32>, now: Duration) -> Grant {
-        let is_reserved = self.host.transactions_max - self.running <= self.reserve() - self.reserved;
+        let is_reserved = !self.is_free();
         let share = self.shares.get_mut(&tenant_id).expect("a tenant that was picked is there");
         let mut grant = share.grant(consumer_id, self.host.memory_bytes_max, self.granted, now);
         grant.is_reserved = is_reserved;

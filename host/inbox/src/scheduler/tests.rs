@@ -144,6 +144,33 @@ fn who_sends_little_goes_before_a_backlog() {
     }
 }
 
+/// What could go wrong: one tenant that its own rate holds back keeps the clocks of all behind, and whoever
+/// comes later has the host to itself for as long as the others were busy before.
+#[test]
+fn who_is_held_back_holds_nobody_elses_clock() {
+    let mut busy = Busy::new(4, &[100, 100, 100]);
+    busy.state.set_caps(0, 0, None, Some(1), Duration::ZERO);
+    let again = |busy: &mut Busy, whose: i32| {
+        busy.state.ask(ask(whose, 0), Duration::from_secs_f64(busy.now / 1e3));
+    };
+    (0..8).for_each(|_| (0..2).for_each(|tenant_id| again(&mut busy, tenant_id)));
+    for _ in 0..4_000 {
+        busy.look(|_| 10.0);
+        let whose = busy.step(|_| 10.0);
+        again(&mut busy, whose);
+    }
+    assert!(busy.had[&1] > 20.0 * busy.had[&0], "{:?}", busy.had);
+    busy.had.clear();
+    (0..8).for_each(|_| again(&mut busy, 2));
+    for _ in 0..400 {
+        busy.look(|_| 10.0);
+        let whose = busy.step(|_| 10.0);
+        again(&mut busy, whose);
+    }
+    let share = busy.had[&1] / (busy.had[&1] + busy.had[&2]);
+    assert!((share - 0.5).abs() < 0.05, "the one that was busy before had {share:.2} beside a new one");
+}
+
 #[test]
 fn an_idle_tenant_saves_nothing_up() {
     let mut busy = Busy::new(1, &[100, 100]);

@@ -30,14 +30,21 @@ pub(crate) struct Statement {
 pub(super) fn split(text: &str) -> Result<Vec<Statement>, Problem> {
     let mut lexer = Lexer { text, at: 0 };
     let (mut statements, mut open) = (Vec::new(), Open::default());
+    // Lines are counted on from statement to statement: there may be as many of these as of those.
+    let mut counted = (0, 1);
+    let mut close = |open: Open| {
+        counted.1 += text[counted.0..open.from.max(counted.0)].matches('\n').count();
+        counted.0 = open.from.max(counted.0);
+        open.close(text, counted.1)
+    };
     while let Some((from, token)) = lexer.next()? {
         if token == Token::Symbol(';') && open.is_outside() {
-            statements.extend(std::mem::take(&mut open).close(text));
+            statements.extend(close(std::mem::take(&mut open)));
         } else {
             open.push(from, lexer.at, token);
         }
     }
-    statements.extend(open.close(text));
+    statements.extend(close(open));
     Ok(statements)
 }
 
@@ -82,8 +89,7 @@ impl Open {
         matches!(words.strip_prefix(&["or", "replace"]).unwrap_or(words), ["function" | "procedure", ..])
     }
 
-    fn close(self, text: &str) -> Option<Statement> {
-        let line = 1 + text[..self.from].matches('\n').count();
+    fn close(self, text: &str, line: usize) -> Option<Statement> {
         let text = text[self.from..self.to].to_owned();
         (!self.tokens.is_empty()).then_some(Statement { text, line, tokens: self.tokens })
     }

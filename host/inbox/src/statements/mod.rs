@@ -9,14 +9,17 @@ pub(crate) use lexer::Statement;
 
 use crate::problem::Problem;
 
-/// The statements of a text, or everything that is wrong with it, each with its line.
+/// Problems that are told at once.
+const PROBLEMS_MAX: usize = 50;
+
+/// The statements of a text, or what is wrong with it, each problem with its line.
 pub(crate) fn read(text: &str) -> Result<Vec<Statement>, Vec<Problem>> {
     let statements = lexer::split(text).map_err(|problem| vec![problem])?;
-    let problems: Vec<_> = statements.iter().filter_map(kinds::problem).collect();
+    let problems: Vec<_> = statements.iter().filter_map(kinds::problem).take(PROBLEMS_MAX).collect();
     if problems.is_empty() { Ok(statements) } else { Err(problems) }
 }
 
-/// Everything that would be refused in a text of a tenant's schema, each with its line. Nothing runs.
+/// What would be refused in a text of a tenant's schema, each with its line. Nothing runs.
 pub fn check_schema(text: &str) -> Vec<Problem> {
     read(text).err().unwrap_or_default()
 }

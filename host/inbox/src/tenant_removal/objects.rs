@@ -25,14 +25,15 @@ pub(super) async fn drop_all(pool: &PgPool, schema: &str) -> Result<(), InboxErr
             Ok(()) => hooks::point("tenant:delete:objects"),
             // Perhaps the locks of all of them were too many.
             Err(_) if size > 1 => size = 1,
-            Err(error) => {
+            Err(error @ InboxError::Refused(_)) => {
                 tracing::debug!(%error, object = drops[0], "an object goes with its schema");
                 break;
             }
+            // Somebody holds it, or the connection broke: the next one who tries goes on.
+            Err(error) => return Err(error),
         }
     }
-    pool.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(format!("DROP SCHEMA IF EXISTS {schema} CASCADE")))).await?;
-    Ok(())
+    drop_batch(pool, &[format!("DROP SCHEMA IF EXISTS {schema} CASCADE")]).await
 }
 
 /// How many objects there are.

@@ -22,7 +22,9 @@ use crate::{error::ConsumerError, flow::Partition};
 
 /// Pause between two looks at the ends of partitions.
 const PAUSE: Duration = Duration::from_millis(250);
-/// A look takes at most this share of a watcher's time: one in so many.
+/// The longest one: what came meanwhile waits for it.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// A look takes, up to that, at most this share of a watcher's time: one in so many.
 const SHARE: u32 = 4;
 /// Partitions of one look; where there are more, consumers take turns.
 const PARTITIONS_MAX: usize = 4_000;
@@ -84,7 +86,7 @@ impl Look {
             let began = Instant::now();
             self.asker.serve();
             self.look();
-            pause = PAUSE.max(began.elapsed() * (SHARE - 1));
+            pause = (began.elapsed() * (SHARE - 1)).clamp(PAUSE, PAUSE_MAX);
         }
     }
 

@@ -32,8 +32,9 @@ impl Layout {
         Ok(layout)
     }
 
-    /// One row, and about how many bytes it takes.
-    pub(super) fn row(&self, row: &PgRow) -> Result<(Vec<Value>, usize), String> {
+    /// One row, and about how many bytes it takes; none if that is more than there is room for, which is
+    /// known before anything is copied.
+    pub(super) fn row(&self, row: &PgRow, room: usize) -> Result<Option<(Vec<Value>, usize)>, String> {
         let mut values = Vec::with_capacity(self.shapes.len());
         let mut size = 0;
         for (at, shape) in self.shapes.iter().enumerate() {
@@ -44,6 +45,9 @@ impl Layout {
                 continue;
             }
             let bytes = raw.as_bytes().map_err(|error| error.to_string())?;
+            if size + bytes.len() > room {
+                return Ok(None);
+            }
             let value = value(*shape, bytes).map_err(|reason| {
                 let column = &self.columns[at];
                 unsupported(&column.name, &column.type_name, reason)
@@ -51,7 +55,7 @@ impl Layout {
             size += bytes.len() + elements(&value) * std::mem::size_of::<Element>();
             values.push(value);
         }
-        Ok((values, size))
+        Ok((size <= room).then_some((values, size)))
     }
 }
 

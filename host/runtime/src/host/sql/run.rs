@@ -235,12 +235,12 @@ impl Rows<'_> {
             self.rows.clear();
             return Err(limit("rows_max", self.limits.rows_max));
         }
-        let (values, size) = layout.row(row).map_err(Error::Unsupported)?;
-        self.bytes += size;
-        if self.bytes > self.limits.result_bytes_max {
+        let room = self.limits.result_bytes_max.saturating_sub(self.bytes);
+        let Some((values, size)) = layout.row(row, room).map_err(Error::Unsupported)? else {
             self.rows.clear();
             return Err(limit("result_bytes_max", self.limits.result_bytes_max));
-        }
+        };
+        self.bytes += size;
         self.rows.push(values);
         Ok(())
     }

@@ -143,7 +143,7 @@ fn compare_consumer<'a>(tenant: &'a str, consumer: &'a file::Consumer, known: Op
         let different = differences(&without_secrets(&policy), &without_secrets(&consumer.policy));
         ensure!(
             different.is_empty(),
-            "the policy of {} is another, and cannot be changed: {}; make a consumer with another name",
+            "the policy of {} is another: {}; change it with `oncebox consumer policy set`, which says what follows for messages",
             name(),
             different.join(", ")
         );

@@ -29,6 +29,10 @@ pub(in crate::cli) struct LimitsArgs {
     /// Messages a second, or `none` for as many as come
     #[arg(long, value_name = "N|none", value_parser = limit)]
     messages_per_second: Option<Limit>,
+    /// Topics that the tenant's tokens may name in policies, several separated by commas: whole names,
+    /// or beginnings with a `*` behind them; or `none` for any
+    #[arg(long, value_name = "TOPICS|none")]
+    topics_allowed: Option<String>,
 }
 
 /// A number, or none.
@@ -43,7 +47,7 @@ fn limit(text: &str) -> Result<Limit, String> {
 }
 
 pub(super) async fn run(api: &Api, args: LimitsArgs, json: bool) -> Result<()> {
-    let LimitsArgs { tenant, weight, connections_max, transactions_max, memory_bytes_max, messages_per_second } = args;
+    let LimitsArgs { tenant, weight, connections_max, transactions_max, memory_bytes_max, messages_per_second, topics_allowed } = args;
     let given = [
         ("weight", weight.map(|weight| Limit(Some(weight.into())))),
         ("connections_max", connections_max),
@@ -51,7 +55,11 @@ pub(super) async fn run(api: &Api, args: LimitsArgs, json: bool) -> Result<()> {
         ("memory_bytes_max", memory_bytes_max),
         ("messages_per_second", messages_per_second),
     ];
-    let changes: Map<String, Value> = given.into_iter().filter_map(|(name, limit)| Some((name.to_owned(), limit?.0.into()))).collect();
+    let mut changes: Map<String, Value> = given.into_iter().filter_map(|(name, limit)| Some((name.to_owned(), limit?.0.into()))).collect();
+    if let Some(topics) = topics_allowed {
+        let topics = (topics != "none").then(|| topics.split(',').map(str::trim).collect::<Vec<_>>());
+        changes.insert("topics_allowed".to_owned(), topics.into());
+    }
     let row: Tenant = if changes.is_empty() {
         api.get(&path(&["tenants", &tenant])).await?
     } else {
@@ -73,6 +81,7 @@ pub(super) fn rows(limits: &TenantLimits) -> Vec<Vec<String>> {
         ("transactions_max", or_none(limits.transactions_max.map(|limit| limit as u64))),
         ("memory_bytes_max", or_none(limits.memory_bytes_max)),
         ("messages_per_second", or_none(limits.messages_per_second.map(u64::from))),
+        ("topics_allowed", limits.topics_allowed.as_ref().map_or_else(|| "any".to_owned(), |topics| topics.join(", "))),
     ]
     .map(|(name, value)| vec![name.to_owned(), value])
     .to_vec()
