@@ -13,10 +13,11 @@ if [ $# -gt 0 ]; then
     exec cargo test --workspace "$@"
 fi
 
-step "formatting, committed components"
+step "formatting, committed components, code of others"
 cargo fmt --all --check
 cargo fmt --all --check --manifest-path guest-examples/Cargo.toml
 ./guest-examples/build.sh check
+git apply --check -R third_party/sqlx-postgres.patch # what differs from what was published
 
 step "build"
 cargo build --workspace --bins --tests

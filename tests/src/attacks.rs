@@ -254,6 +254,13 @@ pub fn broken_components(around: &dyn Fn(Vec<Step>) -> Vec<Step>) -> Vec<Case> {
         fails("too many texts", hostile(many("", 31)), "limit", "statement_texts_max"),
         fails("too many rows", hostile(vec![query("SELECT generate_series(1, 1000)")]), "limit", "rows_max"),
         fails("too large a row", hostile(vec![query("SELECT repeat('x', 200000)")]), "limit", "result_bytes_max"),
+        fails("a row of a hundred megabytes", hostile(vec![query("SELECT repeat('x', 100000000)")]), "limit", "result_bytes_max"),
+        fails(
+            "an error that quotes a hundred megabytes",
+            hostile(vec![query("SELECT repeat('x', 100000000)::int")]),
+            "sql_error:22P02",
+            "invalid input syntax",
+        ),
         fails(
             "too many bytes of rows",
             hostile(vec![query("SELECT repeat('x', 60000) FROM generate_series(1, 3)")]),

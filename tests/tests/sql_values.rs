@@ -448,6 +448,56 @@ async fn caps_on_results_and_parameters_leave_the_connection_sound() -> Result<(
     Ok(())
 }
 
+/// What could go wrong: the driver takes a row, or an error that quotes one, into memory whole before anyone
+/// counts its bytes, and one statement costs the host a gigabyte.
+#[tokio::test]
+async fn one_row_takes_no_more_than_its_cap() -> Result<()> {
+    const HUGE: usize = 400_000_000;
+    let mut session = Session::begin().await?;
+    session.value("SELECT 1", &[]).await?;
+    let before = peak_memory()?;
+
+    let row = format!("SELECT repeat('x', {HUGE}) FROM generate_series(1, 2)");
+    match session.query(&row, &[]).await {
+        Err(Error::Limit(reason)) => ensure!(reason.contains("result_bytes_max"), "{reason}"),
+        other => bail!("{other:?}"),
+    }
+    ensure!(session.value("SELECT 1", &[]).await? == Value::Int4(1), "its transaction goes on");
+    ensure!(session.execute(&row, &[]).await.is_ok_and(|rows| rows == 2), "rows that nobody wants are counted");
+    match session.query(&format!("SELECT repeat('ü', {})::int", HUGE / 8), &[]).await {
+        Err(Error::Database(error)) => {
+            ensure!(error.sqlstate == "22P02" && error.message.len() < 5_000, "{} {}", error.sqlstate, error.message.len())
+        }
+        other => bail!("{other:?}"),
+    }
+    let taken = peak_memory()? - before;
+    ensure!(taken < HUGE / 16, "{taken} bytes");
+
+    // What is left of a row that nobody waits for any more is read by nobody.
+    session.restart().await?;
+    let limits = Limits::default();
+    let dropped = run_statement(&session.tx, &limits, Mode::Query, &row, &[]);
+    ensure!(tokio::time::timeout(std::time::Duration::from_millis(500), dropped).await.is_err());
+    ensure!(session.tx.is_broken().await);
+
+    // As many columns as there can be, and as many bytes as there may be.
+    session.restart().await?;
+    let columns = vec!["repeat('x', 100)"; 1_600].join(", ");
+    let limits = Limits { result_bytes_max: 1_600 * (100 + size_of::<Value>()), ..Limits::default() };
+    for (columns, fits) in [(columns.clone(), true), (columns + ", ''", false)] {
+        let answered = answer(run_statement(&session.tx, &limits, Mode::Query, &format!("SELECT {columns}"), &[]).await);
+        ensure!(answered.is_ok() == fits, "{answered:?}");
+    }
+    Ok(())
+}
+
+/// The most memory this process ever held, in bytes.
+fn peak_memory() -> Result<usize> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("VmHWM")?;
+    Ok(line.trim().trim_end_matches("kB").trim().parse::<usize>()? * 1024)
+}
+
 #[tokio::test]
 async fn a_dropped_statement_condemns_the_connection() -> Result<()> {
     let session = Session::begin().await?;

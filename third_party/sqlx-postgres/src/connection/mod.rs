@@ -90,6 +90,17 @@ impl PgConnection {
         self.inner.stream.server_version_num
     }
 
+    /// Pass over rows that take more than `bytes` in the server's message, instead of keeping them
+    /// in memory. They are counted; see [`Self::take_rows_passed_over`]. There is no bound at first.
+    pub fn set_row_bytes_max(&mut self, bytes: usize) {
+        self.inner.stream.row_bytes_max = bytes;
+    }
+
+    /// How many rows were passed over since the last call.
+    pub fn take_rows_passed_over(&mut self) -> u64 {
+        std::mem::take(&mut self.inner.stream.rows_passed_over)
+    }
+
     // will return when the connection is ready for another query
     pub(crate) async fn wait_until_ready(&mut self) -> Result<(), Error> {
         if !self.inner.stream.write_buffer_mut().is_empty() {

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use futures_channel::mpsc::UnboundedSender;
 use futures_util::SinkExt;
 use log::Level;
-use sqlx_core::bytes::Buf;
+use sqlx_core::bytes::{Buf, BytesMut};
 
 use crate::connection::tls::MaybeUpgradeTls;
 use crate::error::Error;
@@ -38,7 +38,22 @@ pub struct PgStream {
     pub(crate) parameter_statuses: BTreeMap<String, String>,
 
     pub(crate) server_version_num: Option<u32>,
+
+    // rows whose message is longer are passed over instead of being kept in memory
+    pub(crate) row_bytes_max: usize,
+
+    // how many rows were
+    pub(crate) rows_passed_over: u64,
+
+    // bytes of a message that are still to be passed over
+    unread: usize,
 }
+
+// what is kept of an error or a notice
+const TEXT_BYTES_MAX: usize = 64 << 10;
+
+// what is passed over is read in pieces of this size
+const PIECE_BYTES: usize = 64 << 10;
 
 impl PgStream {
     pub(super) async fn connect(options: &PgConnectOptions) -> Result<Self, Error> {
@@ -54,6 +69,9 @@ impl PgStream {
             notifications: None,
             parameter_statuses: BTreeMap::default(),
             server_version_num: None,
+            row_bytes_max: usize::MAX,
+            rows_passed_over: 0,
+            unread: 0,
         })
     }
 
@@ -77,45 +95,103 @@ impl PgStream {
     }
 
     pub(crate) async fn recv_unchecked(&mut self) -> Result<ReceivedMessage, Error> {
-        // NOTE: to not break everything, this should be cancel-safe;
-        // DO NOT modify `buf` unless a full message has been read
-        self.inner
-            .try_read(|buf| {
-                // all packets in postgres start with a 5-byte header
-                // this header contains the message type and the total length of the message
-                let Some(mut header) = buf.get(..5) else {
-                    return Ok(ControlFlow::Continue(5));
-                };
+        loop {
+            self.pass_over_unread().await?;
 
-                let format = BackendMessageFormat::try_from_u8(header.get_u8())?;
+            // NOTE: to not break everything, this should be cancel-safe;
+            // DO NOT modify `buf` unless a full message has been read
+            let row_bytes_max = self.row_bytes_max;
+            let (format, mut contents, unread) = self
+                .inner
+                .try_read(|buf| {
+                    // all packets in postgres start with a 5-byte header
+                    // this header contains the message type and the total length of the message
+                    let Some(mut header) = buf.get(..5) else {
+                        return Ok(ControlFlow::Continue(5));
+                    };
 
-                let message_len = header.get_u32() as usize;
+                    let format = BackendMessageFormat::try_from_u8(header.get_u8())?;
 
-                let expected_len = message_len
-                    .checked_add(1)
-                    // this shouldn't really happen but is mostly a sanity check
-                    .ok_or_else(|| {
-                        err_protocol!("message_len + 1 overflows usize: {message_len}")
-                    })?;
+                    let message_len = header.get_u32() as usize;
 
-                if buf.len() < expected_len {
-                    return Ok(ControlFlow::Continue(expected_len));
+                    // how much of the message is kept, including the length prefix
+                    let kept_len = match format {
+                        BackendMessageFormat::DataRow if message_len > row_bytes_max => 4,
+                        BackendMessageFormat::ErrorResponse
+                        | BackendMessageFormat::NoticeResponse => message_len.min(TEXT_BYTES_MAX),
+                        _ => message_len,
+                    };
+
+                    let expected_len = kept_len
+                        .checked_add(1)
+                        // this shouldn't really happen but is mostly a sanity check
+                        .ok_or_else(|| {
+                            err_protocol!("message_len + 1 overflows usize: {message_len}")
+                        })?;
+
+                    if buf.len() < expected_len {
+                        return Ok(ControlFlow::Continue(expected_len));
+                    }
+
+                    // `buf` SHOULD NOT be modified ABOVE this line
+
+                    // pop off the format code since it's not counted in `message_len`
+                    buf.advance(1);
+
+                    // consume the message, including the length prefix
+                    let mut contents = buf.split_to(kept_len);
+
+                    // cut off the length prefix
+                    contents.advance(4);
+
+                    Ok(ControlFlow::Break((
+                        format,
+                        contents,
+                        message_len.saturating_sub(kept_len),
+                    )))
+                })
+                .await?;
+
+            self.unread = unread;
+
+            if unread > 0 {
+                if format == BackendMessageFormat::DataRow {
+                    self.rows_passed_over += 1;
+                    continue;
                 }
 
-                // `buf` SHOULD NOT be modified ABOVE this line
+                end_text(&mut contents);
+            }
 
-                // pop off the format code since it's not counted in `message_len`
-                buf.advance(1);
+            return Ok(ReceivedMessage {
+                format,
+                contents: contents.freeze(),
+            });
+        }
+    }
 
-                // consume the message, including the length prefix
-                let mut contents = buf.split_to(message_len).freeze();
+    // Read what is left of a message that is not kept, in pieces and without keeping them.
+    // Cancel-safe: every piece is counted as soon as it is read.
+    async fn pass_over_unread(&mut self) -> Result<(), Error> {
+        while self.unread > 0 {
+            let piece = self.unread.min(PIECE_BYTES);
 
-                // cut off the length prefix
-                contents.advance(4);
+            self.inner
+                .try_read(|buf| {
+                    if buf.len() < piece {
+                        return Ok(ControlFlow::Continue(piece));
+                    }
 
-                Ok(ControlFlow::Break(ReceivedMessage { format, contents }))
-            })
-            .await
+                    buf.advance(piece);
+
+                    Ok(ControlFlow::Break(()))
+                })
+                .await?;
+
+            self.unread -= piece;
+        }
+
+        Ok(())
     }
 
     // Get the next message from the server
@@ -214,6 +290,24 @@ impl DerefMut for PgStream {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.inner
     }
+}
+
+// Give the head of an error or a notice an end: not within a character, and with the two nuls
+// that end its last field and the message.
+fn end_text(contents: &mut BytesMut) {
+    let within = contents
+        .iter()
+        .rev()
+        .take_while(|byte| (0x80..0xC0).contains(*byte))
+        .count();
+
+    // the first byte of the last character, which may lack some of its others
+    let lead = contents.len() - within;
+    if lead > 0 && contents[lead - 1] >= 0xC0 {
+        contents.truncate(lead - 1);
+    }
+
+    contents.extend_from_slice(&[0, 0]);
 }
 
 // reference:

@@ -17,6 +17,8 @@ use crate::text::bounded;
 const PARAMS_MAX: usize = 65_535;
 /// Bytes of PostgreSQL's own texts that are handed to a guest.
 const ERROR_BYTES: usize = 4096;
+/// Bytes of a row on the wire beside its values: the lengths of as many columns as PostgreSQL allows.
+const ROW_OVERHEAD: usize = 4 * 1_700;
 
 /// Whether rows are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -198,8 +200,26 @@ fn parameters(prepared: &PgStatement) -> &[PgTypeInfo] {
 
 /// Read the answer to its end, whatever it holds. Rows beyond a cap are passed over rather
 /// than the connection given up: the message fails, its neighbours in the transaction need
-/// not, and the deadline bounds how long it takes.
+/// not, and the deadline bounds how long it takes. One that is longer than all may be together
+/// is not even taken into memory.
 async fn read(
+    connection: &mut PgConnection,
+    prepared: &PgStatement,
+    arguments: PgArguments,
+    layout: Option<&Layout>,
+    limits: &Limits,
+) -> Result<(Vec<Vec<Value>>, u64), Trouble> {
+    connection.set_row_bytes_max(if layout.is_some() { limits.result_bytes_max.saturating_add(ROW_OVERHEAD) } else { 0 });
+    let answer = read_rows(connection, prepared, arguments, layout, limits).await;
+    connection.set_row_bytes_max(usize::MAX);
+    let passed_over = connection.take_rows_passed_over();
+    match layout {
+        Some(_) if answer.is_ok() && passed_over > 0 => Err(Trouble::Guest(limit("result_bytes_max", limits.result_bytes_max))),
+        _ => answer,
+    }
+}
+
+async fn read_rows(
     connection: &mut PgConnection,
     prepared: &PgStatement,
     arguments: PgArguments,
