@@ -397,9 +397,9 @@ async fn no_text_that_is_let_through_can_end_the_transaction() -> Result<()> {
 }
 
 /// A statement of the host between those of a guest.
-async fn control(session: &Session, text: &'static str) -> Result<()> {
+async fn control(session: &Session, text: &str) -> Result<()> {
     let mut statement = session.tx.statement().await;
-    let result = statement.connection().execute(text).await;
+    let result = statement.connection().execute(sqlx::raw_sql(AssertSqlSafe(text.to_owned()))).await;
     statement.finish(result.as_ref().err());
     result?;
     Ok(())
@@ -428,10 +428,15 @@ async fn errors_carry_code_detail_and_constraint_and_no_context() -> Result<()> 
 async fn caps_on_results_and_parameters_leave_the_connection_sound() -> Result<()> {
     let session = Session::begin().await?;
     let limits = Limits { rows_max: 100, result_bytes_max: 100_000, params_max: 2, params_bytes_max: 10, ..Limits::default() };
-    let statements: [(&str, Vec<Value>, &str); 5] = [
+    let statements: [(&str, Vec<Value>, &str); 9] = [
         ("SELECT generate_series(1, 100000)", vec![], "rows_max"),
         ("SELECT repeat('x', 60000) FROM generate_series(1, 3)", vec![], "result_bytes_max"),
         ("SELECT array_fill(true, ARRAY[5000])", vec![], "result_bytes_max"),
+        ("SELECT array_fill(NULL::int, ARRAY[5000])", vec![], "result_bytes_max"),
+        // Ten bytes on the wire, a hundred thousand digits as text.
+        ("SELECT 1e131071", vec![], "result_bytes_max"),
+        ("SELECT ARRAY[1, 1e131071]", vec![], "result_bytes_max"),
+        ("SELECT round(0.1, 16383) FROM generate_series(1, 10)", vec![], "result_bytes_max"),
         ("SELECT 1", vec![Value::Null, Value::Null, Value::Null], "params_max"),
         ("SELECT $1::text", vec![text("eleven chars")], "params_bytes_max"),
     ];
@@ -470,6 +475,11 @@ async fn one_row_takes_no_more_than_its_cap() -> Result<()> {
         }
         other => bail!("{other:?}"),
     }
+    session.restart().await?;
+    match session.query("SELECT array_fill(1e131071::numeric, ARRAY[5000])", &[]).await {
+        Err(Error::Limit(reason)) => ensure!(reason.contains("result_bytes_max"), "{reason}"),
+        other => bail!("{other:?}"),
+    }
     let taken = peak_memory()? - before;
     ensure!(taken < HUGE / 16, "{taken} bytes");
 
@@ -496,6 +506,23 @@ fn peak_memory() -> Result<usize> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("VmHWM")?;
     Ok(line.trim().trim_end_matches("kB").trim().parse::<usize>()? * 1024)
+}
+
+/// What could go wrong: what PostgreSQL says of a type is as long as a tenant makes it, or says nothing, and the
+/// driver is asked for more of a type than it knows.
+#[tokio::test]
+async fn a_type_that_cannot_be_described_harms_nothing() -> Result<()> {
+    let session = Session::begin().await?;
+    let labels: Vec<_> = (0..6_000).map(|n| format!("'{n:060}'")).collect();
+    control(&session, &format!("CREATE TYPE vast AS ENUM ({})", labels.join(", "))).await?;
+    for _ in 0..2 {
+        match session.query("SELECT NULL::vast, NULL::vast[]", &[]).await {
+            Err(Error::Unsupported(reason)) => ensure!(reason.contains("cannot be described"), "{reason}"),
+            other => bail!("{other:?}"),
+        }
+        ensure!(session.value("SELECT (enum_last(NULL::vast))::text", &[]).await? == text(&format!("{:060}", 5_999)));
+    }
+    Ok(())
 }
 
 #[tokio::test]

@@ -67,11 +67,14 @@ impl Admin {
     ) -> Result<(), Refusal> {
         const APPLIED: &str = "SELECT oncebox_host.migration_applied($1, $2, $3, $4)";
         connection.execute("BEGIN").await?;
+        // Nobody wants rows of the tenant's statements, so none is taken into memory.
+        connection.set_row_bytes_max(0);
         for statement in statements {
             // Alone and over the extended protocol, which takes no second statement beside it.
             let query = sqlx::query(sqlx::AssertSqlSafe(statement.text.clone())).persistent(false);
             query.execute(&mut *connection).await.map_err(|error| Refusal { line: Some(statement.line), error })?;
         }
+        connection.set_row_bytes_max(usize::MAX);
         // Constraints that wait for the end are the migration's own, and their errors are read here.
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE").await?;
         sqlx::query(APPLIED).bind(&secret[..]).bind(name).bind(digest).bind(&self.actor).execute(&mut *connection).await?;

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Deref, DerefMut};
 use std::str::FromStr;
+use std::time::Duration;
 
 use futures_channel::mpsc::UnboundedSender;
 use futures_util::SinkExt;
@@ -52,8 +53,12 @@ pub struct PgStream {
 // what is kept of an error or a notice
 const TEXT_BYTES_MAX: usize = 64 << 10;
 
-// what is passed over is read in pieces of this size
-const PIECE_BYTES: usize = 64 << 10;
+// messages of other formats are never this long, unless someone makes them so
+const OTHER_BYTES_MAX: usize = 1 << 20;
+
+// what is passed over is read in pieces of this size, with a pause after each
+const PIECE_BYTES: usize = 256 << 10;
+const PAUSE: Duration = Duration::from_millis(1);
 
 impl PgStream {
     pub(super) async fn connect(options: &PgConnectOptions) -> Result<Self, Error> {
@@ -119,6 +124,14 @@ impl PgStream {
                         BackendMessageFormat::DataRow if message_len > row_bytes_max => 4,
                         BackendMessageFormat::ErrorResponse
                         | BackendMessageFormat::NoticeResponse => message_len.min(TEXT_BYTES_MAX),
+                        BackendMessageFormat::DataRow | BackendMessageFormat::CopyData => {
+                            message_len
+                        }
+                        _ if message_len > OTHER_BYTES_MAX => {
+                            return Err(err_protocol!(
+                                "a message of the format {format:?} has {message_len} bytes"
+                            ));
+                        }
                         _ => message_len,
                     };
 
@@ -189,6 +202,10 @@ impl PgStream {
                 .await?;
 
             self.unread -= piece;
+
+            // nobody waits for it in a hurry, and without a pause it takes two processors, one of
+            // them the server's
+            sqlx_core::rt::sleep(PAUSE).await;
         }
 
         Ok(())

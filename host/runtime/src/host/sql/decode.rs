@@ -45,14 +45,14 @@ impl Layout {
                 continue;
             }
             let bytes = raw.as_bytes().map_err(|error| error.to_string())?;
-            if size + bytes.len() > room {
+            size += heap(*shape, bytes);
+            if size > room {
                 return Ok(None);
             }
             let value = value(*shape, bytes).map_err(|reason| {
                 let column = &self.columns[at];
                 unsupported(&column.name, &column.type_name, reason)
             })?;
-            size += bytes.len() + elements(&value) * std::mem::size_of::<Element>();
             values.push(value);
         }
         Ok((size <= room).then_some((values, size)))
@@ -63,10 +63,20 @@ fn unsupported(column: &str, type_name: &str, reason: &str) -> String {
     format!("column `{column}` is of type `{type_name}`, {reason}; cast it to text: `{column}::text`")
 }
 
-fn elements(value: &Value) -> usize {
-    match value {
-        Value::Array(elements) => elements.len(),
-        _ => 0,
+/// About how many bytes a value will take, beside the value itself. A number of ten bytes can have a hundred
+/// thousand digits.
+fn heap(shape: Shape, bytes: &[u8]) -> usize {
+    match shape {
+        Shape::Scalar(scalar) => text_bytes(scalar, bytes),
+        // What is no array that can be carried is refused before anything of it is kept.
+        Shape::Array(scalar, _) => Reader(bytes).array_heap(scalar).unwrap_or(bytes.len()),
+    }
+}
+
+fn text_bytes(scalar: Scalar, bytes: &[u8]) -> usize {
+    match scalar {
+        Scalar::Numeric => numeric::text_bytes_max(bytes),
+        _ => bytes.len(),
     }
 }
 
@@ -84,17 +94,7 @@ fn value(shape: Shape, bytes: &[u8]) -> Result<Value, &'static str> {
 /// then the elements, each with its length.
 fn array(scalar: Scalar, bytes: &[u8]) -> Result<Vec<Element>, &'static str> {
     let mut reader = Reader(bytes);
-    let dimensions = reader.int4()?;
-    let (_flags, _element_type) = (reader.int4()?, reader.int4()?);
-    match dimensions {
-        0 => return Ok(Vec::new()),
-        1 => {}
-        _ => return Err("which has more than one dimension"),
-    }
-    let count = reader.int4()?;
-    if reader.int4()? != 1 {
-        return Err("which does not begin at index 1");
-    }
+    let count = reader.count()?;
     (0..count).map(|_| reader.element(scalar)).collect()
 }
 
@@ -112,14 +112,41 @@ impl<'a> Reader<'a> {
         self.take(4).and_then(|bytes| Ok(i32::from_be_bytes(fixed(bytes)?)))
     }
 
-    fn element(&mut self, scalar: Scalar) -> Result<Element, &'static str> {
-        match self.int4()? {
-            -1 => Ok(Element::Null),
-            length => {
-                let length = usize::try_from(length).map_err(|_| DAMAGED)?;
-                element(scalar, self.take(length)?)
-            }
+    /// What comes before the elements: how many there are.
+    fn count(&mut self) -> Result<i32, &'static str> {
+        let dimensions = self.int4()?;
+        let (_flags, _element_type) = (self.int4()?, self.int4()?);
+        match dimensions {
+            0 => return Ok(0),
+            1 => {}
+            _ => return Err("which has more than one dimension"),
         }
+        let count = self.int4()?;
+        if self.int4()? != 1 {
+            return Err("which does not begin at index 1");
+        }
+        Ok(count)
+    }
+
+    /// The bytes of an element; none of one that is null.
+    fn bytes(&mut self) -> Result<Option<&'a [u8]>, &'static str> {
+        match self.int4()? {
+            -1 => Ok(None),
+            length => self.take(usize::try_from(length).map_err(|_| DAMAGED)?).map(Some),
+        }
+    }
+
+    fn element(&mut self, scalar: Scalar) -> Result<Element, &'static str> {
+        self.bytes()?.map_or(Ok(Element::Null), |bytes| element(scalar, bytes))
+    }
+
+    /// About how many bytes the elements will take.
+    fn array_heap(mut self, scalar: Scalar) -> Result<usize, &'static str> {
+        let mut heap = 0;
+        for _ in 0..self.count()? {
+            heap += std::mem::size_of::<Element>() + self.bytes()?.map_or(0, |bytes| text_bytes(scalar, bytes));
+        }
+        Ok(heap)
     }
 }
 

@@ -10,13 +10,22 @@ use sqlx::{
     postgres::{PgArguments, PgDatabaseError, PgRow, PgStatement, PgTypeInfo},
 };
 
-use super::{Column, DatabaseError, Element, Error, Value, decode::Layout, encode, session::limit, statement, types::is_too_deep};
+use super::{
+    Column, DatabaseError, Element, Error, Value,
+    decode::Layout,
+    encode,
+    session::limit,
+    statement,
+    types::{is_too_deep, is_unknown},
+};
 use crate::text::bounded;
 
 /// Parameters the wire protocol can count.
 const PARAMS_MAX: usize = 65_535;
 /// Bytes of PostgreSQL's own texts that are handed to a guest.
 const ERROR_BYTES: usize = 4096;
+/// Bytes of what PostgreSQL says of one type: an enum's labels, a row's attributes.
+const TYPE_BYTES_MAX: usize = 256 << 10;
 /// Bytes of a row on the wire beside its values: the lengths of as many columns as PostgreSQL allows.
 const ROW_OVERHEAD: usize = 4 * 1_700;
 
@@ -160,11 +169,10 @@ fn unsupported(text: impl Into<String>) -> Trouble {
 
 async fn exchange(connection: &mut PgConnection, limits: &Limits, mode: Mode, text: &str, params: &[Value]) -> Result<Answer, Trouble> {
     let prepared = describe(connection, text).await?;
-    let types = parameters(&prepared);
-    if types.iter().chain(prepared.columns().iter().map(sqlx::Column::type_info)).any(is_too_deep) {
+    if types(&prepared).any(is_too_deep) {
         return Err(Trouble::TooDeep);
     }
-    let arguments = encode::arguments(types, params).map_err(unsupported)?;
+    let arguments = encode::arguments(parameters(&prepared), params).map_err(unsupported)?;
     let layout = match mode {
         Mode::Query => Some(Layout::of(prepared.columns()).map_err(unsupported)?),
         Mode::Execute => None,
@@ -177,18 +185,34 @@ async fn exchange(connection: &mut PgConnection, limits: &Limits, mode: Mode, te
     Ok(Answer { columns: layout.map(|layout| layout.columns).unwrap_or_default(), rows, rows_affected })
 }
 
+const NOT_DESCRIBED: &str = "a type of this statement cannot be described; cast it to text";
+
 /// Ask PostgreSQL for the types, once per text and connection. The text goes through the
 /// extended protocol, which takes one statement only.
 async fn describe(connection: &mut PgConnection, text: &str) -> Result<PgStatement, Trouble> {
-    match connection.prepare(AssertSqlSafe(text).into_sql_str()).await {
+    connection.set_row_bytes_max(TYPE_BYTES_MAX);
+    let prepared = connection.prepare(AssertSqlSafe(text).into_sql_str()).await;
+    connection.set_row_bytes_max(usize::MAX);
+    let passed_over = connection.take_rows_passed_over();
+    match prepared {
+        // A type that is too large, or was dropped meanwhile.
+        Ok(prepared) if passed_over > 0 || types(&prepared).any(is_unknown) => {
+            connection.clear_cached_statements().await?;
+            Err(unsupported(NOT_DESCRIBED))
+        }
         // The driver gives up on types that are nested too deeply; the connection is well
         // if it still answers.
         Err(sqlx::Error::Protocol(_)) => {
             connection.ping().await?;
-            Err(unsupported("a type of this statement cannot be described; cast it to text"))
+            Err(unsupported(NOT_DESCRIBED))
         }
         result => Ok(result?),
     }
+}
+
+/// Of the parameters and of the columns.
+fn types(prepared: &PgStatement) -> impl Iterator<Item = &PgTypeInfo> {
+    parameters(prepared).iter().chain(prepared.columns().iter().map(sqlx::Column::type_info))
 }
 
 fn parameters(prepared: &PgStatement) -> &[PgTypeInfo] {

@@ -109,6 +109,11 @@ fn base(info: &PgTypeInfo) -> Option<&PgTypeInfo> {
     None
 }
 
+/// Whether the driver found nothing about a type; it must not be asked for more of it.
+pub(super) fn is_unknown(info: &PgTypeInfo) -> bool {
+    info.name() == "?"
+}
+
 /// Whether a type is nested so deeply that the driver, which frees such types
 /// recursively, could be brought to overflow its stack by more of them.
 pub(super) fn is_too_deep(info: &PgTypeInfo) -> bool {
