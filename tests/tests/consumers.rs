@@ -64,6 +64,28 @@ async fn a_change_of_state_is_made_once_and_leaves_a_row() {
     world.finish().await;
 }
 
+/// What could go wrong: changes of one consumer that wait for one another take the connections that the host
+/// says with that it lives, and others take over from it what it still runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_wait_hold_up_nothing_of_the_host() {
+    let world = World::new().await;
+    let consumer = world.simple("", "").await;
+    let requests = world.admin.for_requests();
+    let mut held = world.admin.pool.begin().await.unwrap();
+    sqlx::query("SELECT FROM oncebox.consumer FOR UPDATE").execute(&mut *held).await.unwrap();
+    let ask = |admin: Admin, (tenant, name): (String, String)| async move { admin.pause_consumer(&tenant, &name).await };
+    let name = || (consumer.tenant.name.clone(), consumer.row.name.clone());
+    let asked: Vec<_> = (0..20).map(|_| tokio::spawn(ask(requests.clone(), name()))).collect();
+    world.until("SELECT count(*) >= 4 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()").await;
+    let host = tokio::time::timeout(Duration::from_secs(5), world.admin.host_starts("a")).await.expect("the host waits").unwrap();
+    assert!(world.admin.host_lives(host).await.unwrap());
+    held.rollback().await.unwrap();
+    for asked in asked {
+        assert_eq!(asked.await.unwrap().unwrap().state, "paused");
+    }
+    world.finish().await;
+}
+
 async fn standing(admin: &Admin, consumer: &TestConsumer) -> Standing {
     admin.standings().await.unwrap().into_iter().find(|s| s.consumer_id == consumer.row.consumer_id).unwrap()
 }

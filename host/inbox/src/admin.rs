@@ -9,8 +9,12 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{credentials::Credentials, error::InboxError, keys::MasterKey, place::Places, tenant::Tenant};
 
-/// Connections of the host's own login: the supervisor, the API, and one that listens.
+/// Connections of the host's own login, for its own work; and as many again for requests from outside.
 const CONNECTIONS_MAX: u32 = 8;
+/// How long a request from outside waits for what another one holds.
+const REQUEST_LOCK_TIMEOUT: &str = "20s";
+/// How long it waits for a connection: longer than others may hold one in waiting.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the database may take to answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -29,9 +33,14 @@ impl Admin {
     /// Access for one actor; nothing is connected yet.
     pub fn new(options: PgConnectOptions, key: MasterKey, actor: impl Into<String>) -> Self {
         let options = options.application_name("oncebox host");
-        let pool =
-            PgPoolOptions::new().max_connections(CONNECTIONS_MAX).acquire_timeout(CONNECT_TIMEOUT).connect_lazy_with(options.clone());
-        Self { pool, options, key, actor: actor.into(), places: Arc::default() }
+        Self { pool: pool(&options, CONNECT_TIMEOUT), options, key, actor: actor.into(), places: Arc::default() }
+    }
+
+    /// The same access for requests from outside, with connections of their own: however many of them wait for
+    /// one another, the host's own work waits for none, and no request waits for ever.
+    pub fn for_requests(&self) -> Self {
+        let options = self.options.clone().options([("lock_timeout", REQUEST_LOCK_TIMEOUT)]);
+        Self { pool: pool(&options, REQUEST_TIMEOUT), ..self.clone() }
     }
 
     /// The same access for someone else, whose name the audit log keeps.
@@ -53,6 +62,10 @@ impl Admin {
         let _ = connection.close().await; // the answer is there
         found.map(drop).ok_or_else(|| InboxError::NotFound("the database holds no inbox; run `oncebox migrate` first".to_owned()))
     }
+}
+
+fn pool(options: &PgConnectOptions, patience: Duration) -> PgPool {
+    PgPoolOptions::new().max_connections(CONNECTIONS_MAX).acquire_timeout(patience).connect_lazy_with(options.clone())
 }
 
 /// Whether something of a tenant, or a tenant, can have this name.

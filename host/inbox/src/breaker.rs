@@ -36,8 +36,8 @@ struct State {
     versions: HashMap<i32, Breaker>,
     /// Grows with each transition.
     revision: u64,
-    /// The revision that was last looked at.
-    seen: u64,
+    /// The revision that was last looked at; none at first, when others may still show those of an earlier run.
+    seen: Option<u64>,
 }
 
 /// What is known of one version.
@@ -154,12 +154,17 @@ impl Breakers {
         self.lock().shown()
     }
 
-    /// The same, where a breaker turned since the last call.
+    /// The same, where a breaker turned since the last call, and the first time.
     pub(crate) fn changed(&self) -> Option<Vec<BreakerState>> {
         let mut state = self.lock();
-        let is_new = state.seen != state.revision;
-        state.seen = state.revision;
+        let is_new = state.seen != Some(state.revision);
+        state.seen = Some(state.revision);
         is_new.then(|| state.shown())
+    }
+
+    /// What changed last was not told; it is changed until it is.
+    pub(crate) fn untold(&self) {
+        self.lock().seen = None;
     }
 
     fn applies_to(&self, handler: &dyn Handler) -> bool {
@@ -445,7 +450,7 @@ mod tests {
         let decisions = [Some(FailureKind::Reject), Some(FailureKind::Park), Some(FailureKind::Retry { delay: None })];
         breakers.ran(&ONE, decisions.iter().chain([&Some(FailureKind::Contention)]).cycle().take(1_000));
         ran(&breakers, &Version(2, true), 0, 1_000);
-        assert!(breakers.states().is_empty() && breakers.changed().is_none());
+        assert!(breakers.states().is_empty());
         let off = Breakers::new("acme", "orders", policy::Breaker { enabled: false, ..policy::Breaker::default() });
         ran(&off, &ONE, 0, 1_000);
         assert!(off.states().is_empty());
@@ -454,8 +459,13 @@ mod tests {
     #[test]
     fn changes_are_told_once() {
         let breakers = breakers();
-        ran(&breakers, &ONE, 0, 20);
-        assert_eq!(breakers.changed().map(|states| states[0].state), Some("open"));
+        assert_eq!(breakers.changed(), Some(Vec::new()), "what an earlier run showed is gone");
         assert!(breakers.changed().is_none());
+        ran(&breakers, &ONE, 0, 20);
+        for _ in 0..2 {
+            assert_eq!(breakers.changed().map(|states| states[0].state), Some("open"));
+            assert!(breakers.changed().is_none());
+            breakers.untold();
+        }
     }
 }

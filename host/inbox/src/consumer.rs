@@ -118,6 +118,11 @@ impl ConsumerInbox {
         self.breakers.changed()
     }
 
+    /// What [`ConsumerInbox::breakers_changed`] answered last was told to nobody.
+    pub fn breakers_untold(&self) {
+        self.breakers.untold();
+    }
+
     /// The live handlers.
     pub fn handlers(&self) -> Arc<dyn Handlers> {
         self.handlers.borrow().clone()

@@ -2,7 +2,7 @@
 
 use sqlx::{Connection, Executor, PgConnection, PgPool, postgres::PgConnectOptions};
 
-use crate::error::InboxError;
+use crate::{error::InboxError, tenant::lock_grants};
 
 pub(crate) static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
 
@@ -49,7 +49,10 @@ pub async fn migrate(options: &PgConnectOptions) -> Result<Vec<String>, InboxErr
     let mut migrator = PgConnection::connect_with(&options.clone().options([("role", owner.as_str()), ("search_path", "oncebox")])).await?;
     // What `run` does, in a form that a task can do: its bounds hold for no lifetime in particular.
     MIGRATIONS.run_direct(None, &mut migrator, false).await?;
-    migrator.execute(sqlx::raw_sql(GRANTS)).await?;
+    let mut grants = migrator.begin().await?;
+    lock_grants(&mut grants).await?;
+    grants.execute(sqlx::raw_sql(GRANTS)).await?;
+    grants.commit().await?;
     migrator.close().await?;
     let open = close_public(&mut admin, &owner).await;
     admin.close().await?;

@@ -88,7 +88,7 @@ impl Admin {
         let consumer = self.consumer(tenant, name).await?;
         let mut tx = self.pool.begin().await?;
         if !lock(&mut tx, &consumer).await?.2 {
-            return Ok(consumer);
+            return consumer_in(&mut tx, &consumer).await;
         }
         clear(&mut tx, consumer.consumer_id).await?;
         self.audit(&mut tx, "consumer.seek.cancel", Subject::of(tenant, name), json!({})).await?;

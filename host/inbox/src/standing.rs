@@ -4,7 +4,14 @@
 use serde_json::json;
 use sqlx::PgConnection;
 
-use crate::{admin::Admin, audit::Subject, error::InboxError, hooks, host::GONE, subscription::Consumer};
+use crate::{
+    admin::Admin,
+    audit::Subject,
+    error::InboxError,
+    hooks,
+    host::GONE,
+    subscription::{Consumer, consumer_in},
+};
 
 /// What the rows say of a consumer, without its policy: hosts ask for all of them twice a second.
 #[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
@@ -99,7 +106,7 @@ impl Admin {
         let mut tx = self.pool.begin().await?;
         let (from, generation, sought) = lock(&mut tx, &consumer).await?;
         if from == to {
-            return Ok(consumer);
+            return consumer_in(&mut tx, &consumer).await;
         }
         if from == "deleting" {
             return Err(InboxError::conflict(format!("consumer `{tenant}/{name}` is being deleted")));

@@ -173,8 +173,11 @@ impl Admin {
 }
 
 /// Two transactions at a time would write the same lists of privileges, which PostgreSQL refuses to one of them.
+/// A process that stops in the middle holds up the others for a minute.
 pub(crate) async fn lock_grants(connection: &mut PgConnection) -> Result<(), InboxError> {
-    connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('oncebox grants', 0))").await?;
+    const LOCK: &str = "SET LOCAL idle_in_transaction_session_timeout = '60s'; \
+        SELECT pg_advisory_xact_lock(hashtextextended('oncebox grants', 0))";
+    connection.execute(sqlx::raw_sql(LOCK)).await?;
     Ok(())
 }
 

@@ -124,6 +124,15 @@ impl Fleet {
         running.collect()
     }
 
+    /// What that answered last, of one consumer or of all, was told to nobody.
+    pub(crate) fn breakers_untold(&self, only: Option<i32>) {
+        for (_, member) in self.0.iter().filter(|(id, _)| only.is_none_or(|only| only == **id)) {
+            if let State::Running(current) = &member.state {
+                current.running.breakers_untold();
+            }
+        }
+    }
+
     /// Consumers that were never tried yet.
     pub(crate) fn first_starts(&self) -> usize {
         self.0.values().filter(|member| !member.was_tried && member.standing.work() != Work::Rest).count()

@@ -34,10 +34,10 @@ impl Presence {
     }
 
     /// Say that this host lives, where it is time. One that was silent for so long that it was forgotten
-    /// begins again.
-    pub(crate) async fn beat(&mut self) -> Result<(), InboxError> {
+    /// begins again: true, as it is the first time; nothing that was said before is known any more.
+    pub(crate) async fn beat(&mut self) -> Result<bool, InboxError> {
         if self.beat_due > Instant::now() {
-            return Ok(());
+            return Ok(false);
         }
         let is_known = match self.host_id {
             Some(host_id) => self.admin.host_lives(host_id).await?,
@@ -50,7 +50,7 @@ impl Presence {
             self.said.clear();
         }
         self.beat_due = Instant::now() + BEAT;
-        Ok(())
+        Ok(!is_known)
     }
 
     /// Say how this host is with each consumer, where that changed.
@@ -75,12 +75,12 @@ impl Presence {
         self.reporter().report(consumer_id, generation, progress).await;
     }
 
-    /// Say which circuit breakers of a consumer are not closed here. Only people look at it.
-    pub(crate) async fn report_breakers(&self, consumer_id: i32, breakers: &[BreakerState]) {
-        let Some(host_id) = self.host_id else { return };
-        if let Err(error) = self.admin.host_breakers(host_id, consumer_id, breakers).await {
-            tracing::warn!(%error, "failed to report the state of circuit breakers");
-        }
+    /// Say which circuit breakers of a consumer are not closed here. Only people look at it. False: nobody
+    /// could be told.
+    pub(crate) async fn report_breakers(&self, consumer_id: i32, breakers: &[BreakerState]) -> bool {
+        let Some(host_id) = self.host_id else { return false };
+        let told = self.admin.host_breakers(host_id, consumer_id, breakers).await;
+        told.inspect_err(|error| tracing::warn!(%error, "failed to report the state of circuit breakers")).is_ok()
     }
 
     /// Nobody is to wait for this host any more.

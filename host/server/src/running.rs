@@ -84,6 +84,11 @@ impl Running {
         self.inbox.breakers_changed()
     }
 
+    /// What that answered last was told to nobody.
+    pub(crate) fn breakers_untold(&self) {
+        self.inbox.breakers_untold();
+    }
+
     /// The generation of deployments that its next transaction uses.
     pub(crate) fn generation(&self) -> i64 {
         self.routes.generation()

@@ -107,7 +107,7 @@ fn api(config: &Config, admin: &Admin, components: Compilations, kafka: Kafka) -
         connections_max: config.database.connections_max,
         ..Limits::default()
     };
-    oncebox_admin::Api::new(admin.clone(), Arc::new(Uploads { components }), limits, config.api.mode).with_brokers(Arc::new(kafka))
+    oncebox_admin::Api::new(admin.for_requests(), Arc::new(Uploads { components }), limits, config.api.mode).with_brokers(Arc::new(kafka))
 }
 
 /// Bring the database up to date and say what could not be closed.

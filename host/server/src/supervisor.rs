@@ -148,7 +148,9 @@ impl Supervisor {
         let is_due = *look_due <= Instant::now();
         if is_due {
             *look_due = Instant::now() + POLL;
-            presence.beat().await?;
+            if presence.beat().await? {
+                fleet.breakers_untold(None);
+            }
             let standings = self.admin.standings().await?;
             self.sessions.renew(&self.admin, self.budget.scheduler(), &standings).await?;
             fleet.see(standings);
@@ -163,7 +165,9 @@ impl Supervisor {
         }
         presence.say(fleet.runs()).await?;
         for (consumer_id, breakers) in fleet.breakers_changed() {
-            presence.report_breakers(consumer_id, &breakers).await;
+            if !presence.report_breakers(consumer_id, &breakers).await {
+                fleet.breakers_untold(Some(consumer_id));
+            }
         }
         for consumer in judged.iter().filter(|_| is_due) {
             self.judge(consumer).await?;

@@ -69,7 +69,7 @@ pub(super) const CHECKS: &[Check] = &[
 /// Locks of a claim's transaction beside those on messages and on partitions: parents, catalogs, the tenant's tables.
 const LOCKS_BESIDE: i64 = 64;
 /// Connections of a host beside those of tenants' sessions.
-const CONNECTIONS_BESIDE: i64 = 12;
+const CONNECTIONS_BESIDE: i64 = 20;
 
 impl Look<'_> {
     /// The lock table and the connections suffice for the hosts that run.
