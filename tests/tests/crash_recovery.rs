@@ -140,8 +140,10 @@ async fn a_message_that_kills_the_process_is_parked_and_its_neighbours_complete(
     let found = scenario.found().await.unwrap();
     let row = found.iter().find(|row| row.message_id == killer).unwrap();
     assert_eq!((row.status.as_str(), row.reason.as_deref(), row.crashes, row.effects), ("parked", Some("crashed"), 3, 0));
-    // Once before anything was counted, twice when its offset was committed in between; three times under a lease.
-    assert!((4..=5).contains(&kills), "killed {kills} times");
+    // Three times under a lease. Before that, a process is careful where another died at the same offset and
+    // had made no progress: each of the two messages before this one may be news to one process, as progress,
+    // and move the offset of another.
+    assert!((4..=8).contains(&kills), "killed {kills} times");
     assert!(found.iter().filter(|row| row.message_id != killer).all(|row| row.status == "completed"), "{found:?}");
     scenario.check().await.unwrap();
     host.stop().await.unwrap();

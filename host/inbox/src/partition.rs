@@ -58,7 +58,7 @@ impl PartitionInbox {
                 topic,
                 partition,
                 next_offset,
-                "an earlier process died here before it made progress; the next messages run alone, under a lease"
+                "an earlier process died at this offset; the next messages run alone, under a lease"
             );
         }
         let probation = if suspect { on_probation(&consumer) } else { 0 };
