@@ -75,9 +75,17 @@ fn heap(shape: Shape, bytes: &[u8]) -> usize {
 
 fn text_bytes(scalar: Scalar, bytes: &[u8]) -> usize {
     match scalar {
-        Scalar::Numeric => numeric::text_bytes_max(bytes),
+        Scalar::Numeric => digits_max(bytes),
         _ => bytes.len(),
     }
+}
+
+/// About how long the decimal text of a number's binary form is, and no shorter than it will be.
+fn digits_max(bytes: &[u8]) -> usize {
+    let &[_, _, w0, w1, _, _, s0, s1, ..] = bytes else { return 0 };
+    let (weight, scale) = (i16::from_be_bytes([w0, w1]), u16::from_be_bytes([s0, s1]));
+    let integer = 4 * (usize::try_from(weight).unwrap_or(0) + 1);
+    "-Infinity".len() + integer + usize::from(scale)
 }
 
 const DAMAGED: &str = "whose value has an unknown form";

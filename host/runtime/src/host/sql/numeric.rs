@@ -126,14 +126,6 @@ fn groups(decimal: &[u8], is_integer: bool) -> Vec<i16> {
     decimal.chunks(4).map(padded).collect()
 }
 
-/// About how long the decimal text of a binary form is, and no shorter than it will be.
-pub(super) fn text_bytes_max(bytes: &[u8]) -> usize {
-    let &[_, _, w0, w1, _, _, s0, s1, ..] = bytes else { return 0 };
-    let (weight, scale) = (i16::from_be_bytes([w0, w1]), u16::from_be_bytes([s0, s1]));
-    let integer = 4 * (usize::try_from(weight).unwrap_or(0) + 1);
-    "-Infinity".len() + integer + usize::from(scale)
-}
-
 /// Decimal text of a binary form; none when the bytes are not one.
 pub(super) fn decode(bytes: &[u8]) -> Option<String> {
     let (header, body) = bytes.split_at_checked(8)?;
