@@ -35,7 +35,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-const DEADLINE: Duration = Duration::from_secs(150);
+const DEADLINE: Duration = Duration::from_secs(60);
 const LEDGER: &[u8] = include_bytes!("../../../guest-examples/components/ledger.wasm");
 const LEDGER_SCHEMA: &str = include_str!("../../../guest-examples/ledger/schema.sql");
 
@@ -225,14 +225,17 @@ impl Stage {
         (stop, sent, running)
     }
 
-    /// Wait until so many messages of a consumer are settled.
+    /// Wait until so many messages of a consumer are settled; as long as it takes, while there are ever more.
     pub async fn settled(&self, consumer: i32, count: usize) {
         const SETTLED: &str = "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = $1 AND processed_at IS NOT NULL";
-        let deadline = Instant::now() + DEADLINE;
+        let (mut last, mut deadline) = (0, Instant::now() + DEADLINE);
         loop {
             let settled: i64 = sqlx::query_scalar(SETTLED).bind(consumer).fetch_one(&self.pool).await.unwrap();
             if settled as usize >= count {
                 return;
+            }
+            if settled > last {
+                (last, deadline) = (settled, Instant::now() + DEADLINE);
             }
             assert!(self.is_running(), "the host ended: {}", self.log());
             if Instant::now() > deadline {
