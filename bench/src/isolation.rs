@@ -26,7 +26,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{run::Bench, variants::host::admin};
+use crate::{measure::Machine, run::Bench, variants::host::admin};
 
 /// Messages a second of the victim, all partitions together.
 const RATE: f64 = 200.0;
@@ -35,6 +35,11 @@ const PARTITIONS: i32 = 2;
 /// At first nothing is looked at: versions are instantiated for the first time, connections are opened, and
 /// the breaker of a version that always fails has to see that it does.
 const WARM_UP: Duration = Duration::from_secs(2);
+/// A pair is measured again where other machines took more of the processors' time than this: a victim waits for
+/// them as for a neighbour, and one in a hundred messages is soon one that did.
+const STOLEN_MAX: f64 = 0.03;
+/// Then the quietest counts.
+const TRIES_MAX: usize = 5;
 /// As a host has by default.
 const CONNECTIONS: usize = 32;
 
@@ -60,6 +65,8 @@ pub struct Pair {
     pub polite: Felt,
     /// Beside the attacker.
     pub hostile: Felt,
+    /// Share of the processors' time that other machines took meanwhile.
+    pub stolen: f64,
 }
 
 /// The victim's own figures.
@@ -91,6 +98,10 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// What a neighbour does that has no messages. Without it the ratios could not tell a victim that gains from
+/// the other's idleness from one that feels nothing.
+const NOTHING: &str = "nothing at all";
+
 /// Every attack, in so many pairs, whose order alternates.
 pub async fn measure(bench: &mut Bench, rounds: usize, seconds: f64) -> Result<Vec<Isolation>> {
     let database = bench.servers.database(true).await?;
@@ -99,13 +110,18 @@ pub async fn measure(bench: &mut Bench, rounds: usize, seconds: f64) -> Result<V
     let deeds = deeds();
     for round in 0..rounds {
         for (number, (deed, component)) in deeds.iter().enumerate() {
-            let mut felt = BTreeMap::new();
-            for is_hostile in if (round + number) % 2 == 0 { [false, true] } else { [true, false] } {
-                let neighbour = is_hostile.then_some(&component[..]);
-                felt.insert(is_hostile, house.run(neighbour, seconds).await.with_context(|| format!("beside {deed}"))?);
+            let mut quietest: Option<Pair> = None;
+            for _ in 0..TRIES_MAX {
+                let pair = house.pair(component.as_deref(), (round + number) % 2 == 0, seconds).await;
+                let pair = pair.with_context(|| format!("beside {deed}"))?;
+                eprintln!("isolation, {deed}: {pair:?}");
+                let is_quiet = pair.stolen <= STOLEN_MAX;
+                quietest = quietest.filter(|known| known.stolen <= pair.stolen).or(Some(pair));
+                if is_quiet {
+                    break;
+                }
             }
-            eprintln!("isolation, {deed}: {felt:?}");
-            found.entry(number).or_default().push(Pair { polite: felt[&false], hostile: felt[&true] });
+            found.entry(number).or_default().extend(quietest);
         }
     }
     house.admin.pool.close().await;
@@ -113,15 +129,16 @@ pub async fn measure(bench: &mut Bench, rounds: usize, seconds: f64) -> Result<V
     Ok(found.into_iter().map(|(number, pairs)| Isolation { deed: deeds[number].0.to_owned(), pairs }).collect())
 }
 
-/// What an attacker does with each of its messages.
-fn deeds() -> Vec<(&'static str, Vec<u8>)> {
-    let does = |steps: &[Step]| component(steps, &End::Ok);
+/// What an attacker does with each of its messages, if it has any.
+fn deeds() -> Vec<(&'static str, Option<Vec<u8>>)> {
+    let does = |steps: &[Step]| Some(component(steps, &End::Ok));
     let many = |times, step: Step| Step::Repeat(times, Box::new(step));
     let recursive =
         guests::text(&[Step::Wat("(call $deep)".into())], &End::Ok).replacen("(memory ", "(func $deep (call $deep)) (memory ", 1);
     let grow = "(loop $more (memory.fill (i32.mul (memory.size) (i32.const 65536)) (i32.const 1) (i32.const 0)) \
         (br_if $more (i32.ne (memory.grow (i32.const 16)) (i32.const -1)))) unreachable";
     vec![
+        (NOTHING, None),
         ("loops to the deadline", does(&[spin()])),
         ("100,000 statements", does(&[many(100_000, execute("SELECT 1"))])),
         ("huge results", does(&[Step::Query("SELECT repeat('x', 32000000)".into())])),
@@ -129,7 +146,7 @@ fn deeds() -> Vec<(&'static str, Vec<u8>)> {
         ("lock waits", does(&[execute("UPDATE hot SET n = n + 1"), spin()])),
         ("log floods", does(&[many(100_000, Step::Log("x".repeat(1_000)))])),
         ("always failing", does(&[trap()])),
-        ("deep recursion", encode(&recursive)),
+        ("deep recursion", Some(encode(&recursive))),
     ]
 }
 
@@ -137,6 +154,8 @@ fn deeds() -> Vec<(&'static str, Vec<u8>)> {
 struct House {
     admin: Admin,
     runtime: Runtime,
+    /// What the victim's handlers are, and a polite neighbour's.
+    polite: Vec<u8>,
     victim: Tenant,
     neighbour: Tenant,
 }
@@ -148,18 +167,33 @@ impl House {
         for tenant in [&victim, &neighbour] {
             admin.apply_migration(tenant, "tables", TABLES).await?;
         }
-        Ok(Self { admin, runtime, victim, neighbour })
+        let polite = component(&[Step::ExecuteWithId("INSERT INTO orders (id) VALUES ($1)".to_owned()), Step::GiveUpOnError], &End::Ok);
+        Ok(Self { admin, runtime, polite, victim, neighbour })
     }
 
-    /// The victim's figures beside a neighbour that has more to do than it can: its handlers do what the
-    /// victim's do, or what is given.
-    async fn run(&self, hostile: Option<&[u8]>, seconds: f64) -> Result<Felt> {
-        let polite = component(&[Step::ExecuteWithId("INSERT INTO orders (id) VALUES ($1)".to_owned()), Step::GiveUpOnError], &End::Ok);
+    /// Both runs, in either order.
+    async fn pair(&self, hostile: Option<&[u8]>, polite_first: bool, seconds: f64) -> Result<Pair> {
+        let before = Machine::now();
+        let polite = async || self.run(Some(&self.polite), seconds).await;
+        let (polite, hostile) = if polite_first {
+            (polite().await?, self.run(hostile, seconds).await?)
+        } else {
+            let hostile = self.run(hostile, seconds).await?;
+            (polite().await?, hostile)
+        };
+        Ok(Pair { polite, hostile, stolen: Machine::now().stolen_since(before) })
+    }
+
+    /// The victim's figures beside a neighbour that has more to do than it can with such handlers, or nothing.
+    async fn run(&self, neighbour: Option<&[u8]>, seconds: f64) -> Result<Felt> {
         let budget = Budget::new(CONNECTIONS);
-        let victim = self.consumer(&self.victim, &polite, &budget).await?;
-        let neighbour = self.consumer(&self.neighbour, hostile.unwrap_or(&polite), &budget).await?;
+        let victim = self.consumer(&self.victim, &self.polite, &budget).await?;
         let stop = CancellationToken::new();
-        let beside = self.work(&neighbour, f64::INFINITY, &stop).await?;
+        let mut beside = Vec::new();
+        if let Some(component) = neighbour {
+            let neighbour = self.consumer(&self.neighbour, component, &budget).await?;
+            beside = self.work(&neighbour, f64::INFINITY, &stop).await?;
+        }
         let looked_at = self.work(&victim, RATE, &stop).await?;
         sleep(WARM_UP + Duration::from_secs_f64(seconds)).await;
         stop.cancel();

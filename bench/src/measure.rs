@@ -140,6 +140,35 @@ fn children(parent: pid_t) -> Vec<pid_t> {
     list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
+/// What the machine's processors did since it started.
+#[derive(Debug, Clone, Copy)]
+pub struct Machine {
+    /// Ticks for which there was something to do.
+    wanted: f64,
+    /// Those of them that the hypervisor gave to other machines.
+    stolen: f64,
+}
+
+impl Machine {
+    /// As it is now; nothing where the system does not say.
+    pub fn now() -> Self {
+        Self::parse(&fs::read_to_string("/proc/stat").unwrap_or_default())
+    }
+
+    /// The first line: user, nice, system, idle, iowait, irq, softirq, steal, and what is counted before.
+    fn parse(stat: &str) -> Self {
+        let ticks: Vec<f64> = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).flat_map(str::parse).collect();
+        let at = |field: usize| ticks.get(field).copied().unwrap_or_default();
+        let stolen = at(7);
+        Self { wanted: at(0) + at(1) + at(2) + at(5) + at(6) + stolen, stolen }
+    }
+
+    /// The share of the time that was wanted since then and went to other machines.
+    pub fn stolen_since(self, before: Self) -> f64 {
+        (self.stolen - before.stolen) / (self.wanted - before.wanted).max(1.0)
+    }
+}
+
 struct Times {
     /// User and system time of all threads.
     own: f64,
@@ -168,6 +197,14 @@ fn ticks_per_second() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_other_machines_took_is_a_share_of_what_was_wanted() {
+        let before = Machine::parse("cpu  100 0 50 1000 5 0 10 40 0 0\ncpu0 1 2 3\n");
+        let after = Machine::parse("cpu  160 0 70 5000 9 0 10 60 0 0\n");
+        assert_eq!(after.stolen_since(before), 0.2);
+        assert_eq!(Machine::parse("").stolen_since(Machine::parse("")), 0.0);
+    }
 
     #[test]
     fn time_between_samples_is_interpolated() {
