@@ -129,11 +129,8 @@ impl Breakers {
         if !self.applies_to(handler) {
             return;
         }
-        let (mut runs, mut failed) = (0, 0);
-        for end in ends.into_iter().filter_map(|end| is_failure(end.as_ref())) {
-            runs += 1;
-            failed += u32::from(end);
-        }
+        let mut count = Count::default();
+        ends.into_iter().for_each(|end| count.add(end.as_ref()));
         let mut state = self.lock();
         if state.versions.len() >= VERSIONS_MAX {
             state.versions.retain(|_, breaker| !breaker.is_idle(self.window()));
@@ -143,8 +140,8 @@ impl Breakers {
         if breaker.phase != Phase::Closed {
             return;
         }
-        breaker.window.add(self.window(), runs, failed);
-        if self.policy.is_reached(breaker.window.sum(self.window())) {
+        breaker.window.add(self.window(), count);
+        if breaker.window.sum(self.window()).reaches(&self.policy) {
             self.open(&mut state, version);
         }
     }
@@ -236,7 +233,7 @@ impl Breaker {
     }
 
     fn is_idle(&mut self, window: Duration) -> bool {
-        self.phase == Phase::Closed && self.window.sum(window).0 == 0
+        self.phase == Phase::Closed && self.window.sum(window).runs == 0
     }
 }
 
@@ -305,24 +302,56 @@ fn now() -> Instant {
 #[cfg(test)]
 use tests::now;
 
-/// Runs and failures of the last while, in slots that are forgotten one after the other.
+/// For how many runs one that ended at its deadline stands, when it is asked whether there were enough of them:
+/// a version that hangs has few runs within any window, and each of them took a processor or locks for as long as
+/// it may.
+const RUNS_OF_A_DEADLINE: u32 = 5;
+
+/// First runs of a version.
+#[derive(Debug, Clone, Copy, Default)]
+struct Count {
+    runs: u32,
+    failed: u32,
+    /// The runs, some of which stand for several.
+    weight: u32,
+}
+
+impl Count {
+    fn add(&mut self, failure: Option<&FailureKind>) {
+        let Some(failed) = is_failure(failure) else { return };
+        self.runs += 1;
+        self.failed += u32::from(failed);
+        self.weight += if matches!(failure, Some(FailureKind::Deadline)) { RUNS_OF_A_DEADLINE } else { 1 };
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self { runs: self.runs + other.runs, failed: self.failed + other.failed, weight: self.weight + other.weight }
+    }
+
+    /// Whether a breaker opens.
+    fn reaches(self, policy: &policy::Breaker) -> bool {
+        self.weight >= policy.runs_min && u64::from(self.failed) * 100 > u64::from(self.runs) * u64::from(policy.failures_percent)
+    }
+}
+
+/// Counts of the last while, in slots that are forgotten one after the other.
 #[derive(Debug, Default)]
-struct Window(VecDeque<(Instant, u32, u32)>);
+struct Window(VecDeque<(Instant, Count)>);
 
 impl Window {
-    fn add(&mut self, window: Duration, runs: u32, failed: u32) {
+    fn add(&mut self, window: Duration, count: Count) {
         let now = now();
         match self.0.back_mut() {
-            Some((from, all, bad)) if now.duration_since(*from) < window / SLOTS => (*all, *bad) = (*all + runs, *bad + failed),
-            _ => self.0.push_back((now, runs, failed)),
+            Some((from, known)) if now.duration_since(*from) < window / SLOTS => *known = known.plus(count),
+            _ => self.0.push_back((now, count)),
         }
     }
 
-    fn sum(&mut self, window: Duration) -> (u32, u32) {
-        while self.0.front().is_some_and(|(from, ..)| now().duration_since(*from) > window) {
+    fn sum(&mut self, window: Duration) -> Count {
+        while self.0.front().is_some_and(|(from, _)| now().duration_since(*from) > window) {
             self.0.pop_front();
         }
-        self.0.iter().fold((0, 0), |(runs, failed), (_, all, bad)| (runs + all, failed + bad))
+        self.0.iter().fold(Count::default(), |sum, (_, count)| sum.plus(*count))
     }
 }
 
@@ -399,6 +428,18 @@ mod tests {
             ran(&breakers, &ONE, completed, failed);
             assert_eq!(waits(&breakers, &ONE), opens, "{completed} completed, {failed} failed");
             assert!(!waits(&breakers, &Version(2, false)), "another version is another breaker");
+        }
+    }
+
+    // What could go wrong: a version that hangs has few runs in any window, and takes a processor for ever.
+    #[test]
+    fn a_few_deadlines_are_enough() {
+        const DEADLINE: Option<FailureKind> = Some(FailureKind::Deadline);
+        for (completed, deadlines, opens) in [(0, 3, false), (0, 4, true), (3, 4, true), (4, 4, false), (100, 20, false)] {
+            let breakers = breakers();
+            let ends = [&None].into_iter().cycle().take(completed).chain([&DEADLINE].into_iter().cycle().take(deadlines));
+            breakers.ran(&ONE, ends);
+            assert_eq!(waits(&breakers, &ONE), opens, "{completed} completed, {deadlines} reached their deadline");
         }
     }
 

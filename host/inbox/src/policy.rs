@@ -255,7 +255,7 @@ pub struct Breaker {
     pub enabled: bool,
     /// It opens when more than this share of the first runs within the window failed; 1 to 99.
     pub failures_percent: u32,
-    /// First runs within the window before it is judged.
+    /// First runs within the window before it is judged; one that ended at its deadline stands for five.
     pub runs_min: u32,
     /// Milliseconds that are looked at.
     pub window_ms: u64,
@@ -268,13 +268,6 @@ pub struct Breaker {
 impl Default for Breaker {
     fn default() -> Self {
         Self { enabled: true, failures_percent: 50, runs_min: 20, window_ms: 30_000, pause_ms: 5_000, pause_max_ms: 300_000 }
-    }
-}
-
-impl Breaker {
-    /// Whether so many runs, of which so many failed, open it.
-    pub(crate) fn is_reached(&self, (runs, failed): (u32, u32)) -> bool {
-        runs >= self.runs_min && u64::from(failed) * 100 > u64::from(runs) * u64::from(self.failures_percent)
     }
 }
 
