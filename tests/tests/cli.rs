@@ -170,6 +170,61 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
+/// Policies are looked at before there is a server, with everything that is wrong in one answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn policies_are_checked_and_explained_as_files() {
+    let desk = Desk::empty().await;
+    let good = desk.file("good.toml", format!("{POLICY}retry = {{ preset = 'seed-002' }}\n"));
+    assert_eq!(desk.ok(&["policy", "check", &good]).await, format!("`{good}` can work\n"));
+    assert_eq!(desk.json(&["policy", "check", &good]).await, json!([{ "file": good, "problems": [] }]));
+
+    let bad = desk.file("bad.toml", "topics = []\n[retry]\nworkers = 'hunter2'\nbackof = 1\n[kafka.properties]\n'group.id' = 'hunter2'\n");
+    let output = run(desk.command().args(["policy", "check", &good, &bad])).await;
+    let lines: Vec<_> = text(&output.stdout).lines().map(str::to_owned).collect();
+    assert_eq!(
+        lines[..5],
+        [
+            format!("`{good}` can work"),
+            format!("`{bad}` cannot work, for 4 reasons:"),
+            "  line 1: `topics` must name at least one topic".to_owned(),
+            "  line 3: `retry.workers`: invalid type: string, expected usize".to_owned(),
+            lines[4].clone(),
+        ]
+    );
+    assert!(lines[4].starts_with("  line 4: unknown key `retry.backof`, expected one of `preset`"), "{lines:?}");
+    assert_eq!(lines[5..], ["  missing field `ack`"]);
+    assert_eq!((text(&output.stderr).as_str(), output.status.code()), ("error: 1 of 2 policies cannot work\n", Some(1)));
+    let output = run(desk.command().args(["policy", "check", &bad, "--json"])).await;
+    let checked: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&checked[0]["problems"][1]["key"], &checked[0]["problems"][1]["line"]), (&json!("retry.workers"), &json!(3)));
+    assert_eq!(output.status.code(), Some(1));
+    let own = desk.file("own.toml", format!("{POLICY}kafka.properties = {{ 'group.id' = 'hunter2' }}"));
+    let output = run(desk.command().args(["policy", "check", &own])).await;
+    assert!(text(&output.stdout).contains("kafka property `group.id` cannot be set here"), "{}", text(&output.stdout));
+    assert!(!text(&output.stdout).contains(SECRET));
+
+    let explained = desk.ok(&["policy", "explain", &good]).await;
+    for part in [
+        "is run again after 30 s and 2 min (`seed-002`)",
+        "\n 1. What is the message id?\n    holds: ",
+        "\n18. Was it killed at every step?\n    look: ",
+    ] {
+        assert!(explained.contains(part), "{explained}");
+    }
+    let explained = desk.json(&["policy", "explain", &good]).await;
+    assert_eq!((explained["sentences"].as_array().unwrap().len(), explained["readiness"].as_array().unwrap().len()), (10, 18));
+    let output = run(desk.command().args(["policy", "explain", &bad])).await;
+    assert!(
+        text(&output.stderr).starts_with(&format!("error: the policy `{bad}` is not valid, for 4 reasons\n")),
+        "{}",
+        text(&output.stderr)
+    );
+
+    let presets = desk.ok(&["policy", "presets"]).await;
+    assert!(presets.contains("seed-002            3     exactly  30 s, 120 s\n"), "{presets}");
+    assert_eq!(desk.json(&["policy", "presets"]).await[0]["preset"], "exponential-jitter");
+}
+
 /// S1-070 begins with a host that starts, or says why it does not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_configuration_that_cannot_work_is_named() {
@@ -348,24 +403,43 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
         .await;
     };
     let base = |rest: &str| format!("{POLICY}{rest}");
-    create(&base("kafkaa = 1"), "line 3: unknown field `kafkaa`, expected one of `topics`, `ack`, `dedup`, `retention`, `payload`, `collision`, `no_route`, `identity`, `batch`, `retry`, `breaker`, `limits`, `kafka`").await;
-    create("topics = ['t']", "line 1: missing field `ack`").await;
-    create("ack = 'after_commit'", "line 1: missing field `topics`").await;
-    create("topics = []\nack = 'after_commit'", "`topics` must name at least one topic").await;
-    create("topics = ['t']\nack = 'never'", "line 2: unknown variant `never`, expected `after_commit` or `after_insert`").await;
-    create(&base("limits = { deadline_ms = 0 }"), "`limits.deadline_ms` is 0; it must be at least 1").await;
-    create(&base("limits = { deadline_ms = -1 }"), "line 3: invalid value: integer `-1`, expected u64").await;
-    create(&base("batch = { messages_max = 1001 }"), "`batch.messages_max` is 1001; it must be 1 to 1,000").await;
+    create(&base("kafkaa = 1"), "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, `dedup`, `retention`, `payload`, `collision`, `no_route`, `identity`, `batch`, `retry`, `breaker`, `limits`, `kafka`").await;
+    create("topics = ['t']", "missing field `ack`").await;
+    create("ack = 'after_commit'", "missing field `topics`").await;
+    create("topics = []\nack = 'after_commit'", "line 1: `topics` must name at least one topic").await;
+    create("topics = ['t']\nack = 'never'", "line 2: `ack`: unknown variant `never`, expected `after_commit` or `after_insert`").await;
+    create(&base("limits = { deadline_ms = 0 }"), "line 3: `limits.deadline_ms` is 0; it must be at least 1").await;
+    create(&base("limits = { deadline_ms = -1 }"), "line 3: `limits.deadline_ms`: invalid value: integer `-1`, expected u64").await;
+    create(&base("batch = { messages_max = 1001 }"), "line 3: `batch.messages_max` is 1001; it must be at most 1000").await;
     create(
         "topics = ['t']\nack = 'after_insert'\ndedup = 'off'",
-        "`dedup = \"off\"` needs `ack = \"after_commit\"`: what is acked after its insert is in the inbox",
+        "line 3: `dedup = \"off\"` needs `ack = \"after_commit\"`: what is acked after its insert is in the inbox",
     )
     .await;
-    create(&base("retry = { backoff_min_ms = 10, backoff_max_ms = 5 }"), "`retry.backoff_max_ms` is below `retry.backoff_min_ms`").await;
-    create(&base("breaker = { failures_percent = 100 }"), "`breaker.failures_percent` is 100; it must be at most 99").await;
-    create(&base("breaker = { runs_min = 0 }"), "`breaker.runs_min` is 0; it must be at least 1").await;
-    create(&base("breaker = { pause_max_ms = 5 }"), "`breaker.pause_max_ms` is below `breaker.pause_ms`").await;
-    create(&base("retry = { lease_ms = 5000 }"), "`retry.lease_ms` is 5000; it must be over `limits.deadline_ms`, 5000").await;
+    create(&base("retry = { backoff_min_ms = 10, backoff_max_ms = 5 }"), "line 3: `retry.backoff_max_ms` is below `retry.backoff_min_ms`")
+        .await;
+    create(&base("breaker = { failures_percent = 100 }"), "line 3: `breaker.failures_percent` is 100; it must be at most 99").await;
+    create(&base("breaker = { runs_min = 0 }"), "line 3: `breaker.runs_min` is 0; it must be at least 1").await;
+    create(&base("breaker = { pause_max_ms = 5 }"), "line 3: `breaker.pause_max_ms` is below `breaker.pause_ms`").await;
+    create(&base("retry = { lease_ms = 5000 }"), "line 3: `retry.lease_ms` is 5000; it must be over `limits.deadline_ms`, 5000").await;
+    create(
+        &base("retry = { preset = 'seed-003' }"),
+        "line 3: `retry.preset`: unknown variant `seed-003`, expected `exponential-jitter` or `seed-002`",
+    )
+    .await;
+    let path = desk.file("policy.toml", base("limits = { deadline_ms = 0 }\nretry = { backof = 1 }\nno_route = 5"));
+    let output = run(desk.command().args(["consumer", "create", "other", "--tenant", "acme", "--policy", &path])).await;
+    let said = text(&output.stderr).replace(desk.dir.to_str().unwrap(), "DIR");
+    let lines: Vec<_> = said.lines().map(|line| line.split(", expected").next().unwrap()).collect();
+    assert_eq!(
+        lines,
+        [
+            "error: the policy `DIR/policy.toml` is not valid, for 3 reasons",
+            "  line 3: `limits.deadline_ms` is 0; it must be at least 1",
+            "  line 4: unknown key `retry.backof`",
+            "  line 5: `no_route`: invalid type: integer `5`",
+        ]
+    );
     create(
         &base("kafka.properties = { 'group.id' = 'hunter2' }"),
         "kafka property `group.id` cannot be set here: set `group` in the policy's `kafka` table instead",
@@ -540,6 +614,7 @@ Commands:
   test         Run a handler on messages and show what it does; nothing is kept
   verify       Kill a handler at every step, deliver its messages in every way, compare the effects
   component    Components as files
+  policy       Policies as files
   openapi      Print the OpenAPI document of the HTTP API
   tenant       Tenants
   consumer     Consumers
@@ -568,6 +643,9 @@ Commands:
         (&["consumer", "pause", "--help"], "Wait until every running host has done it"),
         (&["consumer", "seek", "--help"], "says first what that means"),
         (&["consumer", "policy", "set", "--help"], "Accept what follows for messages"),
+        (&["policy", "check", "--help"], "everything that is wrong is said, with its line"),
+        (&["policy", "explain", "--help"], "Say in sentences what a policy does"),
+        (&["consumer", "policy", "explain", "--help"], "Say in sentences what it does"),
         (&["consumer", "delete", "--help"], "its inbox is deleted for good"),
         (&["deploy", "--help"], "The event type it takes; `*` takes those"),
         (&["inbox", "list", "--help"], "[possible values: received, in_progress, completed"),

@@ -171,10 +171,7 @@ pub(crate) async fn check_tenants_policy(
 }
 
 pub(crate) fn parse(policy: Map<String, Value>) -> Result<Policy, ApiError> {
-    serde_path_to_error::deserialize(Value::Object(policy)).map_err(|error| match error.path().to_string() {
-        path if path == "." => ApiError::invalid(format!("`policy` is not right: {}", error.inner())),
-        path => ApiError::invalid(format!("`policy.{path}` is not right: {}", error.inner())),
-    })
+    Ok(Policy::of(Value::Object(policy))?)
 }
 
 /// One consumer

@@ -216,7 +216,7 @@ impl From<InboxError> for ApiError {
     fn from(error: InboxError) -> Self {
         match &error {
             InboxError::Invalid(text) => Self::invalid(text),
-            InboxError::Statements { problems, .. } => Self {
+            InboxError::Policy(problems) | InboxError::Statements { problems, .. } => Self {
                 problems: problems.iter().map(|problem| Problem { code: problem.code.clone(), text: problem.text.clone() }).collect(),
                 ..Self::invalid(error.to_string())
             },

@@ -60,14 +60,12 @@ pub(crate) fn unrouted(policy: &Policy) -> Disposition {
     }
 }
 
-/// Delay before the next attempt: what the handler asked for, else exponential with full jitter.
+/// Delay before the next attempt: what the handler asked for, else what the policy says.
 pub fn delay(failure: &Failure, attempts: u32, retry: &Retry) -> Duration {
-    if let FailureKind::Retry { delay: Some(delay) } = failure.kind {
-        return delay.min(DELAY_MAX);
+    match failure.kind {
+        FailureKind::Retry { delay: Some(delay) } => delay.min(DELAY_MAX),
+        _ => retry.delay(attempts),
     }
-    let doublings = attempts.saturating_sub(1).min(32);
-    let bound = retry.backoff_min_ms.saturating_mul(1 << doublings).min(retry.backoff_max_ms);
-    Duration::from_millis(rand::random_range(0..=bound))
 }
 
 /// Longest delay a handler can ask for: thirty days.

@@ -64,6 +64,9 @@ pub enum InboxError {
     /// A setting that cannot work.
     #[error("{0}")]
     Invalid(String),
+    /// A policy that cannot work, with every key that is wrong.
+    #[error("{}", joined(.0))]
+    Policy(Vec<Problem>),
     /// A text of SQL that is refused before anything of it runs.
     #[error("{what} was not applied: {}", joined(problems))]
     Statements {
@@ -109,7 +112,7 @@ impl InboxError {
     /// Whose fault it is.
     pub fn blame(&self) -> Blame {
         match self {
-            Self::Invalid(_) | Self::Statements { .. } | Self::NotFound(_) | Self::Conflict { .. } => Blame::Caller,
+            Self::Invalid(_) | Self::Policy(_) | Self::Statements { .. } | Self::NotFound(_) | Self::Conflict { .. } => Blame::Caller,
             _ => Blame::Host,
         }
     }

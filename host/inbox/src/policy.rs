@@ -1,10 +1,21 @@
 //! What a consumer is told to do, as its owner writes it in TOML and as its row keeps it.
 
+mod check;
+mod explain;
+mod readiness;
+mod reading;
+mod retry;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::InboxError;
+pub use self::{
+    check::PolicyProblem,
+    readiness::{Answer, Standing},
+    reading::toml_error,
+    retry::{Jitter, Preset, Retry},
+};
 
 /// The policy of one consumer. Unknown keys are refused.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -222,29 +233,6 @@ impl Default for Batch {
     }
 }
 
-/// What happens after a failure that may pass.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Retry {
-    /// Runs of one message, the first included, before it becomes a dead letter.
-    pub attempts_max: u32,
-    /// Upper bound of the first delay; it doubles with each attempt, and the delay taken
-    /// is uniform between zero and the bound.
-    pub backoff_min_ms: u64,
-    /// Upper bound of any delay.
-    pub backoff_max_ms: u64,
-    /// How long a leased attempt may take before another worker takes it over.
-    pub lease_ms: u64,
-    /// Messages one host retries at the same time for this consumer.
-    pub workers: usize,
-}
-
-impl Default for Retry {
-    fn default() -> Self {
-        Self { attempts_max: 5, backoff_min_ms: 1_000, backoff_max_ms: 3_600_000, lease_ms: 30_000, workers: 2 }
-    }
-}
-
 /// When messages wait for a version that fails too often. Each version has a breaker of its own on each
 /// host. A failure is a trap, a limit, an error or no answer; what a handler decides, be it to reject, to
 /// park or to be run again, is none.
@@ -355,73 +343,6 @@ impl Default for Kafka {
 }
 
 impl Policy {
-    /// Refuse what cannot work, naming the key.
-    pub fn check(&self) -> Result<(), InboxError> {
-        let Self { topics, batch, retry, breaker, limits, kafka, identity, .. } = self;
-        let wrong = |what: String| Err(InboxError::Invalid(what));
-        if topics.is_empty() || topics.iter().any(String::is_empty) {
-            return wrong("`topics` must name at least one topic".to_owned());
-        }
-        if !(1..=1_000).contains(&batch.messages_max) {
-            return wrong(format!("`batch.messages_max` is {}; it must be 1 to 1,000", batch.messages_max));
-        }
-        if self.dedup == Dedup::Off && self.ack == Ack::AfterInsert {
-            return wrong("`dedup = \"off\"` needs `ack = \"after_commit\"`: what is acked after its insert is in the inbox".to_owned());
-        }
-        if identity.id.is_empty() || identity.event_type.is_empty() {
-            return wrong("`identity.id` and `identity.event_type` must each name at least one source".to_owned());
-        }
-        let positive = [
-            ("batch.duration_ms", batch.duration_ms),
-            ("retry.attempts_max", retry.attempts_max.into()),
-            ("retry.backoff_min_ms", retry.backoff_min_ms),
-            ("retry.lease_ms", retry.lease_ms),
-            ("retry.workers", retry.workers as u64),
-            ("breaker.failures_percent", breaker.failures_percent.into()),
-            ("breaker.runs_min", breaker.runs_min.into()),
-            ("breaker.window_ms", breaker.window_ms),
-            ("breaker.pause_ms", breaker.pause_ms),
-            ("limits.deadline_ms", limits.deadline_ms),
-            ("limits.memory_bytes", limits.memory_bytes as u64),
-            ("kafka.prefetch_messages", kafka.prefetch_messages as u64),
-            ("kafka.prefetch_bytes", kafka.prefetch_bytes as u64),
-            ("limits.transactions_max", limits.transactions_max.unwrap_or(1) as u64),
-            ("limits.messages_per_second", limits.messages_per_second.unwrap_or(1).into()),
-        ];
-        if let Some((key, _)) = positive.iter().find(|(_, value)| *value == 0) {
-            return wrong(format!("`{key}` is 0; it must be at least 1"));
-        }
-        if retry.backoff_max_ms < retry.backoff_min_ms {
-            return wrong("`retry.backoff_max_ms` is below `retry.backoff_min_ms`".to_owned());
-        }
-        if breaker.pause_max_ms < breaker.pause_ms {
-            return wrong("`breaker.pause_max_ms` is below `breaker.pause_ms`".to_owned());
-        }
-        if retry.lease_ms <= limits.deadline_ms {
-            return wrong(format!("`retry.lease_ms` is {}; it must be over `limits.deadline_ms`, {}", retry.lease_ms, limits.deadline_ms));
-        }
-        const MONTH_MS: u64 = 30 * 24 * 3_600 * 1_000;
-        let bounded = [
-            ("batch.duration_ms", batch.duration_ms, 60_000),
-            ("retry.attempts_max", retry.attempts_max.into(), 1_000),
-            ("retry.backoff_max_ms", retry.backoff_max_ms, MONTH_MS),
-            ("retry.lease_ms", retry.lease_ms, MONTH_MS),
-            ("retry.workers", retry.workers as u64, 64),
-            ("breaker.failures_percent", breaker.failures_percent.into(), 99),
-            ("breaker.window_ms", breaker.window_ms, 24 * 3_600 * 1_000),
-            ("breaker.pause_max_ms", breaker.pause_max_ms, 24 * 3_600 * 1_000),
-            ("limits.deadline_ms", limits.deadline_ms, 600_000),
-            ("limits.memory_bytes", limits.memory_bytes as u64, 128 << 20),
-            ("limits.transactions_max", limits.transactions_max.unwrap_or(1) as u64, 10_000),
-            ("limits.messages_per_second", limits.messages_per_second.unwrap_or(1).into(), 10_000_000),
-            ("kafka.prefetch_messages", kafka.prefetch_messages as u64, 100_000),
-        ];
-        if let Some((key, value, most)) = bounded.iter().find(|(_, value, most)| value > most) {
-            return wrong(format!("`{key}` is {value}; it must be at most {most}"));
-        }
-        Ok(())
-    }
-
     /// How records are read, with a queue that batches of this policy do not run dry.
     pub fn reading(&self) -> Kafka {
         let prefetch_messages = self.kafka.prefetch_messages.max(4 * self.batch.messages_max);
@@ -435,24 +356,27 @@ impl Policy {
             group => group.to_owned(),
         }
     }
-
-    /// A policy from TOML; the error names the key.
-    pub fn parse(text: &str) -> Result<Self, InboxError> {
-        let policy: Self = toml::from_str(text).map_err(|error| InboxError::Invalid(toml_error(text, &error)))?;
-        policy.check()?;
-        Ok(policy)
-    }
 }
 
-/// An error of TOML in one line, without the text it was found in: that may hold a password.
-pub fn toml_error(text: &str, error: &toml::de::Error) -> String {
-    let line = |start: usize| text.get(..start).map_or(1, |before| before.matches('\n').count() + 1);
-    let message = match error.message().split_once(" string \"") {
-        Some((before, value)) => format!("{before} string{}", value.rfind("\", ").map_or("", |end| &value[end + 1..])),
-        None => error.message().to_owned(),
-    };
-    match error.span() {
-        Some(span) => format!("line {}: {message}", line(span.start)),
-        None => message,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // What could go wrong: a key is added, and nobody can look it up.
+    #[test]
+    fn every_key_is_in_the_documentation() {
+        const DOCS: &str = include_str!("../../../docs/policy.md");
+        let policy = "topics = ['t']\nack = 'after_commit'\nretry = { preset = 'seed-002' }\nlimits = { transactions_max = 1, messages_per_second = 1 }";
+        let policy = serde_json::to_value(Policy::parse(policy).expect("a policy")).expect("a value");
+        let mut keys = Vec::new();
+        for (name, value) in policy.as_object().expect("a table") {
+            match value.as_object() {
+                Some(members) => keys.extend(members.keys().map(|member| format!("{name}.{member}"))),
+                None => keys.push(name.clone()),
+            }
+        }
+        assert!(keys.len() > 40, "{keys:?}");
+        let missing: Vec<_> = keys.iter().filter(|key| !DOCS.contains(&format!("| `{key}` |"))).collect();
+        assert!(missing.is_empty(), "{missing:?}");
     }
 }

@@ -68,6 +68,8 @@ pub(super) enum ConsumerCommand {
 pub(super) enum PolicyCommand {
     /// Print the policy as a file of it
     Show(Named),
+    /// Say in sentences what it does, and answer what is asked of a consumer before it is relied on
+    Explain(Named),
     /// Change the policy to what a file says; says what changes, and what follows
     Set(change::SetArgs),
 }
@@ -123,6 +125,7 @@ pub(super) async fn run(api: &Api, command: ConsumerCommand, json: bool) -> Resu
         ConsumerCommand::List { tenant } => show::list(&all(api, tenant.as_deref()).await?, json),
         ConsumerCommand::Show(of) => show::one(api, &of, json).await,
         ConsumerCommand::Policy(PolicyCommand::Show(of)) => show::policy(api, &of, json).await,
+        ConsumerCommand::Policy(PolicyCommand::Explain(of)) => show::explain(api, &of, json).await,
         ConsumerCommand::Policy(PolicyCommand::Set(args)) => change::set_policy(api, &args, json).await,
         ConsumerCommand::Pause(of) => change::state(api, &of, "pause", wait::For::Rest, json).await,
         ConsumerCommand::Resume(of) => change::state(api, &of, "resume", wait::For::Work, json).await,

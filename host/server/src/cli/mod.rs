@@ -16,6 +16,7 @@ mod local;
 mod migration;
 mod new;
 mod output;
+mod policy;
 mod rollback;
 mod send;
 mod shadow;
@@ -92,6 +93,9 @@ enum Command {
     /// Components as files
     #[command(subcommand)]
     Component(component::ComponentCommand),
+    /// Policies as files
+    #[command(subcommand)]
+    Policy(policy::PolicyCommand),
     /// Print the OpenAPI document of the HTTP API
     Openapi,
     #[command(flatten)]
@@ -141,7 +145,7 @@ enum ApiCommand {
 impl Command {
     /// Whether it only asks and prints: nothing is left half done when it ends in the middle.
     fn is_short(&self) -> bool {
-        matches!(self, Self::OfApi(_) | Self::Component(_) | Self::New(_) | Self::Openapi)
+        matches!(self, Self::OfApi(_) | Self::Component(_) | Self::Policy(_) | Self::New(_) | Self::Openapi)
     }
 }
 
@@ -206,6 +210,7 @@ async fn run(cli: Cli) -> Result<()> {
         Command::Compile { .. } => unreachable!("it has ended before"),
         Command::VerifyWorker => crate::verify::work().await,
         Command::Component(command) => component::run(command, json),
+        Command::Policy(command) => policy::run(command, json),
         Command::Openapi => output::json(&oncebox_admin::document()),
         Command::OfApi(command) => speak(&api(&config, &cli.server).await?, command, json).await,
     }

@@ -94,3 +94,9 @@ pub(super) async fn policy(api: &Api, of: &Named, json: bool) -> Result<()> {
     print!("{}", toml::to_string(&readable(&consumer)?).context("failed to write the policy as TOML")?);
     Ok(())
 }
+
+/// What its policy means.
+pub(super) async fn explain(api: &Api, of: &Named, json: bool) -> Result<()> {
+    let consumer: Consumer = api.get(&of.path(&[])).await?;
+    crate::cli::policy::explain(&readable(&consumer)?, json)
+}

@@ -1,0 +1,295 @@
+//! What a policy means, in sentences.
+
+use super::{Ack, Collision, Dedup, IdSource, Jitter, KeySource, NoRoute, PayloadPolicy, Policy, Retention, Retry, TypeSource};
+use crate::identity::collapses;
+
+/// Steps of a ladder that are named one by one.
+const STEPS_SHOWN: u32 = 4;
+
+impl Policy {
+    /// What a consumer with this policy does, a paragraph each, in the order of a message's path.
+    pub fn explain(&self) -> Vec<String> {
+        let parts = [
+            self.reads(),
+            self.identifies(),
+            self.acks(),
+            self.remembers(),
+            self.orders(),
+            self.bounds(),
+            self.retries(),
+            self.parks(),
+            self.keeps(),
+            self.breaks(),
+        ];
+        parts.into()
+    }
+
+    fn reads(&self) -> String {
+        let group = match self.kafka.group.as_str() {
+            "" => "a Kafka group of its own, `oncebox.<tenant>.<consumer>`".to_owned(),
+            group => format!("the Kafka group `{group}`"),
+        };
+        format!("It reads {} as {group}.", listed(self.topics.iter().map(|topic| format!("`{topic}`")), "and"))
+    }
+
+    fn identifies(&self) -> String {
+        let identity = &self.identity;
+        let id = listed(identity.id.iter().map(IdSource::explain), "else");
+        let scope = if identity.scoped_by_event_type { ", with the event type before it" } else { "" };
+        let kind = listed(identity.event_type.iter().map(TypeSource::explain), "else");
+        format!(
+            "A message's id is {id}{scope}; that collapses {}. Its event type is {kind}. A record without an id is parked with its bytes.",
+            collapses(identity)
+        )
+    }
+
+    fn acks(&self) -> String {
+        match self.ack {
+            Ack::AfterCommit => {
+                "A message is acked after its effect, or the row that says why it has none, is committed: the broker's lag \
+                is the backlog."
+                    .to_owned()
+            }
+            Ack::AfterInsert => format!(
+                "A message is acked as soon as it is a row of the inbox, before it runs; then {} on each host run it. The backlog is in \
+                 the inbox, and the broker's lag does not show it.",
+                workers(&self.retry)
+            ),
+        }
+    }
+
+    fn remembers(&self) -> String {
+        match self.dedup {
+            Dedup::Inbox => {
+                format!(
+                    "A message that completed is remembered {}: another delivery of it is acked and has no effect.",
+                    self.retention.explain()
+                )
+            }
+            Dedup::Off => "Nothing is remembered of a message that completed: another delivery of it has its effect again.".to_owned(),
+        }
+    }
+
+    fn orders(&self) -> String {
+        let key = match &self.identity.ordering_key {
+            KeySource::RecordKey => "the record's key".to_owned(),
+            KeySource::JsonPointer(pointer) => format!("`{pointer}` of the payload"),
+        };
+        match self.ack {
+            Ack::AfterCommit => format!(
+                "Messages of a partition run in the order of their offsets. One that fails lets those behind it pass, also those of its own \
+                 ordering key ({key}); what depends on order guards itself."
+            ),
+            Ack::AfterInsert => format!("Messages run side by side, in no order, also those of one ordering key ({key})."),
+        }
+    }
+
+    fn bounds(&self) -> String {
+        let Self { batch, limits, .. } = self;
+        format!(
+            "Up to {} messages share a transaction, and none is started in it after {}. A handler's run ends at the latest after {}, with {} \
+             MiB of memory and {} statements.",
+            batch.messages_max,
+            duration(batch.duration_ms),
+            duration(limits.deadline_ms),
+            limits.memory_bytes >> 20,
+            limits.statements_max
+        )
+    }
+
+    fn retries(&self) -> String {
+        let retry = &self.retry;
+        let preset = retry.preset.map_or_else(String::new, |preset| format!(" (`{}`)", preset.name()));
+        if retry.attempts_max == 1 {
+            return format!("A message that fails is a dead letter at once{preset}.");
+        }
+        let last = retry.attempts_max - 1;
+        let step = |attempts| duration(retry.bound(attempts).as_millis() as u64);
+        let mut steps: Vec<_> = (1..=last.min(STEPS_SHOWN)).map(step).collect();
+        if last > STEPS_SHOWN {
+            steps.push(format!("so on to {}", step(last)));
+        }
+        let up_to = if retry.jitter == Jitter::Full { "a time of up to " } else { "" };
+        let together = (1..=last).map(|attempts| retry.bound(attempts).as_millis() as u64).fold(0, u64::saturating_add);
+        format!(
+            "A message that fails is run again after {up_to}{}{preset}; after {} runs, {} at most after the first, it is a dead letter. A \
+             worker that dies while it runs a message again is waited for {}.",
+            listed(steps.into_iter(), "and"),
+            retry.attempts_max,
+            duration(together),
+            duration(retry.lease_ms)
+        )
+    }
+
+    fn parks(&self) -> String {
+        let no_route = match self.no_route {
+            NoRoute::Park => "is parked",
+            NoRoute::Skip => "is skipped, and its row keeps no payload",
+            NoRoute::Reject => "is a dead letter at once",
+        };
+        let collision = match self.collision {
+            Collision::Park => "is parked beside the first",
+            Collision::Ignore => "is taken for a duplicate",
+        };
+        format!("A message that no deployment takes {no_route}. A known id that comes with another payload {collision}.")
+    }
+
+    fn keeps(&self) -> String {
+        match self.payload {
+            PayloadPolicy::Failed => "Payload and headers stay in the row of a message until it completes.",
+            PayloadPolicy::All => "Payload and headers stay in the row of every message for as long as the row does.",
+            PayloadPolicy::None => {
+                "Payload and headers leave the row of a message as soon as it is settled, also of a dead letter: it cannot be run again."
+            }
+        }
+        .to_owned()
+    }
+
+    fn breaks(&self) -> String {
+        let breaker = &self.breaker;
+        if !breaker.enabled {
+            return "Messages of a version that fails are failed by it one after the other: there is no circuit breaker.".to_owned();
+        }
+        format!(
+            "When more than {} % of a version's first runs within {} fail, of {} at least (one that reached its deadline stands for five), its \
+             messages wait; one is tried after {}.",
+            breaker.failures_percent,
+            duration(breaker.window_ms),
+            breaker.runs_min,
+            duration(breaker.pause_ms)
+        )
+    }
+}
+
+impl IdSource {
+    fn explain(&self) -> String {
+        match self {
+            Self::Header(name) => format!("the header `{name}`"),
+            Self::Cloudevents => "CloudEvents `source` and `id` together".to_owned(),
+            Self::JsonPointer(pointer) => format!("`{pointer}` of the payload"),
+            Self::Position => "the record's position".to_owned(),
+        }
+    }
+}
+
+impl TypeSource {
+    fn explain(&self) -> String {
+        match self {
+            Self::Cloudevents => "CloudEvents `type`".to_owned(),
+            Self::Header(name) => format!("the header `{name}`"),
+            Self::JsonPointer(pointer) => format!("`{pointer}` of the payload"),
+            Self::Topic => "the topic's name".to_owned(),
+        }
+    }
+}
+
+impl Retention {
+    pub(super) fn explain(self) -> &'static str {
+        match self {
+            Self::SevenDays => "for 7 days",
+            Self::ThirtyDays => "for 30 days",
+            Self::OneYear => "for a year",
+            Self::Permanent => "for ever",
+        }
+    }
+}
+
+fn workers(retry: &Retry) -> String {
+    match retry.workers {
+        1 => "one worker".to_owned(),
+        workers => format!("{workers} workers"),
+    }
+}
+
+/// One after the other, with a word before the last.
+fn listed(items: impl Iterator<Item = String>, word: &str) -> String {
+    let mut items: Vec<_> = items.collect();
+    match items.pop() {
+        Some(last) if !items.is_empty() => format!("{} {word} {last}", items.join(", ")),
+        last => last.unwrap_or_default(),
+    }
+}
+
+/// In the largest unit that leaves no rest.
+pub(super) fn duration(ms: u64) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")];
+    match UNITS.iter().find(|(unit, _)| ms >= *unit && ms.is_multiple_of(*unit)) {
+        Some((unit, name)) => format!("{} {name}", ms / unit),
+        None if ms > 10_000 => format!("{} s", ms.div_ceil(1_000)),
+        None => format!("{ms} ms"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn explained(text: &str) -> String {
+        let policy = Policy::parse(&format!("topics = ['orders']\nack = 'after_commit'\n{text}")).expect("a policy of the test");
+        policy.explain().join("\n")
+    }
+
+    #[test]
+    fn durations_are_read_as_people_say_them() {
+        for (ms, expected) in
+            [(1, "1 ms"), (1_500, "1500 ms"), (5_000, "5 s"), (90_000, "90 s"), (120_000, "2 min"), (3_600_000, "1 h"), (630_500, "631 s")]
+        {
+            assert_eq!(duration(ms), expected);
+        }
+    }
+
+    #[test]
+    fn a_policy_says_what_it_does() {
+        let text = explained("");
+        for part in [
+            "It reads `orders` as a Kafka group of its own",
+            "A message's id is CloudEvents `source` and `id` together; that collapses every delivery of one event",
+            "is acked after its effect",
+            "is remembered for 7 days",
+            "One that fails lets those behind it pass",
+            "Up to 64 messages share a transaction, and none is started in it after 50 ms",
+            "run again after a time of up to 1 s, 2 s, 4 s and 8 s; after 5 runs, 15 s at most after the first, it is a dead letter",
+            "no deployment takes is parked",
+            "until it completes",
+            "more than 50 % of a version's first runs within 30 s fail, of 20 at least",
+        ] {
+            assert!(text.contains(part), "`{part}` is missing in\n{text}");
+        }
+    }
+
+    // What could go wrong: a sentence says the opposite of what a key was set to.
+    #[test]
+    fn every_choice_is_in_the_sentences() {
+        for (policy, part) in [
+            ("dedup = 'off'", "has its effect again"),
+            ("retention = 'permanent'", "remembered for ever"),
+            ("payload = 'none'", "cannot be run again"),
+            ("payload = 'all'", "of every message"),
+            ("no_route = 'skip'", "is skipped"),
+            ("no_route = 'reject'", "takes is a dead letter at once"),
+            ("collision = 'ignore'", "taken for a duplicate"),
+            ("breaker = { enabled = false }", "no circuit breaker"),
+            ("retry = { attempts_max = 1 }", "fails is a dead letter at once."),
+            ("retry = { preset = 'seed-002' }", "run again after 30 s and 2 min (`seed-002`); after 3 runs, 150 s at most"),
+            (
+                "retry = { preset = 'exponential-jitter' }",
+                "up to 1 s, 2 s, 4 s, 8 s and so on to 256 s (`exponential-jitter`); after 10 runs",
+            ),
+            ("kafka = { group = 'mine' }", "the Kafka group `mine`"),
+            (
+                "identity = { id = [{ header = 'a' }, { json_pointer = '/b' }, 'position'] }",
+                "the header `a`, `/b` of the payload else the record's position",
+            ),
+            ("identity = { scoped_by_event_type = true }", "with the event type before it"),
+            ("identity = { ordering_key = { json_pointer = '/k' } }", "(`/k` of the payload)"),
+        ] {
+            let text = explained(policy);
+            assert!(text.contains(part), "`{part}` is missing for `{policy}` in\n{text}");
+        }
+        let policy = Policy::parse("topics = ['a', 'b']\nack = 'after_insert'\nretry = { workers = 1 }").expect("a policy of the test");
+        let text = policy.explain().join("\n");
+        for part in ["It reads `a` and `b`", "before it runs; then one worker on each host run it", "in no order"] {
+            assert!(text.contains(part), "`{part}` is missing in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! A policy from what its owner wrote, with everything that is wrong with it.
+
+use serde_json::Value;
+use serde_path_to_error::Segment;
+use toml::de::DeTable;
+
+use super::{
+    Policy,
+    check::{PolicyProblem, refuse},
+};
+use crate::error::InboxError;
+
+/// Problems of one document that are told; whoever mends them sees the next ones.
+const PROBLEMS_MAX: usize = 50;
+
+impl Policy {
+    /// A policy from TOML; the error names every key that is wrong, with its line.
+    pub fn parse(text: &str) -> Result<Self, InboxError> {
+        right(Self::read(text))
+    }
+
+    /// A policy from JSON; the error names every key that is wrong.
+    pub fn of(value: Value) -> Result<Self, InboxError> {
+        right(Self::from_value(value))
+    }
+
+    /// The same, with what is wrong as data. Without a problem there is a policy.
+    pub fn read(text: &str) -> (Option<Self>, Vec<PolicyProblem>) {
+        let (document, errors) = DeTable::parse_recoverable(text);
+        if !errors.is_empty() {
+            let problem = |error: &toml::de::Error| PolicyProblem {
+                line: error.span().map(|span| line(text, span.start)),
+                ..PolicyProblem::new("", without_values(error.message()))
+            };
+            return (None, errors.iter().take(PROBLEMS_MAX).map(problem).collect());
+        }
+        let value = toml::from_str::<toml::Table>(text).ok().and_then(|table| serde_json::to_value(table).ok());
+        let (policy, mut problems) = Self::from_value(value.unwrap_or_default());
+        for problem in &mut problems {
+            problem.line = place(document.get_ref(), &problem.key).map(|start| line(text, start));
+        }
+        problems.sort_by_key(|problem| problem.line.unwrap_or(usize::MAX));
+        (policy, problems)
+    }
+
+    /// A policy from JSON, with everything that is wrong with it. Without a problem there is a policy.
+    pub fn from_value(mut value: Value) -> (Option<Self>, Vec<PolicyProblem>) {
+        let mut problems: Vec<PolicyProblem> = Vec::new();
+        // What is wrong is taken out, and the rest is looked at again.
+        while problems.len() < PROBLEMS_MAX {
+            let error = match serde_path_to_error::deserialize::<_, Self>(&value) {
+                Ok(policy) => {
+                    // What was taken out has the value of who says nothing, which is no reason for more.
+                    let mut more = policy.problems();
+                    more.retain(|more| !problems.iter().any(|known| is_about(more, &known.key)));
+                    problems.extend(more);
+                    let policy = problems.is_empty().then_some(policy);
+                    return (policy, problems);
+                }
+                Err(error) => error,
+            };
+            let text = without_values(&error.inner().to_string());
+            let mut path = Path::of(error.path().iter());
+            path.extend_by_unknown(&text);
+            problems.push(PolicyProblem::new(&path.shown(), path.describe(&text)));
+            if !path.take_out(&mut value, &text) {
+                break;
+            }
+        }
+        (None, problems)
+    }
+}
+
+fn right((policy, problems): (Option<Policy>, Vec<PolicyProblem>)) -> Result<Policy, InboxError> {
+    refuse(problems)?;
+    policy.ok_or_else(|| InboxError::Invalid("the policy cannot be read".to_owned()))
+}
+
+fn is_about(problem: &PolicyProblem, key: &str) -> bool {
+    !key.is_empty() && (problem.key == key || problem.text.contains(&format!("`{key}`")))
+}
+
+/// Where in a document something is.
+struct Path(Vec<Step>);
+
+enum Step {
+    Key(String),
+    Index(usize),
+}
+
+impl Path {
+    fn of<'a>(segments: impl Iterator<Item = &'a Segment>) -> Self {
+        // A variant is no place of its own: it is the element that holds it.
+        let steps = segments.map_while(|segment| match segment {
+            Segment::Map { key } => Some(Step::Key(key.clone())),
+            Segment::Seq { index } => Some(Step::Index(*index)),
+            Segment::Enum { .. } | Segment::Unknown => None,
+        });
+        Self(steps.collect())
+    }
+
+    /// An unknown key is part of the path.
+    fn extend_by_unknown(&mut self, text: &str) {
+        let unknown = text.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
+        if let Some(unknown) = unknown
+            && !matches!(self.0.last(), Some(Step::Key(last)) if last == unknown)
+        {
+            self.0.push(Step::Key(unknown.to_owned()));
+        }
+    }
+
+    fn shown(&self) -> String {
+        let mut shown = String::new();
+        for step in &self.0 {
+            match step {
+                Step::Key(key) if shown.is_empty() => shown.push_str(key),
+                Step::Key(key) => shown.extend([".", key]),
+                Step::Index(index) => shown.push_str(&format!("[{index}]")),
+            }
+        }
+        shown
+    }
+
+    /// What is wrong, with the key that it is about.
+    fn describe(&self, text: &str) -> String {
+        let shown = self.shown();
+        match text.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`')) {
+            Some((_, rest)) => format!("unknown key `{shown}`{rest}"),
+            None if shown.is_empty() => text.to_owned(),
+            None => format!("`{shown}`: {text}"),
+        }
+    }
+
+    /// Take it out of the document, or give the document what is missing, so that the rest can be read.
+    fn take_out(&self, value: &mut Value, text: &str) -> bool {
+        let Some((last, before)) = self.0.split_last() else {
+            return give(value, text).is_some();
+        };
+        // A key that must be there gets something that works in the place of what does not.
+        if let ([], Step::Key(key), Some(members)) = (before, last, value.as_object_mut())
+            && let (Some(value), Some(present)) = (stand_in(key), members.get_mut(key))
+        {
+            let is_new = *present != value;
+            *present = value;
+            return is_new;
+        }
+        let inner = before.iter().try_fold(value, |value, step| match step {
+            Step::Key(key) => value.get_mut(key),
+            Step::Index(index) => value.get_mut(index),
+        });
+        match (inner, last) {
+            (Some(Value::Object(members)), Step::Key(key)) => members.remove(key).is_some(),
+            (Some(Value::Array(elements)), Step::Index(index)) if *index < elements.len() => {
+                elements.remove(*index);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Give a document the key that it lacks. None where that is not what is wrong with it.
+fn give(document: &mut Value, text: &str) -> Option<()> {
+    let missing = text.strip_prefix("missing field `")?.split('`').next()?;
+    let value = stand_in(missing)?;
+    document.as_object_mut()?.insert(missing.to_owned(), value);
+    Some(())
+}
+
+/// Something that works, where a key that must be there is not, so that the rest is looked at too.
+fn stand_in(key: &str) -> Option<Value> {
+    match key {
+        "topics" => Some(serde_json::json!(["t"])),
+        "ack" => Some(serde_json::json!("after_commit")),
+        _ => None,
+    }
+}
+
+/// Where in a text the value of a key begins: the nearest that is there.
+fn place(document: &DeTable<'_>, key: &str) -> Option<usize> {
+    let mut steps = key.split(['.', '[']).map(|step| step.trim_end_matches(']'));
+    let (name, value) = document.iter().find(|(name, _)| Some(name.get_ref().as_ref()) == steps.clone().next())?;
+    steps.next();
+    let (mut start, mut value) = (name.span().start, value);
+    for step in steps {
+        let next = match (value.get_ref().as_table(), value.get_ref().as_array(), step.parse::<usize>()) {
+            (Some(table), ..) => table.iter().find(|(name, _)| name.get_ref() == step).map(|(name, value)| (name.span().start, value)),
+            (_, Some(array), Ok(index)) => array.get(index).map(|value| (value.span().start, value)),
+            _ => None,
+        };
+        let Some(next) = next else { break };
+        (start, value) = next;
+    }
+    Some(start)
+}
+
+fn line(text: &str, start: usize) -> usize {
+    text.get(..start).map_or(1, |before| before.matches('\n').count() + 1)
+}
+
+/// An error of TOML in one line, without the text it was found in: that may hold a password.
+pub fn toml_error(text: &str, error: &toml::de::Error) -> String {
+    let message = without_values(error.message());
+    match error.span() {
+        Some(span) => format!("line {}: {message}", line(text, span.start)),
+        None => message,
+    }
+}
+
+/// A message that quotes no string that was written.
+fn without_values(message: &str) -> String {
+    match message.split_once(" string \"") {
+        Some((before, value)) => format!("{before} string{}", value.rfind("\", ").map_or("", |end| &value[end + 1..])),
+        None => message.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problems(text: &str) -> Vec<String> {
+        let (policy, problems) = Policy::read(text);
+        assert_eq!(policy.is_some(), problems.is_empty(), "{problems:?}");
+        problems.iter().map(ToString::to_string).collect()
+    }
+
+    const GOOD: &str = "topics = ['t']\nack = 'after_commit'\n";
+
+    // What could go wrong: a person mends one line after the other and is told the next each time.
+    #[test]
+    fn everything_that_is_wrong_is_said_at_once() {
+        let text = "\
+topics = 't'
+dedupe = 'off'
+[retry]
+backof_min_ms = 5
+attempts_max = -1
+lease_ms = 0
+[identity]
+id = ['cloudevents', { heder = 'x' }, 'position']
+[limits]
+deadline_ms = 'long'
+[batch]
+messages_max = 0
+[kafka]
+properties = { 'a.b' = 5 }
+";
+        let found = problems(text);
+        let starts = [
+            "line 1: `topics`: invalid type: string, expected a sequence",
+            "line 2: unknown key `dedupe`, expected one of `topics`, `ack`",
+            "line 4: unknown key `retry.backof_min_ms`, expected one of `preset`",
+            "line 5: `retry.attempts_max`: invalid value: integer `-1`, expected u32",
+            "line 6: `retry.lease_ms` is 0; it must be at least 1",
+            "line 8: ",
+            "line 10: `limits.deadline_ms`: invalid type: string, expected u64",
+            "line 12: `batch.messages_max` is 0; it must be at least 1",
+            "line 14: ",
+            "missing field `ack`",
+        ];
+        assert_eq!(found.len(), starts.len(), "{found:#?}");
+        for (found, start) in found.iter().zip(starts) {
+            assert!(found.starts_with(start), "`{found}` should start with `{start}`");
+        }
+    }
+
+    #[test]
+    fn a_text_that_is_no_toml_is_refused_by_its_lines() {
+        let found = problems("topics = [\nack = after_commit\n");
+        assert!(!found.is_empty() && found.iter().all(|found| found.starts_with("line ")), "{found:#?}");
+        assert_eq!(problems("5"), problems("5"));
+    }
+
+    #[test]
+    fn no_value_is_told() {
+        for text in
+            ["ack = 'hunter2", "limits = 'hunter2'", "kafka = { properties = { 'sasl.password' = ['hunter2'] } }", "payload = ['hunter2']"]
+        {
+            let found = problems(&format!("{GOOD}{text}"));
+            assert!(!found.is_empty() && found.iter().all(|found| !found.contains("hunter2")), "{found:#?}");
+        }
+    }
+
+    #[test]
+    fn what_is_right_has_no_problem() {
+        assert_eq!(problems(GOOD), [""; 0]);
+        assert_eq!(problems(&format!("{GOOD}retry = {{ preset = 'seed-002', workers = 1 }}")), [""; 0]);
+    }
+
+    #[test]
+    fn json_is_read_as_toml_is() {
+        let (policy, found) = Policy::from_value(serde_json::json!({ "topics": ["t"], "ack": "never", "batch": { "x": 1 } }));
+        let found: Vec<_> = found.iter().map(|found| found.key.as_str()).collect();
+        assert_eq!((policy, found), (None, vec!["ack", "batch.x"]));
+        let (policy, found) = Policy::from_value(serde_json::json!(5));
+        assert!(policy.is_none() && found.len() == 1, "{found:?}");
+    }
+}
