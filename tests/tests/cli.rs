@@ -648,7 +648,7 @@ Commands:
         (&["consumer", "policy", "explain", "--help"], "Say in sentences what it does"),
         (&["consumer", "delete", "--help"], "its inbox is deleted for good"),
         (&["deploy", "--help"], "The event type it takes; `*` takes those"),
-        (&["inbox", "list", "--help"], "[possible values: received, in_progress, completed"),
+        (&["inbox", "list", "--help"], "[possible values: received, in_progress,"),
         (&["inbox", "show", "--help"], "Also print headers and payload"),
         (&["component", "encode", "--help"], "Where to write the component"),
         (&["serve", "--help"], "[env: ONCEBOX_CONFIG=]"),
@@ -665,6 +665,52 @@ Commands:
         let help = desk.ok(arguments).await;
         assert!(help.contains(part), "{arguments:?}: {help}");
     }
+}
+
+/// What could go wrong: of several consumers' messages with one time, some are on no page, or on two.
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_of_several_consumers_are_paged() {
+    let desk = Desk::furnished().await;
+    let policy = desk.file("orders.toml", POLICY);
+    desk.ok(&["consumer", "create", "another", "--tenant", "acme", "--policy", &policy]).await;
+    let mut connection = desk.database.connect().await.unwrap();
+    // Four times, of five messages each, of two consumers, under the same ids.
+    const ROWS: &str = "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, partition, \"offset\", \
+        record_timestamp_ms, event_type, status, reason, attempts, received_at, processed_at) \
+        SELECT consumer_id, 'm' || n, 1, oncebox.bucket_at(1::smallint, now()), 'orders', 0, n, 0, 'placed', \
+        CASE n % 2 WHEN 0 THEN 'completed' ELSE 'parked' END, CASE n % 2 WHEN 1 THEN 'no_route' END, 1, \
+        now() - (n / 5) * interval '1 hour', now() FROM oncebox.consumer, generate_series(0, 19) n";
+    sqlx::query(ROWS).execute(&mut connection).await.unwrap();
+    let key = |row: &Value| format!("{}/{}", row["consumer"].as_str().unwrap(), row["message_id"].as_str().unwrap());
+    let all: Vec<String> = desk.json(&["inbox", "list"]).await.as_array().unwrap().iter().map(key).collect();
+    assert_eq!((all.len(), &all[0][..], &all[5][..]), (40, "another/m0", "orders/m0"));
+    for limit in ["3", "7", "40"] {
+        let (mut paged, mut after): (Vec<String>, Option<String>) = (Vec::new(), None);
+        loop {
+            let mut arguments = vec!["inbox", "list", "--limit", limit];
+            arguments.extend(after.iter().flat_map(|after| ["--after", after]));
+            let rows = desk.json(&arguments).await;
+            let said = desk.ok(&arguments).await;
+            paged.extend(rows.as_array().unwrap().iter().map(key));
+            let Some(place) = said.lines().last().and_then(|line| line.strip_prefix("there may be more: --after '")) else { break };
+            after = Some(place.trim_end_matches('\'').to_owned());
+        }
+        assert_eq!(paged, all, "pages of {limit}");
+    }
+    let count = async |more: &[&str]| desk.json(&[&["inbox", "list"], more].concat()).await.as_array().unwrap().len();
+    assert_eq!(count(&["--reason", "no_route", "--event-type", "placed"]).await, 20);
+    assert_eq!((count(&["--since", "90m"]).await, count(&["--until", "90m"]).await), (20, 20));
+    assert_eq!((count(&["--key", "k"]).await, count(&["--error", "x"]).await, count(&["--version", "ab"]).await), (0, 0, 0));
+    desk.misunderstood(
+        &["inbox", "list", "--since", "yesterday"],
+        "error: invalid value 'yesterday' for '--since <SINCE>': use a time as `2026-01-31T12:00:00Z`, or how long ago, as `90s`, `15m`, `2h`, `3d`",
+    )
+    .await;
+    desk.misunderstood(
+        &["inbox", "list", "--after", "m1"],
+        "error: invalid value 'm1' for '--after <PLACE>': a place is a time, a consumer and a message id, with commas between them",
+    )
+    .await;
 }
 
 /// A record with an id, a type and a value, through Kafka's own console producer.

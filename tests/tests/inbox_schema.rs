@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+use chrono::{DateTime, Utc};
 use futures::future::join_all;
-use oncebox_inbox::schema;
+use oncebox_inbox::{Filter, InboxPlace, message::Record, schema};
 use oncebox_tests::inbox::{Guest, World, deliver, drive, record, records, step, take};
 use sqlx::AssertSqlSafe;
 
@@ -50,6 +51,70 @@ async fn the_schema_refuses_impossible_rows() {
     }
     let again = sqlx::query("INSERT INTO oncebox.inbox SELECT * FROM oncebox.inbox").execute(&world.pool).await.unwrap_err();
     assert!(again.as_database_error().unwrap().is_unique_violation(), "{again}");
+    world.finish().await;
+}
+
+/// What could go wrong: a message that somebody looks for is not in the list, or on no page of it, or the filter is
+/// ignored. S1-070.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_is_found_by_whatever_is_known_of_it() {
+    let world = World::new().await;
+    let consumer = world.simple("", "no_route = 'park'").await;
+    // Ids that a collation would put in another order than their bytes; all of a batch have one time.
+    let mut batch: Vec<_> = ["b", "B", "a", "Z", "_", "0"].iter().enumerate().map(|(n, id)| record(n as i64, id, "")).collect();
+    batch.push(record(6, "dead", "reject"));
+    batch[0].key = Some(b"k1".to_vec());
+    batch[1].key = Some(vec![0xff, 0x00]);
+    deliver(&world.host(&consumer), &batch).await;
+    world.execute("UPDATE oncebox.inbox SET received_at = '2026-01-31 12:00:00.000001+00'").await;
+    world.execute("UPDATE oncebox.inbox SET received_at = '2026-01-31 13:00:00+00' WHERE message_id IN ('a', 'dead')").await;
+    let all = ["a", "dead", "0", "B", "Z", "_", "b"];
+    let found = async |filter: Filter| -> Vec<String> {
+        let rows = world.admin.inbox_list(&Filter { limit: if filter.limit == 0 { 50 } else { filter.limit }, ..filter }).await.unwrap();
+        rows.into_iter().map(|row| row.message_id).collect()
+    };
+    let at = |text: &str| Some(DateTime::parse_from_rfc3339(text).unwrap().with_timezone(&Utc));
+    let text = |text: &str| Some(text.to_owned());
+    assert_eq!(found(Filter::default()).await, all);
+    for (filter, expected) in [
+        (Filter { tenant: text("acme"), consumer: text("orders"), ..Filter::default() }, &all[..]),
+        (Filter { consumer: text("other"), ..Filter::default() }, &[]),
+        (Filter { status: text("failed_terminal"), ..Filter::default() }, &["dead"]),
+        (Filter { reason: text("reject"), ..Filter::default() }, &["dead"]),
+        (Filter { reason: text("trap"), ..Filter::default() }, &[]),
+        (Filter { event_type: text("t"), ..Filter::default() }, &all),
+        (Filter { event_type: text("tt"), ..Filter::default() }, &[]),
+        (Filter { ordering_keys: vec![b"k1".to_vec(), b"k2".to_vec()], ..Filter::default() }, &["b"]),
+        (Filter { ordering_keys: vec![vec![0xff, 0x00]], ..Filter::default() }, &["B"]),
+        (Filter { since: at("2026-01-31T13:00:00Z"), ..Filter::default() }, &["a", "dead"]),
+        (Filter { until: at("2026-01-31T13:00:00Z"), ..Filter::default() }, &all[2..]),
+        (Filter { since: at("2026-01-31T12:00:00.000002Z"), until: at("2026-01-31T13:00:00Z"), ..Filter::default() }, &[]),
+        (Filter { version: text("00"), ..Filter::default() }, &[]),
+    ] {
+        assert_eq!(found(filter.clone()).await, expected, "{filter:?}");
+    }
+    let error = world.row(&consumer, "dead").await.last_error.unwrap();
+    assert_eq!(found(Filter { error: Some(error.to_uppercase()), ..Filter::default() }).await, ["dead"], "{error}");
+    assert_eq!(found(Filter { error: text("%"), ..Filter::default() }).await, [""; 0]);
+
+    for limit in 1..=all.len() as i64 {
+        let (mut paged, mut after) = (Vec::new(), None);
+        loop {
+            let rows = world.admin.inbox_list(&Filter { limit, after: after.clone(), ..Filter::default() }).await.unwrap();
+            let Some(last) = rows.last() else { break };
+            let place = InboxPlace { received_at: last.received_at, message_id: Some(last.message_id.clone()) };
+            after = Some(place.to_string().parse().unwrap());
+            assert_eq!(after, Some(place));
+            paged.extend(rows.into_iter().map(|row| row.message_id));
+        }
+        assert_eq!(paged, all, "pages of {limit}");
+    }
+    deliver(&world.host(&consumer), &[Record { headers: Vec::new(), ..record(7, "", "") }]).await;
+    for (reason, count) in [("undecodable", 1), ("undecod", 0), ("undecodable:", 0), ("reject", 1)] {
+        assert_eq!(found(Filter { reason: text(reason), ..Filter::default() }).await.len(), count, "{reason}");
+    }
+    let behind_the_time = InboxPlace { received_at: at("2026-01-31T13:00:00Z").unwrap(), message_id: None };
+    assert_eq!(found(Filter { after: Some(behind_the_time), ..Filter::default() }).await, all[2..]);
     world.finish().await;
 }
 

@@ -1,5 +1,7 @@
 //! What a request says, read with bounds and refused with the name of what is wrong.
 
+use std::str::FromStr;
+
 use axum::{
     body::Body,
     extract::{FromRequest, FromRequestParts, Request},
@@ -158,6 +160,13 @@ impl Query {
     /// Any text.
     pub(crate) fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         self.take(name)
+    }
+
+    /// Something that a text says.
+    pub(crate) fn parsed<T: FromStr>(&mut self, name: &str, what: &str) -> Result<Option<T>, ApiError> {
+        let Some(text) = self.take(name)? else { return Ok(None) };
+        let parsed = text.parse().map_err(|_| ApiError::invalid(format!("query parameter `{name}` is `{text}`; it must be {what}")));
+        Ok(Some(parsed?))
     }
 
     /// How many rows.

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use chrono::{DateTime, Utc};
-use oncebox_inbox::Filter;
+use oncebox_inbox::{Filter, InboxPlace};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -118,9 +118,20 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// List messages, newest first
+///
+/// Messages of one time are in the order of their ids. The next page begins after the last message of this one:
+/// `after` is its `received_at`, a comma and its `message_id`.
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path),
         ("status" = Option<String>, Query, description = "Only messages in this state"),
+        ("reason" = Option<String>, Query, description = "Only messages that are there for this reason, with whatever it says after a colon"),
+        ("event_type" = Option<String>, Query, description = "Only messages of this event type"),
+        ("key" = Option<String>, Query, description = "Only messages of this ordering key; bytes that are no text as `0x` and hexadecimal digits"),
+        ("error" = Option<String>, Query, description = "Only messages whose last error holds this text, regardless of case"),
+        ("version" = Option<String>, Query, description = "Only messages that a version ran last whose digest begins like this"),
+        ("since" = Option<DateTime<Utc>>, Query, description = "Only messages received at this time or later"),
+        ("until" = Option<DateTime<Utc>>, Query, description = "Only messages received before this time"),
+        ("after" = Option<String>, Query, description = "Only what comes after this place in the list"),
         ("limit" = Option<i64>, Query, description = "At most this many, 1 to 1,000; by default 50")),
     responses((status = 200, body = Vec<InboxRow>)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn list(
@@ -128,12 +139,30 @@ pub(crate) async fn list(
     Path((tenant, consumer)): Path<(String, String)>,
     mut query: Query,
 ) -> Result<Json<Vec<InboxRow>>, ApiError> {
-    let (status, limit) = (query.one_of("status", &STATUSES)?, query.limit()?);
+    let filter = Filter {
+        tenant: Some(tenant),
+        consumer: Some(consumer),
+        status: query.one_of("status", &STATUSES)?,
+        reason: query.text("reason")?,
+        event_type: query.text("event_type")?,
+        ordering_keys: query.text("key")?.map(keys).unwrap_or_default(),
+        error: query.text("error")?,
+        version: query.text("version")?,
+        since: query.parsed("since", "a time as of RFC 3339")?,
+        until: query.parsed("until", "a time as of RFC 3339")?,
+        after: query.parsed::<InboxPlace>("after", "a time as of RFC 3339, a comma and the id of a message")?,
+        limit: query.limit()?,
+    };
     query.end()?;
     // A misspelt name must not look like an empty inbox.
-    caller.admin.consumer(&tenant, &consumer).await?;
-    let filter = Filter { tenant: Some(tenant), consumer: Some(consumer), status, limit };
+    caller.admin.consumer(filter.tenant.as_deref().unwrap_or_default(), filter.consumer.as_deref().unwrap_or_default()).await?;
     Ok(Json(caller.admin.inbox_list(&filter).await?.into_iter().map(Into::into).collect()))
+}
+
+/// The bytes that [`text`] shows like this.
+fn keys(shown: String) -> Vec<Vec<u8>> {
+    let bytes = shown.strip_prefix("0x").and_then(|digits| hex::decode(digits).ok());
+    bytes.into_iter().chain([shown.into_bytes()]).collect()
 }
 
 /// One message

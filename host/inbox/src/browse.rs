@@ -2,7 +2,8 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use sqlx::{PgPool, Row};
+use chrono::{DateTime, Utc};
+use sqlx::{PgPool, Postgres, QueryBuilder, Row};
 
 use crate::{admin::Admin, error::InboxError, tenant::Tenant};
 
@@ -15,8 +16,52 @@ pub struct Filter {
     pub consumer: Option<String>,
     /// Only this status.
     pub status: Option<String>,
+    /// Only this reason, with whatever it says after a colon.
+    pub reason: Option<String>,
+    /// Only this event type.
+    pub event_type: Option<String>,
+    /// Only one of these ordering keys; none for any.
+    pub ordering_keys: Vec<Vec<u8>>,
+    /// Only those whose last error holds this text, regardless of case.
+    pub error: Option<String>,
+    /// Only those that a version ran last whose digest begins like this.
+    pub version: Option<String>,
+    /// Received at this time or later.
+    pub since: Option<DateTime<Utc>>,
+    /// Received before this time.
+    pub until: Option<DateTime<Utc>>,
+    /// Only what comes after this place in the list.
+    pub after: Option<Place>,
     /// At most this many, newest first.
     pub limit: i64,
+}
+
+/// A place in a list of one consumer's messages, which is ordered by time, the newest first, and by id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// When the last message that was seen was received.
+    pub received_at: DateTime<Utc>,
+    /// Its id. None stands behind all that were received at that time.
+    pub message_id: Option<String>,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.received_at.to_rfc3339_opts(chrono::SecondsFormat::Micros, true))?;
+        self.message_id.as_ref().map_or(Ok(()), |id| write!(f, ",{id}"))
+    }
+}
+
+impl std::str::FromStr for Place {
+    type Err = InboxError;
+
+    /// A time as of RFC 3339, and behind a comma the id of a message.
+    fn from_str(text: &str) -> Result<Self, InboxError> {
+        let (time, id) = text.split_once(',').map_or((text, None), |(time, id)| (time, Some(id)));
+        let time = DateTime::parse_from_rfc3339(time);
+        let time = time.map_err(|_| InboxError::Invalid(format!("`{text}` is no place in a list of messages: a time, a comma, an id")))?;
+        Ok(Self { received_at: time.into(), message_id: id.map(str::to_owned) })
+    }
 }
 
 /// A row of the inbox without its payload.
@@ -51,9 +96,9 @@ pub struct InboxRow {
     /// What the last failure said.
     pub last_error: Option<String>,
     /// When it runs next.
-    pub next_attempt_at: Option<chrono::DateTime<chrono::Utc>>,
+    pub next_attempt_at: Option<DateTime<Utc>>,
     /// When its lease ends.
-    pub locked_until: Option<chrono::DateTime<chrono::Utc>>,
+    pub locked_until: Option<DateTime<Utc>>,
     /// SHA-256 of the component that completed it.
     pub version: Option<String>,
     #[serde(skip)]
@@ -67,9 +112,9 @@ pub struct InboxRow {
     /// W3C trace context.
     pub trace_parent: Option<String>,
     /// When it was first claimed.
-    pub received_at: chrono::DateTime<chrono::Utc>,
+    pub received_at: DateTime<Utc>,
     /// When it was settled.
-    pub processed_at: Option<chrono::DateTime<chrono::Utc>>,
+    pub processed_at: Option<DateTime<Utc>>,
 }
 
 /// A row with what is kept of its record.
@@ -99,10 +144,11 @@ impl Admin {
     /// Rows of the inbox, newest first. Over all tenants, those whose own database does not answer are left
     /// out, and the log says so.
     pub async fn inbox_list(&self, filter: &Filter) -> Result<Vec<InboxRow>, InboxError> {
+        let versions = &self.versions_like(filter.version.as_deref()).await?;
         let tenants = self.tenants().await?.into_iter().filter(|tenant| filter.tenant.as_ref().is_none_or(|name| *name == tenant.name));
         let (own, hosts): (Vec<_>, Vec<_>) = tenants.partition(|tenant| tenant.database.is_some());
-        let mut rows = if hosts.is_empty() { Vec::new() } else { list(&self.pool, filter).await? };
-        let asked = own.iter().map(|tenant| async move { (tenant, self.inbox_list_of(tenant, filter).await) });
+        let mut rows = if hosts.is_empty() { Vec::new() } else { list(&self.pool, filter, versions).await? };
+        let asked = own.iter().map(|tenant| async move { (tenant, self.inbox_list_of(tenant, filter, versions).await) });
         for (tenant, found) in futures::future::join_all(asked).await {
             match found {
                 Ok(found) => rows.extend(found),
@@ -118,13 +164,20 @@ impl Admin {
     }
 
     /// The rows of a tenant with a database of its own.
-    async fn inbox_list_of(&self, tenant: &Tenant, filter: &Filter) -> Result<Vec<InboxRow>, InboxError> {
+    async fn inbox_list_of(&self, tenant: &Tenant, filter: &Filter, versions: &Option<Vec<i32>>) -> Result<Vec<InboxRow>, InboxError> {
         let filter = Filter { tenant: Some(tenant.name.clone()), ..filter.clone() };
         let place = self.place(tenant)?;
-        let listed = tokio::time::timeout(ANSWER_MAX, list(&place.pool, &filter)).await;
+        let listed = tokio::time::timeout(ANSWER_MAX, list(&place.pool, &filter, versions)).await;
         let mut rows = listed.map_err(|_| away(tenant))??;
         self.name_versions(&mut rows).await?;
         Ok(rows)
+    }
+
+    /// The versions whose digests begin like this.
+    async fn versions_like(&self, prefix: Option<&str>) -> Result<Option<Vec<i32>>, InboxError> {
+        const IDS: &str = "SELECT version_id FROM oncebox.version WHERE starts_with(encode(digest, 'hex'), lower($1))";
+        let Some(prefix) = prefix else { return Ok(None) };
+        Ok(Some(sqlx::query_scalar(IDS).bind(prefix).fetch_all(&self.pool).await?))
     }
 
     /// Versions are rows of the host's database.
@@ -157,11 +210,53 @@ impl Admin {
     }
 }
 
-async fn list(pool: &PgPool, filter: &Filter) -> Result<Vec<InboxRow>, InboxError> {
-    const WHERE: &str = "($1::text IS NULL OR t.name = $1) AND ($2::text IS NULL OR c.name = $2) AND ($3::text IS NULL OR i.status = $3) \
-        ORDER BY i.received_at DESC, i.message_id LIMIT $4";
-    let query = sqlx::query_as(sqlx::AssertSqlSafe([ROW, WHERE].concat()));
-    Ok(query.bind(&filter.tenant).bind(&filter.consumer).bind(&filter.status).bind(filter.limit).fetch_all(pool).await?)
+async fn list(pool: &PgPool, filter: &Filter, versions: &Option<Vec<i32>>) -> Result<Vec<InboxRow>, InboxError> {
+    // Only what is asked for is said, so that each question has a plan of its own.
+    let mut query = QueryBuilder::<Postgres>::new(ROW);
+    query.push("true");
+    let texts = [
+        (" AND t.name = ", &filter.tenant),
+        (" AND c.name = ", &filter.consumer),
+        (" AND i.status = ", &filter.status),
+        (" AND i.event_type = ", &filter.event_type),
+    ];
+    for (condition, text) in texts {
+        if let Some(text) = text {
+            query.push(condition).push_bind(text);
+        }
+    }
+    if let Some(reason) = &filter.reason {
+        query.push(" AND (i.reason = ").push_bind(reason);
+        query.push(" OR starts_with(i.reason, ").push_bind(format!("{reason}:")).push("))");
+    }
+    if !filter.ordering_keys.is_empty() {
+        query.push(" AND i.ordering_key = ANY (").push_bind(&filter.ordering_keys).push(")");
+    }
+    if let Some(error) = &filter.error {
+        query.push(" AND position(lower(").push_bind(error).push(") in lower(i.last_error)) > 0");
+    }
+    if let Some(versions) = versions {
+        query.push(" AND i.version_id = ANY (").push_bind(versions).push(")");
+    }
+    if let Some(since) = filter.since {
+        query.push(" AND i.received_at >= ").push_bind(since);
+    }
+    if let Some(until) = filter.until {
+        query.push(" AND i.received_at < ").push_bind(until);
+    }
+    match &filter.after {
+        Some(Place { received_at, message_id: Some(id) }) => {
+            // The first condition alone is one that an index knows.
+            query.push(" AND i.received_at <= ").push_bind(received_at);
+            query.push(" AND (i.received_at < ").push_bind(received_at).push(" OR i.message_id COLLATE \"C\" > ").push_bind(id).push(")");
+        }
+        Some(Place { received_at, message_id: None }) => {
+            query.push(" AND i.received_at < ").push_bind(received_at);
+        }
+        None => {}
+    }
+    query.push(" ORDER BY i.received_at DESC, i.message_id COLLATE \"C\" LIMIT ").push_bind(filter.limit);
+    Ok(query.build_query_as().fetch_all(pool).await?)
 }
 
 fn away(tenant: &Tenant) -> InboxError {

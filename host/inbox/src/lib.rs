@@ -67,7 +67,7 @@ mod version;
 pub use admin::{Admin, check_name};
 pub use audit::AuditEntry;
 pub use breaker::BreakerState;
-pub use browse::{Filter, InboxDetail, InboxRow};
+pub use browse::{Filter, InboxDetail, InboxRow, Place as InboxPlace};
 pub use canary::{CanaryRates, Outcomes, Withdrawn};
 pub use complete::Disposition;
 pub use component::{Begun, Compiled};

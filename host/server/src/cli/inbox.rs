@@ -1,7 +1,11 @@
 //! `oncebox inbox …`
 
+use std::cmp::Ordering;
+
 use anyhow::Result;
-use clap::Subcommand;
+use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
+use clap::{Args, Subcommand};
+use oncebox_inbox::InboxPlace;
 
 use super::{
     api::{Api, path, with_query},
@@ -16,20 +20,7 @@ const STATUSES: [&str; 9] =
 #[derive(Subcommand)]
 pub(super) enum InboxCommand {
     /// List messages, newest first
-    List {
-        /// Only this tenant
-        #[arg(long)]
-        tenant: Option<String>,
-        /// Only this consumer
-        #[arg(long)]
-        consumer: Option<String>,
-        /// Only this status
-        #[arg(long, value_parser = STATUSES)]
-        status: Option<String>,
-        /// At most this many
-        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=1000))]
-        limit: i64,
-    },
+    List(Box<Wanted>),
     /// Show one message
     Show {
         /// The message id
@@ -46,18 +37,111 @@ pub(super) enum InboxCommand {
     },
 }
 
+/// Which messages.
+#[derive(Args)]
+pub(super) struct Wanted {
+    /// Only this tenant
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Only this consumer
+    #[arg(long)]
+    consumer: Option<String>,
+    /// Only this status
+    #[arg(long, value_parser = STATUSES)]
+    status: Option<String>,
+    /// Only what is there for this reason, as `no_route`, `sql_error` or `sql_error:23505`
+    #[arg(long)]
+    reason: Option<String>,
+    /// Only this event type
+    #[arg(long)]
+    event_type: Option<String>,
+    /// Only this ordering key; bytes that are no text as `0x` and hexadecimal digits
+    #[arg(long)]
+    key: Option<String>,
+    /// Only those whose last error holds this text, regardless of case
+    #[arg(long)]
+    error: Option<String>,
+    /// Only those that a version ran last whose digest begins like this
+    #[arg(long)]
+    version: Option<String>,
+    /// Only those received at this time or later: RFC 3339, or how long ago, as `90s`, `15m`, `2h`, `3d`
+    #[arg(long, value_parser = moment)]
+    since: Option<DateTime<Utc>>,
+    /// Only those received before this time
+    #[arg(long, value_parser = moment)]
+    until: Option<DateTime<Utc>>,
+    /// Only what comes after this place: what the last page ended with
+    #[arg(long, value_name = "PLACE")]
+    after: Option<After>,
+    /// At most this many
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=1000))]
+    limit: i64,
+}
+
+/// A place in a list of several consumers' messages: of those of one time, consumers come by their names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct After {
+    received_at: DateTime<Utc>,
+    consumer: String,
+    message_id: String,
+}
+
+impl std::fmt::Display for After {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let time = self.received_at.to_rfc3339_opts(SecondsFormat::Micros, true);
+        write!(f, "{time},{},{}", self.consumer, self.message_id)
+    }
+}
+
+impl std::str::FromStr for After {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut parts = text.splitn(3, ',');
+        let mut part = || parts.next().ok_or("a place is a time, a consumer and a message id, with commas between them");
+        let (time, consumer, message_id) = (part()?, part()?.to_owned(), part()?.to_owned());
+        let received_at = DateTime::parse_from_rfc3339(time).map_err(|error| format!("`{time}` is no time: {error}"))?.into();
+        Ok(Self { received_at, consumer, message_id })
+    }
+}
+
+impl After {
+    fn of(row: &InboxRow) -> Self {
+        Self { received_at: row.received_at, consumer: named(row), message_id: row.message_id.clone() }
+    }
+
+    /// The same place in the list of one consumer.
+    fn within(&self, consumer: &str) -> InboxPlace {
+        let message_id = match consumer.cmp(self.consumer.as_str()) {
+            Ordering::Less => None,
+            Ordering::Equal => Some(self.message_id.clone()),
+            // No id is empty: all of that time are still to come.
+            Ordering::Greater => Some(String::new()),
+        };
+        InboxPlace { received_at: self.received_at, message_id }
+    }
+}
+
+fn named(row: &InboxRow) -> String {
+    format!("{}/{}", row.tenant, row.consumer)
+}
+
+/// A time, or how long ago it was.
+fn moment(text: &str) -> Result<DateTime<Utc>, String> {
+    const UNITS: [(char, i64); 4] = [('s', 1), ('m', 60), ('h', 3_600), ('d', 86_400)];
+    let ago = UNITS.iter().find_map(|(unit, seconds)| text.strip_suffix(*unit)?.parse::<u32>().ok()?.checked_mul(*seconds as u32));
+    if let Some(ago) = ago {
+        return Utc::now().checked_sub_signed(TimeDelta::seconds(ago.into())).ok_or_else(|| "that is too long ago".to_owned());
+    }
+    let time = DateTime::parse_from_rfc3339(text);
+    Ok(time.map_err(|_| "use a time as `2026-01-31T12:00:00Z`, or how long ago, as `90s`, `15m`, `2h`, `3d`")?.into())
+}
+
 pub(super) async fn run(api: &Api, command: InboxCommand, as_json: bool) -> Result<()> {
     match command {
-        InboxCommand::List { tenant, consumer, status, limit } => {
-            let consumers = match (tenant, consumer) {
-                (Some(tenant), Some(consumer)) => vec![(tenant, consumer)],
-                (tenant, consumer) => {
-                    let all = consumer::all(api, tenant.as_deref()).await?.into_iter().map(|c| (c.tenant, c.name));
-                    all.filter(|(_, name)| consumer.as_ref().is_none_or(|consumer| consumer == name)).collect()
-                }
-            };
-            let rows = rows(api, &consumers, status.as_deref(), limit).await?;
-            if as_json { output::json(&rows) } else { list(&rows) }
+        InboxCommand::List(wanted) => {
+            let rows = rows(api, &wanted).await?;
+            if as_json { output::json(&rows) } else { list(&rows, wanted.limit) }
         }
         InboxCommand::Show { message_id, tenant, consumer, payload } => {
             let path = path(&["tenants", &tenant, "consumers", &consumer, "inbox", &message_id]);
@@ -68,23 +152,42 @@ pub(super) async fn run(api: &Api, command: InboxCommand, as_json: bool) -> Resu
 }
 
 /// The newest rows of several consumers.
-async fn rows(api: &Api, consumers: &[(String, String)], status: Option<&str>, limit: i64) -> Result<Vec<InboxRow>> {
+async fn rows(api: &Api, wanted: &Wanted) -> Result<Vec<InboxRow>> {
+    let consumers = match (&wanted.tenant, &wanted.consumer) {
+        (Some(tenant), Some(consumer)) => vec![(tenant.clone(), consumer.clone())],
+        (tenant, consumer) => {
+            let all = consumer::all(api, tenant.as_deref()).await?.into_iter().map(|c| (c.tenant, c.name));
+            all.filter(|(_, name)| consumer.as_ref().is_none_or(|consumer| consumer == name)).collect()
+        }
+    };
+    let time = |time: Option<DateTime<Utc>>| time.map(|time| time.to_rfc3339_opts(SecondsFormat::Micros, true));
     let mut rows: Vec<InboxRow> = Vec::new();
-    for (tenant, consumer) in consumers {
+    for (tenant, consumer) in &consumers {
         let path = path(&["tenants", tenant, "consumers", consumer, "inbox"]);
-        let query = [("status", status.map(str::to_owned)), ("limit", Some(limit.to_string()))];
+        let query = [
+            ("status", wanted.status.clone()),
+            ("reason", wanted.reason.clone()),
+            ("event_type", wanted.event_type.clone()),
+            ("key", wanted.key.clone()),
+            ("error", wanted.error.clone()),
+            ("version", wanted.version.clone()),
+            ("since", time(wanted.since)),
+            ("until", time(wanted.until)),
+            ("after", wanted.after.as_ref().map(|after| after.within(&format!("{tenant}/{consumer}")).to_string())),
+            ("limit", Some(wanted.limit.to_string())),
+        ];
         rows.extend(api.get::<Vec<InboxRow>>(&with_query(&path, &query)).await?);
     }
-    rows.sort_by(|a, b| (b.received_at, &a.message_id).cmp(&(a.received_at, &b.message_id)));
-    rows.truncate(limit.try_into().unwrap_or(0));
+    rows.sort_by(|a, b| (b.received_at, named(a), &a.message_id).cmp(&(a.received_at, named(b), &b.message_id)));
+    rows.truncate(wanted.limit.try_into().unwrap_or(0));
     Ok(rows)
 }
 
-fn list(rows: &[InboxRow]) -> Result<()> {
+fn list(rows: &[InboxRow], limit: i64) -> Result<()> {
     let cells = |r: &InboxRow| {
         vec![
             r.received_at.format("%F %T").to_string(),
-            format!("{}/{}", r.tenant, r.consumer),
+            named(r),
             r.message_id.clone(),
             r.event_type.clone().unwrap_or_default(),
             r.status.clone(),
@@ -96,6 +199,9 @@ fn list(rows: &[InboxRow]) -> Result<()> {
         &["RECEIVED", "CONSUMER", "MESSAGE", "EVENT TYPE", "STATUS", "ATTEMPTS", "REASON"],
         &rows.iter().map(cells).collect::<Vec<_>>(),
     );
+    if let Some(last) = rows.last().filter(|_| rows.len() as i64 == limit) {
+        println!("there may be more: --after '{}'", After::of(last));
+    }
     Ok(())
 }
 
@@ -114,4 +220,34 @@ fn show(message: &InboxDetail, as_json: bool) -> Result<()> {
         println!("{name:<16} {}", value.as_str().map_or_else(|| value.to_string(), str::to_owned));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_given_as_people_say_them() {
+        let ago = |text| (Utc::now() - moment(text).expect(text)).num_seconds();
+        for (text, seconds) in [("90s", 90), ("15m", 900), ("2h", 7_200), ("3d", 259_200)] {
+            assert!((ago(text) - seconds).abs() < 10, "{text}");
+        }
+        assert_eq!(moment("2026-01-31T12:00:00Z").expect("a time").timestamp(), 1_769_860_800);
+        for text in ["", "5", "h", "-5m", "99999999999s", "4000000000d", "yesterday", "2026-01-31"] {
+            assert!(moment(text).is_err(), "{text}");
+        }
+    }
+
+    // What could go wrong: a message is on no page, or on two, where several have the same time.
+    #[test]
+    fn a_place_among_several_consumers_is_one_in_each() {
+        let place: After = "2026-01-31T12:00:00.000001Z,acme/b,a,b".parse().expect("a place");
+        assert_eq!((place.consumer.as_str(), place.message_id.as_str()), ("acme/b", "a,b"));
+        assert_eq!(place.to_string().parse(), Ok(place.clone()));
+        let within = |consumer| place.within(consumer).message_id;
+        assert_eq!((within("acme/a"), within("acme/b"), within("acme/c")), (None, Some("a,b".to_owned()), Some(String::new())));
+        for text in ["", "2026-01-31T12:00:00Z", "2026-01-31T12:00:00Z,acme/b", "noon,acme/b,x"] {
+            assert!(text.parse::<After>().is_err(), "{text}");
+        }
+    }
 }
