@@ -673,6 +673,8 @@ async fn messages_of_several_consumers_are_paged() {
     let desk = Desk::furnished().await;
     let policy = desk.file("orders.toml", POLICY);
     desk.ok(&["consumer", "create", "another", "--tenant", "acme", "--policy", &policy]).await;
+    let explained = desk.ok(&["consumer", "policy", "explain", "another", "--tenant", "acme"]).await;
+    assert_eq!(explained, desk.ok(&["policy", "explain", &policy]).await, "a row is read as its file is");
     let mut connection = desk.database.connect().await.unwrap();
     // Four times, of five messages each, of two consumers, under the same ids.
     const ROWS: &str = "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, partition, \"offset\", \
