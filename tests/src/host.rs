@@ -4,7 +4,7 @@
 //! by side; the servers are shared unless it is given others. Effects are counted in the database.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     fs::{self, File},
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -81,6 +81,8 @@ pub struct Options {
     pub partitions: i32,
     /// `after_commit` or `after_insert`.
     pub ack: &'static str,
+    /// `none`, `key` or `partition`; messages with a key go to its partition.
+    pub order: &'static str,
     /// Sources of the message id, in TOML.
     pub id: &'static str,
     /// `[batch]` of the policy, in TOML.
@@ -108,6 +110,7 @@ impl Default for Options {
         Self {
             partitions: 2,
             ack: "after_commit",
+            order: "none",
             id: "[{ header = 'id' }]",
             batch: "{}",
             deadline_ms: 2_500,
@@ -124,10 +127,10 @@ impl Default for Options {
 
 impl Options {
     fn policy(&self, topic: &str) -> Result<Policy> {
-        let Self { ack, id, batch, deadline_ms, session_timeout_ms, .. } = self;
+        let Self { ack, order, id, batch, deadline_ms, session_timeout_ms, .. } = self;
         let lease_ms = deadline_ms + 500;
         let policy = format!(
-            "topics = ['{topic}']\nack = '{ack}'\nbatch = {batch}\n\
+            "topics = ['{topic}']\nack = '{ack}'\norder = '{order}'\nbatch = {batch}\n\
              identity = {{ id = {id}, event_type = [{{ header = 'type' }}] }}\n\
              retry = {{ attempts_max = 20, backoff_min_ms = 50, backoff_max_ms = 200, lease_ms = {lease_ms} }}\n\
              limits = {{ deadline_ms = {deadline_ms} }}\n\
@@ -297,14 +300,20 @@ impl Scenario {
             if message.work != Work::NoId {
                 headers = headers.insert(Header { key: "id", value: Some(&message.id) });
             }
-            let partition = rand::random_range(0..self.options.partitions);
-            let record = FutureRecord::<(), _>::to(&self.topic).partition(partition).payload(&payload).headers(headers);
+            let key = message.key.map(|key| key.to_string());
+            let partition = message.key.map_or_else(|| rand::random_range(0..self.options.partitions), |key| self.partition_of(key));
+            let mut record = FutureRecord::<String, _>::to(&self.topic).partition(partition).payload(&payload).headers(headers);
+            record.key = key.as_ref();
             answers.push(self.producer.send_result(record).map_err(|(error, _)| error).context("failed to publish")?);
         }
         for answer in answers {
             answer.await.context("the publisher ended")?.map_err(|(error, _)| error).context("a record was not published")?;
         }
         Ok(())
+    }
+
+    fn partition_of(&self, key: usize) -> i32 {
+        key as i32 % self.options.partitions
     }
 
     // A neighbour ---------------------------------------------------------------------------
@@ -452,7 +461,9 @@ impl Scenario {
     async fn open(&self) -> Result<Vec<String>> {
         let positions = self.positions().await?;
         let found = self.found().await?;
-        let mut open: Vec<_> = found.iter().filter(|row| !row.is_settled()).take(5).map(|row| format!("{row:?}")).collect();
+        let behind = self.behind(&found);
+        let is_open = |row: &&Found| !(row.is_settled() || (row.status == "waiting" && behind.contains(&row.message_id)));
+        let mut open: Vec<_> = found.iter().filter(is_open).take(5).map(|row| format!("{row:?}")).collect();
         if positions.values().any(|(committed, end)| committed != end) {
             open.push(format!("acked by partition, of how many: {positions:?}; {} rows", found.len()));
         } else if found.len() < self.expected() {
@@ -460,6 +471,16 @@ impl Scenario {
             return self.violated(format!("everything is acked, but messages are lost: {} of {} rows", found.len(), self.expected()));
         }
         Ok(open)
+    }
+
+    /// The messages that stand behind one of their key that will not run any more.
+    fn behind(&self, found: &[Found]) -> HashSet<String> {
+        let rows: HashMap<&str, &Found> = found.iter().map(|row| (row.message_id.as_str(), row)).collect();
+        let is_dead = |message: &&Message| rows.get(&*message.id).is_some_and(|row| row.is_settled() && row.status != "completed");
+        let sent = self.sent();
+        let keys = sent.keys().into_values();
+        keys.flat_map(|of_key| of_key.into_iter().skip_while(|message| !is_dead(message)).skip(1).map(|message| message.id.clone()))
+            .collect()
     }
 
     fn expected(&self) -> usize {
@@ -474,6 +495,7 @@ impl Scenario {
         let found = self.found().await?;
         let mut faults = self.row_faults(&found);
         faults.extend(self.balance_faults(&found).await?);
+        faults.extend(self.order_faults().await?);
         if faults.is_empty() {
             return Ok(());
         }
@@ -481,14 +503,17 @@ impl Scenario {
     }
 
     fn row_faults(&self, found: &[Found]) -> Vec<String> {
+        let behind = self.behind(found);
         let sent = self.sent();
         let messages = sent.messages();
+        let behind = if self.options.order == "key" { behind } else { HashSet::new() };
         let mut rows: HashMap<&str, Vec<&Found>> = HashMap::new();
         found.iter().for_each(|row| rows.entry(&row.message_id).or_default().push(row));
         let mut faults: Vec<_> = rows.values().filter(|rows| rows.len() > 1).map(|rows| format!("two rows: {rows:?}")).collect();
         for (id, message) in &messages {
             faults.extend(match rows.get(id) {
                 None => Some(format!("`{id}` ({:?}) is lost: there is no row", message.work)),
+                Some(rows) if behind.contains(*id) => rows[0].fault_behind(message.work),
                 Some(rows) => rows[0].fault(message.work),
             });
         }
@@ -513,6 +538,28 @@ impl Scenario {
         let balances: Vec<(String, i64)> = sqlx::query_as(AssertSqlSafe(sql)).fetch_all(&self.pool).await?;
         let balances: BTreeMap<_, _> = balances.into_iter().collect();
         Ok(if balances == expected { Vec::new() } else { vec![format!("balances are {balances:?}, should be {expected:?}")] })
+    }
+
+    /// The effects of each key are in the order of its messages, and each of them is there once.
+    pub async fn check_order(&self) -> Result<()> {
+        self.check_whole().await?;
+        let faults = self.order_faults().await?;
+        if faults.is_empty() { Ok(()) } else { self.violated(faults.join("\n")) }
+    }
+
+    async fn order_faults(&self) -> Result<Vec<String>> {
+        if self.options.order != "key" {
+            return Ok(Vec::new());
+        }
+        let sql = self.fill("SELECT message_id FROM {schema}.ledger_entry ORDER BY entry");
+        let entries: Vec<String> = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&self.pool).await?;
+        let places: HashMap<&str, usize> = entries.iter().enumerate().map(|(place, id)| (id.as_str(), place)).collect();
+        let sent = self.sent();
+        let unordered = |(key, of_key): (usize, Vec<&Message>)| {
+            let effects: Vec<_> = of_key.iter().filter_map(|message| Some((places.get(&*message.id)?, &message.id))).collect();
+            (!effects.is_sorted()).then(|| format!("the effects of key {key} are out of order: {effects:?}"))
+        };
+        Ok(sent.keys().into_iter().filter_map(unordered).collect())
     }
 
     /// What is visible now is whole: a completed message has its effect, any other none, and no open

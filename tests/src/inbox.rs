@@ -45,6 +45,7 @@ pub const SOURCE: &str = concat!(
     include_str!("../../migrations/0006_own_database.sql"),
     include_str!("../../migrations/0007_consumer_ends.sql"),
     include_str!("../../migrations/0008_rotation.sql"),
+    include_str!("../../migrations/0009_order.sql"),
     include_str!("../../host/inbox/src/schema.rs"),
     include_str!("../../host/inbox/src/missing_partitions.sql"),
     include_str!("../../host/inbox/src/revoke_functions.sql"),

@@ -64,6 +64,8 @@ pub struct Message {
     pub id: String,
     /// What it does.
     pub work: Work,
+    /// What it is in order with.
+    pub key: Option<usize>,
     number: usize,
 }
 
@@ -115,7 +117,16 @@ impl Load {
     /// A message more.
     pub fn push(&mut self, work: Work) {
         let number = self.deliveries.len();
-        self.deliveries.push(Message { id: format!("m-{number}"), work, number });
+        self.deliveries.push(Message { id: format!("m-{number}"), work, key: None, number });
+    }
+
+    /// The same, each message in order with those of one of so many keys.
+    pub fn keyed(mut self, rng: &mut StdRng, keys: usize) -> Self {
+        let mut of_id = BTreeMap::new();
+        for message in &mut self.deliveries {
+            message.key = Some(*of_id.entry(message.id.clone()).or_insert_with(|| rng.random_range(0..keys)));
+        }
+        self
     }
 
     /// A bit of everything: failures, refusals, undecodable records, and every seventh delivery a
@@ -154,6 +165,18 @@ impl Load {
     /// Every message, once.
     pub fn messages(&self) -> BTreeMap<&str, &Message> {
         self.deliveries.iter().filter(|message| message.work != Work::NoId).map(|message| (message.id.as_str(), message)).collect()
+    }
+
+    /// The ids of each key, in order.
+    pub fn keys(&self) -> BTreeMap<usize, Vec<&Message>> {
+        let mut keys: BTreeMap<usize, Vec<&Message>> = BTreeMap::new();
+        for message in self.deliveries.iter().filter(|message| message.work != Work::NoId) {
+            let of_key = message.key.map(|key| keys.entry(key).or_default());
+            if let Some(of_key) = of_key.filter(|of_key| of_key.iter().all(|known| known.id != message.id)) {
+                of_key.push(message);
+            }
+        }
+        keys
     }
 
     /// Records without an id; each becomes a row of its own.
@@ -214,6 +237,13 @@ impl Found {
     /// have come to.
     fn is_crashed(&self) -> bool {
         self.status == "parked" && self.reason.as_deref() == Some("crashed") && self.crashes >= 3
+    }
+
+    /// What is wrong with the row of a message behind one of its key that is not done.
+    pub fn fault_behind(&self, work: Work) -> Option<String> {
+        let expected = if work == Work::Unrouted { "parked" } else { "waiting" };
+        let fine = self.status == expected && self.effects == 0 && (self.attempts == 0 || self.crashes > 0);
+        (!fine).then(|| format!("`{}` ({work:?}): should wait for its turn: {self:?}", self.message_id))
     }
 
     /// What is wrong with the row of this message.

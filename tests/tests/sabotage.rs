@@ -16,13 +16,14 @@ use anyhow::Result;
 use futures::{FutureExt, future::LocalBoxFuture};
 use oncebox_inbox::{
     NewDeployment, Role, SessionSettings, Shadow,
+    due::release_forgotten,
     handler::{Failure, FailureKind},
     hooks::switch_sabotage,
     message::Record,
 };
 use oncebox_tests::{
     host::{Options, Scenario, aside},
-    inbox::{Guest, PlainHandler, PlainHandlers, Script, World, deliver, drive, execute, open, record, records, step},
+    inbox::{Guest, PlainHandler, PlainHandlers, Script, TestConsumer, World, deliver, drive, execute, open, record, records, step},
     load::{Load, Work},
 };
 use sqlx::AssertSqlSafe;
@@ -51,6 +52,8 @@ enum Made {
 const TWICE: &str = "a message has two rows";
 const ODD: &str = "a completed message has one effect, any other none";
 const LOST: &str = "lost";
+const PASSED: &str = "a message passed one of its key that was not done";
+const FORGOTTEN: &str = "a message waits for nothing";
 
 static DEFECTS: &[Defect] = &[
     // The claim
@@ -58,25 +61,25 @@ static DEFECTS: &[Defect] = &[
         name: "no_message_lock",
         scenario: "two claims over a bucket's end",
         sees: TWICE,
-        made: Made::Functions(&[("claim", "PERFORM pg_advisory_xact_lock(l.key)", "PERFORM l.key")]),
+        made: Made::Functions(&[("claim_with_order", "PERFORM pg_advisory_xact_lock(l.key)", "PERFORM l.key")]),
     },
     Defect {
         name: "look_in_own_bucket_only",
         scenario: "a duplicate in a later bucket",
         sees: TWICE,
-        made: Made::Functions(&[("claim", "i.message_id = u.id", "i.message_id = u.id AND i.bucket = v.bucket")]),
+        made: Made::Functions(&[("claim_with_order", "i.message_id = u.id", "i.message_id = u.id AND i.bucket = v.bucket")]),
     },
     Defect {
         name: "isolation_unchecked",
         scenario: "a claim under an old snapshot",
         sees: TWICE,
-        made: Made::Functions(&[("claim", "current_setting('transaction_isolation') <> 'read committed'", "false")]),
+        made: Made::Functions(&[("claim_with_order", "current_setting('transaction_isolation') <> 'read committed'", "false")]),
     },
     Defect {
         name: "stale_deployments_claim",
         scenario: "a stale host",
         sees: "a withdrawn version completed a message",
-        made: Made::Functions(&[("claim", "p_generation < v.generation_required", "false")]),
+        made: Made::Functions(&[("claim_with_order", "p_generation < v.generation_required", "false")]),
     },
     Defect {
         name: "secret_unchecked",
@@ -161,6 +164,50 @@ static DEFECTS: &[Defect] = &[
         sees: "runs without being counted first",
         made: Made::Functions(&[("partition_taken", "RETURN v_starts > 1", "RETURN false")]),
     },
+    // Order
+    Defect { name: "failure_passed_in_batch", scenario: "a failure before its key", sees: PASSED, made: Made::Switch },
+    Defect {
+        name: "open_rows_unseen",
+        scenario: "a failure before its key",
+        sees: PASSED,
+        made: Made::Functions(&[("claim_with_order", "WHEN u.ordering = ANY (v_blocked) THEN 'waiting'", "")]),
+    },
+    Defect {
+        name: "next_of_key_forgotten",
+        scenario: "a failure before its key",
+        sees: FORGOTTEN,
+        made: Made::Functions(&[("complete", "PERFORM oncebox.release_key(p_consumer, v.class, v_ordering)", "NULL")]),
+    },
+    Defect {
+        name: "no_key_lock_in_claim",
+        scenario: "a claim beside a retry of its key",
+        sees: FORGOTTEN,
+        made: Made::Functions(&[("claim_with_order", "pg_try_advisory_xact_lock(d.ordering)", "true")]),
+    },
+    Defect {
+        name: "no_key_lock_in_worker",
+        scenario: "a claim beside a retry of its key",
+        sees: FORGOTTEN,
+        made: Made::Functions(&[("resume", "PERFORM pg_advisory_xact_lock(v_hash)", "NULL")]),
+    },
+    Defect {
+        name: "taken_key_waits",
+        scenario: "a claim beside a retry of its key",
+        sees: FORGOTTEN,
+        made: Made::Functions(&[("claim_with_order", "WHEN u.ordering = ANY (v_taken) THEN 'received'", "")]),
+    },
+    Defect {
+        name: "turn_unchecked",
+        scenario: "a message that is due before its turn",
+        sees: PASSED,
+        made: Made::Functions(&[("resume", "IF v_hash IS NOT NULL AND (", "IF false AND (")]),
+    },
+    Defect {
+        name: "no_sweep",
+        scenario: "a message that waits for nothing",
+        sees: FORGOTTEN,
+        made: Made::Functions(&[("release_forgotten", "pg_try_advisory_xact_lock(v_hash)", "false")]),
+    },
 ];
 
 type Check = fn(Option<&'static Defect>) -> LocalBoxFuture<'static, Result<()>>;
@@ -189,6 +236,10 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("retries", |defect| retries(defect).map(Ok).boxed_local()),
     ("a message that kills its session", |defect| kills_its_session(defect).map(Ok).boxed_local()),
     ("a partition on which a host died", |defect| suspect_partition(defect).map(Ok).boxed_local()),
+    ("a failure before its key", |defect| failure_before_its_key(defect).map(Ok).boxed_local()),
+    ("a claim beside a retry of its key", |defect| claim_beside_a_retry(defect).map(Ok).boxed_local()),
+    ("a message that is due before its turn", |defect| due_before_its_turn(defect).map(Ok).boxed_local()),
+    ("a message that waits for nothing", |defect| waits_for_nothing(defect).map(Ok).boxed_local()),
 ];
 
 /// Scenarios with host processes, which are told of the defect by their environment.
@@ -280,7 +331,7 @@ impl Defect {
 }
 
 async fn change(world: &World, function: &str, from: &str, to: &str) {
-    let schema = if function == "authorize" { "oncebox" } else { "oncebox_host" };
+    let schema = if ["authorize", "release_forgotten"].contains(&function) { "oncebox" } else { "oncebox_host" };
     let query = sqlx::query_scalar(AssertSqlSafe(format!("SELECT pg_get_functiondef('{schema}.{function}'::regproc)")));
     let text: String = query.fetch_one(&world.pool).await.unwrap();
     assert!(text.contains(from), "`{function}` does not say `{from}` any more:\n{text}");
@@ -671,6 +722,79 @@ async fn suspect_partition(defect: Option<&Defect>) {
 /// What takes no longer than this when all is well.
 async fn bounded<T>(work: impl Future<Output = T>) -> T {
     timeout(Duration::from_secs(8), work).await.unwrap_or_else(|_| panic!("nothing is settled: the partition is blocked"))
+}
+
+// Order ---------------------------------------------------------------------------------------
+
+const TRAIL: &str = "CREATE TABLE trail (place bigint GENERATED ALWAYS AS IDENTITY, message_id text NOT NULL);";
+const BY_KEY: &str = "order = 'key'\nretry = { backoff_min_ms = 1, backoff_max_ms = 1 }";
+
+/// A message that leaves its id in the trail; ids say the order within their key.
+fn of_key(offset: i64, id: &str, script: &str) -> Record {
+    let script = format!("sql INSERT INTO trail (message_id) VALUES ('{id}')\n{script}");
+    Record { key: Some(id.as_bytes()[..1].to_vec()), ..record(offset, id, &script) }
+}
+
+async fn finish_in_order(world: World, consumer: &TestConsumer) {
+    world.retry_until_settled(&world.host(consumer)).await;
+    let trail = format!("{}.trail", consumer.tenant.schema_name);
+    let passed = format!(
+        "SELECT count(*) FROM {trail} a JOIN {trail} b ON a.place < b.place AND a.message_id > b.message_id \
+         AND left(a.message_id, 1) = left(b.message_id, 1)"
+    );
+    assert_eq!(world.number(passed).await, 0, "{PASSED}");
+    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'waiting'").await, 0, "{FORGOTTEN}");
+    world.finish().await;
+}
+
+async fn failure_before_its_key(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple(TRAIL, BY_KEY).await;
+    let host = world.host(&consumer);
+    deliver(&host, &[of_key(0, "k1", "before 2 trap"), of_key(1, "k2", "")]).await;
+    deliver(&host, &[of_key(2, "k3", ""), of_key(3, "x1", "")]).await;
+    finish_in_order(world, &consumer).await;
+}
+
+async fn claim_beside_a_retry(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple(TRAIL, BY_KEY).await;
+    let (host, other) = (world.host(&consumer), world.host(&consumer));
+    deliver(&host, &[of_key(0, "k1", "before 2 trap\ngate retried")]).await;
+    let retry = tokio::spawn(async move {
+        while step(&host).await.unwrap() == 0 {
+            sleep(Duration::from_millis(2)).await;
+        }
+    });
+    world.control.gate("retried").reached(1).await;
+    let live = tokio::spawn(async move { deliver(&other, &[of_key(1, "k2", ""), of_key(2, "x1", "gate live")]).await });
+    world.control.gate("live").reached(1).await;
+    world.control.gate("retried").open();
+    // A worker that did wait for the claim is let through by it.
+    let _ = timeout(Duration::from_millis(300), retry).await;
+    world.control.gate("live").open();
+    live.await.unwrap();
+    finish_in_order(world, &consumer).await;
+}
+
+async fn due_before_its_turn(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple(TRAIL, BY_KEY).await;
+    let host = world.host(&consumer);
+    deliver(&host, &[of_key(0, "k1", "before 2 retry 60000"), of_key(1, "k2", "")]).await;
+    world.execute("UPDATE oncebox.inbox SET status = 'received', next_attempt_at = now() WHERE message_id = 'k2'").await;
+    assert_eq!(step(&host).await.unwrap(), 1);
+    world.execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'k1'").await;
+    finish_in_order(world, &consumer).await;
+}
+
+async fn waits_for_nothing(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple(TRAIL, BY_KEY).await;
+    deliver(&world.host(&consumer), &[of_key(0, "k1", "park"), of_key(1, "k2", "")]).await;
+    world.execute("DELETE FROM oncebox.inbox WHERE message_id = 'k1'").await;
+    release_forgotten(&world.pool, &[(consumer.row.consumer_id, consumer.policy.retention.class())]).await.unwrap();
+    finish_in_order(world, &consumer).await;
 }
 
 // Host processes ------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ pub struct Offered {
     pub version: Option<i32>,
     /// Why it is parked, where it is.
     pub reason: Option<String>,
+    /// What it is in order with, where it is with something; see [`crate::order`].
+    pub ordering: Option<i64>,
 }
 
 /// What a claim makes of a message that nobody has seen before.
@@ -42,6 +44,12 @@ impl As {
 pub enum Claimed {
     /// Nobody had it; it is ours.
     New,
+    /// Nobody had it, and it is not its turn: it stays in the inbox.
+    Waiting {
+        /// Its key is being worked on. Whoever does may have looked already for what comes next, so that the
+        /// message has to be due by itself.
+        is_due: bool,
+    },
     /// It is in the inbox already, so its delivery is settled.
     Known {
         /// The state of its row.
@@ -54,14 +62,20 @@ pub enum Claimed {
 }
 
 impl Claimed {
-    /// Name in metrics and logs: `new`, `already_done` or `in_flight_elsewhere`, where the last
-    /// stands for a message that waits in the inbox for one of its workers.
+    /// Name in metrics and logs: `new`, `waiting` for its turn, `already_done` or `in_flight_elsewhere`,
+    /// where the last stands for a message that waits in the inbox for one of its workers.
     pub fn name(&self) -> &'static str {
         match self {
             Self::New => "new",
+            Self::Waiting { .. } => "waiting",
             Self::Known { status, .. } if is_open(status) => "in_flight_elsewhere",
             Self::Known { .. } => "already_done",
         }
+    }
+
+    /// Whether this delivery made the row.
+    pub fn is_ours(&self) -> bool {
+        !matches!(self, Self::Known { .. })
     }
 }
 
@@ -81,8 +95,7 @@ pub struct Claimant {
     pub payload: PayloadPolicy,
 }
 
-const CLAIM: &str =
-    "SELECT * FROM oncebox_host.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21)";
+const CLAIM: &str = "SELECT * FROM oncebox_host.claim_with_order($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22)";
 
 /// Claim a batch of one partition. One answer for each message, in order. A claim of nothing sets the
 /// guard all the same, and checks who asks.
@@ -113,7 +126,8 @@ pub async fn claim(transaction: &Transaction<'_>, claimant: Claimant, offered: &
         .bind(messages().map(|m| m.payload_hash.as_ref().map(|hash| hash.as_slice())).collect::<Vec<_>>())
         .bind(offered.iter().map(|o| o.version).collect::<Vec<_>>())
         .bind(messages().map(|m| keep.then(|| headers::encode(&m.record.headers))).collect::<Vec<_>>())
-        .bind(messages().map(|m| m.record.payload.as_deref().filter(|_| keep)).collect::<Vec<_>>());
+        .bind(messages().map(|m| m.record.payload.as_deref().filter(|_| keep)).collect::<Vec<_>>())
+        .bind(offered.iter().any(|o| o.ordering.is_some()).then(|| offered.iter().map(|o| o.ordering).collect::<Vec<_>>()));
     let mut statement = transaction.tx().statement().await;
     let rows = bounded(query.fetch_all(statement.connection())).await;
     statement.finish(rows.as_ref().err());
@@ -125,6 +139,7 @@ pub async fn claim(transaction: &Transaction<'_>, claimant: Claimant, offered: &
 fn read(row: &sqlx::postgres::PgRow) -> Result<Claimed, InboxError> {
     match row.try_get::<&str, _>("outcome")? {
         "new" => Ok(Claimed::New),
+        "waiting" => Ok(Claimed::Waiting { is_due: row.try_get::<&str, _>("known_status")? == "received" }),
         "known" => Ok(Claimed::Known {
             status: row.try_get("known_status")?,
             same_payload: row.try_get("same_payload")?,

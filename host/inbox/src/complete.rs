@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::{
+    claim::Offered,
     error::InboxError,
     handler::{Failure, FailureKind},
     headers, hooks,
@@ -28,6 +29,11 @@ pub enum Disposition {
 }
 
 impl Disposition {
+    /// Whether messages behind it, of its key, have to wait.
+    pub(crate) fn is_open(self) -> bool {
+        !matches!(self, Self::Completed | Self::Skipped)
+    }
+
     /// The status of its row.
     pub fn status(self) -> &'static str {
         match self {
@@ -83,7 +89,7 @@ pub struct Completion {
 struct Row {
     id: String,
     epoch: i64,
-    disposition: Disposition,
+    status: &'static str,
     reason: Option<String>,
     error: Option<String>,
     result: Option<String>,
@@ -124,7 +130,7 @@ impl Completion {
         self.rows.push(Row {
             id: ran.message.id.clone(),
             epoch: ran.epoch,
-            disposition: Disposition::Completed,
+            status: Disposition::Completed.status(),
             reason: None,
             error: None,
             result,
@@ -133,6 +139,24 @@ impl Completion {
             keep: policy.payload == PayloadPolicy::All,
             headers: None,
             payload: None,
+        });
+    }
+
+    /// A claim that is not run now, since it is not its turn: its row is given what it will need.
+    pub fn waits(&mut self, offered: &Offered, is_due: bool) {
+        let record = &offered.message.record;
+        self.rows.push(Row {
+            id: offered.message.id.clone(),
+            epoch: 0,
+            status: if is_due { "received" } else { "waiting" },
+            reason: None,
+            error: None,
+            result: None,
+            delay: is_due.then_some(Duration::ZERO),
+            version: None,
+            keep: true,
+            headers: Some(headers::encode(&record.headers)),
+            payload: record.payload.clone(),
         });
     }
 
@@ -150,7 +174,7 @@ impl Completion {
         self.rows.push(Row {
             id: ran.message.id.clone(),
             epoch: ran.epoch,
-            disposition,
+            status: disposition.status(),
             reason: Some(failure.kind.reason()),
             error: Some(storable(&failure.text)),
             result: None,
@@ -186,7 +210,7 @@ pub async fn complete(transaction: &Transaction<'_>, consumer_id: i32, completio
         .bind(&completion.withdrawn)
         .bind(rows().map(|r| r.id.as_str()).collect::<Vec<_>>())
         .bind(rows().map(|r| r.epoch).collect::<Vec<_>>())
-        .bind(rows().map(|r| r.disposition.status()).collect::<Vec<_>>())
+        .bind(rows().map(|r| r.status).collect::<Vec<_>>())
         .bind(rows().map(|r| r.reason.as_deref()).collect::<Vec<_>>())
         .bind(rows().map(|r| r.error.as_deref()).collect::<Vec<_>>())
         .bind(rows().map(|r| r.result.as_deref()).collect::<Vec<_>>())

@@ -15,6 +15,7 @@ use crate::{
     due::Due,
     handler::{Failure, Handler, Handlers},
     message::Message,
+    order,
     pace::Pace,
     policy::Policy,
     scheduler::{Admission, Ask, Class, ConsumerCaps},
@@ -165,6 +166,11 @@ impl ConsumerInbox {
     /// Wall clock for one call of a handler.
     pub(crate) fn deadline(&self, handler: &Arc<dyn Handler>) -> Duration {
         handler.deadline().unwrap_or(Duration::from_millis(self.policy.limits.deadline_ms))
+    }
+
+    /// What a message is in order with.
+    pub(crate) fn ordering(&self, message: &Message) -> Option<i64> {
+        order::ordering(self.consumer_id, self.policy.order, message)
     }
 
     /// `generation` is that of the handlers that were asked where the messages go: those loaded by now

@@ -27,6 +27,10 @@ use crate::{consumer::ConsumerInbox, error::InboxError};
 const EVERY: Duration = Duration::from_secs(1);
 /// How long a database may take to answer one; another is not kept waiting for it.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Looks from one look for forgotten messages to the next.
+const LOOKS_PER_SWEEP: u32 = 10;
+/// Keys of a consumer that one of these looks releases at most; each takes a lock.
+const KEYS_PER_SWEEP: i32 = 100;
 /// Moments at which workers are woken are this far apart, so that there are few of them however much is due.
 const GRAIN: Duration = Duration::from_millis(20);
 
@@ -115,14 +119,20 @@ impl Lookout {
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut looks: JoinSet<String> = JoinSet::new();
         let mut under_way = BTreeSet::new();
+        let mut ticks = 0_u32;
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
                 Some(ended) = looks.join_next() => drop(ended.map(|place| under_way.remove(&place))),
                 _ = every.tick() => {
+                    let sweeps = ticks.is_multiple_of(LOOKS_PER_SWEEP);
+                    ticks = ticks.wrapping_add(1);
                     for (place, pool, consumers) in self.living() {
                         if under_way.insert(place.clone()) {
                             looks.spawn(async move {
+                                if sweeps {
+                                    sweep(&pool, &consumers).await;
+                                }
                                 look(&pool, &consumers).await;
                                 place
                             });
@@ -145,10 +155,32 @@ impl Lookout {
     }
 }
 
+/// Make due what waits for its turn behind nothing: of all consumers, since one may have run in order before.
+async fn sweep(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
+    match timeout(PATIENCE, release_forgotten(pool, &asked(consumers))).await {
+        Ok(Ok(0)) => {}
+        Ok(Ok(released)) => tracing::warn!(released, "messages waited behind nothing; they are due now"),
+        Ok(Err(error)) => tracing::warn!(%error, "failed to look for messages that wait behind nothing"),
+        Err(_) => tracing::warn!("the database does not say which messages wait behind nothing"),
+    }
+}
+
+fn asked(consumers: &[Arc<ConsumerInbox>]) -> Vec<(i32, i16)> {
+    consumers.iter().map(|consumer| (consumer.consumer_id, consumer.policy.retention.class())).collect()
+}
+
+/// Of consumers, given with their retention classes, make due what waits for its turn behind nothing. The answer
+/// is how many messages that were.
+pub async fn release_forgotten(pool: &PgPool, consumers: &[(i32, i16)]) -> Result<i64, InboxError> {
+    const RELEASE: &str = "SELECT coalesce(sum(oncebox.release_forgotten(c.id, c.class, $3)), 0)::bigint \
+        FROM unnest($1::int[], $2::smallint[]) AS c(id, class)";
+    let (ids, classes): (Vec<i32>, Vec<i16>) = consumers.iter().copied().unzip();
+    Ok(sqlx::query_scalar(RELEASE).bind(ids).bind(classes).bind(KEYS_PER_SWEEP).fetch_one(pool).await?)
+}
+
 /// Look once, and wake the workers of those with something to do.
 async fn look(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
-    let asked: Vec<_> = consumers.iter().map(|consumer| (consumer.consumer_id, consumer.policy.retention.class())).collect();
-    let found = match timeout(PATIENCE, due(pool, &asked)).await {
+    let found = match timeout(PATIENCE, due(pool, &asked(consumers))).await {
         Ok(Ok(found)) => found,
         Ok(Err(error)) => return tracing::warn!(%error, "failed to look for what is due; retries wait"),
         Err(_) => return tracing::warn!("the database does not say what is due; retries wait"),

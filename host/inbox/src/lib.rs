@@ -30,6 +30,7 @@ mod keys;
 mod lease;
 pub mod message;
 mod migration;
+mod order;
 mod pace;
 mod parking;
 mod partition;

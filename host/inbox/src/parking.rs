@@ -1,5 +1,5 @@
 //! What cannot be handled is kept under an id of its own, where a person sees it; it is never
-//! dropped and never holds its partition.
+//! dropped and never holds its partition, nor, where messages run in order, what comes behind it.
 
 use crate::{
     claim::{Claimed, Offered},
@@ -15,12 +15,12 @@ use crate::{
 
 /// A record without a usable id or event type, with its raw bytes.
 pub fn undecodable(record: &Record, undecodable: &Undecodable) -> Offered {
-    Offered { message: bare(record), version: None, reason: Some(format!("undecodable: {undecodable}")) }
+    Offered { message: bare(record), version: None, reason: Some(format!("undecodable: {undecodable}")), ordering: None }
 }
 
 /// A message that no deployment takes, under its own id.
-pub fn unrouted(message: &Message) -> Offered {
-    Offered { message: message.clone(), version: None, reason: Some(NO_ROUTE.to_owned()) }
+pub fn unrouted(message: Message, ordering: Option<i64>) -> Offered {
+    Offered { message, version: None, reason: Some(NO_ROUTE.to_owned()), ordering }
 }
 
 /// Whether a message is kept because no deployment takes it.
@@ -71,12 +71,17 @@ pub fn collision(message: &Message) -> Offered {
     let mut newcomer = message.clone();
     let hash = message.payload_hash.map_or_else(|| "tombstone".to_owned(), |hash| hex::encode(&hash[..8]));
     newcomer.id = format!("{}#{hash}", message.id);
-    Offered { message: newcomer, version: None, reason: Some("collision".to_owned()) }
+    Offered { message: newcomer, version: None, reason: Some("collision".to_owned()), ordering: None }
 }
 
 /// A message whose row PostgreSQL does not take.
 pub fn unclaimable(message: &Message, failure: &Failure) -> Offered {
-    Offered { message: bare(&message.record), version: None, reason: Some(format!("unclaimable: {}", failure.kind.reason())) }
+    Offered {
+        message: bare(&message.record),
+        version: None,
+        reason: Some(format!("unclaimable: {}", failure.kind.reason())),
+        ordering: None,
+    }
 }
 
 /// What a record says of itself when nothing in it is understood.

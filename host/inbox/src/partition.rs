@@ -146,13 +146,14 @@ impl PartitionInbox {
         for record in records {
             let route = match identity::decode(record, &self.consumer.policy.identity) {
                 Err((record, why)) => Route::Park(parking::undecodable(&record, &why)),
-                Ok(message) => match handlers.resolve(&message, None) {
-                    None => Route::Park(parking::unrouted(&message)),
-                    Some(handler) => {
+                Ok(message) => match (handlers.resolve(&message, None), self.consumer.ordering(&message)) {
+                    (None, ordering) => Route::Park(parking::unrouted(message, ordering)),
+                    (Some(handler), ordering) => {
                         self.suspects.observe(&self.consumer, &message);
                         let version = Some(handler.version());
                         let shadow = handlers.shadow(&message).filter(|shadow| shadow.samples(&message.id));
-                        Route::Run(Routed { offered: Offered { message, version, reason: None }, handler, generation, shadow })
+                        let offered = Offered { message, version, reason: None, ordering };
+                        Route::Run(Routed { offered, handler, generation, shadow })
                     }
                 },
             };
@@ -223,7 +224,7 @@ impl PartitionInbox {
             }
             (batch, settled)
         };
-        self.moved |= settled.claims.contains(&Claimed::New);
+        self.moved |= settled.claims.iter().any(Claimed::is_ours);
         let messages: Vec<_> = batch.iter().map(message).collect();
         let collisions = self.collisions(&messages, &settled.claims);
         if !collisions.is_empty() {

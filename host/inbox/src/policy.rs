@@ -25,6 +25,9 @@ pub struct Policy {
     pub topics: Vec<String>,
     /// When the broker is told that a message is done. Chosen, never implied.
     pub ack: Ack,
+    /// What runs in its order.
+    #[serde(default, skip_serializing_if = "Order::is_none")]
+    pub order: Order,
     /// Whether the inbox remembers what completed.
     #[serde(default)]
     pub dedup: Dedup,
@@ -68,6 +71,26 @@ pub enum Ack {
     AfterCommit,
     /// After the message is stored; workers run it from the inbox under a lease.
     AfterInsert,
+}
+
+/// What runs in its order. A message that failed, was parked or waits for its retry is open until it completes, is
+/// skipped or is discarded; what comes behind an open one waits in the inbox, and the rest goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Nothing: a message that fails lets later ones pass.
+    #[default]
+    None,
+    /// Messages of a partition.
+    Partition,
+    /// Messages of an ordering key; those without one are in order with nothing.
+    Key,
+}
+
+impl Order {
+    fn is_none(&self) -> bool {
+        *self == Self::None
+    }
 }
 
 /// Whether deliveries are deduplicated.
@@ -366,7 +389,7 @@ mod tests {
     #[test]
     fn every_key_is_in_the_documentation() {
         const DOCS: &str = include_str!("../../../docs/policy.md");
-        let policy = "topics = ['t']\nack = 'after_commit'\nretry = { preset = 'seed-002' }\nlimits = { transactions_max = 1, messages_per_second = 1 }";
+        let policy = "topics = ['t']\nack = 'after_commit'\norder = 'key'\nretry = { preset = 'seed-002' }\nlimits = { transactions_max = 1, messages_per_second = 1 }";
         let policy = serde_json::to_value(Policy::parse(policy).expect("a policy")).expect("a value");
         let mut keys = Vec::new();
         for (name, value) in policy.as_object().expect("a table") {

@@ -168,6 +168,14 @@ fn consequences(consumer: &Consumer, before: &Policy, after: &Policy) -> Vec<Con
         }
         _ => {}
     }
+    if before.order != after.order {
+        say(
+            "order",
+            "what is in the inbox and did not complete yet stays in the order that it came with, and is in order with nothing that comes \
+             after the change: drain the consumer first where that matters"
+                .to_owned(),
+        );
+    }
     match (before.dedup, after.dedup) {
         (Dedup::Inbox, Dedup::Off) => {
             say("dedup", "a message that is delivered again has its effect again, also one that completed".to_owned())
@@ -252,6 +260,7 @@ mod tests {
         check(PLAIN, "ack = 'after_commit'\nbatch.messages_max = 32\nretry.workers = 4", &["batch.messages_max", "retry.workers"], &[]);
         check(PLAIN, "ack = 'after_insert'", &["ack"], &["ack"]);
         check(PLAIN, "ack = 'after_commit'\ndedup = 'off'", &["dedup"], &["dedup"]);
+        check(PLAIN, "ack = 'after_commit'\norder = 'key'", &["order"], &["order"]);
         check(PLAIN, "ack = 'after_commit'\nkafka.group = 'g'", &["kafka.group"], &["kafka.group"]);
         check(PLAIN, "ack = 'after_commit'\nkafka.group = 'oncebox.acme.orders'", &["kafka.group"], &[]);
         check(PLAIN, "ack = 'after_commit'\nidentity.scoped_by_event_type = true", &["identity.scoped_by_event_type"], &["identity"]);

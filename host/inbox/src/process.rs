@@ -13,6 +13,7 @@ use crate::{
     handler::{DeliveryKind, Failure, FailureKind, Handler},
     hooks,
     message::Message,
+    order::Held,
     pace::{Mode, Turn},
     policy::Dedup,
     run::{Ended, Job, run},
@@ -62,6 +63,27 @@ pub(crate) struct Settled {
     pub(crate) alone: bool,
     /// Messages that completed, on which candidates are to be tried.
     pub(crate) sampled: Vec<Sampled>,
+}
+
+/// What a transaction has done so far.
+#[derive(Default)]
+pub(crate) struct Done {
+    /// The answers to its claims.
+    pub(crate) claims: Vec<Claimed>,
+    /// What its completion has to write.
+    pub(crate) completion: Completion,
+    /// What became of each message that ran.
+    pub(crate) ran: Outcomes,
+    /// What holds back messages behind it.
+    pub(crate) held: Held,
+}
+
+impl Done {
+    /// A message ran and came to this end.
+    pub(crate) fn ended(&mut self, index: usize, routed: &Routed, disposition: Disposition, failure: Option<FailureKind>) {
+        self.held.ended(index, &routed.offered, disposition);
+        self.ran.push((index, disposition, failure));
+    }
 }
 
 /// Why a transaction stopped. Nothing of it remains.
@@ -117,32 +139,38 @@ impl ConsumerInbox {
     /// Everything between BEGIN and COMMIT, in order.
     async fn work(&self, transaction: &Transaction<'_>, batch: &[Routed], mode: Mode) -> Result<Settled, Stop> {
         let started = Instant::now();
-        let mut claims = self.claim_live(transaction, batch).await.map_err(at_claim)?;
-        let mut completion = Completion::default();
-        let (mut ran, mut sampled) = (Vec::new(), Vec::new());
+        let claims = self.claim_live(transaction, batch).await.map_err(at_claim)?;
+        let mut done = Done { claims, ..Done::default() };
+        let mut sampled = Vec::new();
         let mut next = 0;
         while let Some(routed) = batch.get(next) {
             let index = next;
             next += 1;
-            if claims[index] != Claimed::New && !hooks::sabotage("duplicates_run") {
-                continue; // a duplicate: settled by its row, nothing runs for it
+            done.held.keep_back(index, &routed.offered, &mut done.claims[index]);
+            if done.claims[index] != Claimed::New && !hooks::sabotage("duplicates_run") {
+                continue; // a duplicate, settled by its row, or not its turn: nothing runs for it
             }
-            if !ran.is_empty() && started.elapsed() >= self.batch_duration() {
-                self.withdraw(&mut completion, batch, &mut claims, index);
+            if !done.ran.is_empty() && started.elapsed() >= self.batch_duration() {
+                self.withdraw(&mut done, batch, index);
                 break;
             }
             if routed.handler.takes_batches() {
-                let (group, behind) = together::group(batch, &claims, index);
-                self.handle_together(transaction.tx(), batch, group, &mut completion, &mut ran).await?;
+                let (group, behind) = together::group(batch, &done.claims, index);
+                self.handle_together(transaction.tx(), batch, group, &mut done).await?;
                 next = behind;
                 continue;
             }
-            let (disposition, kind) = self.handle(transaction, routed, index, mode, &mut completion, &mut sampled).await?;
-            ran.push((index, disposition, kind));
+            let (disposition, kind) = self.handle(transaction, routed, index, mode, &mut done.completion, &mut sampled).await?;
+            done.ended(index, routed, disposition, kind);
         }
-        complete(transaction, self.consumer_id, &completion).await.map_err(at_completion)?;
-        self.due_after(&completion);
-        Ok(Settled { claims, ran, alone: false, sampled })
+        for (routed, claimed) in batch.iter().zip(&done.claims) {
+            if let Claimed::Waiting { is_due } = claimed {
+                done.completion.waits(&routed.offered, *is_due);
+            }
+        }
+        complete(transaction, self.consumer_id, &done.completion).await.map_err(at_completion)?;
+        self.due_after(&done.completion);
+        Ok(Settled { claims: done.claims, ran: done.ran, alone: false, sampled })
     }
 
     /// Claim what is about to be run. Without deduplication everything is new and no row says so; the
@@ -298,6 +326,8 @@ impl ConsumerInbox {
             let disposition = completion.failed(routed.ran(), &failure, &self.policy);
             self.log_failure(message, &failure, disposition, 1);
             ran.push((0, disposition, Some(failure.kind)));
+        } else if let Claimed::Waiting { is_due } = claims[0] {
+            completion.waits(&routed.offered, is_due); // it failed before its turn, and runs again in its turn
         }
         complete(&transaction, self.consumer_id, &completion).await?;
         self.due_after(&completion);
@@ -380,14 +410,14 @@ impl ConsumerInbox {
     }
 
     /// Claims that were not run are taken back, from `index` on; they come again.
-    fn withdraw(&self, completion: &mut Completion, batch: &[Routed], claims: &mut Vec<Claimed>, index: usize) {
-        for (routed, claimed) in batch.iter().zip(claims.iter()).skip(index) {
-            let written = *claimed == Claimed::New && self.policy.dedup == Dedup::Inbox;
+    fn withdraw(&self, done: &mut Done, batch: &[Routed], index: usize) {
+        for (routed, claimed) in batch.iter().zip(&done.claims).skip(index) {
+            let written = claimed.is_ours() && self.policy.dedup == Dedup::Inbox;
             if written && !hooks::sabotage("withdrawn_claims_stay") {
-                completion.withdraw(&routed.offered.message.id);
+                done.completion.withdraw(&routed.offered.message.id);
             }
         }
-        claims.truncate(index);
+        done.claims.truncate(index);
     }
 
     fn batch_duration(&self) -> Duration {

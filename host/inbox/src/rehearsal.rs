@@ -81,7 +81,7 @@ impl<'a> Rehearsal<'a> {
             return Ok(Rehearsed::Parked { reason: "no_route".to_owned() });
         };
         // No row refers to a version that may not be in this database.
-        let offered = Offered { message, version: None, reason: None };
+        let offered = Offered { message, version: None, reason: None, ordering: None };
         let claimant = self.consumer.claimant(handlers.generation());
         let claims = claim(self.transaction(), claimant, &[&offered], As::Completed).await?;
         if let Some(Claimed::Known { status, .. }) = claims.into_iter().next() {

@@ -167,7 +167,7 @@ impl ConsumerInbox {
                 return Err(InboxError::BreakerOpen { version: handler.version(), again_in });
             }
         };
-        let offered = Offered { message: leased.message.clone(), version: Some(handler.version()), reason: None };
+        let offered = Offered { message: leased.message.clone(), version: Some(handler.version()), reason: None, ordering: None };
         let routed = Routed { offered, handler, generation, shadow: None };
         let mut repeats = 0;
         loop {
@@ -228,6 +228,11 @@ impl ConsumerInbox {
                 hooks::point("retry:commit:after");
                 Ok(ended)
             }
+            // The lease may have been given back.
+            Err(Undone::NotOurs) => {
+                commit(transaction).await?;
+                Err(Undone::NotOurs)
+            }
             Err(undone) => {
                 transaction.rollback().await;
                 Err(undone)
@@ -282,9 +287,10 @@ impl ConsumerInbox {
         let transaction = self.sessions.begin_admitted(admission).await?;
         match self.resume(&transaction, generation, leased).await {
             Ok(true) => {}
-            ended => {
+            Ok(false) => return commit(transaction).await.map_err(crate::process::stopped),
+            Err(error) => {
                 transaction.rollback().await;
-                return ended.map(drop);
+                return Err(error);
             }
         }
         let version = handler.map(|handler| handler.version());

@@ -2,11 +2,11 @@
 
 use crate::{
     claim::Claimed,
-    complete::{Completion, Disposition},
+    complete::Disposition,
     consumer::ConsumerInbox,
     handler::{DeliveryKind, Failure, FailureKind},
     hooks,
-    process::{Outcomes, Routed, Stop, host_statement, refused, undo_message},
+    process::{Done, Routed, Stop, host_statement, refused, undo_message},
     run::{Ended, Together, run, run_together},
     tx::Tx,
 };
@@ -31,17 +31,18 @@ impl ConsumerInbox {
     /// Run a group in one call. What its answer calls failed is excluded, and the others are run again
     /// without it; when nobody can say which message failed, both halves are run by themselves. All of
     /// this happens in the one transaction, each call under a savepoint.
-    pub(crate) async fn handle_together(
-        &self,
-        tx: &Tx,
-        batch: &[Routed],
-        group: Vec<usize>,
-        completion: &mut Completion,
-        outcomes: &mut Outcomes,
-    ) -> Result<(), Stop> {
+    pub(crate) async fn handle_together(&self, tx: &Tx, batch: &[Routed], group: Vec<usize>, done: &mut Done) -> Result<(), Stop> {
         // A stack: what comes first in the partition is on top.
         let mut open = vec![group];
-        while let Some(group) = open.pop() {
+        while let Some(mut group) = open.pop() {
+            // Of what is about to run, what stands behind a message of its key that failed meanwhile.
+            group.retain(|index| {
+                done.held.keep_back(*index, &batch[*index].offered, &mut done.claims[*index]);
+                done.claims[*index] == Claimed::New
+            });
+            if group.is_empty() {
+                continue;
+            }
             host_statement(tx, "SAVEPOINT m").await?;
             hooks::point("inbox:handle:before");
             let ended = match *group {
@@ -54,8 +55,8 @@ impl ConsumerInbox {
                     failed if failed.is_empty() => {
                         host_statement(tx, "RELEASE SAVEPOINT m").await?;
                         for (index, result) in group.into_iter().zip(answers) {
-                            completion.succeeded(batch[index].ran(), result.ok().flatten(), &self.policy);
-                            outcomes.push((index, Disposition::Completed, None));
+                            done.completion.succeeded(batch[index].ran(), result.ok().flatten(), &self.policy);
+                            done.ended(index, &batch[index], Disposition::Completed, None);
                         }
                         continue;
                     }
@@ -78,8 +79,8 @@ impl ConsumerInbox {
                 continue;
             }
             for (index, failure) in &failed {
-                let disposition = self.record_failure(&batch[*index], *index, failure, completion)?;
-                outcomes.push((*index, disposition, Some(failure.kind.clone())));
+                let disposition = self.record_failure(&batch[*index], *index, failure, &mut done.completion)?;
+                done.ended(*index, &batch[*index], disposition, Some(failure.kind.clone()));
             }
             let rest: Vec<_> = group.into_iter().filter(|index| failed.iter().all(|(failed, _)| failed != index)).collect();
             open.extend((!rest.is_empty()).then_some(rest));

@@ -14,8 +14,8 @@ pub struct Guest {
     pub consumer_id: i32,
 }
 
-const CLAIM: &str = "SELECT outcome, known_result FROM oncebox_host.claim($1, $2, 0, 'completed', '{}', 't', 0, $3, $4, $4, \
-    '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')";
+const CLAIM: &str = "SELECT outcome, known_result FROM oncebox_host.claim_with_order($1, $2, 0, 'completed', '{}', 't', 0, $3, $4, $4, \
+    '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', NULL)";
 
 impl Guest {
     /// A session of the consumer's tenant.

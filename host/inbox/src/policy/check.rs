@@ -1,6 +1,6 @@
 //! What in a policy cannot work. Everything is said at once.
 
-use super::{Ack, Dedup, Policy};
+use super::{Ack, Dedup, Order, Policy};
 use crate::{error::InboxError, problem::Problem};
 
 /// One thing that is wrong with a policy.
@@ -98,6 +98,11 @@ impl Policy {
                 "dedup",
                 self.dedup == Dedup::Off && self.ack == Ack::AfterInsert,
                 "`dedup = \"off\"` needs `ack = \"after_commit\"`: what is acked after its insert is in the inbox",
+            ),
+            (
+                "order",
+                self.dedup == Dedup::Off && self.order != Order::None,
+                "`order` needs `dedup = \"inbox\"`: what is to wait for its turn is a row of the inbox",
             ),
             (
                 "identity",

@@ -1,6 +1,6 @@
 //! What a policy means, in sentences.
 
-use super::{Ack, Collision, Dedup, IdSource, Jitter, KeySource, NoRoute, PayloadPolicy, Policy, Retention, Retry, TypeSource};
+use super::{Ack, Collision, Dedup, IdSource, Jitter, KeySource, NoRoute, Order, PayloadPolicy, Policy, Retention, Retry, TypeSource};
 use crate::identity::collapses;
 
 /// Steps of a ladder that are named one by one.
@@ -75,12 +75,19 @@ impl Policy {
             KeySource::RecordKey => "the record's key".to_owned(),
             KeySource::JsonPointer(pointer) => format!("`{pointer}` of the payload"),
         };
-        match self.ack {
-            Ack::AfterCommit => format!(
+        let waits = "one that failed or is parked holds back those behind it until it completes or is discarded, and nothing else";
+        match (self.order, self.ack) {
+            (Order::Key, _) => {
+                format!("Messages of one ordering key ({key}) run in order: {waits}. Those without a key are in order with nothing.")
+            }
+            (Order::Partition, _) => format!("Messages of a partition run in the order of their offsets: {waits}."),
+            (Order::None, Ack::AfterCommit) => format!(
                 "Messages of a partition run in the order of their offsets. One that fails lets those behind it pass, also those of its own \
-                 ordering key ({key}); what depends on order guards itself."
+                 ordering key ({key}); what depends on order guards itself, or says `order = \"key\"`."
             ),
-            Ack::AfterInsert => format!("Messages run side by side, in no order, also those of one ordering key ({key})."),
+            (Order::None, Ack::AfterInsert) => {
+                format!("Messages run side by side, in no order, also those of one ordering key ({key}).")
+            }
         }
     }
 

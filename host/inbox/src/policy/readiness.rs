@@ -1,6 +1,6 @@
 //! The questions to ask of a consumer before it is relied on, answered as far as its policy answers them.
 
-use super::{Ack, Collision, Dedup, IdSource, Policy, explain::duration};
+use super::{Ack, Collision, Dedup, IdSource, Order, Policy, explain::duration};
 
 /// How it stands with one question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -53,12 +53,7 @@ impl Policy {
             ),
             ("How long is a message remembered?", self.memory()),
             ("Is that longer than it can come again?", self.outlasts()),
-            (
-                "What if messages of one thing come out of order?",
-                look(
-                    "nothing holds them back: the handler compares a version or a state, and `oncebox verify` shows what another order changes",
-                ),
-            ),
+            ("What if messages of one thing come out of order?", self.out_of_order()),
             (
                 "Does somebody see what is stuck?",
                 look(
@@ -73,6 +68,19 @@ impl Policy {
             ),
         ];
         asked.into_iter().map(|(question, (standing, answer))| Answer { question, standing, answer }).collect()
+    }
+
+    fn out_of_order(&self) -> (Standing, String) {
+        match self.order {
+            Order::None => look(
+                "nothing holds them back: the handler compares a version or a state, or the policy says `order = \"key\"`; `oncebox verify` \
+                 shows what another order changes",
+            ),
+            Order::Key | Order::Partition => look(
+                "each waits until those that came before it are done; what was produced in another order runs in another order, so that the \
+                 handler still compares a version or a state where producers do not keep theirs",
+            ),
+        }
     }
 
     fn by_position(&self) -> Option<bool> {
