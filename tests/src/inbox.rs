@@ -46,6 +46,7 @@ pub const SOURCE: &str = concat!(
     include_str!("../../migrations/0007_consumer_ends.sql"),
     include_str!("../../migrations/0008_rotation.sql"),
     include_str!("../../migrations/0009_order.sql"),
+    include_str!("../../migrations/0010_redrive.sql"),
     include_str!("../../host/inbox/src/schema.rs"),
     include_str!("../../host/inbox/src/missing_partitions.sql"),
     include_str!("../../host/inbox/src/revoke_functions.sql"),
@@ -275,14 +276,19 @@ impl World {
         }
     }
 
+    /// No message has two rows.
+    pub async fn check_rows(&self) {
+        let twice = "SELECT count(*) FROM (SELECT FROM oncebox.inbox GROUP BY consumer_id, message_id HAVING count(*) > 1) t";
+        assert_eq!(self.number(twice).await, 0, "a message has two rows");
+    }
+
     /// The final check: each completed message took effect once, no other did, and nothing is left
     /// over of any transaction.
     pub async fn finish(self) {
         self.finished.store(true, Ordering::Relaxed);
         self.until(NOTHING_LEFT).await;
         assert_eq!(self.number("SELECT count(*) FROM oncebox.guard").await, 0, "the guard is not empty");
-        let twice = "SELECT count(*) FROM (SELECT FROM oncebox.inbox GROUP BY consumer_id, message_id HAVING count(*) > 1) t";
-        assert_eq!(self.number(twice).await, 0, "a message has two rows");
+        self.check_rows().await;
         for consumer in self.admin.consumers().await.expect("consumers") {
             let tenant = self.admin.tenant(&consumer.tenant).await.expect("a tenant");
             let sql = ODD.replace("{schema}", &tenant.schema_name);

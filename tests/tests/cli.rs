@@ -403,7 +403,7 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
         .await;
     };
     let base = |rest: &str| format!("{POLICY}{rest}");
-    create(&base("kafkaa = 1"), "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, `dedup`, `retention`, `payload`, `collision`, `no_route`, `identity`, `batch`, `retry`, `breaker`, `limits`, `kafka`").await;
+    create(&base("kafkaa = 1"), "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, `order`, `dedup`, `retention`, `payload`, `collision`, `no_route`, `identity`, `batch`, `retry`, `breaker`, `limits`, `kafka`").await;
     create("topics = ['t']", "missing field `ack`").await;
     create("ack = 'after_commit'", "missing field `topics`").await;
     create("topics = []\nack = 'after_commit'", "line 1: `topics` must name at least one topic").await;
@@ -650,6 +650,9 @@ Commands:
         (&["deploy", "--help"], "The event type it takes; `*` takes those"),
         (&["inbox", "list", "--help"], "[possible values: received, in_progress,"),
         (&["inbox", "show", "--help"], "Also print headers and payload"),
+        (&["inbox", "redrive", "--help"], "Run dead letters again, under their ids and with their headers"),
+        (&["inbox", "discard", "--help"], "Why: kept with each message and in the audit log"),
+        (&["inbox", "retry", "--help"], "Only count the messages, and change nothing"),
         (&["component", "encode", "--help"], "Where to write the component"),
         (&["serve", "--help"], "[env: ONCEBOX_CONFIG=]"),
         (&["dev", "--help"], "Usage: oncebox dev"),
@@ -703,6 +706,17 @@ async fn messages_of_several_consumers_are_paged() {
     assert_eq!(count(&["--reason", "no_route", "--event-type", "placed"]).await, 20);
     assert_eq!((count(&["--since", "90m"]).await, count(&["--until", "90m"]).await), (20, 20));
     assert_eq!((count(&["--key", "k"]).await, count(&["--error", "x"]).await, count(&["--version", "ab"]).await), (0, 0, 0));
+    let redrive = ["inbox", "redrive", "--tenant", "acme", "--consumer", "orders", "--because", "a handler is there"];
+    let redriven = async |more: &[&str]| desk.ok(&[&redrive[..], more].concat()).await;
+    desk.fails(&redrive, "say which messages: by their ids, by an option such as `--reason`, or with `--all`").await;
+    assert_eq!(redriven(&["--all", "--dry-run"]).await, "would redrive 0 messages\n", "their records are not kept");
+    sqlx::query("UPDATE oncebox.inbox SET headers = ''").execute(&mut connection).await.unwrap();
+    assert_eq!(redriven(&["--reason", "no_route", "--dry-run"]).await, "would redrive 10 messages\n");
+    assert_eq!(redriven(&["m1", "m3", "m4"]).await, "redriven 2 messages\n");
+    assert_eq!(redriven(&["m1", "m3", "m4"]).await, "there is nothing to redrive\n");
+    let answer = desk.json(&[&redrive[..], &["--since", "90m"]].concat()).await;
+    assert_eq!((&answer["changed"], &answer["left"]), (&json!(3), &json!(0)));
+    assert_eq!(count(&["--consumer", "orders", "--status", "received"]).await, 5);
     desk.misunderstood(
         &["inbox", "list", "--since", "yesterday"],
         "error: invalid value 'yesterday' for '--since <SINCE>': use a time as `2026-01-31T12:00:00Z`, or how long ago, as `90s`, `15m`, `2h`, `3d`",

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, stream};
-use oncebox_inbox::hooks::POINTS;
+use oncebox_inbox::{Filter, Remedy, Verb, hooks::POINTS};
 use oncebox_tests::{
     host::{HostProcess, Options, Scenario, aside},
     load::{Load, Work},
@@ -255,8 +255,6 @@ async fn survive(seed: u64, order: &'static str) -> Result<String> {
 
 /// What stands behind a message that will not run any more follows in its turn, when a person is done with that.
 async fn finish_keys(scenario: &Scenario) -> Result<String> {
-    const DISCARD: &str =
-        "UPDATE oncebox.inbox SET status = 'discarded' WHERE consumer_id = {consumer} AND status IN ('failed_terminal', 'parked')";
     const WAITING: &str = "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status = 'waiting'";
     let waited = scenario.number(WAITING).await?;
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -266,7 +264,12 @@ async fn finish_keys(scenario: &Scenario) -> Result<String> {
         > 0
     {
         ensure!(Instant::now() < deadline, "messages do not follow: {:?}", scenario.found().await?);
-        scenario.execute(DISCARD).await?;
+        for reason in ["reject", "park", "no_route", "crashed", "undecodable"] {
+            let filter = Filter { reason: Some(reason.to_owned()), ..Filter::default() };
+            let reason = "they are looked at".to_owned();
+            let remedy = Remedy { verb: Verb::Discard, filter, message_ids: Vec::new(), reason, as_of: None, limit: 1_000 };
+            scenario.admin.remedy(&scenario.tenant.name, "payments", &remedy).await?;
+        }
         sleep(Duration::from_millis(50)).await;
     }
     scenario.check_order().await?;

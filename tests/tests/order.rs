@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_inbox::{ConsumerInbox, due::release_forgotten, message::Record, policy::Policy};
+use oncebox_inbox::{ConsumerInbox, Filter, Remedy, Verb, due::release_forgotten, message::Record, policy::Policy};
 use oncebox_tests::inbox::{Guest, TestConsumer, World, both, deliver, drive, open, record, step, take};
 use tokio::time::timeout;
 
@@ -34,13 +34,11 @@ fn check(found: &[(String, String, i32)], expected: &[(&str, &str, i32)]) {
     assert_eq!(found, expected);
 }
 
-/// A message that a person is done with.
-async fn discard(world: &World, id: &str) {
-    world
-        .execute(format!(
-            "UPDATE oncebox.inbox SET status = 'discarded', processed_at = now(), next_attempt_at = NULL WHERE message_id = '{id}'"
-        ))
-        .await;
+/// A person is done with a message.
+async fn discard(world: &World, consumer: &TestConsumer, id: &str) {
+    let (filter, message_ids, reason) = (Filter::default(), vec![id.to_owned()], "a test".to_owned());
+    let remedy = Remedy { verb: Verb::Discard, filter, message_ids, reason, as_of: None, limit: 1 };
+    assert_eq!(world.admin.remedy(&consumer.tenant.name, &consumer.row.name, &remedy).await.unwrap().changed, 1);
 }
 
 async fn sweep(world: &World, consumer: &TestConsumer) -> i64 {
@@ -117,8 +115,8 @@ async fn a_dead_letter_holds_its_key_until_a_person_is_done_with_it() {
     world.retry_until_settled(&host).await;
     assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'waiting'").await, 4);
     for (id, follow) in [("rejected", &["r2", "r3"][..]), ("unrouted", &["u2"]), ("parked", &["p2"])] {
-        discard(&world, id).await;
-        assert_eq!(sweep(&world, &consumer).await, 1);
+        discard(&world, &consumer, id).await;
+        assert_eq!(sweep(&world, &consumer).await, 0, "the next one is due already");
         world.retry_until_settled(&host).await;
         let trail = trail(&world, &consumer).await;
         assert_eq!(trail[trail.len() - follow.len()..], *follow);

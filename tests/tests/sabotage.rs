@@ -15,7 +15,7 @@ use std::{
 use anyhow::Result;
 use futures::{FutureExt, future::LocalBoxFuture};
 use oncebox_inbox::{
-    NewDeployment, Role, SessionSettings, Shadow,
+    Filter, NewDeployment, Remedy, Role, SessionSettings, Shadow, Verb,
     due::release_forgotten,
     handler::{Failure, FailureKind},
     hooks::switch_sabotage,
@@ -208,6 +208,41 @@ static DEFECTS: &[Defect] = &[
         sees: FORGOTTEN,
         made: Made::Functions(&[("release_forgotten", "pg_try_advisory_xact_lock(v_hash)", "false")]),
     },
+    // Redrive
+    Defect {
+        name: "redrive_of_any_state",
+        scenario: "a redrive that is asked for twice",
+        sees: ODD,
+        made: Made::Functions(&[
+            ("remedy", "i.status IN ('failed_terminal', 'parked') AND i.processed_at <= p_as_of", "true"),
+            ("remedy", "AND i.headers IS NOT NULL AND i.reason !~ '^(undecodable|unclaimable)'", ""),
+        ]),
+    },
+    Defect {
+        name: "redrive_by_insert",
+        scenario: "a redrive that is asked for twice",
+        sees: TWICE,
+        made: Made::Functions(&[(
+            "remedy",
+            "v_done := v_done + 1",
+            "v_done := v_done + 1; INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, partition, \
+             \"offset\", record_timestamp_ms, status, reason, processed_at) \
+             SELECT i.consumer_id, i.message_id, i.retention_class, i.bucket + interval '56 hours', i.topic, i.partition, \
+             i.\"offset\", 0, 'parked', 'copy', now() FROM oncebox.inbox i WHERE i.message_id = v_id",
+        )]),
+    },
+    Defect {
+        name: "discard_forgets_its_key",
+        scenario: "a discarded message of a key",
+        sees: FORGOTTEN,
+        made: Made::Functions(&[("remedy", "PERFORM oncebox.release_key(p_consumer, p_class, v_hash)", "NULL")]),
+    },
+    Defect {
+        name: "discard_without_key_lock",
+        scenario: "a discard beside a claim of its key",
+        sees: FORGOTTEN,
+        made: Made::Functions(&[("remedy", "NOT pg_try_advisory_xact_lock(v_hash)", "false")]),
+    },
 ];
 
 type Check = fn(Option<&'static Defect>) -> LocalBoxFuture<'static, Result<()>>;
@@ -240,6 +275,9 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("a claim beside a retry of its key", |defect| claim_beside_a_retry(defect).map(Ok).boxed_local()),
     ("a message that is due before its turn", |defect| due_before_its_turn(defect).map(Ok).boxed_local()),
     ("a message that waits for nothing", |defect| waits_for_nothing(defect).map(Ok).boxed_local()),
+    ("a redrive that is asked for twice", |defect| redriven_twice(defect).map(Ok).boxed_local()),
+    ("a discarded message of a key", |defect| discarded(defect).map(Ok).boxed_local()),
+    ("a discard beside a claim of its key", |defect| discard_beside_a_claim(defect).map(Ok).boxed_local()),
 ];
 
 /// Scenarios with host processes, which are told of the defect by their environment.
@@ -331,7 +369,7 @@ impl Defect {
 }
 
 async fn change(world: &World, function: &str, from: &str, to: &str) {
-    let schema = if ["authorize", "release_forgotten"].contains(&function) { "oncebox" } else { "oncebox_host" };
+    let schema = if ["authorize", "release_forgotten", "remedy"].contains(&function) { "oncebox" } else { "oncebox_host" };
     let query = sqlx::query_scalar(AssertSqlSafe(format!("SELECT pg_get_functiondef('{schema}.{function}'::regproc)")));
     let text: String = query.fetch_one(&world.pool).await.unwrap();
     assert!(text.contains(from), "`{function}` does not say `{from}` any more:\n{text}");
@@ -794,6 +832,57 @@ async fn waits_for_nothing(defect: Option<&Defect>) {
     deliver(&world.host(&consumer), &[of_key(0, "k1", "park"), of_key(1, "k2", "")]).await;
     world.execute("DELETE FROM oncebox.inbox WHERE message_id = 'k1'").await;
     release_forgotten(&world.pool, &[(consumer.row.consumer_id, consumer.policy.retention.class())]).await.unwrap();
+    finish_in_order(world, &consumer).await;
+}
+
+// Redrive -------------------------------------------------------------------------------------
+
+fn of(verb: Verb, id: &str) -> Remedy {
+    let (filter, message_ids, reason) = (Filter::default(), vec![id.to_owned()], "a test".to_owned());
+    Remedy { verb, filter, message_ids, reason, as_of: None, limit: 1 }
+}
+
+async fn redriven_twice(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "payload = 'all'").await;
+    let host = world.host(&consumer);
+    deliver(&host, &[record(0, "a", "park")]).await;
+    world.execute("UPDATE oncebox.inbox SET payload = ''").await;
+    world.admin.remedy("acme", "orders", &of(Verb::Redrive, "a")).await.unwrap();
+    world.check_rows().await;
+    world.retry_until_settled(&host).await;
+    // Someone who had chosen the same message before.
+    let class = consumer.policy.retention.class();
+    let again =
+        format!("SELECT oncebox.remedy({}, {class}::smallint, 'redrive', '{{a}}', now(), 'test', 'again')", consumer.row.consumer_id);
+    world.execute(again).await;
+    world.retry_until_settled(&host).await;
+    world.finish().await;
+}
+
+async fn discarded(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple(TRAIL, BY_KEY).await;
+    deliver(&world.host(&consumer), &[of_key(0, "k1", "park"), of_key(1, "k2", "")]).await;
+    world.admin.remedy("acme", "orders", &of(Verb::Discard, "k1")).await.unwrap();
+    finish_in_order(world, &consumer).await;
+}
+
+/// A claim that saw the message open is not committed when that is discarded.
+async fn discard_beside_a_claim(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple(TRAIL, BY_KEY).await;
+    let (host, other) = (world.host(&consumer), world.host(&consumer));
+    deliver(&host, &[of_key(0, "k1", "park")]).await;
+    let live = tokio::spawn(async move { deliver(&other, &[of_key(1, "k2", ""), of_key(2, "x1", "gate live")]).await });
+    world.control.gate("live").reached(1).await;
+    let discard = of(Verb::Discard, "k1");
+    let first = world.admin.remedy("acme", "orders", &discard).await.unwrap();
+    world.control.gate("live").open();
+    live.await.unwrap();
+    if first.left > 0 {
+        world.admin.remedy("acme", "orders", &discard).await.unwrap();
+    }
     finish_in_order(world, &consumer).await;
 }
 

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use chrono::{DateTime, Utc};
-use oncebox_inbox::{Filter, InboxPlace};
+use oncebox_inbox::{Filter, InboxPlace, Verb};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use crate::{
     auth::Caller,
     error::ApiError,
-    extract::{Path, Query},
+    extract::{Json as Body, Path, Query},
 };
 
 /// States of a message that can be seen from outside.
@@ -157,6 +157,136 @@ pub(crate) async fn list(
     // A misspelt name must not look like an empty inbox.
     caller.admin.consumer(filter.tenant.as_deref().unwrap_or_default(), filter.consumer.as_deref().unwrap_or_default()).await?;
     Ok(Json(caller.admin.inbox_list(&filter).await?.into_iter().map(Into::into).collect()))
+}
+
+/// Which messages. What is not said does not matter.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct InboxFilter {
+    /// In this state.
+    pub status: Option<String>,
+    /// There for this reason, with whatever it says after a colon.
+    pub reason: Option<String>,
+    /// Of this event type.
+    pub event_type: Option<String>,
+    /// Of this ordering key; bytes that are no text as `0x` and hexadecimal digits.
+    pub key: Option<String>,
+    /// Whose last error holds this text, regardless of case.
+    pub error: Option<String>,
+    /// That a version ran last whose digest begins like this.
+    pub version: Option<String>,
+    /// Received at this time or later.
+    pub since: Option<DateTime<Utc>>,
+    /// Received before this time.
+    pub until: Option<DateTime<Utc>>,
+}
+
+/// What is to be done with messages, and why.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Remedy {
+    /// Why: 1 to 1,000 characters, kept with each message and in the audit log.
+    pub reason: String,
+    /// Which messages.
+    #[serde(default)]
+    pub filter: InboxFilter,
+    /// Only these, at most 1,000; none for all that the filter finds.
+    #[serde(default)]
+    pub message_ids: Vec<String>,
+    /// Only what was there, or was a dead letter, by then: what the first answer said, when a request is repeated until
+    /// nothing is left. By default now.
+    #[serde(default)]
+    pub as_of: Option<DateTime<Utc>>,
+    /// Messages of this request, at most; 0 only counts, and changes nothing. By default 1,000, which is the most.
+    #[serde(default = "remedy_limit")]
+    pub limit: u32,
+}
+
+/// Messages of a request.
+const REMEDY_MAX: u32 = 1_000;
+
+fn remedy_limit() -> u32 {
+    REMEDY_MAX
+}
+
+/// What was done with messages.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Remedied {
+    /// Messages with which it was done.
+    pub changed: i64,
+    /// Messages with which it is still to be done, counted up to 100,000. Some of them may be worked on right now.
+    pub left: i64,
+    /// For the next request.
+    pub as_of: DateTime<Utc>,
+}
+
+/// Run dead letters again
+///
+/// Under their ids, with their headers and a budget of runs as if they were new; attempts so far are kept. In order by
+/// key they wait for their turn. Asked twice, it is done once. A message whose record the policy did not keep cannot be
+/// run again, nor can one that was never decoded.
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/redrive", tag = "inbox",
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = Remedy,
+    responses((status = 200, body = Remedied)), extensions(("x-role" = json!("operator"))))]
+pub(crate) async fn redrive(
+    caller: Caller,
+    Path((tenant, consumer)): Path<(String, String)>,
+    Body(remedy): Body<Remedy>,
+) -> Result<Json<Remedied>, ApiError> {
+    apply(&caller, &tenant, &consumer, Verb::Redrive, remedy).await
+}
+
+/// Discard messages
+///
+/// What did not complete is never run any more, and its row stays. What waits behind it in its key follows.
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/discard", tag = "inbox",
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = Remedy,
+    responses((status = 200, body = Remedied)), extensions(("x-role" = json!("operator"))))]
+pub(crate) async fn discard(
+    caller: Caller,
+    Path((tenant, consumer)): Path<(String, String)>,
+    Body(remedy): Body<Remedy>,
+) -> Result<Json<Remedied>, ApiError> {
+    apply(&caller, &tenant, &consumer, Verb::Discard, remedy).await
+}
+
+/// Run messages now that wait for their next attempt
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/retry", tag = "inbox",
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = Remedy,
+    responses((status = 200, body = Remedied)), extensions(("x-role" = json!("operator"))))]
+pub(crate) async fn retry(
+    caller: Caller,
+    Path((tenant, consumer)): Path<(String, String)>,
+    Body(remedy): Body<Remedy>,
+) -> Result<Json<Remedied>, ApiError> {
+    apply(&caller, &tenant, &consumer, Verb::Retry, remedy).await
+}
+
+async fn apply(caller: &Caller, tenant: &str, consumer: &str, verb: Verb, remedy: Remedy) -> Result<Json<Remedied>, ApiError> {
+    let Remedy { reason, filter, message_ids, as_of, limit } = remedy;
+    if reason.trim().is_empty() || reason.chars().count() > 1_000 {
+        return Err(ApiError::invalid("`reason` must say why, in 1 to 1,000 characters"));
+    }
+    if limit > REMEDY_MAX || message_ids.len() > REMEDY_MAX as usize {
+        return Err(ApiError::invalid(format!("`limit` and the number of `message_ids` must be at most {REMEDY_MAX}")));
+    }
+    if let Some(status) = filter.status.as_ref().filter(|status| !STATUSES.contains(&status.as_str())) {
+        return Err(ApiError::invalid(format!("`filter.status` is `{status}`; use {}", STATUSES.join(", "))));
+    }
+    let filter = Filter {
+        status: filter.status,
+        reason: filter.reason,
+        event_type: filter.event_type,
+        ordering_keys: filter.key.map(keys).unwrap_or_default(),
+        error: filter.error,
+        version: filter.version,
+        since: filter.since,
+        until: filter.until,
+        ..Filter::default()
+    };
+    let remedy = oncebox_inbox::Remedy { verb, filter, message_ids, reason, as_of, limit };
+    let oncebox_inbox::Remedied { changed, left, as_of } = caller.admin.remedy(tenant, consumer, &remedy).await?;
+    Ok(Json(Remedied { changed, left, as_of }))
 }
 
 /// The bytes that [`text`] shows like this.

@@ -10,7 +10,7 @@ pub use crate::{
     error::{Code, Problem, ProblemDetails},
     handlers::Handler,
     hosts::{Host, HostFailing, HostProgress},
-    inbox::{InboxDetail, InboxRow},
+    inbox::{InboxDetail, InboxFilter, InboxRow, Remedied, Remedy},
     migrations::{Migration, NewMigration},
     seek::{NewOffset, NewSeek, SeekEdge, SeekPartition, SeekPlan},
     shadows::{ShadowDifference, ShadowReport, ShadowSkipped, ShadowSum},

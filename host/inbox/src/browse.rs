@@ -133,9 +133,11 @@ pub struct InboxDetail {
 const ROW: &str = "SELECT t.name AS tenant, c.name AS consumer, i.message_id, i.status, i.reason, i.event_type, i.event_version, \
     i.version_id, i.source, i.topic, i.partition, i.\"offset\", i.attempts, i.crashes, i.last_error, i.next_attempt_at, i.locked_until, \
     encode(v.digest, 'hex') AS version, i.result, encode(i.payload_hash, 'hex') AS payload_hash, \
-    octet_length(i.payload) AS payload_bytes, i.trace_parent, i.received_at, i.processed_at \
-    FROM oncebox.inbox i JOIN oncebox.consumer c USING (consumer_id) JOIN oncebox.tenant t USING (tenant_id) \
-    LEFT JOIN oncebox.version v USING (version_id) WHERE ";
+    octet_length(i.payload) AS payload_bytes, i.trace_parent, i.received_at, i.processed_at";
+
+/// Where [`Filter::push`] finds what it speaks of.
+pub(crate) const FROM: &str = " FROM oncebox.inbox i JOIN oncebox.consumer c USING (consumer_id) JOIN oncebox.tenant t USING (tenant_id) \
+    LEFT JOIN oncebox.version v USING (version_id) WHERE true";
 
 /// How long a tenant's own database may take to answer while others wait behind it.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -174,7 +176,7 @@ impl Admin {
     }
 
     /// The versions whose digests begin like this.
-    async fn versions_like(&self, prefix: Option<&str>) -> Result<Option<Vec<i32>>, InboxError> {
+    pub(crate) async fn versions_like(&self, prefix: Option<&str>) -> Result<Option<Vec<i32>>, InboxError> {
         const IDS: &str = "SELECT version_id FROM oncebox.version WHERE starts_with(encode(digest, 'hex'), lower($1))";
         let Some(prefix) = prefix else { return Ok(None) };
         Ok(Some(sqlx::query_scalar(IDS).bind(prefix).fetch_all(&self.pool).await?))
@@ -193,9 +195,9 @@ impl Admin {
 
     /// One row with its record.
     pub async fn inbox_show(&self, tenant: &str, consumer: &str, message_id: &str) -> Result<InboxDetail, InboxError> {
-        const WHERE: &str = "t.name = $1 AND c.name = $2 AND i.message_id = $3";
+        const WHERE: &str = " AND t.name = $1 AND c.name = $2 AND i.message_id = $3";
         let place = self.place(&self.tenant(tenant).await?)?;
-        let query = sqlx::query_as(sqlx::AssertSqlSafe([ROW, WHERE].concat()));
+        let query = sqlx::query_as(sqlx::AssertSqlSafe([ROW, FROM, WHERE].concat()));
         let row: Option<InboxRow> = query.bind(tenant).bind(consumer).bind(message_id).fetch_optional(&place.pool).await?;
         let mut row =
             row.ok_or_else(|| InboxError::NotFound(format!("the inbox of `{tenant}/{consumer}` holds no message `{message_id}`")))?;
@@ -210,40 +212,46 @@ impl Admin {
     }
 }
 
-async fn list(pool: &PgPool, filter: &Filter, versions: &Option<Vec<i32>>) -> Result<Vec<InboxRow>, InboxError> {
-    // Only what is asked for is said, so that each question has a plan of its own.
-    let mut query = QueryBuilder::<Postgres>::new(ROW);
-    query.push("true");
-    let texts = [
-        (" AND t.name = ", &filter.tenant),
-        (" AND c.name = ", &filter.consumer),
-        (" AND i.status = ", &filter.status),
-        (" AND i.event_type = ", &filter.event_type),
-    ];
-    for (condition, text) in texts {
-        if let Some(text) = text {
-            query.push(condition).push_bind(text);
+impl Filter {
+    /// Conditions behind [`FROM`]: all but the place in a list. Only what is asked for is said, so that each question
+    /// has a plan of its own.
+    pub(crate) fn push(&self, query: &mut QueryBuilder<Postgres>, versions: &Option<Vec<i32>>) {
+        let texts = [
+            (" AND t.name = ", &self.tenant),
+            (" AND c.name = ", &self.consumer),
+            (" AND i.status = ", &self.status),
+            (" AND i.event_type = ", &self.event_type),
+        ];
+        for (condition, text) in texts {
+            if let Some(text) = text {
+                query.push(condition).push_bind(text);
+            }
+        }
+        if let Some(reason) = &self.reason {
+            query.push(" AND (i.reason = ").push_bind(reason);
+            query.push(" OR starts_with(i.reason, ").push_bind(format!("{reason}:")).push("))");
+        }
+        if !self.ordering_keys.is_empty() {
+            query.push(" AND i.ordering_key = ANY (").push_bind(&self.ordering_keys).push(")");
+        }
+        if let Some(error) = &self.error {
+            query.push(" AND position(lower(").push_bind(error).push(") in lower(i.last_error)) > 0");
+        }
+        if let Some(versions) = versions {
+            query.push(" AND i.version_id = ANY (").push_bind(versions).push(")");
+        }
+        if let Some(since) = self.since {
+            query.push(" AND i.received_at >= ").push_bind(since);
+        }
+        if let Some(until) = self.until {
+            query.push(" AND i.received_at < ").push_bind(until);
         }
     }
-    if let Some(reason) = &filter.reason {
-        query.push(" AND (i.reason = ").push_bind(reason);
-        query.push(" OR starts_with(i.reason, ").push_bind(format!("{reason}:")).push("))");
-    }
-    if !filter.ordering_keys.is_empty() {
-        query.push(" AND i.ordering_key = ANY (").push_bind(&filter.ordering_keys).push(")");
-    }
-    if let Some(error) = &filter.error {
-        query.push(" AND position(lower(").push_bind(error).push(") in lower(i.last_error)) > 0");
-    }
-    if let Some(versions) = versions {
-        query.push(" AND i.version_id = ANY (").push_bind(versions).push(")");
-    }
-    if let Some(since) = filter.since {
-        query.push(" AND i.received_at >= ").push_bind(since);
-    }
-    if let Some(until) = filter.until {
-        query.push(" AND i.received_at < ").push_bind(until);
-    }
+}
+
+async fn list(pool: &PgPool, filter: &Filter, versions: &Option<Vec<i32>>) -> Result<Vec<InboxRow>, InboxError> {
+    let mut query = QueryBuilder::<Postgres>::new([ROW, FROM].concat());
+    filter.push(&mut query, versions);
     match &filter.after {
         Some(Place { received_at, message_id: Some(id) }) => {
             // The first condition alone is one that an index knows.

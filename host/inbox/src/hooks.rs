@@ -44,6 +44,9 @@ pub const POINTS: &[&str] = &[
 pub const CHANGE_POINTS: &[&str] =
     &["consumer:drained:before", "consumer:seek:before", "consumer:seek:committed", "consumer:delete:batch", "consumer:delete:last"];
 
+/// Every fail point of what a person does with messages.
+pub const REMEDY_POINTS: &[&str] = &["inbox:remedy:before", "inbox:remedy:after"];
+
 /// Fail points between a host's database and one that a tenant named.
 pub const PLACE_POINTS: &[&str] =
     &["place:create:after", "place:mirror:before", "place:mirror:after", "place:redrive:before", "place:redrive:after"];
@@ -102,7 +105,7 @@ pub fn arm(name: &str, nth: u64) -> bool {
 }
 
 fn is_known(name: &str) -> bool {
-    [POINTS, CHANGE_POINTS, PLACE_POINTS, REMOVAL_POINTS].iter().any(|points| points.contains(&name))
+    [POINTS, CHANGE_POINTS, REMEDY_POINTS, PLACE_POINTS, REMOVAL_POINTS].iter().any(|points| points.contains(&name))
 }
 
 /// Let the process live.

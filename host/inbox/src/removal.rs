@@ -2,7 +2,7 @@
 //! them and a host that dies on the way leaves the rest to another. The audit log stays.
 
 use serde_json::{Value, json};
-use sqlx::Postgres;
+use sqlx::{PgPool, Postgres};
 
 use crate::{
     admin::Admin,
@@ -72,9 +72,21 @@ impl Admin {
         self.mirror(&tenant).await?;
         let place = self.place(&tenant)?;
         let removed = sqlx::query(REMOVE).bind(consumer_id).bind(BATCH).execute(&place.pool).await?.rows_affected();
-        sqlx::query("DELETE FROM oncebox.probation WHERE consumer_id = $1").bind(consumer_id).execute(&place.pool).await?;
+        if removed == 0 {
+            remove_beside_messages(&place.pool, consumer_id).await?;
+        }
         Ok(removed)
     }
+}
+
+/// What is kept of a consumer's messages beside their rows, once those are gone.
+pub(crate) async fn remove_beside_messages(place: &PgPool, consumer_id: i32) -> Result<(), InboxError> {
+    const REMOVE: [&str; 2] =
+        ["DELETE FROM oncebox.inbox_history WHERE consumer_id = $1", "DELETE FROM oncebox.probation WHERE consumer_id = $1"];
+    for statement in REMOVE {
+        sqlx::query(statement).bind(consumer_id).execute(place).await?;
+    }
+    Ok(())
 }
 
 impl LastOfConsumer {

@@ -3,7 +3,7 @@
 use serde_json::json;
 use sqlx::PgPool;
 
-use crate::{admin::Admin, audit::Subject, error::InboxError, hooks, tenant::Tenant};
+use crate::{admin::Admin, audit::Subject, error::InboxError, hooks, removal::remove_beside_messages, tenant::Tenant};
 
 /// Messages that go in one transaction.
 const BATCH: i64 = 5_000;
@@ -31,7 +31,7 @@ impl Admin {
             while sqlx::query(REMOVE).bind(consumer).bind(BATCH).execute(place).await?.rows_affected() > 0 {
                 hooks::point("tenant:delete:batch");
             }
-            sqlx::query("DELETE FROM oncebox.probation WHERE consumer_id = $1").bind(consumer).execute(place).await?;
+            remove_beside_messages(place, consumer).await?;
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use clap::{Args, Subcommand};
 use oncebox_inbox::InboxPlace;
@@ -10,7 +10,7 @@ use oncebox_inbox::InboxPlace;
 use super::{
     api::{Api, path, with_query},
     consumer, output,
-    wire::{InboxDetail, InboxRow},
+    wire::{self, InboxDetail, InboxFilter, InboxRow, Remedy},
 };
 
 /// States of a row that can be seen from outside.
@@ -35,6 +35,12 @@ pub(super) enum InboxCommand {
         #[arg(long)]
         payload: bool,
     },
+    /// Run dead letters again, under their ids and with their headers
+    Redrive(Box<Remedied>),
+    /// Never run messages that did not complete; their rows stay, and what waits behind them follows
+    Discard(Box<Remedied>),
+    /// Run messages now that wait for their next attempt
+    Retry(Box<Remedied>),
 }
 
 /// Which messages.
@@ -46,6 +52,19 @@ pub(super) struct Wanted {
     /// Only this consumer
     #[arg(long)]
     consumer: Option<String>,
+    #[command(flatten)]
+    narrowed: Narrowed,
+    /// Only what comes after this place: what the last page ended with
+    #[arg(long, value_name = "PLACE")]
+    after: Option<After>,
+    /// At most this many
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=1000))]
+    limit: i64,
+}
+
+/// By what is known of a message.
+#[derive(Args)]
+pub(super) struct Narrowed {
     /// Only this status
     #[arg(long, value_parser = STATUSES)]
     status: Option<String>,
@@ -70,12 +89,30 @@ pub(super) struct Wanted {
     /// Only those received before this time
     #[arg(long, value_parser = moment)]
     until: Option<DateTime<Utc>>,
-    /// Only what comes after this place: what the last page ended with
-    #[arg(long, value_name = "PLACE")]
-    after: Option<After>,
-    /// At most this many
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=1000))]
-    limit: i64,
+}
+
+/// What is to be done with messages of a consumer.
+#[derive(Args)]
+pub(super) struct Remedied {
+    /// Only these messages; or say which by an option
+    message_ids: Vec<String>,
+    /// The tenant
+    #[arg(long)]
+    tenant: String,
+    /// The consumer
+    #[arg(long)]
+    consumer: String,
+    #[command(flatten)]
+    narrowed: Narrowed,
+    /// All messages of the consumer that it can be done with
+    #[arg(long)]
+    all: bool,
+    /// Why: kept with each message and in the audit log
+    #[arg(long, value_name = "TEXT")]
+    because: String,
+    /// Only count the messages, and change nothing
+    #[arg(long)]
+    dry_run: bool,
 }
 
 /// A place in a list of several consumers' messages: of those of one time, consumers come by their names.
@@ -148,6 +185,9 @@ pub(super) async fn run(api: &Api, command: InboxCommand, as_json: bool) -> Resu
             let message: InboxDetail = api.get(&with_query(&path, &[("payload", payload.then(|| "true".to_owned()))])).await?;
             show(&message, as_json)
         }
+        InboxCommand::Redrive(wanted) => remedy(api, &wanted, "redrive", ["redriven", "redrive"], as_json).await,
+        InboxCommand::Discard(wanted) => remedy(api, &wanted, "discard", ["discarded", "discard"], as_json).await,
+        InboxCommand::Retry(wanted) => remedy(api, &wanted, "retry", ["made due", "make due"], as_json).await,
     }
 }
 
@@ -161,18 +201,19 @@ async fn rows(api: &Api, wanted: &Wanted) -> Result<Vec<InboxRow>> {
         }
     };
     let time = |time: Option<DateTime<Utc>>| time.map(|time| time.to_rfc3339_opts(SecondsFormat::Micros, true));
+    let narrowed = &wanted.narrowed;
     let mut rows: Vec<InboxRow> = Vec::new();
     for (tenant, consumer) in &consumers {
         let path = path(&["tenants", tenant, "consumers", consumer, "inbox"]);
         let query = [
-            ("status", wanted.status.clone()),
-            ("reason", wanted.reason.clone()),
-            ("event_type", wanted.event_type.clone()),
-            ("key", wanted.key.clone()),
-            ("error", wanted.error.clone()),
-            ("version", wanted.version.clone()),
-            ("since", time(wanted.since)),
-            ("until", time(wanted.until)),
+            ("status", narrowed.status.clone()),
+            ("reason", narrowed.reason.clone()),
+            ("event_type", narrowed.event_type.clone()),
+            ("key", narrowed.key.clone()),
+            ("error", narrowed.error.clone()),
+            ("version", narrowed.version.clone()),
+            ("since", time(narrowed.since)),
+            ("until", time(narrowed.until)),
             ("after", wanted.after.as_ref().map(|after| after.within(&format!("{tenant}/{consumer}")).to_string())),
             ("limit", Some(wanted.limit.to_string())),
         ];
@@ -181,6 +222,61 @@ async fn rows(api: &Api, wanted: &Wanted) -> Result<Vec<InboxRow>> {
     rows.sort_by(|a, b| (b.received_at, named(a), &a.message_id).cmp(&(a.received_at, named(b), &b.message_id)));
     rows.truncate(wanted.limit.try_into().unwrap_or(0));
     Ok(rows)
+}
+
+/// Messages of one request.
+const BATCH: u32 = 500;
+
+/// Batch by batch, until nothing is left that it can be done with. Whoever breaks it off has done what it said so far,
+/// and goes on by saying it again.
+async fn remedy(api: &Api, wanted: &Remedied, verb: &str, [done, to_do]: [&str; 2], as_json: bool) -> Result<()> {
+    let Remedied { message_ids, tenant, consumer, narrowed, all, because, dry_run } = wanted;
+    let filter = narrowed.filter();
+    let is_narrowed = !message_ids.is_empty() || filter != InboxFilter::default();
+    if *all == is_narrowed {
+        bail!("say which messages: by their ids, by an option such as `--reason`, or with `--all`");
+    }
+    let path = path(&["tenants", tenant, "consumers", consumer, verb]);
+    let mut request =
+        Remedy { reason: because.clone(), filter, message_ids: message_ids.clone(), as_of: None, limit: if *dry_run { 0 } else { BATCH } };
+    let mut answer: wire::Remedied = api.post(&path, &request).await?;
+    let mut changed = answer.changed;
+    while !dry_run && answer.left > 0 && answer.changed > 0 {
+        if !as_json {
+            eprintln!("{done} {changed}, {} to go", answer.left);
+        }
+        request.as_of = Some(answer.as_of);
+        answer = api.post(&path, &request).await?;
+        changed += answer.changed;
+    }
+    answer.changed = changed;
+    if as_json {
+        return output::json(&answer);
+    }
+    let messages = |count: i64| if count == 1 { "1 message".to_owned() } else { format!("{count} messages") };
+    match (dry_run, changed, answer.left) {
+        (true, _, left) => println!("would {to_do} {}", messages(left)),
+        (false, 0, 0) => println!("there is nothing to {to_do}"),
+        (false, changed, 0) => println!("{done} {}", messages(changed)),
+        (false, changed, left) => println!("{done} {}; {left} are being worked on, say it again for those", messages(changed)),
+    }
+    Ok(())
+}
+
+impl Narrowed {
+    fn filter(&self) -> InboxFilter {
+        let Self { status, reason, event_type, key, error, version, since, until } = self;
+        InboxFilter {
+            status: status.clone(),
+            reason: reason.clone(),
+            event_type: event_type.clone(),
+            key: key.clone(),
+            error: error.clone(),
+            version: version.clone(),
+            since: *since,
+            until: *until,
+        }
+    }
 }
 
 fn list(rows: &[InboxRow], limit: i64) -> Result<()> {

@@ -1,0 +1,197 @@
+//! What people do with messages that do not go on by themselves: each once, under its id, with its history.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+use std::time::Duration;
+
+use oncebox_inbox::{Filter, InboxError, Remedied, Remedy, Verb, handler::DeliveryKind, hooks::REMEDY_POINTS, message::Record};
+use oncebox_tests::{
+    host::{Options, Scenario},
+    inbox::{TestConsumer, World, deliver, record, step},
+    load::{Load, Work},
+};
+use tokio::time::{Instant, sleep};
+
+const QUICK: &str = "retry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }";
+
+fn all(verb: Verb) -> Remedy {
+    Remedy { verb, filter: Filter::default(), message_ids: Vec::new(), reason: "it was mended".to_owned(), as_of: None, limit: 1_000 }
+}
+
+fn these(verb: Verb, ids: &[&str]) -> Remedy {
+    Remedy { message_ids: ids.iter().map(|id| (*id).to_owned()).collect(), ..all(verb) }
+}
+
+async fn remedy(world: &World, consumer: &TestConsumer, remedy: &Remedy) -> Remedied {
+    world.admin.remedy(&consumer.tenant.name, &consumer.row.name, remedy).await.unwrap()
+}
+
+/// Events of a message's history: event, attempt, reason, actor.
+async fn history(world: &World, id: &str) -> Vec<(String, Option<i32>, Option<String>, Option<String>)> {
+    const HISTORY: &str = "SELECT event, attempt, reason, actor FROM oncebox.inbox_history WHERE message_id = $1 ORDER BY history_id";
+    sqlx::query_as(HISTORY).bind(id).fetch_all(&world.pool).await.unwrap()
+}
+
+/// What could go wrong: a redriven message has another id, lost its headers, its payload or its past, is not
+/// recognised any more when it is delivered again, or does not get its runs back. S1-059, S1-060, S1-109, S0-030.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_runs_again_as_what_it_is() {
+    let world = World::new().await;
+    let consumer = world.simple("", QUICK).await;
+    let host = world.host(&consumer);
+    let mut letter = record(0, "a", "sql INSERT INTO late VALUES (1)\nresult 7");
+    letter.headers.push(("causation".to_owned(), b"c-1".to_vec()));
+    deliver(&host, std::slice::from_ref(&letter)).await;
+    world.retry_until_settled(&host).await;
+    let before = world.row(&consumer, "a").await;
+    assert_eq!(before.state(), ("failed_terminal", Some("sql_error:42P01"), 2));
+
+    // Not mended yet: it gets the runs of a new one, and is a dead letter again.
+    let done = remedy(&world, &consumer, &all(Verb::Redrive)).await;
+    assert_eq!((done.changed, done.left), (1, 0));
+    assert_eq!(world.row(&consumer, "a").await.state(), ("received", None, 0));
+    world.retry_until_settled(&host).await;
+    let again = remedy(&world, &consumer, &Remedy { as_of: Some(done.as_of), ..all(Verb::Redrive) }).await;
+    assert_eq!((again.changed, again.left), (0, 0), "what failed again since is left alone");
+
+    let tables = format!("CREATE TABLE {0}.late (n int); GRANT ALL ON {0}.late TO {1}", consumer.tenant.schema_name, consumer.tenant.login);
+    world.execute(tables).await;
+    assert_eq!(remedy(&world, &consumer, &these(Verb::Redrive, &["a"])).await.changed, 1);
+    world.retry_until_settled(&host).await;
+    let row = world.row(&consumer, "a").await;
+    assert_eq!((row.state(), &row.result), (("completed", None, 1), &Some(serde_json::json!(7))));
+    assert_eq!((&row.topic, row.partition, row.offset, &row.payload_hash), (&before.topic, 0, 0, &before.payload_hash));
+    deliver(&host, &[letter]).await;
+    assert_eq!((world.rows().await.len(), world.effects(&consumer, "a").await), (1, 1), "it is known");
+    let retries = world.control.runs("a").into_iter().filter(|ran| ran.kind == DeliveryKind::Retry);
+    assert_eq!(retries.map(|ran| ran.attempt).collect::<Vec<_>>(), [2, 1, 2, 1]);
+
+    let failed = |attempt| ("failed".to_owned(), Some(attempt), Some("sql_error:42P01".to_owned()), None);
+    let redriven = ("redriven".to_owned(), Some(2), Some("it was mended".to_owned()), Some("test".to_owned()));
+    assert_eq!(history(&world, "a").await, [failed(1), failed(2), redriven.clone(), failed(1), failed(2), redriven]);
+    let audit = world.admin.audit_list(Some("acme"), 10).await.unwrap();
+    let of_redrive: Vec<_> = audit.iter().filter(|entry| entry.action == "inbox.redrive").collect();
+    assert_eq!(of_redrive.len(), 2);
+    assert_eq!((&*of_redrive[0].subject, &of_redrive[0].details["messages"]), ("acme/orders", &serde_json::json!(1)));
+    world.finish().await;
+}
+
+/// What could go wrong: what completed, is being run, or cannot be run is run again; or a message that does not fit
+/// the filter is.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_what_it_is_for_is_touched() {
+    let world = World::new().await;
+    let consumer = world.simple("", "retry = { backoff_min_ms = 60000, backoff_max_ms = 60000 }").await;
+    let host = world.host(&consumer);
+    let mut no_id = record(4, "", "");
+    no_id.headers.clear();
+    let mut unrouted = record(5, "unrouted", "");
+    unrouted.headers.push(("type".to_owned(), b"nobody".to_vec()));
+    let log = [
+        record(0, "done", ""),
+        record(1, "rejected", "reject"),
+        record(2, "parked", "park"),
+        record(3, "later", "before 2 trap"),
+        no_id,
+        unrouted,
+    ];
+    deliver(&host, &log).await;
+    let count = async |remedy: Remedy| self::remedy(&world, &consumer, &Remedy { limit: 0, ..remedy }).await.left;
+    assert_eq!((count(all(Verb::Redrive)).await, count(all(Verb::Discard)).await, count(all(Verb::Retry)).await), (3, 5, 1));
+    assert_eq!(count(these(Verb::Redrive, &["done", "later", "undecodable:t:0:4", "nothing"])).await, 0);
+    let by_reason = |reason: &str| Filter { reason: Some(reason.to_owned()), ..Filter::default() };
+    assert_eq!(count(Remedy { filter: by_reason("no_route"), ..all(Verb::Redrive) }).await, 1);
+    assert_eq!(count(Remedy { filter: Filter { status: Some("parked".to_owned()), ..Filter::default() }, ..all(Verb::Redrive) }).await, 2);
+    assert!(world.admin.audit_list(None, 100).await.unwrap().iter().all(|entry| !entry.action.starts_with("inbox.")), "nothing was done");
+
+    assert_eq!(remedy(&world, &consumer, &all(Verb::Retry)).await.changed, 1);
+    assert_eq!(step(&host).await.unwrap(), 1);
+    assert_eq!(world.row(&consumer, "later").await.state(), ("completed", None, 2));
+    assert_eq!(remedy(&world, &consumer, &Remedy { filter: by_reason("reject"), ..all(Verb::Discard) }).await.changed, 1);
+    assert_eq!(world.row(&consumer, "rejected").await.state(), ("discarded", Some("reject"), 1));
+    assert_eq!(remedy(&world, &consumer, &these(Verb::Redrive, &["rejected"])).await.changed, 0);
+    let missing = world.admin.remedy("acme", "nobody", &all(Verb::Redrive)).await.unwrap_err();
+    assert!(matches!(missing, InboxError::NotFound(_)), "{missing}");
+    world.finish().await;
+}
+
+/// What could go wrong: two people ask at once, or one asks twice, and a message runs twice. S1-011.
+#[tokio::test(flavor = "multi_thread")]
+async fn asked_twice_it_is_done_once() {
+    const LETTERS: i64 = 500;
+    let world = World::new().await;
+    let consumer = world.simple("", "retry = { attempts_max = 1 }").await;
+    let host = world.host(&consumer);
+    let log: Vec<Record> = (0..LETTERS).map(|n| record(n, &format!("m{n}"), "reject")).collect();
+    deliver(&host, &log).await;
+    // The scripted handler does what the payload says.
+    world.execute("UPDATE oncebox.inbox SET payload = '' WHERE status = 'failed_terminal'").await;
+    let people = (0..3).map(|_| async {
+        let mut changed = 0;
+        loop {
+            let done = remedy(&world, &consumer, &Remedy { limit: 40, ..all(Verb::Redrive) }).await;
+            changed += done.changed;
+            if done.left == 0 {
+                return changed;
+            }
+        }
+    });
+    let changed: i64 = futures::future::join_all(people).await.into_iter().sum();
+    assert_eq!(changed, LETTERS);
+    world.retry_until_settled(&host).await;
+    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await, LETTERS);
+    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox_history WHERE event = 'redriven'").await, LETTERS);
+    const AUDITED: &str = "SELECT sum((details->>'messages')::bigint)::bigint FROM oncebox.audit WHERE action = 'inbox.redrive'";
+    assert_eq!(world.number(AUDITED).await, LETTERS);
+    world.finish().await;
+}
+
+/// What could go wrong: someone who redrives, or the host that runs what is redriven, dies in the middle, and
+/// messages run twice, never, or nobody knows who did it. S1-011, S1-059, S0-042.
+///
+/// `ONCEBOX_REDRIVE_LETTERS` says how many dead letters there are (10,000 by default).
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_dead_letters_are_redriven_twice_while_hosts_die() {
+    let letters: usize = std::env::var("ONCEBOX_REDRIVE_LETTERS").map_or(10_000, |letters| letters.parse().unwrap());
+    let scenario = Scenario::with(Options { partitions: 4, ..Options::default() }).await.unwrap();
+    scenario.send(&Load::of((0..letters).map(|_| Work::Park))).await.unwrap();
+    let host = scenario.start("a", &[]).unwrap();
+    let started = Instant::now();
+    let parked = "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status = 'parked' AND reason = 'park'";
+    while scenario.number(parked).await.unwrap() < letters as i64 {
+        assert!(started.elapsed() < Duration::from_secs(120), "only {} are parked", scenario.number(parked).await.unwrap());
+        sleep(Duration::from_millis(100)).await;
+    }
+    // What they waited for.
+    scenario.execute("INSERT INTO {schema}.account (account) VALUES ('nowhere')").await.unwrap();
+
+    let tenant = scenario.tenant.name.clone();
+    let command =
+        ["inbox", "redrive", "--tenant", &tenant, "--consumer", "payments", "--reason", "park", "--because", "the account is open"];
+    for point in REMEDY_POINTS {
+        let died = scenario.command(&command, &[("ONCEBOX_FAILPOINT", &format!("{point}@3"))]).unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&died.status), Some(libc::SIGKILL), "{died:?}");
+    }
+    let (one, other) = tokio::join!(scenario.ok(&command), scenario.ok(&command));
+    println!("{}{}", one.unwrap(), other.unwrap());
+    host.kill().await.unwrap();
+    let hosts = ["a", "b"].map(|name| scenario.start(name, &[]).unwrap());
+    sleep(Duration::from_millis(1_500)).await;
+    hosts[1].kill().await.unwrap();
+    assert!(scenario.ok(&command).await.unwrap().contains("there is nothing to redrive"));
+
+    let completed = "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status = 'completed'";
+    let started = Instant::now();
+    while scenario.number(completed).await.unwrap() < letters as i64 {
+        assert!(started.elapsed() < Duration::from_secs(120), "only {} completed", scenario.number(completed).await.unwrap());
+        sleep(Duration::from_millis(100)).await;
+    }
+    scenario.check_whole().await.unwrap();
+    assert_eq!(scenario.number("SELECT count(*) FROM {schema}.ledger_entry").await.unwrap(), letters as i64);
+    assert_eq!(scenario.number("SELECT count(DISTINCT message_id) FROM {schema}.ledger_entry").await.unwrap(), letters as i64);
+    const REDRIVEN: &str = "SELECT count(*) FROM oncebox.inbox_history WHERE event = 'redriven' AND reason = 'the account is open'";
+    assert_eq!(scenario.number(REDRIVEN).await.unwrap(), letters as i64, "each has one entry");
+    const AUDITED: &str = "SELECT sum((details->>'messages')::bigint)::bigint FROM oncebox.audit WHERE action = 'inbox.redrive'";
+    assert_eq!(scenario.number(AUDITED).await.unwrap(), letters as i64);
+    hosts[0].stop().await.unwrap();
+}
