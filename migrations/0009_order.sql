@@ -6,16 +6,38 @@
 -- left: nobody waits for a message that is done, and nobody passes one that failed. A live batch does not wait
 -- for a key, since that would hold up other keys for as long as a handler takes: what it finds taken it leaves to
 -- the workers of the inbox, as due.
+--
+-- Where messages say which version of their aggregate, their key, they make, that is their place. One whose version
+-- is not above that of the aggregate is skipped; one that leaves a gap waits for it to close, with the reason `gap`.
 
 ALTER TABLE oncebox.inbox
     -- What the message is to be in order with, as the number of its lock. Null: with nothing.
     ADD COLUMN ordering_hash bigint,
-    -- Its place among those. Given in the order in which messages are claimed, which is that of a partition.
+    -- Its place among those: its version where it has one, else given in the order in which messages are claimed,
+    -- which is that of a partition.
     ADD COLUMN ordering_position bigint,
+    -- The version of its aggregate that it makes, where the consumer guards the sequence.
+    ADD COLUMN sequence_version bigint,
+    -- Until when it waits for a gap to close.
+    ADD COLUMN waits_until timestamptz,
     ADD CONSTRAINT inbox_ordering_whole CHECK ((ordering_hash IS NULL) = (ordering_position IS NULL));
 CREATE SEQUENCE oncebox.ordering_position AS bigint;
 CREATE INDEX inbox_ordering ON oncebox.inbox (consumer_id, ordering_hash, ordering_position)
     WHERE ordering_hash IS NOT NULL AND status NOT IN ('completed', 'skipped', 'discarded');
+
+-- What versions go on over without having run.
+CREATE INDEX inbox_passed_over ON oncebox.inbox (consumer_id, ordering_hash, ordering_position)
+    WHERE sequence_version IS NOT NULL AND status IN ('skipped', 'discarded');
+
+-- The versions that aggregates are at; moved in the transaction of the message that completes.
+CREATE TABLE oncebox.sequence_position (
+    consumer_id           int NOT NULL,
+    -- SHA-256 of the ordering key.
+    key_hash              bytea NOT NULL CHECK (length(key_hash) = 32),
+    version               bigint NOT NULL,
+    moved_at              timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (consumer_id, key_hash)
+);
 
 CREATE OR REPLACE VIEW oncebox.inbox_message AS
     SELECT t.name AS tenant_name, c.name AS consumer_name, i.*
@@ -32,28 +54,61 @@ BEGIN
         AND i.ordering_hash = p_hash AND i.ordering_position < p_position AND i.status NOT IN ('completed', 'skipped', 'discarded'));
 END $$;
 
--- The first open message of a key is due, if it waits. Called with the key's lock. The answer is whether it was.
-CREATE FUNCTION oncebox.release_key(p_consumer int, p_class smallint, p_hash bigint) RETURNS boolean
-LANGUAGE plpgsql AS $$
+-- The version that an aggregate is at: that of its last message that completed, and on over those that were skipped
+-- or discarded. Null: none yet.
+CREATE FUNCTION oncebox.version_of(p_consumer int, p_class smallint, p_hash bigint, p_key bytea) RETURNS bigint
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    v_id text;
-    v_status text;
+    v_version bigint;
 BEGIN
-    SELECT i.message_id, i.status INTO v_id, v_status FROM oncebox.inbox i
+    SELECT s.version INTO v_version FROM oncebox.sequence_position s WHERE s.consumer_id = p_consumer AND s.key_hash = sha256(p_key);
+    WHILE EXISTS (SELECT FROM oncebox.inbox i WHERE i.consumer_id = p_consumer AND i.retention_class = p_class
+            AND i.ordering_hash = p_hash AND i.ordering_position = v_version + 1
+            AND i.sequence_version IS NOT NULL AND i.status IN ('skipped', 'discarded')) LOOP
+        v_version := v_version + 1;
+    END LOOP;
+    RETURN v_version;
+END $$;
+
+-- The first open message of a key, where it waits and no longer has to; and whether that is so because its gap
+-- lasted too long. One that was parked for a gap goes on too once that closed.
+CREATE FUNCTION oncebox.next_of_key(p_consumer int, p_class smallint, p_hash bigint) RETURNS TABLE (id text, is_overdue boolean)
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    h record;
+BEGIN
+    SELECT i.message_id, i.status, i.reason, i.waits_until, i.sequence_version, i.ordering_key INTO h FROM oncebox.inbox i
         WHERE i.consumer_id = p_consumer AND i.retention_class = p_class AND i.ordering_hash = p_hash
           AND i.status NOT IN ('completed', 'skipped', 'discarded')
         ORDER BY i.ordering_position LIMIT 1;
-    IF v_status IS DISTINCT FROM 'waiting' THEN
-        RETURN false;
+    IF h.status = 'waiting' AND h.reason IS DISTINCT FROM 'gap' THEN
+        RETURN QUERY SELECT h.message_id, false;
+    ELSIF h.status IN ('waiting', 'parked') AND h.reason = 'gap' THEN
+        IF oncebox.version_of(p_consumer, p_class, p_hash, h.ordering_key) >= h.sequence_version - 1 THEN
+            RETURN QUERY SELECT h.message_id, false;
+        ELSIF h.status = 'waiting' AND h.waits_until <= now() THEN
+            RETURN QUERY SELECT h.message_id, true;
+        END IF;
     END IF;
-    UPDATE oncebox.inbox i SET status = CASE WHEN i.reason IS NULL THEN 'received' ELSE 'failed_retryable' END,
-        next_attempt_at = now(), bucket = oncebox.bucket_at(p_class, now())
-    WHERE i.consumer_id = p_consumer AND i.retention_class = p_class AND i.message_id = v_id AND i.status = 'waiting';
+END $$;
+
+-- The first open message of a key is due, if it waits and no longer has to. Called with the key's lock. The answer
+-- is whether it was.
+CREATE FUNCTION oncebox.release_key(p_consumer int, p_class smallint, p_hash bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    n record;
+BEGIN
+    SELECT * INTO n FROM oncebox.next_of_key(p_consumer, p_class, p_hash);
+    UPDATE oncebox.inbox i SET status = CASE WHEN i.reason IS NULL OR i.reason = 'gap' THEN 'received' ELSE 'failed_retryable' END,
+        reason = CASE WHEN n.is_overdue THEN 'gap_overdue' WHEN i.reason <> 'gap' THEN i.reason END,
+        next_attempt_at = now(), waits_until = NULL, processed_at = NULL, bucket = oncebox.bucket_at(p_class, now())
+    WHERE i.consumer_id = p_consumer AND i.retention_class = p_class AND i.message_id = n.id AND i.status IN ('waiting', 'parked');
     RETURN FOUND;
 END $$;
 
 -- Messages that wait for nothing: what stood before them was deleted by hand, or is of a lost transaction of a
--- restored database. At most so many keys, each of which is looked at again under its lock; those that are taken
+-- restored database, or their gap has lasted too long, or was closed by one that did not run. At most so many keys, each of which is looked at again under its lock; those that are taken
 -- are being worked on. The answer is how many messages are due now.
 CREATE FUNCTION oncebox.release_forgotten(p_consumer int, p_class smallint, p_keys int) RETURNS int
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -76,12 +131,7 @@ BEGIN
                 ORDER BY i.ordering_hash LIMIT 1)
             FROM keys k WHERE k.hash IS NOT NULL
         )
-        SELECT k.hash FROM keys k CROSS JOIN LATERAL (
-            SELECT i.status FROM oncebox.inbox i
-            WHERE i.consumer_id = p_consumer AND i.retention_class = p_class AND i.ordering_hash = k.hash
-              AND i.status NOT IN ('completed', 'skipped', 'discarded')
-            ORDER BY i.ordering_position LIMIT 1) head
-        WHERE head.status = 'waiting' LIMIT p_keys
+        SELECT k.hash FROM keys k CROSS JOIN LATERAL oncebox.next_of_key(p_consumer, p_class, k.hash) WHERE k.hash IS NOT NULL LIMIT p_keys
     LOOP
         IF pg_try_advisory_xact_lock(v_hash) AND oncebox.release_key(p_consumer, p_class, v_hash) THEN
             v_released := v_released + 1;
@@ -91,12 +141,13 @@ BEGIN
 END $$;
 
 -- Take messages; see the first migration for what it promises. `p_ordering` has for each message the lock of what
--- it is in order with. What cannot be run now becomes `waiting`, or, where its key is being worked on, `received`.
+-- it is in order with, and `p_sequence` the version that it makes. What cannot be run now becomes `waiting`, or, where its key is being worked on, `received`.
 CREATE FUNCTION oncebox_host.claim_with_order(
     p_secret bytea, p_consumer int, p_generation bigint, p_status text, p_reason text[],
     p_topic text, p_partition int, p_id text[], p_offset bigint[], p_timestamp_ms bigint[], p_key bytea[],
     p_ordering_key bytea[], p_source text[], p_event_type text[], p_event_version text[], p_content_type text[],
-    p_trace_parent text[], p_hash bytea[], p_version int[], p_headers bytea[], p_payload bytea[], p_ordering bigint[])
+    p_trace_parent text[], p_hash bytea[], p_version int[], p_headers bytea[], p_payload bytea[], p_ordering bigint[],
+    p_sequence bigint[])
 RETURNS TABLE (ordinal bigint, outcome text, known_status text, same_payload boolean, known_result text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
@@ -156,33 +207,35 @@ BEGIN
     ) k ON true;
 
     IF p_ordering IS NOT NULL AND p_status <> 'parked' THEN
-        SELECT array_agg(d.ordering) INTO v_blocked
-        FROM (SELECT DISTINCT u.ordering FROM unnest(p_ordering) AS u(ordering) WHERE u.ordering IS NOT NULL) d
-        CROSS JOIN LATERAL (
+        SELECT array_agg(u.ordinal) INTO v_blocked FROM unnest(p_ordering, p_sequence) WITH ORDINALITY AS u(ordering, sequence, ordinal)
+        WHERE u.ordering IS NOT NULL AND EXISTS (
             SELECT FROM oncebox.inbox i WHERE i.consumer_id = p_consumer AND i.retention_class = v.class
-                AND i.ordering_hash = d.ordering AND i.status NOT IN ('completed', 'skipped', 'discarded') LIMIT 1) open;
+                AND i.ordering_hash = u.ordering AND i.ordering_position <= coalesce(u.sequence, i.ordering_position)
+                AND i.status NOT IN ('completed', 'skipped', 'discarded'));
         SELECT array_agg(CASE
                 WHEN u.ordering = ANY (v_taken) THEN 'received'
-                WHEN u.ordering = ANY (v_blocked) THEN 'waiting'
+                WHEN u.ordinal = ANY (v_blocked) THEN 'waiting'
                 WHEN p_status = 'received' AND u.ordering IS NOT NULL AND u.nth > 1 THEN 'waiting'
                 ELSE p_status END ORDER BY u.ordinal)
             INTO v_becomes
-        FROM (SELECT w.*, row_number() OVER (PARTITION BY w.ordering, w.known IS NULL ORDER BY w.ordinal) AS nth
-              FROM unnest(p_ordering, v_status) WITH ORDINALITY AS w(ordering, known, ordinal)) u;
+        FROM (SELECT w.*, row_number() OVER (PARTITION BY w.ordering, w.known IS NULL ORDER BY w.sequence, w.ordinal) AS nth
+              FROM unnest(p_ordering, v_status, p_sequence) WITH ORDINALITY AS w(ordering, known, sequence, ordinal)) u;
     END IF;
 
     INSERT INTO oncebox.inbox AS i (consumer_id, message_id, retention_class, bucket, topic, partition, "offset",
         record_timestamp_ms, key, ordering_key, source, event_type, event_version, content_type, trace_parent, status,
-        reason, attempts, next_attempt_at, version_id, payload, headers, payload_hash, processed_at, ordering_hash, ordering_position)
+        reason, attempts, next_attempt_at, version_id, payload, headers, payload_hash, processed_at, ordering_hash, ordering_position,
+        sequence_version)
     SELECT p_consumer, o.id, v.class, v.bucket, p_topic, p_partition, o."offset", o.timestamp_ms, o.key, o.ordering_key,
         o.source, o.event_type, o.event_version, o.content_type, o.trace_parent, coalesce(o.becomes, p_status),
         o.reason, (coalesce(o.becomes, p_status) = 'completed')::int, CASE coalesce(o.becomes, p_status) WHEN 'received' THEN now() END,
         o.version, o.payload, o.headers, o.hash, CASE WHEN coalesce(o.becomes, p_status) IN ('completed', 'parked') THEN now() END,
-        o.ordering, CASE WHEN o.ordering IS NOT NULL THEN nextval('oncebox.ordering_position') END
+        o.ordering, CASE WHEN o.ordering IS NOT NULL THEN coalesce(o.sequence, nextval('oncebox.ordering_position')) END, o.sequence
     FROM unnest(p_id, p_offset, p_timestamp_ms, p_key, p_ordering_key, p_source, p_event_type, p_event_version, p_content_type,
-                p_trace_parent, p_hash, p_version, p_headers, p_payload, p_reason, v_status, v_first, p_ordering, v_becomes) WITH ORDINALITY
+                p_trace_parent, p_hash, p_version, p_headers, p_payload, p_reason, v_status, v_first, p_ordering, v_becomes,
+                p_sequence) WITH ORDINALITY
         AS o(id, "offset", timestamp_ms, key, ordering_key, source, event_type, event_version, content_type,
-             trace_parent, hash, version, headers, payload, reason, known, first, ordering, becomes, ordinal)
+             trace_parent, hash, version, headers, payload, reason, known, first, ordering, becomes, sequence, ordinal)
     WHERE o.known IS NULL AND coalesce(o.first, o.ordinal) = o.ordinal
     ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS v_claimed = ROW_COUNT;
@@ -212,7 +265,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN QUERY SELECT * FROM oncebox_host.claim_with_order(p_secret, p_consumer, p_generation, p_status, p_reason,
         p_topic, p_partition, p_id, p_offset, p_timestamp_ms, p_key, p_ordering_key, p_source, p_event_type, p_event_version,
-        p_content_type, p_trace_parent, p_hash, p_version, p_headers, p_payload, NULL);
+        p_content_type, p_trace_parent, p_hash, p_version, p_headers, p_payload, NULL, NULL);
 END $$;
 
 -- The end of a transaction that claimed or resumed. Of what it claimed, messages that wait for their turn are given
@@ -311,4 +364,50 @@ BEGIN
     END IF;
     INSERT INTO oncebox.guard VALUES (pg_current_xact_id()) ON CONFLICT DO NOTHING;
     RETURN true;
+END $$;
+
+-- Where messages of this transaction stand in the sequences of their aggregates: the version each makes, that which
+-- its aggregate is at, and the reason of its row. `p_first` is the version that an aggregate begins with; null where
+-- it begins with whatever comes first. Called with the locks of their keys, as is the next one.
+CREATE FUNCTION oncebox_host.sequence_of(p_secret bytea, p_consumer int, p_first bigint, p_id text[])
+RETURNS TABLE (id text, version bigint, "at" bigint, reason text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+DECLARE
+    v record;
+BEGIN
+    SELECT * INTO v FROM oncebox.authorize(p_secret, p_consumer);
+    IF p_first IS NOT NULL THEN
+        INSERT INTO oncebox.sequence_position (consumer_id, key_hash, version)
+            SELECT DISTINCT p_consumer, sha256(i.ordering_key), p_first - 1 FROM unnest(p_id) AS u(id) JOIN oncebox.inbox i
+                ON i.consumer_id = p_consumer AND i.retention_class = v.class AND i.message_id = u.id
+            WHERE i.sequence_version IS NOT NULL
+        ON CONFLICT DO NOTHING;
+    END IF;
+    RETURN QUERY SELECT i.message_id, i.sequence_version,
+            oncebox.version_of(p_consumer, v.class, i.ordering_hash, i.ordering_key), i.reason
+        FROM unnest(p_id) AS u(id) JOIN oncebox.inbox i
+            ON i.consumer_id = p_consumer AND i.retention_class = v.class AND i.message_id = u.id
+        WHERE i.sequence_version IS NOT NULL;
+END $$;
+
+-- Messages of this transaction completed: their aggregates are at their versions, and what waited for that is due.
+-- The answer is whether something did.
+CREATE FUNCTION oncebox_host.move_sequence(p_secret bytea, p_consumer int, p_id text[])
+RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+DECLARE
+    v record;
+BEGIN
+    SELECT * INTO v FROM oncebox.authorize(p_secret, p_consumer);
+    INSERT INTO oncebox.sequence_position AS s (consumer_id, key_hash, version)
+        SELECT p_consumer, sha256(i.ordering_key), max(i.sequence_version) FROM unnest(p_id) AS u(id) JOIN oncebox.inbox i
+            ON i.consumer_id = p_consumer AND i.retention_class = v.class AND i.message_id = u.id
+        WHERE i.sequence_version IS NOT NULL GROUP BY 2
+    ON CONFLICT (consumer_id, key_hash) DO UPDATE SET version = greatest(s.version, excluded.version), moved_at = now();
+    RETURN (SELECT coalesce(bool_or(oncebox.release_key(p_consumer, v.class, k.ordering_hash)), false) FROM (
+        SELECT DISTINCT i.ordering_hash FROM unnest(p_id) AS u(id) JOIN oncebox.inbox i
+            ON i.consumer_id = p_consumer AND i.retention_class = v.class AND i.message_id = u.id
+        WHERE i.sequence_version IS NOT NULL) k);
 END $$;

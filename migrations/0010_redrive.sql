@@ -23,7 +23,7 @@ CREATE TABLE oncebox.inbox_history (
 --
 -- * `redrive`: dead letters are due again, with a budget of runs as if they were new. Only those that were dead letters
 --   by `p_as_of`, so that what fails again meanwhile is not run again and again. One whose record was not kept cannot
---   be run; one that was never decoded has no identity to run under.
+--   be run; one that was never decoded has no identity to run under. One that was parked for a gap runs over it.
 -- * `discard`: what is not to run any more. What waits behind it in its key is due.
 -- * `retry`: what waits for its next attempt is due now.
 --
@@ -54,7 +54,7 @@ BEGIN
         CONTINUE WHEN NOT FOUND;
         UPDATE oncebox.inbox i SET bucket = oncebox.bucket_at(p_class, now()),
             status = CASE p_verb WHEN 'redrive' THEN 'received' WHEN 'discard' THEN 'discarded' ELSE i.status END,
-            reason = CASE p_verb WHEN 'redrive' THEN NULL ELSE i.reason END,
+            reason = CASE WHEN p_verb <> 'redrive' THEN i.reason WHEN i.reason = 'gap' THEN 'gap_accepted' END,
             attempts = CASE p_verb WHEN 'redrive' THEN 0 ELSE i.attempts END,
             crashes = CASE p_verb WHEN 'redrive' THEN 0 ELSE i.crashes END,
             next_attempt_at = CASE WHEN p_verb <> 'discard' THEN now() END,
@@ -103,8 +103,9 @@ BEGIN
             AS s(id, epoch, status, reason, error, result, delay_ms, version, keep, headers, payload) LOOP
         UPDATE oncebox.inbox i SET
             bucket = v.bucket, status = s.status, reason = s.reason, last_error = s.error, result = s.result::jsonb,
-            attempts = CASE WHEN s.status IN ('received', 'waiting') THEN 0 ELSE i.attempts END,
+            attempts = CASE WHEN s.status IN ('received', 'waiting', 'skipped') OR s.reason = 'gap' THEN 0 ELSE i.attempts END,
             next_attempt_at = CASE s.status WHEN 'failed_retryable' THEN now() + s.delay_ms * interval '1 millisecond' WHEN 'received' THEN now() END,
+            waits_until = CASE WHEN s.status = 'waiting' THEN now() + s.delay_ms * interval '1 millisecond' END,
             processed_at = CASE WHEN s.status NOT IN ('failed_retryable', 'received', 'waiting') THEN now() END,
             locked_until = NULL, locked_by = NULL, version_id = coalesce(s.version, i.version_id),
             headers = CASE WHEN s.keep THEN coalesce(s.headers, i.headers) END,

@@ -81,7 +81,8 @@ pub struct Options {
     pub partitions: i32,
     /// `after_commit` or `after_insert`.
     pub ack: &'static str,
-    /// `none`, `key` or `partition`; messages with a key go to its partition.
+    /// `none`, `key` or `partition`; messages with a key go to its partition. With `sequence` they go to any, and
+    /// their keys are put in order by their versions.
     pub order: &'static str,
     /// Sources of the message id, in TOML.
     pub id: &'static str,
@@ -129,8 +130,12 @@ impl Options {
     fn policy(&self, topic: &str) -> Result<Policy> {
         let Self { ack, order, id, batch, deadline_ms, session_timeout_ms, .. } = self;
         let lease_ms = deadline_ms + 500;
+        let (order, sequence) = match *order {
+            "sequence" => ("key", "sequence = { version = { header = 'version' }, first = 1, gap_wait_ms = 600000 }"),
+            order => (order, ""),
+        };
         let policy = format!(
-            "topics = ['{topic}']\nack = '{ack}'\norder = '{order}'\nbatch = {batch}\n\
+            "topics = ['{topic}']\nack = '{ack}'\norder = '{order}'\n{sequence}\nbatch = {batch}\n\
              identity = {{ id = {id}, event_type = [{{ header = 'type' }}] }}\n\
              retry = {{ attempts_max = 20, backoff_min_ms = 50, backoff_max_ms = 200, lease_ms = {lease_ms} }}\n\
              limits = {{ deadline_ms = {deadline_ms} }}\n\
@@ -300,8 +305,13 @@ impl Scenario {
             if message.work != Work::NoId {
                 headers = headers.insert(Header { key: "id", value: Some(&message.id) });
             }
+            let version = message.version.map(|version| version.to_string());
+            if let Some(version) = &version {
+                headers = headers.insert(Header { key: "version", value: Some(version) });
+            }
             let key = message.key.map(|key| key.to_string());
-            let partition = message.key.map_or_else(|| rand::random_range(0..self.options.partitions), |key| self.partition_of(key));
+            let ordered = message.key.filter(|_| self.options.order != "sequence");
+            let partition = ordered.map_or_else(|| rand::random_range(0..self.options.partitions), |key| self.partition_of(key));
             let mut record = FutureRecord::<String, _>::to(&self.topic).partition(partition).payload(&payload).headers(headers);
             record.key = key.as_ref();
             answers.push(self.producer.send_result(record).map_err(|(error, _)| error).context("failed to publish")?);
@@ -310,6 +320,11 @@ impl Scenario {
             answer.await.context("the publisher ended")?.map_err(|(error, _)| error).context("a record was not published")?;
         }
         Ok(())
+    }
+
+    /// Whether messages of a key are in order.
+    fn is_in_order(&self) -> bool {
+        matches!(self.options.order, "key" | "sequence")
     }
 
     fn partition_of(&self, key: usize) -> i32 {
@@ -506,7 +521,7 @@ impl Scenario {
         let behind = self.behind(found);
         let sent = self.sent();
         let messages = sent.messages();
-        let behind = if self.options.order == "key" { behind } else { HashSet::new() };
+        let behind = if self.is_in_order() { behind } else { HashSet::new() };
         let mut rows: HashMap<&str, Vec<&Found>> = HashMap::new();
         found.iter().for_each(|row| rows.entry(&row.message_id).or_default().push(row));
         let mut faults: Vec<_> = rows.values().filter(|rows| rows.len() > 1).map(|rows| format!("two rows: {rows:?}")).collect();
@@ -548,7 +563,7 @@ impl Scenario {
     }
 
     async fn order_faults(&self) -> Result<Vec<String>> {
-        if self.options.order != "key" {
+        if !self.is_in_order() {
             return Ok(Vec::new());
         }
         let sql = self.fill("SELECT message_id FROM {schema}.ledger_entry ORDER BY entry");

@@ -66,6 +66,8 @@ pub struct Message {
     pub work: Work,
     /// What it is in order with.
     pub key: Option<usize>,
+    /// Its place among those, from 1; undecodable records have none.
+    pub version: Option<i64>,
     number: usize,
 }
 
@@ -117,14 +119,30 @@ impl Load {
     /// A message more.
     pub fn push(&mut self, work: Work) {
         let number = self.deliveries.len();
-        self.deliveries.push(Message { id: format!("m-{number}"), work, key: None, number });
+        self.deliveries.push(Message { id: format!("m-{number}"), work, key: None, version: None, number });
     }
 
     /// The same, each message in order with those of one of so many keys.
     pub fn keyed(mut self, rng: &mut StdRng, keys: usize) -> Self {
         let mut of_id = BTreeMap::new();
+        let mut versions = vec![0; keys];
         for message in &mut self.deliveries {
-            message.key = Some(*of_id.entry(message.id.clone()).or_insert_with(|| rng.random_range(0..keys)));
+            let (key, version) = *of_id.entry(message.id.clone()).or_insert_with(|| {
+                let key = rng.random_range(0..keys);
+                versions[key] += i64::from(message.work != Work::NoId);
+                (key, versions[key])
+            });
+            message.key = Some(key);
+            message.version = (message.work != Work::NoId).then_some(version);
+        }
+        self
+    }
+
+    /// The same, each delivery up to so many places from where it was.
+    pub fn shuffled(mut self, rng: &mut StdRng, places: usize) -> Self {
+        for place in 0..self.deliveries.len() {
+            let other = rng.random_range(place..(place + places).min(self.deliveries.len()));
+            self.deliveries.swap(place, other);
         }
         self
     }
@@ -176,6 +194,7 @@ impl Load {
                 of_key.push(message);
             }
         }
+        keys.values_mut().for_each(|of_key| of_key.sort_by_key(|message| message.version));
         keys
     }
 

@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+#[path = "order/sequence.rs"]
+mod sequence;
+
 use std::{sync::Arc, time::Duration};
 
 use oncebox_inbox::{ConsumerInbox, Filter, Remedy, Verb, due::release_forgotten, message::Record, policy::Policy};

@@ -170,7 +170,7 @@ static DEFECTS: &[Defect] = &[
         name: "open_rows_unseen",
         scenario: "a failure before its key",
         sees: PASSED,
-        made: Made::Functions(&[("claim_with_order", "WHEN u.ordering = ANY (v_blocked) THEN 'waiting'", "")]),
+        made: Made::Functions(&[("claim_with_order", "WHEN u.ordinal = ANY (v_blocked) THEN 'waiting'", "")]),
     },
     Defect {
         name: "next_of_key_forgotten",
@@ -207,6 +207,22 @@ static DEFECTS: &[Defect] = &[
         scenario: "a message that waits for nothing",
         sees: FORGOTTEN,
         made: Made::Functions(&[("release_forgotten", "pg_try_advisory_xact_lock(v_hash)", "false")]),
+    },
+    // Versions of aggregates
+    Defect { name: "old_versions_run", scenario: "versions out of order", sees: PASSED, made: Made::Switch },
+    Defect { name: "gaps_unseen", scenario: "versions out of order", sees: LOST, made: Made::Switch },
+    Defect { name: "sequence_stays", scenario: "versions out of order", sees: PASSED, made: Made::Switch },
+    Defect {
+        name: "closed_gap_forgotten",
+        scenario: "versions out of order",
+        sees: FORGOTTEN,
+        made: Made::Functions(&[("next_of_key", ">= h.sequence_version - 1", "> h.sequence_version")]),
+    },
+    Defect {
+        name: "given_up_version_is_a_gap",
+        scenario: "a version that is given up",
+        sees: FORGOTTEN,
+        made: Made::Functions(&[("version_of", "v_version := v_version + 1", "EXIT")]),
     },
     // Redrive
     Defect {
@@ -275,6 +291,8 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("a claim beside a retry of its key", |defect| claim_beside_a_retry(defect).map(Ok).boxed_local()),
     ("a message that is due before its turn", |defect| due_before_its_turn(defect).map(Ok).boxed_local()),
     ("a message that waits for nothing", |defect| waits_for_nothing(defect).map(Ok).boxed_local()),
+    ("versions out of order", |defect| versions_out_of_order(defect).map(Ok).boxed_local()),
+    ("a version that is given up", |defect| version_given_up(defect).map(Ok).boxed_local()),
     ("a redrive that is asked for twice", |defect| redriven_twice(defect).map(Ok).boxed_local()),
     ("a discarded message of a key", |defect| discarded(defect).map(Ok).boxed_local()),
     ("a discard beside a claim of its key", |defect| discard_beside_a_claim(defect).map(Ok).boxed_local()),
@@ -369,7 +387,11 @@ impl Defect {
 }
 
 async fn change(world: &World, function: &str, from: &str, to: &str) {
-    let schema = if ["authorize", "release_forgotten", "remedy"].contains(&function) { "oncebox" } else { "oncebox_host" };
+    let schema = if ["authorize", "release_forgotten", "remedy", "next_of_key", "version_of"].contains(&function) {
+        "oncebox"
+    } else {
+        "oncebox_host"
+    };
     let query = sqlx::query_scalar(AssertSqlSafe(format!("SELECT pg_get_functiondef('{schema}.{function}'::regproc)")));
     let text: String = query.fetch_one(&world.pool).await.unwrap();
     assert!(text.contains(from), "`{function}` does not say `{from}` any more:\n{text}");
@@ -832,6 +854,35 @@ async fn waits_for_nothing(defect: Option<&Defect>) {
     deliver(&world.host(&consumer), &[of_key(0, "k1", "park"), of_key(1, "k2", "")]).await;
     world.execute("DELETE FROM oncebox.inbox WHERE message_id = 'k1'").await;
     release_forgotten(&world.pool, &[(consumer.row.consumer_id, consumer.policy.retention.class())]).await.unwrap();
+    finish_in_order(world, &consumer).await;
+}
+
+fn of_version(offset: i64, id: &str, version: i64, script: &str) -> Record {
+    let mut record = of_key(offset, id, script);
+    record.headers.push(("v".to_owned(), version.to_string().into_bytes()));
+    record
+}
+
+fn in_sequence() -> String {
+    format!("{BY_KEY}\nsequence = {{ version = {{ header = 'v' }}, first = 1 }}")
+}
+
+/// Ids sort as their versions do; that of an old one before all.
+async fn versions_out_of_order(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple(TRAIL, &in_sequence()).await;
+    let host = world.host(&consumer);
+    deliver(&host, &[of_version(0, "k1", 1, ""), of_version(1, "k3", 3, "")]).await;
+    deliver(&host, &[of_version(2, "k0", 1, ""), of_version(3, "k2", 2, "")]).await;
+    assert_ne!(world.row(&consumer, "k2").await.status, "skipped", "{LOST}");
+    finish_in_order(world, &consumer).await;
+}
+
+async fn version_given_up(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple(TRAIL, &in_sequence()).await;
+    deliver(&world.host(&consumer), &[of_version(0, "k1", 1, "park"), of_version(1, "k2", 2, "")]).await;
+    world.admin.remedy("acme", "orders", &of(Verb::Discard, "k1")).await.unwrap();
     finish_in_order(world, &consumer).await;
 }
 

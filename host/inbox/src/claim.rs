@@ -50,6 +50,10 @@ pub enum Claimed {
         /// message has to be due by itself.
         is_due: bool,
     },
+    /// Nobody had it, and versions of its aggregate are missing before it: it stays in the inbox.
+    Gap,
+    /// Nobody had it, and its aggregate is past its version: it is skipped.
+    Old,
     /// It is in the inbox already, so its delivery is settled.
     Known {
         /// The state of its row.
@@ -62,12 +66,14 @@ pub enum Claimed {
 }
 
 impl Claimed {
-    /// Name in metrics and logs: `new`, `waiting` for its turn, `already_done` or `in_flight_elsewhere`,
+    /// Name in metrics and logs: `new`, `waiting` for its turn, `gap`, `old`, `already_done` or `in_flight_elsewhere`,
     /// where the last stands for a message that waits in the inbox for one of its workers.
     pub fn name(&self) -> &'static str {
         match self {
             Self::New => "new",
             Self::Waiting { .. } => "waiting",
+            Self::Gap => "gap",
+            Self::Old => "old",
             Self::Known { status, .. } if is_open(status) => "in_flight_elsewhere",
             Self::Known { .. } => "already_done",
         }
@@ -95,7 +101,7 @@ pub struct Claimant {
     pub payload: PayloadPolicy,
 }
 
-const CLAIM: &str = "SELECT * FROM oncebox_host.claim_with_order($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22)";
+const CLAIM: &str = "SELECT * FROM oncebox_host.claim_with_order($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)";
 
 /// Claim a batch of one partition. One answer for each message, in order. A claim of nothing sets the
 /// guard all the same, and checks who asks.
@@ -127,7 +133,8 @@ pub async fn claim(transaction: &Transaction<'_>, claimant: Claimant, offered: &
         .bind(offered.iter().map(|o| o.version).collect::<Vec<_>>())
         .bind(messages().map(|m| keep.then(|| headers::encode(&m.record.headers))).collect::<Vec<_>>())
         .bind(messages().map(|m| m.record.payload.as_deref().filter(|_| keep)).collect::<Vec<_>>())
-        .bind(offered.iter().any(|o| o.ordering.is_some()).then(|| offered.iter().map(|o| o.ordering).collect::<Vec<_>>()));
+        .bind(offered.iter().any(|o| o.ordering.is_some()).then(|| offered.iter().map(|o| o.ordering).collect::<Vec<_>>()))
+        .bind(offered.iter().map(|o| o.message.sequence.filter(|_| o.ordering.is_some())).collect::<Vec<_>>());
     let mut statement = transaction.tx().statement().await;
     let rows = bounded(query.fetch_all(statement.connection())).await;
     statement.finish(rows.as_ref().err());

@@ -9,6 +9,7 @@ use crate::{
     headers, hooks,
     message::Message,
     policy::{Dedup, NoRoute, PayloadPolicy, Policy, Retry},
+    sequence::Place,
     session::Transaction,
     tx::bounded,
 };
@@ -24,7 +25,7 @@ pub enum Disposition {
     FailedTerminal,
     /// It waits for a person.
     Parked,
-    /// Nobody takes it, and its consumer says that this is well.
+    /// Nobody takes it, and its consumer says that this is well; or its aggregate is past its version.
     Skipped,
 }
 
@@ -116,6 +117,18 @@ pub struct Ran<'a> {
     pub attempt: u32,
 }
 
+impl<'a> Ran<'a> {
+    /// A claim of this transaction that is not run.
+    pub(crate) fn not(message: &'a Message) -> Self {
+        Self { message, epoch: 0, version: None, attempt: 1 }
+    }
+}
+
+/// Reason of a message that waits, or is parked, for versions before its own.
+pub(crate) const GAP: &str = "gap";
+/// Reason of a message whose aggregate is past its version.
+pub(crate) const OLD: &str = "old_version";
+
 impl Completion {
     /// A claim that was not run; it comes again.
     pub fn withdraw(&mut self, id: &str) {
@@ -144,15 +157,32 @@ impl Completion {
 
     /// A claim that is not run now, since it is not its turn: its row is given what it will need.
     pub fn waits(&mut self, offered: &Offered, is_due: bool) {
-        let record = &offered.message.record;
+        let status = if is_due { "received" } else { "waiting" };
+        self.open(Ran::not(&offered.message), status, None, is_due.then_some(Duration::ZERO));
+    }
+
+    /// A message before which versions of its aggregate are missing waits for them at most so long.
+    pub(crate) fn waits_for_gap(&mut self, ran: Ran<'_>, gap: &Place, wait: Duration) {
+        self.open(ran, "waiting", Some((GAP, gap.to_string())), Some(wait));
+    }
+
+    /// A message that waited too long for a gap is kept for a person.
+    pub(crate) fn parked_for_gap(&mut self, ran: Ran<'_>, gap: &Place) {
+        self.open(ran, Disposition::Parked.status(), Some((GAP, gap.to_string())), None);
+    }
+
+    /// What is still to be run keeps its payload, whatever the policy says.
+    fn open(&mut self, ran: Ran<'_>, status: &'static str, why: Option<(&str, String)>, delay: Option<Duration>) {
+        let record = &ran.message.record;
+        let (reason, error) = why.unzip();
         self.rows.push(Row {
-            id: offered.message.id.clone(),
-            epoch: 0,
-            status: if is_due { "received" } else { "waiting" },
-            reason: None,
-            error: None,
+            id: ran.message.id.clone(),
+            epoch: ran.epoch,
+            status,
+            reason: reason.map(str::to_owned),
+            error,
             result: None,
-            delay: is_due.then_some(Duration::ZERO),
+            delay,
             version: None,
             keep: true,
             headers: Some(headers::encode(&record.headers)),
@@ -160,9 +190,27 @@ impl Completion {
         });
     }
 
+    /// A message that its aggregate is past.
+    pub(crate) fn is_old(&mut self, ran: Ran<'_>, place: &Place, policy: &Policy) {
+        let keep = policy.payload == PayloadPolicy::All;
+        self.rows.push(Row {
+            id: ran.message.id.clone(),
+            epoch: ran.epoch,
+            status: Disposition::Skipped.status(),
+            reason: Some(OLD.to_owned()),
+            error: Some(place.to_string()),
+            result: None,
+            delay: None,
+            version: None,
+            keep,
+            headers: None,
+            payload: None,
+        });
+    }
+
     /// The delays after which rows that it makes are due.
     pub(crate) fn delays(&self) -> impl Iterator<Item = Duration> {
-        self.rows.iter().filter_map(|row| row.delay)
+        self.rows.iter().filter(|row| row.status != "waiting").filter_map(|row| row.delay)
     }
 
     /// A run that failed: the claim row becomes the failure record, in the same transaction.

@@ -159,7 +159,10 @@ impl Lookout {
 async fn sweep(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
     match timeout(PATIENCE, release_forgotten(pool, &asked(consumers))).await {
         Ok(Ok(0)) => {}
-        Ok(Ok(released)) => tracing::warn!(released, "messages waited behind nothing; they are due now"),
+        Ok(Ok(released)) => tracing::warn!(
+            released,
+            "messages need not wait any longer, since nothing is before them or their gap lasted too long; they are due now"
+        ),
         Ok(Err(error)) => tracing::warn!(%error, "failed to look for messages that wait behind nothing"),
         Err(_) => tracing::warn!("the database does not say which messages wait behind nothing"),
     }

@@ -21,6 +21,8 @@ pub const POINTS: &[&str] = &[
     "runtime:sql:after",
     "inbox:handle:after",
     "inbox:fail:after",
+    "inbox:sequence:before",
+    "inbox:sequence:after",
     "inbox:complete:before",
     "inbox:complete:after",
     "inbox:commit:before",

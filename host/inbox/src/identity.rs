@@ -7,7 +7,7 @@ use crate::{
     cloudevents::{self, Event},
     message::{Message, Record, hash_payload},
     parking::position,
-    policy::{IdSource, Identity, KeySource, TypeSource},
+    policy::{IdSource, Identity, KeySource, Sequence, TypeSource, VersionSource},
 };
 
 /// Why a record is not a message.
@@ -25,6 +25,15 @@ pub enum Undecodable {
     /// The event type cannot be one.
     #[error("the event type {0}")]
     BadType(&'static str),
+    /// Its sequence is guarded, and it does not say which version of its aggregate it makes.
+    #[error("no version of its aggregate")]
+    NoVersion,
+    /// The version cannot be one.
+    #[error("the version of its aggregate is not a whole number from 0 to 9223372036854775807")]
+    BadVersion,
+    /// Its sequence is guarded, and it does not say whose version it makes.
+    #[error("no ordering key, which is to name its aggregate")]
+    NoKey,
     /// A structured CloudEvent that does not parse.
     #[error("not a CloudEvent: {0}")]
     BadEvent(String),
@@ -35,21 +44,22 @@ const ID_BYTES_MAX: usize = 512;
 
 /// Decode a record by its consumer's policy.
 #[expect(clippy::result_large_err, reason = "the record itself comes back, to be parked; boxing it would move it once more")]
-pub fn decode(record: Record, policy: &Identity) -> Result<Message, (Record, Undecodable)> {
+pub fn decode(record: Record, policy: &Identity, sequence: Option<&Sequence>) -> Result<Message, (Record, Undecodable)> {
     let event = match cloudevents::read(&record) {
         Ok(event) => event,
         Err(error) => return Err((record, Undecodable::BadEvent(error))),
     };
     let mut lookup = Lookup { record: &record, event: &event, json: None };
-    match lookup.identify(policy) {
+    match lookup.identify(policy, sequence) {
         Err(undecodable) => Err((record, undecodable)),
-        Ok((id, event_type, ordering_key)) => {
+        Ok((id, event_type, ordering_key, sequence)) => {
             let mut message = Message {
                 id,
                 source: event.source.clone().unwrap_or_else(|| record.topic.to_string()),
                 event_type,
                 event_version: text_header(&record, "ce_dataschema").or_else(|| event.dataschema.clone()),
                 ordering_key,
+                sequence,
                 content_type: event.content_type.clone(),
                 trace_parent: event.trace_parent.clone(),
                 payload_hash: None,
@@ -72,10 +82,10 @@ struct Lookup<'a> {
     json: Option<Option<Value>>,
 }
 
-type Identified = (String, String, Option<Vec<u8>>);
+type Identified = (String, String, Option<Vec<u8>>, Option<i64>);
 
 impl Lookup<'_> {
-    fn identify(&mut self, policy: &Identity) -> Result<Identified, Undecodable> {
+    fn identify(&mut self, policy: &Identity, sequence: Option<&Sequence>) -> Result<Identified, Undecodable> {
         let event_type = self.event_type(&policy.event_type)?;
         let id = self.id(&policy.id)?;
         let id = if policy.scoped_by_event_type { format!("{}:{id}", event_type.replace('%', "%25").replace(':', "%3A")) } else { id };
@@ -84,7 +94,22 @@ impl Lookup<'_> {
             KeySource::RecordKey => self.record.key.clone(),
             KeySource::JsonPointer(pointer) => self.pointer(pointer).map(String::into_bytes),
         };
-        Ok((id, event_type, ordering_key))
+        let sequence = match sequence {
+            Some(_) if ordering_key.is_none() => return Err(Undecodable::NoKey),
+            Some(sequence) => Some(self.version(&sequence.version)?),
+            None => None,
+        };
+        Ok((id, event_type, ordering_key, sequence))
+    }
+
+    fn version(&mut self, source: &VersionSource) -> Result<i64, Undecodable> {
+        let found = match source {
+            VersionSource::Header(name) => self.header(name).map_err(|_| Undecodable::BadVersion)?,
+            VersionSource::JsonPointer(pointer) => self.pointer(pointer),
+        };
+        let digits = found.ok_or(Undecodable::NoVersion)?;
+        let is_number = digits.bytes().all(|digit| digit.is_ascii_digit());
+        digits.parse().ok().filter(|_| is_number).ok_or(Undecodable::BadVersion)
     }
 
     fn id(&mut self, sources: &[IdSource]) -> Result<String, Undecodable> {
@@ -175,7 +200,7 @@ mod tests {
 
     fn check(headers: &[(&str, &str)], payload: &str, policy: &str, expected: Result<(&str, &str), Undecodable>) {
         let policy: Identity = toml::from_str(policy).expect("a policy of the test");
-        let decoded = decode(record(headers, payload), &policy);
+        let decoded = decode(record(headers, payload), &policy, None);
         let decoded = decoded.as_ref().map(|m| (m.id.as_str(), m.event_type.as_str())).map_err(|(_, why)| why.clone());
         assert_eq!(decoded, expected);
     }
@@ -207,7 +232,7 @@ mod tests {
         let event = r#"{"specversion":"1.0","id":"1","source":"/s","type":"t","data":{"a":1}}"#;
         check(headers, event, "", Ok(("/s 1", "t")));
         check(headers, "{", "", Err(Undecodable::BadEvent("it is not JSON".into())));
-        let message = decode(record(headers, event), &Identity::default()).expect("decodes");
+        let message = decode(record(headers, event), &Identity::default(), None).expect("decodes");
         assert_eq!(message.record.payload.as_deref(), Some(br#"{"a":1}"#.as_slice()));
         assert_eq!(message.record.header("ce_type"), Some(b"t".as_slice()));
     }
@@ -221,6 +246,32 @@ mod tests {
         check(&[("x-id", "a\0b")], "", "id = [{header = 'x-id'}]", Err(Undecodable::BadId("has a control character")));
         check(&[("x-id", &"x".repeat(513))], "", "id = [{header = 'x-id'}]", Err(Undecodable::BadId("is longer than 512 bytes")));
         check(&[("x-id", "a")], "", "id = [{header = 'x-id'}]\nevent_type = ['cloudevents']", Err(Undecodable::NoType));
+    }
+
+    // S1-020: a version is a whole number, found where the policy says, of an aggregate that has a name.
+    #[test]
+    fn versions_are_whole_numbers_of_an_aggregate() {
+        let by_position: Identity = toml::from_str("id = ['position']").expect("a policy of the test");
+        let version = |headers: &[(&str, &str)], payload, source| {
+            let sequence = toml::from_str(&format!("version = {source}")).expect("a sequence of the test");
+            decode(record(headers, payload), &by_position, Some(&sequence)).map(|m| m.sequence).map_err(|(_, why)| why)
+        };
+        let in_header = |text| version(&[("v", text)], "", "{ header = 'V' }");
+        assert_eq!(in_header("7"), Ok(Some(7)));
+        assert_eq!(in_header("9223372036854775807"), Ok(Some(i64::MAX)));
+        for text in ["", "-1", "+1", "1.0", "9223372036854775808", "seven"] {
+            assert_eq!(in_header(text), Err(Undecodable::BadVersion), "{text}");
+        }
+        let in_payload = |payload| version(&[], payload, "{ json_pointer = '/v' }");
+        assert_eq!(in_payload(r#"{"v":7}"#), Ok(Some(7)));
+        assert_eq!(in_payload(r#"{"v":"7"}"#), Ok(Some(7)));
+        assert_eq!(in_payload(r#"{"v":-7}"#), Err(Undecodable::BadVersion));
+        assert_eq!(in_payload(r#"{"v":7.5}"#), Err(Undecodable::NoVersion));
+        assert_eq!(in_payload("{}"), Err(Undecodable::NoVersion));
+        let mut keyless = record(&[("v", "7")], "");
+        keyless.key = None;
+        let sequence = toml::from_str("version = { header = 'v' }").expect("a sequence of the test");
+        assert_eq!(decode(keyless, &by_position, Some(&sequence)).map_err(|(_, why)| why).err(), Some(Undecodable::NoKey));
     }
 
     #[test]

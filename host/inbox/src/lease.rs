@@ -118,6 +118,7 @@ fn read_message(row: &PgRow) -> Result<Message, sqlx::Error> {
         event_type: row.try_get::<Option<String>, _>("event_type")?.unwrap_or_default(),
         event_version: row.try_get("event_version")?,
         ordering_key: row.try_get("ordering_key")?,
+        sequence: None,
         content_type: row.try_get("content_type")?,
         trace_parent: row.try_get("trace_parent")?,
         payload_hash: row.try_get::<Option<&[u8]>, _>("payload_hash")?.and_then(|hash| hash.try_into().ok()),

@@ -52,6 +52,7 @@ mod scope;
 mod scram;
 mod seal;
 mod seek;
+mod sequence;
 mod session;
 mod shadow;
 mod standing;

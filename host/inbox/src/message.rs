@@ -55,6 +55,9 @@ pub struct Message {
     pub event_version: Option<String>,
     /// What must run in order, where the policy names something.
     pub ordering_key: Option<Vec<u8>>,
+    /// The version of its aggregate that it makes, where the policy says where that is. Not of a message that is
+    /// run again: its row has it.
+    pub sequence: Option<i64>,
     /// Media type of the payload.
     pub content_type: Option<String>,
     /// W3C `traceparent` of the record.

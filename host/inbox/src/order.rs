@@ -74,6 +74,7 @@ mod tests {
             event_type: String::new(),
             event_version: None,
             ordering_key: key.map(|key| key.as_bytes().to_vec()),
+            sequence: None,
             content_type: None,
             trace_parent: None,
             payload_hash: None,

@@ -92,6 +92,7 @@ fn bare(record: &Record) -> Message {
         event_type: String::new(),
         event_version: None,
         ordering_key: None,
+        sequence: None,
         content_type: None,
         trace_parent: None,
         payload_hash: record.payload.as_deref().map(hash_payload),

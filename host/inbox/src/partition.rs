@@ -144,7 +144,7 @@ impl PartitionInbox {
         let records = records.iter().take(self.batch_max()).cloned();
         let mut routes = Vec::with_capacity(records.len());
         for record in records {
-            let route = match identity::decode(record, &self.consumer.policy.identity) {
+            let route = match identity::decode(record, &self.consumer.policy.identity, self.consumer.policy.sequence.as_ref()) {
                 Err((record, why)) => Route::Park(parking::undecodable(&record, &why)),
                 Ok(message) => match (handlers.resolve(&message, None), self.consumer.ordering(&message)) {
                     (None, ordering) => Route::Park(parking::unrouted(message, ordering)),

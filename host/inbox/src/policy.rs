@@ -28,6 +28,9 @@ pub struct Policy {
     /// What runs in its order.
     #[serde(default, skip_serializing_if = "Order::is_none")]
     pub order: Order,
+    /// Whether messages run in the sequence of the versions of their aggregates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<Sequence>,
     /// Whether the inbox remembers what completed.
     #[serde(default)]
     pub dedup: Dedup,
@@ -91,6 +94,51 @@ impl Order {
     fn is_none(&self) -> bool {
         *self == Self::None
     }
+}
+
+/// In which sequence messages of one aggregate run: that of an ordering key. Each says which version it makes; one
+/// that is not above the aggregate's is skipped, one that leaves a gap waits for it to close.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sequence {
+    /// Where the version is found.
+    pub version: VersionSource,
+    /// The version that an aggregate begins with; none where it begins with whatever comes first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first: Option<u32>,
+    /// Milliseconds that a message waits for a gap to close.
+    #[serde(default = "Sequence::gap_wait_ms")]
+    pub gap_wait_ms: u64,
+    /// What becomes of a message that waited that long.
+    #[serde(default)]
+    pub gap: Gap,
+}
+
+impl Sequence {
+    fn gap_wait_ms() -> u64 {
+        300_000
+    }
+}
+
+/// Where the version of an aggregate is found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VersionSource {
+    /// The value of a header, in decimal digits.
+    Header(String),
+    /// A JSON pointer (RFC 6901) into the payload; the value is an integer, or its digits.
+    JsonPointer(String),
+}
+
+/// What becomes of a message whose gap did not close in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Gap {
+    /// It is parked, and its key with it; it goes on when the gap closes, or when it is redriven.
+    #[default]
+    Park,
+    /// It runs, and the aggregate is at its version: what was missing is skipped when it comes.
+    GoOn,
 }
 
 /// Whether deliveries are deduplicated.
@@ -389,7 +437,7 @@ mod tests {
     #[test]
     fn every_key_is_in_the_documentation() {
         const DOCS: &str = include_str!("../../../docs/policy.md");
-        let policy = "topics = ['t']\nack = 'after_commit'\norder = 'key'\nretry = { preset = 'seed-002' }\nlimits = { transactions_max = 1, messages_per_second = 1 }";
+        let policy = "topics = ['t']\nack = 'after_commit'\norder = 'key'\nsequence = { version = { header = 'v' }, first = 1 }\nretry = { preset = 'seed-002' }\nlimits = { transactions_max = 1, messages_per_second = 1 }";
         let policy = serde_json::to_value(Policy::parse(policy).expect("a policy")).expect("a value");
         let mut keys = Vec::new();
         for (name, value) in policy.as_object().expect("a table") {

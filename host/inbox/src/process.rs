@@ -18,6 +18,7 @@ use crate::{
     policy::Dedup,
     run::{Ended, Job, run},
     scheduler::Admission,
+    sequence::Sequenced,
     session::{CommitError, Transaction},
     shadow::{self, Sampled, Shadow},
     together,
@@ -76,12 +77,17 @@ pub(crate) struct Done {
     pub(crate) ran: Outcomes,
     /// What holds back messages behind it.
     pub(crate) held: Held,
+    /// Where the versions of their aggregates are, and move to.
+    pub(crate) sequenced: Sequenced,
 }
 
 impl Done {
     /// A message ran and came to this end.
     pub(crate) fn ended(&mut self, index: usize, routed: &Routed, disposition: Disposition, failure: Option<FailureKind>) {
         self.held.ended(index, &routed.offered, disposition);
+        if disposition == Disposition::Completed {
+            self.sequenced.completed(&routed.offered.message);
+        }
         self.ran.push((index, disposition, failure));
     }
 }
@@ -140,13 +146,15 @@ impl ConsumerInbox {
     async fn work(&self, transaction: &Transaction<'_>, batch: &[Routed], mode: Mode) -> Result<Settled, Stop> {
         let started = Instant::now();
         let claims = self.claim_live(transaction, batch).await.map_err(at_claim)?;
-        let mut done = Done { claims, ..Done::default() };
+        let sequenced = self.sequenced(transaction, batch, &claims).await?;
+        let mut done = Done { claims, sequenced, ..Done::default() };
         let mut sampled = Vec::new();
         let mut next = 0;
         while let Some(routed) = batch.get(next) {
             let index = next;
             next += 1;
             done.held.keep_back(index, &routed.offered, &mut done.claims[index]);
+            self.in_sequence(&mut done, routed, index);
             if done.claims[index] != Claimed::New && !hooks::sabotage("duplicates_run") {
                 continue; // a duplicate, settled by its row, or not its turn: nothing runs for it
             }
@@ -164,10 +172,13 @@ impl ConsumerInbox {
             done.ended(index, routed, disposition, kind);
         }
         for (routed, claimed) in batch.iter().zip(&done.claims) {
-            if let Claimed::Waiting { is_due } = claimed {
-                done.completion.waits(&routed.offered, *is_due);
+            match claimed {
+                Claimed::Waiting { is_due } => done.completion.waits(&routed.offered, *is_due),
+                Claimed::Gap => self.waits_for_gap(&routed.offered, &done.sequenced, &mut done.completion),
+                _ => {}
             }
         }
+        self.move_sequence(transaction, &done.sequenced).await?;
         complete(transaction, self.consumer_id, &done.completion).await.map_err(at_completion)?;
         self.due_after(&done.completion);
         Ok(Settled { claims: done.claims, ran: done.ran, alone: false, sampled })

@@ -81,8 +81,11 @@ impl Admin {
 
 /// What is kept of a consumer's messages beside their rows, once those are gone.
 pub(crate) async fn remove_beside_messages(place: &PgPool, consumer_id: i32) -> Result<(), InboxError> {
-    const REMOVE: [&str; 2] =
-        ["DELETE FROM oncebox.inbox_history WHERE consumer_id = $1", "DELETE FROM oncebox.probation WHERE consumer_id = $1"];
+    const REMOVE: [&str; 3] = [
+        "DELETE FROM oncebox.inbox_history WHERE consumer_id = $1",
+        "DELETE FROM oncebox.sequence_position WHERE consumer_id = $1",
+        "DELETE FROM oncebox.probation WHERE consumer_id = $1",
+    ];
     for statement in REMOVE {
         sqlx::query(statement).bind(consumer_id).execute(place).await?;
     }

@@ -92,8 +92,8 @@ pub async fn step(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
 
 /// Why the work of a lease ended without a commit.
 enum Undone {
-    /// Someone else has the message.
-    NotOurs,
+    /// Someone else has the message, or it is not to run now; what was written about that is committed.
+    NotRun,
     /// Its failure is to be recorded in a new transaction.
     Failed(Failure),
     /// The connection broke while it ran: the lease runs out, and the crash is counted.
@@ -181,7 +181,7 @@ impl ConsumerInbox {
                 Err(undone) => undone,
             };
             match undone {
-                Undone::NotOurs => return Ok(()),
+                Undone::NotRun => return Ok(()),
                 Undone::Lost => return Err(InboxError::LostInHandler { message_id: leased.message.id.clone() }),
                 Undone::Failed(failure) if failure.kind == FailureKind::Contention && repeats < 5 => {
                     repeats += 1;
@@ -228,10 +228,9 @@ impl ConsumerInbox {
                 hooks::point("retry:commit:after");
                 Ok(ended)
             }
-            // The lease may have been given back.
-            Err(Undone::NotOurs) => {
+            Err(Undone::NotRun) => {
                 commit(transaction).await?;
-                Err(Undone::NotOurs)
+                Err(Undone::NotRun)
             }
             Err(undone) => {
                 transaction.rollback().await;
@@ -248,15 +247,21 @@ impl ConsumerInbox {
     ) -> Result<(Disposition, Option<FailureKind>), Undone> {
         let (message, tx) = (&leased.message, transaction.tx());
         if !self.resume(transaction, routed.generation, leased).await? {
-            return Err(Undone::NotOurs);
+            return Err(Undone::NotRun);
+        }
+        let (mut completion, version) = (Completion::default(), Some(routed.handler.version()));
+        let mut sequenced = self.sequence_of(transaction, std::iter::once(message)).await?;
+        if !self.leased_in_sequence(leased.ran(None), &sequenced, &mut completion) {
+            complete(transaction, self.consumer_id, &completion).await?;
+            return Err(Undone::NotRun);
         }
         host_statement(tx, "SAVEPOINT m").await?;
         let ended = run(self.job(routed, leased.attempt, DeliveryKind::Retry), tx).await;
         hooks::point("retry:handle:after");
-        let (mut completion, version) = (Completion::default(), Some(routed.handler.version()));
         let ended = match ended {
             Ended::Ok(result) => {
                 completion.succeeded(leased.ran(version), result, &self.policy);
+                sequenced.completed(message);
                 (Disposition::Completed, None)
             }
             Ended::Failed(failure) => {
@@ -270,6 +275,7 @@ impl ConsumerInbox {
             Ended::Contention(failure) | Ended::Abandoned(failure) => return Err(Undone::Failed(failure)),
             Ended::Lost => return Err(Undone::Lost),
         };
+        self.move_sequence(transaction, &sequenced).await?;
         complete(transaction, self.consumer_id, &completion).await.map_err(crate::process::at_completion)?;
         self.due_after(&completion);
         Ok(ended)

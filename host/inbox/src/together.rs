@@ -34,12 +34,10 @@ impl ConsumerInbox {
     pub(crate) async fn handle_together(&self, tx: &Tx, batch: &[Routed], group: Vec<usize>, done: &mut Done) -> Result<(), Stop> {
         // A stack: what comes first in the partition is on top.
         let mut open = vec![group];
-        while let Some(mut group) = open.pop() {
-            // Of what is about to run, what stands behind a message of its key that failed meanwhile.
-            group.retain(|index| {
-                done.held.keep_back(*index, &batch[*index].offered, &mut done.claims[*index]);
-                done.claims[*index] == Claimed::New
-            });
+        while let Some(group) = open.pop() {
+            // Not what stands behind a message of its key that failed meanwhile.
+            let (group, behind) = self.next_together(batch, group, done);
+            open.extend((!behind.is_empty()).then_some(behind));
             if group.is_empty() {
                 continue;
             }

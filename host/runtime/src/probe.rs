@@ -71,6 +71,7 @@ fn nothing() -> Message {
         event_type: String::new(),
         event_version: None,
         ordering_key: None,
+        sequence: None,
         content_type: None,
         trace_parent: None,
         payload_hash: None,

@@ -306,6 +306,7 @@ mod tests {
             event_type: event_type.to_owned(),
             event_version: version.map(str::to_owned),
             ordering_key: key.map(|key| key.as_bytes().to_vec()),
+            sequence: None,
             content_type: None,
             trace_parent: None,
             payload_hash: None,

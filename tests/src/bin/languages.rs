@@ -165,6 +165,7 @@ fn message(number: usize) -> Message {
         event_type: "order.placed".to_owned(),
         event_version: None,
         ordering_key: None,
+        sequence: None,
         content_type: None,
         trace_parent: None,
         payload_hash: None,

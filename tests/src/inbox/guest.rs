@@ -15,7 +15,7 @@ pub struct Guest {
 }
 
 const CLAIM: &str = "SELECT outcome, known_result FROM oncebox_host.claim_with_order($1, $2, 0, 'completed', '{}', 't', 0, $3, $4, $4, \
-    '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', NULL)";
+    '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', NULL, NULL)";
 
 impl Guest {
     /// A session of the consumer's tenant.

@@ -56,11 +56,12 @@ impl Policy {
 
     /// Numbers, one by one.
     fn check_ranges(&self, found: &mut Vec<PolicyProblem>) {
-        let Self { batch, retry, breaker, limits, kafka, .. } = self;
+        let Self { batch, sequence, retry, breaker, limits, kafka, .. } = self;
         const ANY: u64 = u64::MAX;
         let ranges = [
             ("batch.messages_max", batch.messages_max as u64, 1_000),
             ("batch.duration_ms", batch.duration_ms, 60_000),
+            ("sequence.gap_wait_ms", sequence.as_ref().map_or(1, |sequence| sequence.gap_wait_ms), 30 * DAY_MS),
             ("retry.attempts_max", retry.attempts_max.into(), 1_000),
             ("retry.backoff_min_ms", retry.backoff_min_ms, ANY),
             ("retry.backoff_max_ms", retry.backoff_max_ms, 30 * DAY_MS),
@@ -103,6 +104,11 @@ impl Policy {
                 "order",
                 self.dedup == Dedup::Off && self.order != Order::None,
                 "`order` needs `dedup = \"inbox\"`: what is to wait for its turn is a row of the inbox",
+            ),
+            (
+                "sequence",
+                self.sequence.is_some() && self.order != Order::Key,
+                "`sequence` needs `order = \"key\"`: the ordering key names the aggregate whose versions are counted",
             ),
             (
                 "identity",

@@ -1,10 +1,34 @@
 //! What a policy means, in sentences.
 
-use super::{Ack, Collision, Dedup, IdSource, Jitter, KeySource, NoRoute, Order, PayloadPolicy, Policy, Retention, Retry, TypeSource};
+use super::{
+    Ack, Collision, Dedup, Gap, IdSource, Jitter, KeySource, NoRoute, Order, PayloadPolicy, Policy, Retention, Retry, Sequence, TypeSource,
+    VersionSource,
+};
 use crate::identity::collapses;
 
 /// Steps of a ladder that are named one by one.
 const STEPS_SHOWN: u32 = 4;
+
+impl Sequence {
+    fn explain(&self) -> String {
+        let version = match &self.version {
+            VersionSource::Header(name) => format!("the header `{name}`"),
+            VersionSource::JsonPointer(pointer) => format!("`{pointer}` of the payload"),
+        };
+        let first = match self.first {
+            Some(first) => format!("version {first}"),
+            None => "whatever comes first".to_owned(),
+        };
+        let then = match self.gap {
+            Gap::Park => "is parked, until the gap closes or someone redrives it",
+            Gap::GoOn => "runs all the same, and what was missing is skipped when it comes",
+        };
+        format!(
+            "A message's version is {version}; an aggregate begins with {first}. A version that is not above the aggregate's is skipped;              one that leaves a gap waits for it to close for {}, and then {then}. A record without a version or a key is parked.",
+            duration(self.gap_wait_ms)
+        )
+    }
+}
 
 impl Policy {
     /// What a consumer with this policy does, a paragraph each, in the order of a message's path.
@@ -77,6 +101,10 @@ impl Policy {
         };
         let waits = "one that failed or is parked holds back those behind it until it completes or is discarded, and nothing else";
         match (self.order, self.ack) {
+            (Order::Key, _) if self.sequence.is_some() => format!(
+                "Messages of one ordering key ({key}) run in the order of the versions of its aggregate: {waits}. {}",
+                self.sequence.as_ref().map(Sequence::explain).unwrap_or_default()
+            ),
             (Order::Key, _) => {
                 format!("Messages of one ordering key ({key}) run in order: {waits}. Those without a key are in order with nothing.")
             }

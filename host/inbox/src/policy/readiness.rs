@@ -72,6 +72,9 @@ impl Policy {
 
     fn out_of_order(&self) -> (Standing, String) {
         match self.order {
+            Order::Key if self.sequence.is_some() => {
+                holds("an old version is skipped, and one that comes too early waits for those before it: `sequence`")
+            }
             Order::None => look(
                 "nothing holds them back: the handler compares a version or a state, or the policy says `order = \"key\"`; `oncebox verify` \
                  shows what another order changes",

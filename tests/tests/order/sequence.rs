@@ -1,0 +1,249 @@
+//! The sequence guard: each version of an aggregate takes effect once and after the one before it, in whatever order
+//! and however often they come.
+
+use std::collections::BTreeMap;
+
+use oncebox_inbox::PartitionInbox;
+use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
+
+use super::*;
+
+fn guarded(more: &str) -> String {
+    format!("{BY_KEY}\nsequence = {{ version = {{ header = 'v' }}, {more} }}")
+}
+
+/// A message that makes a version of an aggregate.
+fn version(offset: i64, id: &str, key: &str, version: i64, script: &str) -> Record {
+    let mut record = keyed(offset, id, key, script);
+    record.headers.push(("v".to_owned(), version.to_string().into_bytes()));
+    record
+}
+
+async fn reasons(world: &World) -> Vec<(String, String, String)> {
+    let row = |row: oncebox_tests::inbox::Row| (row.message_id, row.status, row.reason.unwrap_or_default());
+    world.rows().await.into_iter().map(row).collect()
+}
+
+#[track_caller]
+fn check_reasons(found: &[(String, String, String)], expected: &[(&str, &str, &str)]) {
+    let found: Vec<_> = found.iter().map(|(id, status, reason)| (id.as_str(), status.as_str(), reason.as_str())).collect();
+    assert_eq!(found, expected);
+}
+
+/// What was waited for is waited for no longer.
+async fn overdue(world: &World) {
+    world.execute("UPDATE oncebox.inbox SET waits_until = now() WHERE reason = 'gap' AND status = 'waiting'").await;
+}
+
+async fn redrive(world: &World, consumer: &TestConsumer, id: &str) {
+    let (filter, message_ids, reason) = (Filter::default(), vec![id.to_owned()], "a test".to_owned());
+    let remedy = Remedy { verb: Verb::Redrive, filter, message_ids, reason, as_of: None, limit: 1 };
+    assert_eq!(world.admin.remedy(&consumer.tenant.name, &consumer.row.name, &remedy).await.unwrap().changed, 1);
+}
+
+/// What could go wrong: an old version has its effect after a newer one; one that leaves a gap runs, or does not
+/// run when the gap closes; versions of other aggregates wait for it. S1-020, S1-044, S1-061, S1-107, S1-108, S0-034.
+#[tokio::test(flavor = "multi_thread")]
+async fn old_versions_are_skipped_and_gaps_are_waited_for() {
+    both(async |world| {
+        let consumer = world.simple(TRAIL, &guarded("")).await;
+        let host = world.host(&consumer);
+        deliver(&host, &[version(0, "k3", "k", 3, ""), version(1, "k5", "k", 5, ""), version(2, "x1", "x", 1, "")]).await;
+        deliver(&host, &[version(3, "k6", "k", 6, ""), version(4, "k2", "k", 2, ""), version(5, "x2", "x", 2, "")]).await;
+        let expected = [
+            ("k3", "completed", ""),
+            ("k5", "waiting", "gap"),
+            ("x1", "completed", ""),
+            ("k6", "waiting", ""),
+            ("k2", "skipped", "old_version"),
+            ("x2", "completed", ""),
+        ];
+        check_reasons(&reasons(&world).await, &expected);
+        assert_eq!(sweep(&world, &consumer).await, 0, "the gap is open");
+        // One that makes version 3 again, under another id, and the missing one.
+        deliver(&world.host(&consumer), &[version(6, "k3-again", "k", 3, ""), version(7, "k4", "k", 4, "")]).await;
+        world.retry_until_settled(&host).await;
+        assert_eq!(trail(&world, &consumer).await, ["k3", "x1", "x2", "k4", "k5", "k6"]);
+        assert_eq!(world.row(&consumer, "k3-again").await.status, "skipped");
+        // Redeliveries are duplicates as ever.
+        deliver(&host, &[version(1, "k5", "k", 5, ""), version(8, "k7", "k", 7, "")]).await;
+        assert_eq!(trail(&world, &consumer).await.len(), 7);
+        world.finish().await;
+    })
+    .await;
+}
+
+/// What could go wrong: within one transaction a version counts that then fails, or one that completes does not; a
+/// second message of a version is skipped though the first one failed.
+#[tokio::test(flavor = "multi_thread")]
+async fn versions_of_one_batch_count_when_they_complete() {
+    both(async |world| {
+        let consumer = world.simple(TRAIL, &guarded("first = 1")).await;
+        let host = world.host(&consumer);
+        let batch = [
+            version(0, "k3", "k", 3, ""),
+            version(1, "k1", "k", 1, ""),
+            version(2, "k2", "k", 2, "before 2 retry 60000"),
+            version(3, "k2-again", "k", 2, ""),
+            version(4, "k4", "k", 4, ""),
+            version(5, "x2", "x", 2, ""),
+            version(6, "x1", "x", 1, ""),
+            version(7, "x1-again", "x", 1, ""),
+        ];
+        deliver(&host, &batch).await;
+        let states = reasons(&world).await;
+        let of = |id: &str| states.iter().find(|(found, ..)| found == id).map(|(_, status, _)| status.clone()).unwrap();
+        assert_eq!([of("k1"), of("x1")], ["completed", "completed"]);
+        assert_eq!((of("k2"), of("x1-again")), ("failed_retryable".to_owned(), "skipped".to_owned()));
+        assert_ne!(of("k2-again"), "skipped", "version 2 is not made yet");
+        assert_eq!(of("x2"), "received", "the gap closed in the same transaction");
+        world.execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'k2'").await;
+        while sweep(&world, &consumer).await + i64::from(step(&world.host(&consumer)).await.unwrap() > 0) > 0 {}
+        let trail = trail(&world, &consumer).await;
+        let of_k: Vec<_> = trail.iter().filter(|id| id.starts_with('k')).map(|id| &id[..2]).collect();
+        assert_eq!(of_k, ["k1", "k2", "k3", "k4"], "{trail:?}");
+        assert_eq!(trail.iter().filter(|id| id.starts_with('x')).collect::<Vec<_>>(), ["x1", "x2"]);
+        world.finish().await;
+    })
+    .await;
+}
+
+/// What could go wrong: a gap that never closes is waited for in silence for ever; what was parked for it stays
+/// there when it closes after all, or what was missing takes effect after what came behind it. S1-045, S1-062.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gap_that_stays_open_is_parked_and_cured() {
+    let world = World::new().await;
+    let consumer = world.simple(TRAIL, &guarded("first = 1, gap_wait_ms = 60000")).await;
+    let host = world.host(&consumer);
+    deliver(&host, &[version(0, "k2", "k", 2, ""), version(1, "k3", "k", 3, ""), version(2, "x2", "x", 2, "")]).await;
+    world.retry_until_settled(&host).await;
+    let wait = "SELECT count(*) FROM oncebox.inbox WHERE waits_until BETWEEN now() + interval '50 s' AND now() + interval '60 s'";
+    assert_eq!(world.number(wait).await, 3);
+    overdue(&world).await;
+    assert_eq!(sweep(&world, &consumer).await, 2, "the first of each key");
+    world.retry_until_settled(&host).await;
+    check_reasons(&reasons(&world).await, &[("k2", "parked", "gap"), ("k3", "waiting", "gap"), ("x2", "parked", "gap")]);
+    let row = world.row(&consumer, "k2").await;
+    assert_eq!(row.last_error.as_deref(), Some("it makes version 2, and its aggregate is at version 0"));
+    assert_eq!(row.attempts, 0);
+
+    // One comes after all, and one is given up.
+    deliver(&host, &[version(3, "k1", "k", 1, "")]).await;
+    redrive(&world, &consumer, "x2").await;
+    world.retry_until_settled(&host).await;
+    deliver(&host, &[version(4, "x1", "x", 1, ""), version(5, "x3", "x", 3, "")]).await;
+    let trail = trail(&world, &consumer).await;
+    assert_eq!(trail.iter().filter(|id| id.starts_with('k')).collect::<Vec<_>>(), ["k1", "k2", "k3"]);
+    assert_eq!(trail.iter().filter(|id| id.starts_with('x')).collect::<Vec<_>>(), ["x2", "x3"]);
+    assert_eq!(world.row(&consumer, "x1").await.reason.as_deref(), Some("old_version"));
+    world.finish().await;
+}
+
+/// What could go wrong: a version that will never run holds its aggregate as a gap, although a person, or the
+/// policy, is done with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn versions_that_are_given_up_leave_no_gap() {
+    let world = World::new().await;
+    let consumer = world.simple(TRAIL, &format!("{}\nno_route = 'skip'", guarded("first = 1"))).await;
+    let host = world.host(&consumer);
+    let mut nobody = version(2, "x1", "x", 1, "");
+    nobody.headers.push(("type".to_owned(), b"nobody".to_vec()));
+    let log = [version(0, "k1", "k", 1, "reject"), version(1, "k2", "k", 2, ""), nobody, version(3, "x2", "x", 2, "")];
+    deliver(&host, &log).await;
+    discard(&world, &consumer, "k1").await;
+    world.retry_until_settled(&host).await;
+    // Nobody waited for its key, so that the one behind it is found by the next look.
+    sweep(&world, &consumer).await;
+    world.retry_until_settled(&host).await;
+    let mut trail = trail(&world, &consumer).await;
+    trail.sort();
+    assert_eq!(trail, ["k2", "x2"]);
+    world.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_policy_can_go_on_over_a_gap() {
+    let world = World::new().await;
+    let consumer = world.simple(TRAIL, &guarded("first = 1, gap = 'go_on'")).await;
+    let host = world.host(&consumer);
+    deliver(&host, &[version(0, "k3", "k", 3, ""), version(1, "k4", "k", 4, "")]).await;
+    overdue(&world).await;
+    assert_eq!(sweep(&world, &consumer).await, 1);
+    world.retry_until_settled(&host).await;
+    deliver(&host, &[version(2, "k1", "k", 1, ""), version(3, "k5", "k", 5, "")]).await;
+    assert_eq!(trail(&world, &consumer).await, ["k3", "k4", "k5"]);
+    world.finish().await;
+}
+
+/// What could go wrong: a record without a version, or of no aggregate, runs outside of every sequence.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_without_a_place_is_parked() {
+    let world = World::new().await;
+    let consumer = world.simple(TRAIL, &guarded("")).await;
+    let host = world.host(&consumer);
+    let mut bad = keyed(2, "c", "k", "");
+    bad.headers.push(("v".to_owned(), b"next".to_vec()));
+    deliver(&host, &[keyed(0, "a", "k", ""), version(1, "b", "", 1, ""), bad]).await;
+    let found: Vec<_> = reasons(&world).await.into_iter().map(|(_, status, reason)| format!("{status} {reason}")).collect();
+    let expected = [
+        "parked undecodable: no version of its aggregate",
+        "parked undecodable: no ordering key, which is to name its aggregate",
+        "parked undecodable: the version of its aggregate is not a whole number from 0 to 9223372036854775807",
+    ];
+    assert_eq!(found, expected);
+    world.finish().await;
+}
+
+/// What could go wrong: any of it, in an order that nobody thought of. Versions of six aggregates come shuffled,
+/// twice, with failures among them, to two hosts at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn shuffled_versions_take_effect_in_their_sequence() {
+    for ack in ["after_commit", "after_insert"] {
+        let seed = rand::random();
+        println!("{ack}: seed {seed}");
+        let mut rng = StdRng::seed_from_u64(seed);
+        let world = World::new().await;
+        let consumer = world.simple(TRAIL, &format!("{}\nack = '{ack}'", guarded("first = 1"))).await;
+        let mut versions: Vec<_> = (1..=20_i64).flat_map(|version| (0..6).map(move |key| (version, key))).collect();
+        versions.extend(versions.clone());
+        versions.shuffle(&mut rng);
+        let mut records: Vec<_> = versions
+            .iter()
+            .enumerate()
+            .map(|(offset, (number, key))| {
+                let fails = if (number + key) % 5 == 0 { "before 2 retry 1" } else { "" };
+                version(offset as i64, &format!("{key}-{number:02}"), &format!("key {key}"), *number, fails)
+            })
+            .collect();
+        let mut partitions = [Vec::new(), Vec::new()];
+        for record in records.drain(..) {
+            let partition = rng.random_range(0..2);
+            partitions[partition].push(Record { partition: partition as i32, ..record });
+        }
+        let drives = partitions.iter().enumerate().map(|(place, records)| {
+            let host = world.host(&consumer);
+            async move {
+                let mut partition = PartitionInbox::open(host, "t", place as i32, 0).await.unwrap();
+                drive(&mut partition, records).await;
+                partition.close().await;
+            }
+        });
+        futures::future::join_all(drives).await;
+        let host = world.host(&consumer);
+        while sweep(&world, &consumer).await + i64::from(step(&host).await.unwrap() > 0) > 0
+            || world.number("SELECT count(*) FROM oncebox.inbox WHERE status IN ('received', 'failed_retryable', 'waiting')").await > 0
+        {
+        }
+        let mut of_keys: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for id in trail(&world, &consumer).await {
+            let (key, number) = id.split_once('-').unwrap();
+            of_keys.entry(key.to_owned()).or_default().push(number.to_owned());
+        }
+        let expected: Vec<_> = (1..=20).map(|number| format!("{number:02}")).collect();
+        assert_eq!(of_keys.len(), 6, "seed {seed}");
+        for (key, of_key) in of_keys {
+            assert_eq!(of_key, expected, "key {key}, seed {seed}");
+        }
+        world.finish().await;
+    }
+}
