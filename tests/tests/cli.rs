@@ -403,7 +403,7 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
         .await;
     };
     let base = |rest: &str| format!("{POLICY}{rest}");
-    create(&base("kafkaa = 1"), "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, `order`, `sequence`, `dedup`, `retention`, `payload`, `collision`, `no_route`, `identity`, `batch`, `retry`, `breaker`, `limits`, `kafka`").await;
+    create(&base("kafkaa = 1"), "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, `order`, `sequence`, `dedup`, `retention`, `payload`, `collision`, `no_route`, `identity`, `schemas`, `batch`, `retry`, `breaker`, `limits`, `kafka`").await;
     create("topics = ['t']", "missing field `ack`").await;
     create("ack = 'after_commit'", "missing field `topics`").await;
     create("topics = []\nack = 'after_commit'", "line 1: `topics` must name at least one topic").await;

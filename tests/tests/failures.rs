@@ -9,7 +9,7 @@ use std::sync::{
 };
 
 use oncebox_inbox::{
-    SessionSettings, Tenant,
+    Filter, Remedy, SessionSettings, Tenant, Verb,
     handler::{Failure, FailureKind},
     message::Record,
 };
@@ -515,4 +515,64 @@ async fn savepoints_stay_on_while_failures_are_common() {
     drive(&mut partition, &many).await;
     partition.close().await;
     world.finish().await;
+}
+
+/// What could go wrong: a handler is given a payload that its consumer says it never is; what is parked for that lets
+/// its key pass, keeps no payload, or is run when it is redriven and still not valid.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_that_is_not_valid_never_reaches_a_handler() {
+    const POLICY: &str = "order = 'key'\n[schemas.'*']\njson_schema = { type = 'object', required = ['account'] }";
+    for ack in ["after_commit", "after_insert"] {
+        let world = World::new().await;
+        let consumer = world.simple("", &format!("ack = '{ack}'\n{POLICY}")).await;
+        let handler = PlainHandler::new(1, |tx, run| {
+            Box::pin(async move {
+                let sql = format!(
+                    "INSERT INTO effect (consumer, message_id, attempt, version) VALUES ('{}', '{}', 1, 1)",
+                    run.consumer, run.message.id
+                );
+                execute(tx, &sql).await.map(|_| None)
+            })
+        });
+        let host = world.host_with(&consumer, PlainHandlers::of(handler), &SessionSettings::default());
+        let of_key = |offset, id, key: &str, payload| Record { key: Some(key.into()), ..record(offset, id, payload) };
+        let log = [
+            of_key(0, "valid", "a", r#"{"account": "x"}"#),
+            of_key(1, "wrong", "k", r#"{"amount": 7}"#),
+            of_key(2, "behind", "k", r#"{"account": "x"}"#),
+            of_key(3, "text", "b", "hunter2"),
+            Record { payload: None, ..of_key(4, "tombstone", "c", "") },
+        ];
+        deliver(&host, &log).await;
+        world.retry_until_settled(&host).await;
+        let states = async || {
+            let rows = world.rows().await.into_iter();
+            rows.map(|row| format!("{} {} {}", row.message_id, row.status, row.reason.unwrap_or_default())).collect::<Vec<_>>()
+        };
+        let expected = [
+            "valid completed ",
+            "wrong parked schema: /: \"account\" is a required property",
+            "behind waiting ",
+            "text parked schema: it is no JSON, in line 1 at 1",
+            "tombstone completed ",
+        ];
+        assert_eq!(states().await, expected, "{ack}");
+        assert_eq!(world.row(&consumer, "wrong").await.payload.as_deref(), Some(br#"{"amount": 7}"#.as_slice()));
+
+        let (filter, reason) = (Filter { status: Some("parked".to_owned()), ..Filter::default() }, "a test".to_owned());
+        let again = Remedy { verb: Verb::Redrive, filter, message_ids: Vec::new(), reason, as_of: None, limit: 10 };
+        assert_eq!(world.admin.remedy("acme", "orders", &again).await.unwrap().changed, 2);
+        world.retry_until_settled(&host).await;
+        let row = world.row(&consumer, "wrong").await;
+        assert_eq!(
+            (row.state(), row.last_error.as_deref()),
+            (("parked", Some("schema"), 1), Some("/: \"account\" is a required property"))
+        );
+        assert_eq!(world.effects(&consumer, "wrong").await, 0);
+        world.execute("UPDATE oncebox.inbox SET payload = '{\"account\": \"y\"}' WHERE message_id = 'wrong'").await;
+        assert_eq!(world.admin.remedy("acme", "orders", &again).await.unwrap().changed, 2);
+        world.retry_until_settled(&host).await;
+        assert_eq!(states().await[1..3], ["wrong completed ", "behind completed "], "{ack}");
+        world.finish().await;
+    }
 }

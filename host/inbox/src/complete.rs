@@ -52,7 +52,7 @@ pub fn disposition(failure: &Failure, attempts: u32, policy: &Policy) -> Disposi
     match failure.kind {
         FailureKind::Reject => Disposition::FailedTerminal,
         FailureKind::NoRoute => unrouted(policy),
-        FailureKind::Park | FailureKind::Crashed => Disposition::Parked,
+        FailureKind::Park | FailureKind::Crashed | FailureKind::Schema => Disposition::Parked,
         _ if attempts >= policy.retry.attempts_max => Disposition::FailedTerminal,
         _ => Disposition::FailedRetryable,
     }

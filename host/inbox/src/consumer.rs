@@ -17,7 +17,7 @@ use crate::{
     message::Message,
     order,
     pace::Pace,
-    policy::Policy,
+    policy::{Policy, Schemas},
     scheduler::{Admission, Ask, Class, ConsumerCaps},
     session::Sessions,
     shadow::Queue,
@@ -44,6 +44,8 @@ pub struct ConsumerInbox {
     /// Messages that wait for a candidate to be tried on them.
     pub(crate) shadows: Queue,
     handlers: watch::Sender<Arc<dyn Handlers>>,
+    /// What payloads have to be.
+    pub(crate) schemas: Schemas,
     /// Whoever loads deployments is told here that those that are loaded are stale.
     stale: OnceLock<Arc<Notify>>,
     /// Event types that have metrics of their own; a producer can invent any number of them.
@@ -77,6 +79,7 @@ impl ConsumerInbox {
         let caps =
             ConsumerCaps { transactions_max: policy.limits.transactions_max, messages_per_second: policy.limits.messages_per_second };
         sessions.scheduler().set_caps(sessions.tenant_id, consumer_id, caps);
+        let schemas = Schemas::new(&policy.schemas);
         Arc::new(Self {
             consumer_id,
             tenant,
@@ -89,6 +92,7 @@ impl ConsumerInbox {
             breakers,
             shadows,
             handlers: watch::Sender::new(handlers),
+            schemas,
             stale: OnceLock::new(),
             event_types: Mutex::default(),
         })

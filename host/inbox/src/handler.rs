@@ -158,6 +158,8 @@ pub enum FailureKind {
     Crashed,
     /// No deployment takes this event type.
     NoRoute,
+    /// Its payload is not what its schema says.
+    Schema,
 }
 
 impl FailureKind {
@@ -178,6 +180,7 @@ impl FailureKind {
             Self::BadResult => "bad_result",
             Self::Crashed => "crashed",
             Self::NoRoute => "no_route",
+            Self::Schema => "schema",
         }
     }
 

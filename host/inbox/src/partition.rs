@@ -148,6 +148,9 @@ impl PartitionInbox {
                 Err((record, why)) => Route::Park(parking::undecodable(&record, &why)),
                 Ok(message) => match (handlers.resolve(&message, None), self.consumer.ordering(&message)) {
                     (None, ordering) => Route::Park(parking::unrouted(message, ordering)),
+                    (Some(_), ordering) if let Some(fault) = self.consumer.schemas.fault(&message) => {
+                        Route::Park(parking::invalid(message, ordering, &fault))
+                    }
                     (Some(handler), ordering) => {
                         self.suspects.observe(&self.consumer, &message);
                         let version = Some(handler.version());

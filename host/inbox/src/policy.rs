@@ -5,16 +5,19 @@ mod explain;
 mod readiness;
 mod reading;
 mod retry;
+mod schemas;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::schemas::Schemas;
 pub use self::{
     check::PolicyProblem,
     readiness::{Answer, Standing},
     reading::toml_error,
     retry::{Jitter, Preset, Retry},
+    schemas::PayloadSchema,
 };
 
 /// The policy of one consumer. Unknown keys are refused.
@@ -49,6 +52,9 @@ pub struct Policy {
     /// Where id, event type and ordering key are found.
     #[serde(default)]
     pub identity: Identity,
+    /// What payloads have to be, by event type, also `orders.*` and `*`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub schemas: BTreeMap<String, PayloadSchema>,
     /// Bounds of a transaction.
     #[serde(default)]
     pub batch: Batch,

@@ -157,6 +157,9 @@ impl ConsumerInbox {
             let failure = Failure::new(FailureKind::NoRoute, "no deployment takes this event type");
             return self.record_leased(admission, leased, generation, None, failure).await;
         };
+        if let Some(fault) = self.schemas.fault(&leased.message) {
+            return self.record_leased(admission, leased, generation, None, Failure::new(FailureKind::Schema, fault)).await;
+        }
         let probe = match self.breakers.admit(&*handler, true) {
             Passage::Pass => None,
             Passage::Probe(probe) => Some(probe),

@@ -51,6 +51,12 @@ impl Policy {
         let mut found = Vec::new();
         self.check_ranges(&mut found);
         self.check_together(&mut found);
+        for (event_type, schema) in &self.schemas {
+            if let Err(error) = schema.compile() {
+                let key = format!("schemas.{event_type}.json_schema");
+                found.push(PolicyProblem::new(&key, format!("`{key}`: {error}")));
+            }
+        }
         found
     }
 

@@ -166,7 +166,14 @@ impl Policy {
             Collision::Park => "is parked beside the first",
             Collision::Ignore => "is taken for a duplicate",
         };
-        format!("A message that no deployment takes {no_route}. A known id that comes with another payload {collision}.")
+        let schemas = match self.schemas.is_empty() {
+            true => String::new(),
+            false => format!(
+                " A payload of {} that is not what its JSON Schema says is parked.",
+                listed(self.schemas.keys().map(|event_type| format!("`{event_type}`")), "or")
+            ),
+        };
+        format!("A message that no deployment takes {no_route}. A known id that comes with another payload {collision}.{schemas}")
     }
 
     fn keeps(&self) -> String {
