@@ -4,6 +4,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+#[path = "cli/cures.rs"]
+mod cures;
+
 use std::{
     collections::BTreeMap,
     net::TcpListener,
@@ -626,6 +629,7 @@ Commands:
   deployments  List what is deployed, and how far the hosts are with it
   apply        Make tenants, consumers and deployments what a file says
   inbox        Look into the inbox
+  why          Tell the story of a message: what became of it, what it waits for, what to do
   hosts        List the hosts that run
   doctor       Look whether the database keeps tenants apart, and say what to do where it does not
   token        Who may use the API
@@ -750,12 +754,31 @@ async fn produce(brokers: &str, topic: &str, lines: &str) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// A host, with its log in the folder.
+fn host(desk: &Desk) -> Child {
+    let mut serve = std::process::Command::new(program());
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEBOX_")) {
+        serve.env_remove(name);
+    }
+    let log = std::fs::File::create(desk.dir.join("host.log")).unwrap();
+    serve
+        .arg("serve")
+        .envs(&desk.environment)
+        .env("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0")
+        .env("ONCEBOX_API_LISTEN", "127.0.0.1:0")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log);
+    Child::spawn(serve, libc::SIGKILL).unwrap()
+}
+
 /// The whole path with nothing but commands: Kafka's own producer, the program, its `inbox show`.
 /// S4-010, S1-070: what became of a message is found without the logs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_from_the_console_is_shown_as_completed() {
-    let desk = Desk::empty().await;
+    let mut desk = Desk::empty().await;
     let kafka = tokio::task::spawn_blocking(KafkaServer::shared).await.unwrap().unwrap();
+    desk.environment.insert("ONCEBOX_KAFKA_BROKERS".to_owned(), kafka.bootstrap().to_owned());
     let unique = format!("{:08x}", rand::random::<u32>());
     let (topic, tenant) = (format!("orders.{unique}"), format!("t-{unique}"));
     kafka.create_topic(&topic, 1, &[]).await.unwrap();
@@ -779,21 +802,7 @@ async fn a_message_from_the_console_is_shown_as_completed() {
     desk.ok(&["deploy", component.to_str().unwrap(), "--tenant", &tenant, "--consumer", "stock", "--event-type", "inventory.reserve"])
         .await;
 
-    let mut serve = std::process::Command::new(program());
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEBOX_")) {
-        serve.env_remove(name);
-    }
-    let log = std::fs::File::create(desk.dir.join("host.log")).unwrap();
-    serve
-        .arg("serve")
-        .envs(&desk.environment)
-        .env("ONCEBOX_KAFKA_BROKERS", kafka.bootstrap())
-        .env("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0")
-        .env("ONCEBOX_API_LISTEN", "127.0.0.1:0")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(log);
-    let host = Child::spawn(serve, libc::SIGKILL).unwrap();
+    let host = host(&desk);
 
     let payload = r#"{"reservation_id":"r-1","order_id":"o-1","sku":"apple","quantity":3}"#;
     let line = |id: &str, event_type: &str, payload: &str| format!("id:{id},type:{event_type}\t{payload}\n");

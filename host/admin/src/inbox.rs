@@ -117,6 +117,85 @@ fn text(bytes: &[u8]) -> String {
     std::str::from_utf8(bytes).map_or_else(|_| format!("0x{}", hex::encode(bytes)), str::to_owned)
 }
 
+/// What became of a message, what it waits for, and what can be done.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Story {
+    /// The message.
+    pub message: InboxRow,
+    /// What it is in order with; bytes that are no text are `0x` and hexadecimal digits.
+    pub ordering_key: Option<String>,
+    /// Failed runs, and what people did, in order; the last 200.
+    pub history: Vec<StoryEvent>,
+    /// The open message of its key that it waits for.
+    pub behind: Option<Behind>,
+    /// The version of its aggregate that it makes, where the consumer guards the sequence.
+    pub aggregate_version: Option<i64>,
+    /// The version that its aggregate is at.
+    pub aggregate_at: Option<i64>,
+    /// Until when it waits for versions before its own.
+    pub waits_until: Option<DateTime<Utc>>,
+    /// What comes next, in a sentence or two.
+    pub next: String,
+    /// Commands that bring it on, for whoever decides so.
+    pub commands: Vec<String>,
+}
+
+/// Something that happened to a message.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct StoryEvent {
+    /// When.
+    pub at: DateTime<Utc>,
+    /// `failed`, `crashed`, `redriven`, `discarded` or `retried`.
+    pub event: String,
+    /// Which run, since the message was first received or last redriven.
+    pub attempt: Option<i32>,
+    /// SHA-256 of the component that ran it.
+    pub version: Option<String>,
+    /// Of a run, why it failed; of a person, what they said.
+    pub reason: Option<String>,
+    /// What the failure said.
+    pub error: Option<String>,
+    /// Who, where it was a person.
+    pub actor: Option<String>,
+}
+
+/// A message that holds back others.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Behind {
+    /// Its id.
+    pub message_id: String,
+    /// Its state.
+    pub status: String,
+    /// Why it is in this state.
+    pub reason: Option<String>,
+}
+
+impl From<oncebox_inbox::Story> for Story {
+    fn from(story: oncebox_inbox::Story) -> Self {
+        let event = |e: oncebox_inbox::StoryEvent| StoryEvent {
+            at: e.at,
+            event: e.event,
+            attempt: e.attempt,
+            version: e.version,
+            reason: e.reason,
+            error: e.error,
+            actor: e.actor,
+        };
+        let behind = |b: oncebox_inbox::Behind| Behind { message_id: b.message_id, status: b.status, reason: b.reason };
+        Self {
+            message: story.detail.row.into(),
+            ordering_key: story.ordering_key.as_deref().map(text),
+            history: story.history.into_iter().map(event).collect(),
+            behind: story.behind.map(behind),
+            aggregate_version: story.aggregate.map(|aggregate| aggregate.version),
+            aggregate_at: story.aggregate.and_then(|aggregate| aggregate.at),
+            waits_until: story.waits_until,
+            next: story.next.text,
+            commands: story.next.commands,
+        }
+    }
+}
+
 /// List messages, newest first
 ///
 /// Messages of one time are in the order of their ids. The next page begins after the last message of this one:
@@ -315,4 +394,19 @@ pub(crate) async fn show(
         payload: shown(detail.payload.as_deref()),
         row: detail.row.into(),
     }))
+}
+
+/// The story of one message
+///
+/// Its failed runs, what people did with it, what it waits for, what comes next, and the commands for that.
+#[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/story", tag = "inbox",
+    params(("tenant" = String, Path), ("consumer" = String, Path), ("message_id" = String, Path)),
+    responses((status = 200, body = Story)), extensions(("x-role" = json!("viewer"))))]
+pub(crate) async fn story(
+    caller: Caller,
+    Path((tenant, consumer, message_id)): Path<(String, String, String)>,
+    query: Query,
+) -> Result<Json<Story>, ApiError> {
+    query.end()?;
+    Ok(Json(caller.admin.story(&tenant, &consumer, &message_id).await?.into()))
 }

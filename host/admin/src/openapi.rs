@@ -52,6 +52,7 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(shadows::differences))
         .routes(routes!(inbox::list))
         .routes(routes!(inbox::show))
+        .routes(routes!(inbox::story))
         .routes(routes!(inbox::redrive))
         .routes(routes!(inbox::discard))
         .routes(routes!(inbox::retry))

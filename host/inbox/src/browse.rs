@@ -124,6 +124,8 @@ pub struct InboxDetail {
     pub row: InboxRow,
     /// Key of the record.
     pub key: Option<Vec<u8>>,
+    /// Whether headers and payload are kept.
+    pub is_kept: bool,
     /// Headers, where they are kept.
     pub headers: crate::message::Headers,
     /// Payload, where it is kept.
@@ -184,13 +186,17 @@ impl Admin {
 
     /// Versions are rows of the host's database.
     async fn name_versions(&self, rows: &mut [InboxRow]) -> Result<(), InboxError> {
-        const DIGESTS: &str = "SELECT version_id, encode(digest, 'hex') FROM oncebox.version WHERE version_id = ANY ($1)";
-        let ids: Vec<i32> = rows.iter().filter_map(|row| row.version_id).collect();
-        let digests: HashMap<i32, String> = sqlx::query_as(DIGESTS).bind(ids).fetch_all(&self.pool).await?.into_iter().collect();
+        let digests = self.digests(rows.iter().filter_map(|row| row.version_id).collect()).await?;
         for row in rows {
             row.version = row.version_id.and_then(|id| digests.get(&id).cloned());
         }
         Ok(())
+    }
+
+    /// The digests of versions.
+    pub(crate) async fn digests(&self, ids: Vec<i32>) -> Result<HashMap<i32, String>, InboxError> {
+        const DIGESTS: &str = "SELECT version_id, encode(digest, 'hex') FROM oncebox.version WHERE version_id = ANY ($1)";
+        Ok(sqlx::query_as(DIGESTS).bind(ids).fetch_all(&self.pool).await?.into_iter().collect())
     }
 
     /// One row with its record.
@@ -207,8 +213,14 @@ impl Admin {
         const RECORD: &str =
             "SELECT key, headers, payload FROM oncebox.inbox_message WHERE tenant_name = $1 AND consumer_name = $2 AND message_id = $3";
         let record = sqlx::query(RECORD).bind(tenant).bind(consumer).bind(message_id).fetch_one(&place.pool).await?;
-        let headers = record.try_get::<Option<&[u8]>, _>("headers")?.unwrap_or_default();
-        Ok(InboxDetail { row, key: record.try_get("key")?, headers: crate::headers::decode(headers), payload: record.try_get("payload")? })
+        let headers = record.try_get::<Option<&[u8]>, _>("headers")?;
+        Ok(InboxDetail {
+            row,
+            key: record.try_get("key")?,
+            is_kept: headers.is_some(),
+            headers: crate::headers::decode(headers.unwrap_or_default()),
+            payload: record.try_get("payload")?,
+        })
     }
 }
 

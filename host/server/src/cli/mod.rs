@@ -26,6 +26,7 @@ mod token;
 pub(crate) mod upload;
 mod verify;
 mod version;
+mod why;
 
 pub(crate) use api::Api;
 pub(crate) use apply::apply;
@@ -131,6 +132,8 @@ enum ApiCommand {
     /// Look into the inbox
     #[command(subcommand)]
     Inbox(inbox::InboxCommand),
+    /// Tell the story of a message: what became of it, what it waits for, what to do
+    Why(why::WhyArgs),
     /// List the hosts that run
     Hosts,
     /// Look whether the database keeps tenants apart, and say what to do where it does not
@@ -228,6 +231,7 @@ async fn speak(api: &Api, command: ApiCommand, json: bool) -> Result<()> {
         ApiCommand::Deployments(args) => deployments::run(api, args, json).await,
         ApiCommand::Apply(args) => apply::run(api, args, json).await,
         ApiCommand::Inbox(command) => inbox::run(api, command, json).await,
+        ApiCommand::Why(args) => why::run(api, args, json).await,
         ApiCommand::Hosts => hosts::run(api, json).await,
         ApiCommand::Doctor => doctor::run(api, json).await,
         ApiCommand::Token(command) => token::run(api, command, json).await,

@@ -1,0 +1,107 @@
+//! `oncebox why`
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use super::{
+    api::{Api, Refused, path},
+    consumer, output,
+    upload::short,
+    wire::{Story, StoryEvent},
+};
+
+#[derive(Args)]
+pub(super) struct WhyArgs {
+    /// The message id
+    message_id: String,
+    /// Only this tenant
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Only this consumer
+    #[arg(long)]
+    consumer: Option<String>,
+}
+
+pub(super) async fn run(api: &Api, args: WhyArgs, as_json: bool) -> Result<()> {
+    let WhyArgs { message_id, tenant, consumer } = args;
+    let all = consumer::all(api, tenant.as_deref()).await?.into_iter().map(|c| (c.tenant, c.name));
+    let asked: Vec<_> = all.filter(|(_, name)| consumer.as_ref().is_none_or(|consumer| consumer == name)).collect();
+    let mut stories = Vec::new();
+    for (tenant, consumer) in &asked {
+        let path = path(&["tenants", tenant, "consumers", consumer, "inbox", &message_id, "story"]);
+        match api.get::<Story>(&path).await {
+            Ok(story) => stories.push(story),
+            Err(error) if error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 404) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    if stories.is_empty() {
+        let looked = match &asked[..] {
+            [] => bail!("there is no such consumer; `oncebox consumer list` shows those that there are"),
+            [(tenant, consumer)] => format!("the inbox of `{tenant}/{consumer}` holds"),
+            _ => format!("the inboxes of {} consumers hold", asked.len()),
+        };
+        bail!(
+            "{looked} no message `{message_id}`: it was not read yet (`oncebox consumer list` shows the lag), it completed and was forgotten \
+             after its retention, or its id is another one (`oncebox inbox list --reason undecodable`)"
+        );
+    }
+    if as_json {
+        return output::json(&stories);
+    }
+    for (nth, story) in stories.iter().enumerate() {
+        if nth > 0 {
+            println!();
+        }
+        tell(story);
+    }
+    Ok(())
+}
+
+fn tell(story: &Story) {
+    let row = &story.message;
+    let reason = row.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
+    println!("{} of {}/{} is {}{reason}", row.message_id, row.tenant, row.consumer, row.status);
+    let kind = row.event_type.as_deref().filter(|kind| !kind.is_empty()).unwrap_or("no event type");
+    let mut facts = vec![kind.to_owned()];
+    facts.extend(row.event_version.as_ref().map(|version| format!("event version {version}")));
+    facts.extend(story.ordering_key.as_ref().map(|key| format!("key {key}")));
+    facts.extend(story.aggregate_version.map(|version| match story.aggregate_at {
+        Some(at) => format!("version {version} of an aggregate that is at {at}"),
+        None => format!("version {version} of an aggregate that has none yet"),
+    }));
+    facts.push(format!("{}[{}]@{}", row.topic, row.partition, row.offset));
+    facts.extend(row.trace_parent.as_ref().map(|trace| format!("trace {trace}")));
+    println!("{}\n", facts.join(", "));
+
+    let mut lines = vec![(row.received_at, "received".to_owned(), None)];
+    lines.extend(story.history.iter().map(|event| (event.at, happened(event), event.error.clone())));
+    if let Some(at) = row.processed_at.filter(|_| row.status == "completed") {
+        let runs = if row.attempts > 1 { format!(" on run {}", row.attempts) } else { String::new() };
+        lines.push((at, format!("completed{runs}{}", by(row.version.as_deref())), None));
+    }
+    for (at, text, error) in lines {
+        println!("{}  {text}", at.format("%F %T%.3f"));
+        for line in error.iter().flat_map(|error| error.lines()) {
+            println!("{:25}{line}", "");
+        }
+    }
+    println!("\n{}", story.next);
+    story.commands.iter().for_each(|command| println!("  $ {command}"));
+}
+
+fn happened(event: &StoryEvent) -> String {
+    let StoryEvent { attempt, reason, .. } = event;
+    let run = attempt.filter(|attempt| *attempt > 0).map_or_else(String::new, |attempt| format!("run {attempt} "));
+    let reason = reason.as_deref().unwrap_or_default();
+    match event.event.as_str() {
+        "failed" if run.is_empty() => format!("not run: {reason}"),
+        "failed" => format!("{run}failed: {reason}{}", by(event.version.as_deref())),
+        "crashed" => format!("{run}ended with its process or connection{}", by(event.version.as_deref())),
+        other => format!("{other} by {}: {reason}", event.actor.as_deref().unwrap_or("someone")),
+    }
+}
+
+fn by(version: Option<&str>) -> String {
+    version.map_or_else(String::new, |version| format!(", version {}", short(version)))
+}
