@@ -31,7 +31,8 @@ step "guests in other languages"
 ./guest-examples/languages/build.sh
 
 step "tests"
-cargo test --workspace --no-fail-fast
+cargo test --workspace --no-fail-fast 2>&1 | tee target/tests.log
+./scripts/requirements.py target/tests.log
 ONCEBOX_COMPONENTS="$rebuilt" cargo test -p oncebox-tests --test guest_examples
 
 step "lints and docs"
