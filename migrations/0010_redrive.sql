@@ -54,7 +54,10 @@ BEGIN
         CONTINUE WHEN NOT FOUND;
         UPDATE oncebox.inbox i SET bucket = oncebox.bucket_at(p_class, now()),
             status = CASE p_verb WHEN 'redrive' THEN 'received' WHEN 'discard' THEN 'discarded' ELSE i.status END,
-            reason = CASE WHEN p_verb <> 'redrive' THEN i.reason WHEN i.reason = 'gap' THEN 'gap_accepted' END,
+            reason = CASE WHEN p_verb <> 'redrive' THEN i.reason
+                -- Also one that had run over its gap already.
+                WHEN i.reason = 'gap' OR i.attempts > 0 AND i.sequence_version IS NOT NULL AND i.sequence_version - 1
+                    > oncebox.version_of(p_consumer, p_class, i.ordering_hash, i.ordering_key) THEN 'gap_accepted' END,
             attempts = CASE p_verb WHEN 'redrive' THEN 0 ELSE i.attempts END,
             crashes = CASE p_verb WHEN 'redrive' THEN 0 ELSE i.crashes END,
             next_attempt_at = CASE WHEN p_verb <> 'discard' THEN now() END,
@@ -103,7 +106,9 @@ BEGIN
             AS s(id, epoch, status, reason, error, result, delay_ms, version, keep, headers, payload) LOOP
         UPDATE oncebox.inbox i SET
             bucket = v.bucket, status = s.status, reason = s.reason, last_error = s.error, result = s.result::jsonb,
-            attempts = CASE WHEN s.status IN ('received', 'waiting', 'skipped') OR s.reason = 'gap' THEN 0 ELSE i.attempts END,
+            -- Its claim, or its lease, may have counted what then did not run.
+            attempts = CASE WHEN s.status NOT IN ('received', 'waiting', 'skipped') AND s.reason IS DISTINCT FROM 'gap' THEN i.attempts
+                WHEN s.epoch > 0 THEN i.attempts - 1 ELSE 0 END,
             next_attempt_at = CASE s.status WHEN 'failed_retryable' THEN now() + s.delay_ms * interval '1 millisecond' WHEN 'received' THEN now() END,
             waits_until = CASE WHEN s.status = 'waiting' THEN now() + s.delay_ms * interval '1 millisecond' END,
             processed_at = CASE WHEN s.status NOT IN ('failed_retryable', 'received', 'waiting') THEN now() END,

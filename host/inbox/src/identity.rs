@@ -29,7 +29,7 @@ pub enum Undecodable {
     #[error("no version of its aggregate")]
     NoVersion,
     /// The version cannot be one.
-    #[error("the version of its aggregate is not a whole number from 0 to 9223372036854775807")]
+    #[error("the version of its aggregate is not a whole number from 0 to 9223372036854775806")]
     BadVersion,
     /// Its sequence is guarded, and it does not say whose version it makes.
     #[error("no ordering key, which is to name its aggregate")]
@@ -109,7 +109,7 @@ impl Lookup<'_> {
         };
         let digits = found.ok_or(Undecodable::NoVersion)?;
         let is_number = digits.bytes().all(|digit| digit.is_ascii_digit());
-        digits.parse().ok().filter(|_| is_number).ok_or(Undecodable::BadVersion)
+        digits.parse().ok().filter(|version| is_number && *version < i64::MAX).ok_or(Undecodable::BadVersion)
     }
 
     fn id(&mut self, sources: &[IdSource]) -> Result<String, Undecodable> {
@@ -258,8 +258,8 @@ mod tests {
         };
         let in_header = |text| version(&[("v", text)], "", "{ header = 'V' }");
         assert_eq!(in_header("7"), Ok(Some(7)));
-        assert_eq!(in_header("9223372036854775807"), Ok(Some(i64::MAX)));
-        for text in ["", "-1", "+1", "1.0", "9223372036854775808", "seven"] {
+        assert_eq!(in_header("9223372036854775806"), Ok(Some(i64::MAX - 1)));
+        for text in ["", "-1", "+1", "1.0", "9223372036854775807", "9223372036854775808", "seven"] {
             assert_eq!(in_header(text), Err(Undecodable::BadVersion), "{text}");
         }
         let in_payload = |payload| version(&[], payload, "{ json_pointer = '/v' }");

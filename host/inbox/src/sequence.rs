@@ -203,10 +203,12 @@ impl ConsumerInbox {
         }
     }
 
-    /// What is written of a leased message that does not run; true where it is to run.
+    /// What is written of a leased message that does not run; true where it is to run. What ran once, over a gap that
+    /// is still open, was let to.
     pub(crate) fn leased_in_sequence(&self, ran: Ran<'_>, sequenced: &Sequenced, completion: &mut Completion) -> bool {
         match sequenced.verdict(ran.message, self.gap()) {
             Verdict::Next => return true,
+            Verdict::Gap(_) | Verdict::Overdue(_) if ran.attempt > 1 => return true,
             Verdict::Old(place) => {
                 self.log_sequence(ran.message, place, "a version that its aggregate is past was skipped");
                 completion.is_old(ran, &place, &self.policy);
