@@ -20,6 +20,8 @@ ALTER TABLE oncebox.inbox
     ADD COLUMN sequence_version bigint,
     -- Until when it waits for a gap to close.
     ADD COLUMN waits_until timestamptz,
+    -- Whether it was let to run over its gap, by a person or by the policy.
+    ADD COLUMN over_gap boolean NOT NULL DEFAULT false,
     ADD CONSTRAINT inbox_ordering_whole CHECK ((ordering_hash IS NULL) = (ordering_position IS NULL));
 CREATE SEQUENCE oncebox.ordering_position AS bigint;
 CREATE INDEX inbox_ordering ON oncebox.inbox (consumer_id, ordering_hash, ordering_position)
@@ -45,13 +47,14 @@ CREATE OR REPLACE VIEW oncebox.inbox_message AS
 CREATE OR REPLACE VIEW oncebox.dead_letter AS
     SELECT * FROM oncebox.inbox_message WHERE status IN ('failed_terminal', 'parked');
 
--- Whether an earlier message of the key is open. Called, as the next one is, by functions that have set the search
--- path and how to plan.
-CREATE FUNCTION oncebox.is_behind(p_consumer int, p_class smallint, p_hash bigint, p_position bigint) RETURNS boolean
+-- Whether an earlier message of the key is open; of those in one place, one is before the other by its id. Called, as
+-- the next one is, by functions that have set the search path and how to plan.
+CREATE FUNCTION oncebox.is_behind(p_consumer int, p_class smallint, p_hash bigint, p_position bigint, p_id text) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM oncebox.inbox i WHERE i.consumer_id = p_consumer AND i.retention_class = p_class
-        AND i.ordering_hash = p_hash AND i.ordering_position < p_position AND i.status NOT IN ('completed', 'skipped', 'discarded'));
+        AND i.ordering_hash = p_hash AND i.ordering_position <= p_position AND i.status NOT IN ('completed', 'skipped', 'discarded')
+        AND (i.ordering_position < p_position OR i.message_id COLLATE "C" < p_id));
 END $$;
 
 -- The version that an aggregate is at: that of its last message that completed, and on over those that were skipped
@@ -62,12 +65,12 @@ DECLARE
     v_version bigint;
 BEGIN
     SELECT s.version INTO v_version FROM oncebox.sequence_position s WHERE s.consumer_id = p_consumer AND s.key_hash = sha256(p_key);
-    WHILE EXISTS (SELECT FROM oncebox.inbox i WHERE i.consumer_id = p_consumer AND i.retention_class = p_class
-            AND i.ordering_hash = p_hash AND i.ordering_position = v_version + 1
-            AND i.sequence_version IS NOT NULL AND i.status IN ('skipped', 'discarded')) LOOP
-        v_version := v_version + 1;
-    END LOOP;
-    RETURN v_version;
+    RETURN coalesce((
+        SELECT max(t.place) FROM (
+            SELECT i.ordering_position AS place, dense_rank() OVER (ORDER BY i.ordering_position) AS nth FROM oncebox.inbox i
+            WHERE i.consumer_id = p_consumer AND i.retention_class = p_class AND i.ordering_hash = p_hash
+              AND i.ordering_position > v_version AND i.sequence_version IS NOT NULL AND i.status IN ('skipped', 'discarded')) t
+        WHERE t.place - t.nth = v_version), v_version);
 END $$;
 
 -- The first open message of a key, where it waits and no longer has to; and whether that is so because its gap
@@ -80,7 +83,7 @@ BEGIN
     SELECT i.message_id, i.status, i.reason, i.waits_until, i.sequence_version, i.ordering_key INTO h FROM oncebox.inbox i
         WHERE i.consumer_id = p_consumer AND i.retention_class = p_class AND i.ordering_hash = p_hash
           AND i.status NOT IN ('completed', 'skipped', 'discarded')
-        ORDER BY i.ordering_position LIMIT 1;
+        ORDER BY i.ordering_position, i.message_id COLLATE "C" LIMIT 1;
     IF h.status = 'waiting' AND h.reason IS DISTINCT FROM 'gap' THEN
         RETURN QUERY SELECT h.message_id, false;
     ELSIF h.status IN ('waiting', 'parked') AND h.reason = 'gap' THEN
@@ -131,7 +134,13 @@ BEGIN
                 ORDER BY i.ordering_hash LIMIT 1)
             FROM keys k WHERE k.hash IS NOT NULL
         )
-        SELECT k.hash FROM keys k CROSS JOIN LATERAL oncebox.next_of_key(p_consumer, p_class, k.hash) WHERE k.hash IS NOT NULL LIMIT p_keys
+        SELECT k.hash FROM keys k CROSS JOIN LATERAL (
+            SELECT i.status, i.reason FROM oncebox.inbox i
+            WHERE i.consumer_id = p_consumer AND i.retention_class = p_class AND i.ordering_hash = k.hash
+              AND i.status NOT IN ('completed', 'skipped', 'discarded')
+            ORDER BY i.ordering_position LIMIT 1) head
+        WHERE (head.status = 'waiting' OR head.status = 'parked' AND head.reason = 'gap')
+          AND EXISTS (SELECT FROM oncebox.next_of_key(p_consumer, p_class, k.hash)) LIMIT p_keys
     LOOP
         IF pg_try_advisory_xact_lock(v_hash) AND oncebox.release_key(p_consumer, p_class, v_hash) THEN
             v_released := v_released + 1;
@@ -222,14 +231,23 @@ BEGIN
               FROM unnest(p_ordering, v_status, p_sequence) WITH ORDINALITY AS w(ordering, known, sequence, ordinal)) u;
     END IF;
 
+    -- What is kept without having run would hold its aggregate, also where that is past it.
+    IF p_status = 'parked' THEN
+        SELECT array_agg(CASE WHEN u.ordering IS NOT NULL AND EXISTS (
+                SELECT FROM oncebox.sequence_position s
+                WHERE s.consumer_id = p_consumer AND s.key_hash = sha256(u.key) AND s.version >= u.sequence) THEN 'skipped' END ORDER BY u.ordinal)
+            INTO v_becomes
+        FROM unnest(p_ordering, p_ordering_key, p_sequence) WITH ORDINALITY AS u(ordering, key, sequence, ordinal);
+    END IF;
+
     INSERT INTO oncebox.inbox AS i (consumer_id, message_id, retention_class, bucket, topic, partition, "offset",
         record_timestamp_ms, key, ordering_key, source, event_type, event_version, content_type, trace_parent, status,
         reason, attempts, next_attempt_at, version_id, payload, headers, payload_hash, processed_at, ordering_hash, ordering_position,
         sequence_version)
     SELECT p_consumer, o.id, v.class, v.bucket, p_topic, p_partition, o."offset", o.timestamp_ms, o.key, o.ordering_key,
         o.source, o.event_type, o.event_version, o.content_type, o.trace_parent, coalesce(o.becomes, p_status),
-        o.reason, (coalesce(o.becomes, p_status) = 'completed')::int, CASE coalesce(o.becomes, p_status) WHEN 'received' THEN now() END,
-        o.version, o.payload, o.headers, o.hash, CASE WHEN coalesce(o.becomes, p_status) IN ('completed', 'parked') THEN now() END,
+        CASE WHEN o.becomes = 'skipped' THEN 'old_version' ELSE o.reason END, (coalesce(o.becomes, p_status) = 'completed')::int, CASE coalesce(o.becomes, p_status) WHEN 'received' THEN now() END,
+        o.version, o.payload, o.headers, o.hash, CASE WHEN coalesce(o.becomes, p_status) IN ('completed', 'parked', 'skipped') THEN now() END,
         o.ordering, CASE WHEN o.ordering IS NOT NULL THEN coalesce(o.sequence, nextval('oncebox.ordering_position')) END, o.sequence
     FROM unnest(p_id, p_offset, p_timestamp_ms, p_key, p_ordering_key, p_source, p_event_type, p_event_version, p_content_type,
                 p_trace_parent, p_hash, p_version, p_headers, p_payload, p_reason, v_status, v_first, p_ordering, v_becomes,
@@ -341,7 +359,7 @@ BEGIN
         WHERE i.consumer_id = p_consumer AND i.retention_class = v.class AND i.message_id = p_id;
     IF v_hash IS NOT NULL THEN
         -- Behind an earlier message, its key may be taken for as long as a handler runs; else by a live batch.
-        IF oncebox.is_behind(p_consumer, v.class, v_hash, v_position) THEN
+        IF oncebox.is_behind(p_consumer, v.class, v_hash, v_position, p_id) THEN
             v_is_locked := pg_try_advisory_xact_lock(v_hash);
         ELSE
             PERFORM pg_advisory_xact_lock(v_hash);
@@ -354,7 +372,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    IF v_hash IS NOT NULL AND (NOT v_is_locked OR oncebox.is_behind(p_consumer, v.class, v_hash, v_position)) THEN
+    IF v_hash IS NOT NULL AND (NOT v_is_locked OR oncebox.is_behind(p_consumer, v.class, v_hash, v_position, p_id)) THEN
         -- Without the lock it must not wait: whoever has it may have looked already for whom to release.
         UPDATE oncebox.inbox i SET bucket = v.bucket, attempts = i.attempts - 1, locked_until = NULL, locked_by = NULL,
             status = CASE WHEN v_is_locked THEN 'waiting' WHEN i.reason IS NULL THEN 'received' ELSE 'failed_retryable' END,
@@ -367,10 +385,10 @@ BEGIN
 END $$;
 
 -- Where messages of this transaction stand in the sequences of their aggregates: the version each makes, that which
--- its aggregate is at, and the reason of its row. `p_first` is the version that an aggregate begins with; null where
+-- its aggregate is at, the reason of its row, and whether it was let to run over its gap. `p_first` is the version that an aggregate begins with; null where
 -- it begins with whatever comes first. Called with the locks of their keys, as is the next one.
 CREATE FUNCTION oncebox_host.sequence_of(p_secret bytea, p_consumer int, p_first bigint, p_id text[])
-RETURNS TABLE (id text, version bigint, "at" bigint, reason text)
+RETURNS TABLE (id text, version bigint, "at" bigint, reason text, over_gap boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 DECLARE
@@ -384,8 +402,15 @@ BEGIN
             WHERE i.sequence_version IS NOT NULL
         ON CONFLICT DO NOTHING;
     END IF;
+    -- What was passed over is forgotten with its rows.
+    UPDATE oncebox.sequence_position s SET version = k.at, moved_at = now() FROM (
+            SELECT sha256(i.ordering_key) AS key_hash, max(oncebox.version_of(p_consumer, v.class, i.ordering_hash, i.ordering_key)) AS at
+            FROM unnest(p_id) AS u(id) JOIN oncebox.inbox i
+                ON i.consumer_id = p_consumer AND i.retention_class = v.class AND i.message_id = u.id
+            WHERE i.sequence_version IS NOT NULL GROUP BY 1) k
+        WHERE s.consumer_id = p_consumer AND s.key_hash = k.key_hash AND s.version < k.at;
     RETURN QUERY SELECT i.message_id, i.sequence_version,
-            oncebox.version_of(p_consumer, v.class, i.ordering_hash, i.ordering_key), i.reason
+            oncebox.version_of(p_consumer, v.class, i.ordering_hash, i.ordering_key), i.reason, i.over_gap
         FROM unnest(p_id) AS u(id) JOIN oncebox.inbox i
             ON i.consumer_id = p_consumer AND i.retention_class = v.class AND i.message_id = u.id
         WHERE i.sequence_version IS NOT NULL;

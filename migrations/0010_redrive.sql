@@ -19,13 +19,27 @@ CREATE TABLE oncebox.inbox_history (
     PRIMARY KEY (consumer_id, message_id, history_id)
 );
 
+-- Whether a message has no place in an order that its consumer keeps: a second payload under the id of one that has.
+CREATE FUNCTION oncebox.is_unordered(p_row oncebox.inbox) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT p_row.reason = 'collision' AND p_row.ordering_hash IS NULL AND EXISTS (
+        SELECT FROM oncebox.inbox o WHERE o.consumer_id = p_row.consumer_id AND o.retention_class = p_row.retention_class
+            AND o.message_id = regexp_replace(p_row.message_id, '#[^#]*$', '') AND o.ordering_hash IS NOT NULL)
+$$;
+
+-- Whether a run of a message failed, or a person did something with it, after a time.
+CREATE FUNCTION oncebox.changed_since(p_row oncebox.inbox, p_time timestamptz) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM oncebox.inbox_history h WHERE h.consumer_id = p_row.consumer_id AND h.message_id = p_row.message_id
+        AND h.at > p_time)
+$$;
+
 -- Do with messages what a person says, each once: those that are in a state for it and that nobody is working on.
 --
 -- * `redrive`: dead letters are due again, with a budget of runs as if they were new. Only those that were dead letters
 --   by `p_as_of`, so that what fails again meanwhile is not run again and again. One whose record was not kept cannot
---   be run; one that was never decoded has no identity to run under. One that was parked for a gap runs over it.
+--   be run; one that was never decoded has no identity to run under, and a collision no place in an order. One that
+--   was parked for a gap runs over it.
 -- * `discard`: what is not to run any more. What waits behind it in its key is due.
--- * `retry`: what waits for its next attempt is due now.
+-- * `retry`: what waits for its next attempt is due now, once: not what failed again since `p_as_of`.
 --
 -- The answer is how many messages that were.
 CREATE FUNCTION oncebox.remedy(p_consumer int, p_class smallint, p_verb text, p_id text[], p_as_of timestamptz, p_actor text, p_reason text)
@@ -47,17 +61,15 @@ BEGIN
         SELECT i.attempts, i.version_id INTO v_attempt, v_version FROM oncebox.inbox i
             WHERE i.consumer_id = p_consumer AND i.retention_class = p_class AND i.message_id = v_id AND CASE p_verb
                 WHEN 'redrive' THEN i.status IN ('failed_terminal', 'parked') AND i.processed_at <= p_as_of
-                    AND i.headers IS NOT NULL AND i.reason !~ '^(undecodable|unclaimable)'
+                    AND i.headers IS NOT NULL AND i.reason !~ '^(undecodable|unclaimable)' AND NOT oncebox.is_unordered(i)
                 WHEN 'discard' THEN i.status IN ('received', 'failed_retryable', 'failed_terminal', 'parked', 'waiting')
-                WHEN 'retry' THEN i.status = 'failed_retryable' AND i.next_attempt_at > now() END
+                WHEN 'retry' THEN i.status = 'failed_retryable' AND i.next_attempt_at > now() AND NOT oncebox.changed_since(i, p_as_of) END
             FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
         UPDATE oncebox.inbox i SET bucket = oncebox.bucket_at(p_class, now()),
             status = CASE p_verb WHEN 'redrive' THEN 'received' WHEN 'discard' THEN 'discarded' ELSE i.status END,
-            reason = CASE WHEN p_verb <> 'redrive' THEN i.reason
-                -- Also one that had run over its gap already.
-                WHEN i.reason = 'gap' OR i.attempts > 0 AND i.sequence_version IS NOT NULL AND i.sequence_version - 1
-                    > oncebox.version_of(p_consumer, p_class, i.ordering_hash, i.ordering_key) THEN 'gap_accepted' END,
+            reason = CASE WHEN p_verb <> 'redrive' THEN i.reason END,
+            over_gap = i.over_gap OR p_verb = 'redrive' AND i.reason = 'gap',
             attempts = CASE p_verb WHEN 'redrive' THEN 0 ELSE i.attempts END,
             crashes = CASE p_verb WHEN 'redrive' THEN 0 ELSE i.crashes END,
             next_attempt_at = CASE WHEN p_verb <> 'discard' THEN now() END,
@@ -113,6 +125,7 @@ BEGIN
             waits_until = CASE WHEN s.status = 'waiting' THEN now() + s.delay_ms * interval '1 millisecond' END,
             processed_at = CASE WHEN s.status NOT IN ('failed_retryable', 'received', 'waiting') THEN now() END,
             locked_until = NULL, locked_by = NULL, version_id = coalesce(s.version, i.version_id),
+            over_gap = i.over_gap OR coalesce(i.reason = 'gap_overdue' AND s.reason <> 'gap', false),
             headers = CASE WHEN s.keep THEN coalesce(s.headers, i.headers) END,
             payload = CASE WHEN s.keep THEN coalesce(s.payload, i.payload) END
         WHERE i.consumer_id = p_consumer AND i.retention_class = v.class AND i.message_id = s.id AND i.epoch = s.epoch

@@ -115,6 +115,31 @@ async fn only_what_it_is_for_is_touched() {
     world.finish().await;
 }
 
+/// What could go wrong: what is run at once fails at once, and is run again and again by the same command until it is a
+/// dead letter.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_runs_what_waits_for_its_retry_once() {
+    let world = World::new().await;
+    let consumer = world.simple("", "retry = { backoff_min_ms = 60000, backoff_max_ms = 60000, jitter = 'none' }").await;
+    let host = world.host(&consumer);
+    let log: Vec<Record> = (0..3).map(|n| record(n, &format!("m{n}"), "trap")).collect();
+    deliver(&host, &log).await;
+    let mut request = Remedy { limit: 2, ..all(Verb::Retry) };
+    let mut changed = 0;
+    for left in [1, 0, 0] {
+        let done = remedy(&world, &consumer, &request).await;
+        while step(&host).await.unwrap() > 0 {}
+        assert_eq!(done.left, left);
+        changed += done.changed;
+        request.as_of = Some(done.as_of);
+    }
+    assert_eq!(changed, 3);
+    let attempts: Vec<_> = world.rows().await.into_iter().map(|row| row.attempts).collect();
+    assert_eq!(attempts, [2, 2, 2]);
+    assert_eq!(remedy(&world, &consumer, &all(Verb::Retry)).await.changed, 3, "said again, it is done again");
+    world.finish().await;
+}
+
 /// What could go wrong: two people ask at once, or one asks twice, and a message runs twice. S1-011.
 #[tokio::test(flavor = "multi_thread")]
 async fn asked_twice_it_is_done_once() {

@@ -222,7 +222,7 @@ static DEFECTS: &[Defect] = &[
         name: "given_up_version_is_a_gap",
         scenario: "a version that is given up",
         sees: FORGOTTEN,
-        made: Made::Functions(&[("version_of", "v_version := v_version + 1", "EXIT")]),
+        made: Made::Functions(&[("version_of", "WHERE t.place - t.nth = v_version", "WHERE false")]),
     },
     // Redrive
     Defect {
@@ -231,7 +231,7 @@ static DEFECTS: &[Defect] = &[
         sees: ODD,
         made: Made::Functions(&[
             ("remedy", "i.status IN ('failed_terminal', 'parked') AND i.processed_at <= p_as_of", "true"),
-            ("remedy", "AND i.headers IS NOT NULL AND i.reason !~ '^(undecodable|unclaimable)'", ""),
+            ("remedy", "AND i.headers IS NOT NULL AND i.reason !~ '^(undecodable|unclaimable)' AND NOT oncebox.is_unordered(i)", ""),
         ]),
     },
     Defect {

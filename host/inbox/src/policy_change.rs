@@ -176,6 +176,14 @@ fn consequences(consumer: &Consumer, before: &Policy, after: &Policy) -> Vec<Con
                 .to_owned(),
         );
     }
+    if before.sequence != after.sequence {
+        say(
+            "sequence",
+            "what is in the inbox and did not complete yet keeps the place that it came with, and aggregates stay at the versions that \
+             were counted last, also where none were counted meanwhile: drain the consumer first where that matters"
+                .to_owned(),
+        );
+    }
     match (before.dedup, after.dedup) {
         (Dedup::Inbox, Dedup::Off) => {
             say("dedup", "a message that is delivered again has its effect again, also one that completed".to_owned())
@@ -261,6 +269,12 @@ mod tests {
         check(PLAIN, "ack = 'after_insert'", &["ack"], &["ack"]);
         check(PLAIN, "ack = 'after_commit'\ndedup = 'off'", &["dedup"], &["dedup"]);
         check(PLAIN, "ack = 'after_commit'\norder = 'key'", &["order"], &["order"]);
+        check(
+            "ack = 'after_commit'\norder = 'key'",
+            "ack = 'after_commit'\norder = 'key'\nsequence.version.header = 'v'",
+            &["sequence.gap", "sequence.gap_wait_ms", "sequence.version.header"],
+            &["sequence"],
+        );
         check(PLAIN, "ack = 'after_commit'\nkafka.group = 'g'", &["kafka.group"], &["kafka.group"]);
         check(PLAIN, "ack = 'after_commit'\nkafka.group = 'oncebox.acme.orders'", &["kafka.group"], &[]);
         check(PLAIN, "ack = 'after_commit'\nidentity.scoped_by_event_type = true", &["identity.scoped_by_event_type"], &["identity"]);

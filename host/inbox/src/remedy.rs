@@ -39,17 +39,19 @@ impl Verb {
         }
     }
 
-    /// The messages that it is for, behind [`FROM`]; `oncebox.remedy` looks again at each.
-    fn condition(self) -> &'static str {
+    /// The messages that it is for, behind [`FROM`], before and after the time that was asked at; `oncebox.remedy` looks
+    /// again at each.
+    fn condition(self) -> [&'static str; 2] {
         match self {
-            Self::Redrive => {
+            Self::Redrive => [
                 " AND i.status IN ('failed_terminal', 'parked') AND i.headers IS NOT NULL AND i.reason !~ '^(undecodable|unclaimable)' \
-                 AND i.processed_at <= "
-            }
+                 AND NOT oncebox.is_unordered(i) AND i.processed_at <= ",
+                "",
+            ],
             Self::Discard => {
-                " AND i.status IN ('received', 'failed_retryable', 'failed_terminal', 'parked', 'waiting') AND i.received_at <= "
+                [" AND i.status IN ('received', 'failed_retryable', 'failed_terminal', 'parked', 'waiting') AND i.received_at <= ", ""]
             }
-            Self::Retry => " AND i.status = 'failed_retryable' AND i.next_attempt_at > now() AND i.received_at <= ",
+            Self::Retry => [" AND i.status = 'failed_retryable' AND i.next_attempt_at > now() AND NOT oncebox.changed_since(i, ", ")"],
         }
     }
 }
@@ -172,7 +174,8 @@ impl Chosen<'_> {
     fn query(&self, select: &str) -> QueryBuilder<Postgres> {
         let Self { consumer, remedy, versions, as_of } = self;
         let mut query = QueryBuilder::new([select, FROM, " AND i.consumer_id = "].concat());
-        query.push_bind(consumer.consumer_id).push(remedy.verb.condition()).push_bind(*as_of);
+        let [before, after] = remedy.verb.condition();
+        query.push_bind(consumer.consumer_id).push(before).push_bind(*as_of).push(after);
         remedy.filter.push(&mut query, versions);
         if !remedy.message_ids.is_empty() {
             query.push(" AND i.message_id = ANY (").push_bind(remedy.message_ids.clone()).push(")");

@@ -21,11 +21,22 @@ use crate::{
 /// Where messages of one transaction, and their aggregates, stand.
 #[derive(Debug, Default)]
 pub(crate) struct Sequenced {
-    /// The version that each message makes, and the reason of its row.
-    messages: HashMap<String, (i64, Option<String>)>,
+    /// The version that each message makes, and whether it may run over its gap.
+    messages: HashMap<String, (i64, OverGap)>,
     aggregates: Aggregates,
     /// Messages that completed.
     completed: Vec<String>,
+}
+
+/// Whether a message may run although versions before its own are missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OverGap {
+    /// It is to wait.
+    No,
+    /// It has waited for as long as the policy says.
+    Overdue,
+    /// It was let to, once and for all.
+    Yes,
 }
 
 /// The versions that aggregates are at, by ordering key; none before the first.
@@ -70,15 +81,14 @@ impl Sequenced {
     }
 
     fn verdict_at(&self, aggregates: &Aggregates, message: &Message, gap: Gap) -> Verdict {
-        let Some((version, reason)) = self.messages.get(&message.id) else { return Verdict::Next };
+        let Some((version, over_gap)) = self.messages.get(&message.id) else { return Verdict::Next };
         let place = Place { version: *version, at: aggregates.of(message) };
         match place.at {
             Some(at) if place.version <= at && !hooks::sabotage("old_versions_run") => Verdict::Old(place),
-            Some(at) if place.version - 1 > at && !hooks::sabotage("gaps_unseen") => match reason.as_deref() {
-                Some("gap_accepted") => Verdict::Next,
-                Some("gap_overdue") if gap == Gap::GoOn => Verdict::Next,
-                Some("gap_overdue") => Verdict::Overdue(place),
-                _ => Verdict::Gap(place),
+            Some(at) if place.version - 1 > at && !hooks::sabotage("gaps_unseen") => match (over_gap, gap) {
+                (OverGap::Yes, _) | (OverGap::Overdue, Gap::GoOn) => Verdict::Next,
+                (OverGap::Overdue, Gap::Park) => Verdict::Overdue(place),
+                (OverGap::No, _) => Verdict::Gap(place),
             },
             _ => Verdict::Next,
         }
@@ -143,7 +153,12 @@ impl ConsumerInbox {
             let id: String = row.try_get("id")?;
             if let Some(key) = messages.get(id.as_str()).and_then(|message| message.ordering_key.clone()) {
                 sequenced.aggregates.0.insert(key, row.try_get("at")?);
-                sequenced.messages.insert(id, (row.try_get("version")?, row.try_get("reason")?));
+                let over_gap = match (row.try_get("over_gap")?, row.try_get("reason")?) {
+                    (true, _) => OverGap::Yes,
+                    (false, Some("gap_overdue")) => OverGap::Overdue,
+                    (false, _) => OverGap::No,
+                };
+                sequenced.messages.insert(id, (row.try_get("version")?, over_gap));
             }
         }
         Ok(sequenced)
@@ -203,12 +218,10 @@ impl ConsumerInbox {
         }
     }
 
-    /// What is written of a leased message that does not run; true where it is to run. What ran once, over a gap that
-    /// is still open, was let to.
+    /// What is written of a leased message that does not run; true where it is to run.
     pub(crate) fn leased_in_sequence(&self, ran: Ran<'_>, sequenced: &Sequenced, completion: &mut Completion) -> bool {
         match sequenced.verdict(ran.message, self.gap()) {
             Verdict::Next => return true,
-            Verdict::Gap(_) | Verdict::Overdue(_) if ran.attempt > 1 => return true,
             Verdict::Old(place) => {
                 self.log_sequence(ran.message, place, "a version that its aggregate is past was skipped");
                 completion.is_old(ran, &place, &self.policy);

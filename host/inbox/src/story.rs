@@ -151,9 +151,10 @@ impl Admin {
 async fn behind(place: &PgPool, consumer_id: i32, message_id: &str) -> Result<Option<Behind>, InboxError> {
     const BEHIND: &str = "SELECT f.message_id, f.status, f.reason FROM oncebox.inbox i JOIN oncebox.inbox f \
         ON f.consumer_id = i.consumer_id AND f.retention_class = i.retention_class AND f.ordering_hash = i.ordering_hash \
-        AND f.ordering_position < i.ordering_position AND f.status NOT IN ('completed', 'skipped', 'discarded') \
+        AND (f.ordering_position < i.ordering_position \
+            OR f.ordering_position = i.ordering_position AND f.message_id COLLATE \"C\" < i.message_id) AND f.status NOT IN ('completed', 'skipped', 'discarded') \
         WHERE i.consumer_id = $1 AND i.message_id = $2 AND i.status NOT IN ('completed', 'skipped', 'discarded') \
-        ORDER BY f.ordering_position LIMIT 1";
+        ORDER BY f.ordering_position, f.message_id COLLATE \"C\" LIMIT 1";
     let found: Option<(String, String, Option<String>)> =
         sqlx::query_as(BEHIND).bind(consumer_id).bind(message_id).fetch_optional(place).await?;
     Ok(found.map(|(message_id, status, reason)| Behind { message_id, status, reason }))
@@ -182,10 +183,11 @@ impl Story {
             "waiting" => self.waits(policy),
             _ => self.is_dead(policy),
         };
-        let paused = match (self.consumer_state.as_str(), verbs.is_empty() && row.status != "in_progress") {
-            ("running", _) | (_, true) => String::new(),
-            (state, _) if state.starts_with("its tenant") => format!(" But nothing runs: {state}."),
-            (state, _) => format!(" But nothing runs: its consumer is {state}."),
+        let is_settled = matches!(row.status.as_str(), "completed" | "discarded" | "skipped");
+        let paused = match self.consumer_state.as_str() {
+            state if state.starts_with("its tenant") && !is_settled => format!(" But nothing runs: {state}."),
+            state @ ("paused" | "deleting") if !is_settled => format!(" But nothing runs: its consumer is {state}."),
+            _ => String::new(),
         };
         let command = |verb: &&str| {
             let (id, tenant, consumer) = (quoted(&row.message_id), &row.tenant, &row.consumer);
@@ -235,8 +237,20 @@ impl Story {
                     produced again, and discard this row.";
                 return (text.to_owned(), &["show", "discard"]);
             }
+            "collision" if policy.order != crate::policy::Order::None => {
+                let text = "Its id had come with another payload before, so that it has no place in the order. Look at both; have it produced \
+                    again under an id of its own if it is a message of its own, and discard this row.";
+                return (text.to_owned(), &["show", "discard"]);
+            }
             "collision" => "Its id had come with another payload before. Look at both; redrive it if it is a message of its own.",
             "no_route" => "No deployment takes its event type and version. Deploy a handler for it, then redrive.",
+            "gap" if let Some(behind) = &self.behind => {
+                let text = format!(
+                    "Versions before its own had not come in time. `{}`, which is before it, is {}.",
+                    behind.message_id, behind.status
+                );
+                return (text, &["behind", "discard"]);
+            }
             "gap" => {
                 let missing = match self.aggregate {
                     Some(AggregateVersion { version, at: Some(at) }) if at + 1 < version => missing(at + 1, version - 1),

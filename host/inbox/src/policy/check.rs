@@ -1,6 +1,6 @@
 //! What in a policy cannot work. Everything is said at once.
 
-use super::{Ack, Dedup, Order, Policy};
+use super::{Ack, Dedup, Order, Policy, schemas::SCHEMAS_MAX};
 use crate::{error::InboxError, problem::Problem};
 
 /// One thing that is wrong with a policy.
@@ -51,7 +51,11 @@ impl Policy {
         let mut found = Vec::new();
         self.check_ranges(&mut found);
         self.check_together(&mut found);
-        for (event_type, schema) in &self.schemas {
+        if self.schemas.len() > SCHEMAS_MAX {
+            let text = format!("`schemas` has {}; at most {SCHEMAS_MAX} can be looked at", self.schemas.len());
+            found.push(PolicyProblem::new("schemas", text));
+        }
+        for (event_type, schema) in self.schemas.iter().take(SCHEMAS_MAX) {
             if let Err(error) = schema.compile() {
                 let key = format!("schemas.{event_type}.json_schema");
                 found.push(PolicyProblem::new(&key, format!("`{key}`: {error}")));

@@ -26,15 +26,20 @@ pub(super) async fn run(api: &Api, args: WhyArgs, as_json: bool) -> Result<()> {
     let WhyArgs { message_id, tenant, consumer } = args;
     let all = consumer::all(api, tenant.as_deref()).await?.into_iter().map(|c| (c.tenant, c.name));
     let asked: Vec<_> = all.filter(|(_, name)| consumer.as_ref().is_none_or(|consumer| consumer == name)).collect();
-    let mut stories = Vec::new();
+    let (mut stories, mut failed) = (Vec::new(), Vec::new());
     for (tenant, consumer) in &asked {
         let path = path(&["tenants", tenant, "consumers", consumer, "inbox", &message_id, "story"]);
         match api.get::<Story>(&path).await {
             Ok(story) => stories.push(story),
             Err(error) if error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 404) => {}
-            Err(error) => return Err(error),
+            Err(error) => failed.push(error),
         }
     }
+    if let (true, Some(error)) = (stories.is_empty(), failed.pop()) {
+        return Err(error);
+    }
+    // It may be there as well.
+    failed.iter().for_each(|error| eprintln!("{error:#}"));
     if stories.is_empty() {
         let looked = match &asked[..] {
             [] => bail!("there is no such consumer; `oncebox consumer list` shows those that there are"),
