@@ -69,7 +69,7 @@ BEGIN
         UPDATE oncebox.inbox i SET bucket = oncebox.bucket_at(p_class, now()),
             status = CASE p_verb WHEN 'redrive' THEN 'received' WHEN 'discard' THEN 'discarded' ELSE i.status END,
             reason = CASE WHEN p_verb <> 'redrive' THEN i.reason END,
-            over_gap = i.over_gap OR p_verb = 'redrive' AND i.reason = 'gap',
+            over_gap = i.over_gap OR p_verb = 'redrive' AND i.reason IS NOT DISTINCT FROM 'gap',
             attempts = CASE p_verb WHEN 'redrive' THEN 0 ELSE i.attempts END,
             crashes = CASE p_verb WHEN 'redrive' THEN 0 ELSE i.crashes END,
             next_attempt_at = CASE WHEN p_verb <> 'discard' THEN now() END,

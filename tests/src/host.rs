@@ -46,6 +46,8 @@ use crate::{
 
 /// How long anything may take that has to come.
 pub const DEADLINE: Duration = Duration::from_secs(60);
+
+const SLEEPING: &str = "SELECT count(*) FROM pg_stat_activity WHERE usename = '{login}' AND wait_event = 'PgSleep'";
 const POLL: Duration = Duration::from_millis(25);
 const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -431,7 +433,12 @@ impl Scenario {
 
     /// Sessions of the tenant that sleep inside a handler's statement.
     pub async fn sleeping(&self) -> Result<i64> {
-        self.number("SELECT count(*) FROM pg_stat_activity WHERE usename = '{login}' AND wait_event = 'PgSleep'").await
+        self.number(SLEEPING).await
+    }
+
+    /// Wait until as many sleep.
+    pub async fn until_sleeping(&self, at_least: i64) -> Result<()> {
+        self.until(SLEEPING, at_least).await
     }
 
     /// Cut every connection of the tenant's sessions.
@@ -786,12 +793,16 @@ impl HostProcess {
 
     /// The status that `/readyz` answers; none while nobody listens.
     pub async fn readiness(&self) -> Option<u16> {
+        self.get("/readyz").await?.split(' ').nth(1)?.parse().ok()
+    }
+
+    async fn get(&self, path: &str) -> Option<String> {
         let ask = async {
             let mut stream = TcpStream::connect(self.http).await.ok()?;
-            stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.ok()?;
+            stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes()).await.ok()?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer).await.ok()?;
-            answer.split(' ').nth(1)?.parse().ok()
+            Some(answer)
         };
         timeout(Duration::from_secs(2), ask).await.ok()?
     }

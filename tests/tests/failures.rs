@@ -13,7 +13,7 @@ use oncebox_inbox::{
     handler::{Failure, FailureKind},
     message::Record,
 };
-use oncebox_tests::inbox::{DEADLINE, PlainHandler, PlainHandlers, TestConsumer, World, both, deliver, drive, execute, record, take};
+use oncebox_tests::inbox::{DEADLINE, PlainHandler, PlainHandlers, Row, TestConsumer, World, both, deliver, drive, execute, record, take};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tokio::time::{Duration, Instant, sleep};
 
@@ -394,6 +394,38 @@ async fn a_tenants_code_may_raise_what_it_likes_of(world: World) {
         world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'failed_terminal' AND attempts = 2").await,
         cases.len() as i64
     );
+    world.finish().await;
+}
+
+/// What could go wrong: a tenant's code lets its session forget what the host prepared on it, and whatever
+/// comes to that session next stands still for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_forgets_what_was_prepared_stops_nothing() {
+    both(a_session_that_forgets_what_was_prepared_stops_nothing_of).await;
+}
+
+async fn a_session_that_forgets_what_was_prepared_stops_nothing_of(world: World) {
+    let tenant: Tenant = world.tenant("acme", "").await;
+    world.execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login)).await;
+    world.admin.apply_migration(&tenant, "forgets", "CREATE TABLE now_forgets (id int); CREATE TABLE then_forgets (id int); \
+        CREATE FUNCTION forget() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN EXECUTE 'DEALLOCATE ALL'; RETURN NULL; END $$; \
+        CREATE TRIGGER now AFTER INSERT ON now_forgets FOR EACH ROW EXECUTE FUNCTION forget(); \
+        CREATE CONSTRAINT TRIGGER later AFTER INSERT ON then_forgets DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION forget();")
+        .await.unwrap();
+    let consumer = world.consumer(&tenant, "orders", "retry = { attempts_max = 5, backoff_min_ms = 1, backoff_max_ms = 1 }").await;
+    let host = world.host(&consumer);
+    let mut partition = take(&host).await;
+    for round in 0..6 {
+        let table = if round % 2 == 0 { "now_forgets" } else { "then_forgets" };
+        // A session that is sound, then one that has just forgotten everything.
+        let forgets = format!("sql INSERT INTO {table} VALUES ({round})");
+        drive(&mut partition, &[record(2 * round, &format!("sound{round}"), "")]).await;
+        drive(&mut partition, &[record(2 * round + 1, &format!("forgets{round}"), &forgets)]).await;
+        world.retry_until_settled(&host).await;
+    }
+    let rows = world.rows().await;
+    let its_own = |row: &Row| row.message_id.starts_with("forgets") && row.state() == ("failed_terminal", Some("sql_error:26000"), 5);
+    assert!(rows.len() == 12 && rows.iter().all(|row| row.status == "completed" || its_own(row)), "{rows:#?}");
     world.finish().await;
 }
 

@@ -14,7 +14,7 @@ use oncebox_tests::{
     kafka::KafkaServer,
     load::{Load, Work},
 };
-use tokio::{task::spawn_blocking, time::sleep};
+use tokio::task::spawn_blocking;
 
 const EFFECTS: &str = "SELECT count(*) FROM {schema}.ledger_entry";
 
@@ -111,9 +111,7 @@ async fn a_host_that_is_asked_to_leave_finishes_what_it_runs() {
     let scenario = Scenario::with(Options { partitions: 1, ..Options::default() }).await.unwrap();
     scenario.send(&Load::of([Work::Sleeps(1_500); 3])).await.unwrap();
     let host = scenario.start_ready("a", &[("ONCEBOX_SHUTDOWN_DRAIN_MS", "6000")]).await.unwrap();
-    while scenario.sleeping().await.unwrap() == 0 {
-        sleep(Duration::from_millis(10)).await;
-    }
+    scenario.until_sleeping(1).await.unwrap();
     let asked = Instant::now();
     host.signal(libc::SIGTERM);
     host.wait_not_ready().await.unwrap();
@@ -135,9 +133,7 @@ async fn a_drain_that_takes_too_long_is_cut_short_and_leaves_nothing_half_done()
     let scenario = Scenario::with(Options { partitions: 1, ..Options::default() }).await.unwrap();
     scenario.send(&Load::of([Work::Sleeps(2_000); 2])).await.unwrap();
     let host = scenario.start_ready("a", &[("ONCEBOX_SHUTDOWN_DRAIN_MS", "300")]).await.unwrap();
-    while scenario.sleeping().await.unwrap() == 0 {
-        sleep(Duration::from_millis(10)).await;
-    }
+    scenario.until_sleeping(1).await.unwrap();
     let asked = Instant::now();
     host.signal(libc::SIGTERM);
     host.wait_exit(Duration::from_secs(10)).await.unwrap();

@@ -83,9 +83,7 @@ async fn a_paused_host_that_wakes_up_after_its_partitions_moved_repeats_nothing(
         let mut load = Load::of([Work::Sleeps(300); 6]);
         (0..60).for_each(|number| load.push(if number % 6 == 0 { Work::Fails(2) } else { Work::Pay }));
         scenario.send(&load.named(&format!("nap-{nap}"))).await.unwrap();
-        while scenario.sleeping().await.unwrap() == 0 {
-            sleep(Duration::from_millis(5)).await;
-        }
+        scenario.until_sleeping(1).await.unwrap();
         zombie.signal(libc::SIGSTOP);
         let successor = scenario.start("b", &variables).unwrap();
         scenario.wait_settled().await.unwrap();

@@ -968,9 +968,7 @@ async fn hand_over(defect: Option<&Defect>) -> Result<()> {
     }
     let variables = [("ONCEBOX_SABOTAGE", defect.map_or("", |defect| defect.name))];
     let first = scenario.start("a", &variables)?;
-    while scenario.sleeping().await? < 2 {
-        sleep(Duration::from_millis(10)).await;
-    }
+    scenario.until_sleeping(2).await?;
     let second = scenario.start("b", &variables)?;
     let until = Instant::now() + Duration::from_secs(5);
     while Instant::now() < until {

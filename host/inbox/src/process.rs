@@ -22,7 +22,7 @@ use crate::{
     session::{CommitError, Transaction},
     shadow::{self, Sampled, Shadow},
     together,
-    tx::{StatementError, Tx, bounded},
+    tx::{StatementError, Tx, UNKNOWN_STATEMENT, bounded},
 };
 
 /// A message with the handler it goes to.
@@ -178,7 +178,7 @@ impl ConsumerInbox {
                 _ => {}
             }
         }
-        self.move_sequence(transaction, &done.sequenced).await?;
+        self.move_sequence(transaction, &done.sequenced).await.map_err(at_completion)?;
         complete(transaction, self.consumer_id, &done.completion).await.map_err(at_completion)?;
         self.due_after(&done.completion);
         Ok(Settled { claims: done.claims, ran: done.ran, alone: false, sampled })
@@ -502,6 +502,10 @@ fn at_claim(error: InboxError) -> Stop {
 pub(crate) fn at_completion(error: InboxError) -> Stop {
     match refused(&error) {
         Some(answer) if is_about_data(&answer) => Stop::AtCommit { failure: Failure::new(FailureKind::BadResult, answer.message) },
+        Some(StatementError { sqlstate, message, .. }) if sqlstate == UNKNOWN_STATEMENT => {
+            let text = format!("code that ran for this message deallocated what was prepared on its session: {message}");
+            Stop::AtCommit { failure: Failure::new(FailureKind::Sql { sqlstate }, text) }
+        }
         _ => Stop::Host(error),
     }
 }

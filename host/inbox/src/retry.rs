@@ -278,7 +278,7 @@ impl ConsumerInbox {
             Ended::Contention(failure) | Ended::Abandoned(failure) => return Err(Undone::Failed(failure)),
             Ended::Lost => return Err(Undone::Lost),
         };
-        self.move_sequence(transaction, &sequenced).await?;
+        self.move_sequence(transaction, &sequenced).await.map_err(crate::process::at_completion)?;
         complete(transaction, self.consumer_id, &completion).await.map_err(crate::process::at_completion)?;
         self.due_after(&completion);
         Ok(ended)

@@ -25,6 +25,9 @@ struct State {
     in_flight: bool,
     /// The connection itself failed.
     broken: bool,
+    /// Code of a guest has made it forget what was prepared on it: good for the rest of the transaction at
+    /// most.
+    forgot: bool,
     /// The statement that put the transaction into its aborted state.
     error: Option<StatementError>,
     /// Statements that were sent.
@@ -52,6 +55,9 @@ impl StatementError {
     }
 }
 
+/// What PostgreSQL answers to a statement that was prepared and is so no more.
+pub(crate) const UNKNOWN_STATEMENT: &str = "26000";
+
 /// Deadlock, serialization failure, lock timeout, and a lock table that is full.
 pub(crate) fn is_contention(sqlstate: &str) -> bool {
     matches!(sqlstate, "40001" | "40P01" | "55P03" | "53200")
@@ -65,7 +71,7 @@ impl Tx {
 
     /// The same, whose statements are added up by a meter.
     pub(crate) fn metered(connection: PgConnection, meter: Arc<Meter>) -> Self {
-        let state = State { connection, in_flight: false, broken: false, error: None, contention: None, statements: 0 };
+        let state = State { connection, in_flight: false, broken: false, forgot: false, error: None, contention: None, statements: 0 };
         Self { state: Arc::new(Mutex::new(state)), meter }
     }
 
@@ -123,7 +129,7 @@ impl Tx {
     /// The connection back, when no clone is left and it is sound.
     pub(crate) fn into_connection(self) -> Option<PgConnection> {
         let state = Arc::into_inner(self.state)?.into_inner();
-        (!state.broken && !state.in_flight).then_some(state.connection)
+        (!state.broken && !state.in_flight && !state.forgot).then_some(state.connection)
     }
 }
 
@@ -155,6 +161,7 @@ impl Statement<'_> {
             None => {}
             Some(error) => match answered(error) {
                 Some(answered) => {
+                    self.state.forgot |= answered.sqlstate == UNKNOWN_STATEMENT;
                     if answered.is_contention() {
                         self.state.contention.get_or_insert_with(|| answered.clone());
                     }

@@ -5,8 +5,15 @@ use std::collections::BTreeMap;
 use super::stage::Stage;
 
 /// What hosts write of themselves, and what the victim's load writes.
-const OWN_BUSINESS: &[&str] =
-    &["oncebox.host", "oncebox.host_consumer", "oncebox.probation", "oncebox.guard", "oncebox.inbox", "oncebox.deployment_outcome"];
+const OWN_BUSINESS: &[&str] = &[
+    "oncebox.host",
+    "oncebox.host_consumer",
+    "oncebox.probation",
+    "oncebox.guard",
+    "oncebox.inbox",
+    "oncebox.inbox_history",
+    "oncebox.deployment_outcome",
+];
 
 /// By what it is.
 pub async fn foreign(stage: &Stage) -> BTreeMap<String, Vec<String>> {
@@ -30,6 +37,7 @@ pub async fn foreign(stage: &Stage) -> BTreeMap<String, Vec<String>> {
     let (attacker, owner, schema) = (&stage.attacker.login, &stage.attacker.owner_login, &stage.attacker.schema_name);
     for (what, sql) in [
         ("inbox", format!("SELECT to_jsonb(t)::text FROM oncebox.inbox t WHERE consumer_id = {} ORDER BY 1", stage.still)),
+        ("history", format!("SELECT to_jsonb(t)::text FROM oncebox.inbox_history t WHERE consumer_id = {} ORDER BY 1", stage.still)),
         ("roles", format!("SELECT (to_jsonb(t) - CASE WHEN rolname = '{attacker}' THEN 'rolpassword' ELSE '' END)::text FROM pg_authid t ORDER BY oid")),
         ("members", "SELECT t::text FROM pg_auth_members t ORDER BY 1".to_owned()),
         ("settings", "SELECT t::text FROM pg_db_role_setting t ORDER BY 1".to_owned()),

@@ -333,7 +333,11 @@ async fn victim(admin: &Admin, pool: &PgPool, marker: &str) -> (Tenant, i32, i32
              event_type, status, reason, last_error, result, payload, headers, processed_at) \
          SELECT {still}, '{marker}-' || s || n, 1, oncebox.bucket_at(1::smallint, now()), 'still.{marker}', 0, n, 1, '{marker}', '{marker}', 'paid.{marker}', \
              s, '{marker}', '{marker}', to_jsonb('{marker}'::text), '{marker}', '{marker}', now() \
-         FROM generate_series(1, 20) n, unnest(ARRAY['completed', 'parked', 'failed_terminal']) s"
+         FROM generate_series(1, 20) n, unnest(ARRAY['completed', 'parked', 'failed_terminal']) s;
+         INSERT INTO oncebox.inbox_history (consumer_id, message_id, event, reason, error, actor)
+         SELECT {still}, '{marker}-' || n, 'failed', '{marker}', '{marker}', '{marker}' FROM generate_series(1, 20) n;
+         INSERT INTO oncebox.sequence_position (consumer_id, key_hash, version)
+         SELECT {still}, sha256(convert_to('{marker}-' || n, 'UTF8')), n FROM generate_series(1, 20) n"
     );
     pool.execute(sqlx::raw_sql(AssertSqlSafe(rows))).await.unwrap();
     (victim, load, still)
