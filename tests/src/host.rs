@@ -796,6 +796,26 @@ impl HostProcess {
         self.get("/readyz").await?.split(' ').nth(1)?.parse().ok()
     }
 
+    /// The value of a metric's only sample whose line holds all of these texts; none while there is no such.
+    pub async fn metric(&self, name: &str, holds: &[&str]) -> Option<f64> {
+        let answer = self.get("/metrics").await?;
+        let lines = answer.lines().filter(|line| line.starts_with(&format!("{name}{{")) && holds.iter().all(|text| line.contains(text)));
+        let mut samples = lines.filter_map(|line| line.rsplit(' ').next()?.parse().ok());
+        let sample = samples.next();
+        assert!(samples.next().is_none(), "`{name}` has several samples with {holds:?}");
+        sample
+    }
+
+    /// Wait until a metric has a value.
+    pub async fn until_metric(&self, name: &str, holds: &[&str], value: f64) -> Result<()> {
+        let deadline = Instant::now() + DEADLINE;
+        while self.metric(name, holds).await != Some(value) {
+            ensure!(Instant::now() < deadline, "`{name}` is {:?}, never {value}{}", self.metric(name, holds).await, self.log_end());
+            sleep(4 * POLL).await;
+        }
+        Ok(())
+    }
+
     async fn get(&self, path: &str) -> Option<String> {
         let ask = async {
             let mut stream = TcpStream::connect(self.http).await.ok()?;

@@ -6,6 +6,8 @@
 
 #[path = "cli/cures.rs"]
 mod cures;
+#[path = "cli/metrics.rs"]
+mod metrics;
 
 use std::{
     collections::BTreeMap,
@@ -206,6 +208,11 @@ async fn policies_are_checked_and_explained_as_files() {
     assert!(text(&output.stdout).contains("kafka property `group.id` cannot be set here"), "{}", text(&output.stdout));
     assert!(!text(&output.stdout).contains(SECRET));
 
+    for sample in ["order-projection", "notification-sender"] {
+        let sample = format!("{}/../docs/samples/{sample}.toml", env!("CARGO_MANIFEST_DIR"));
+        assert!(desk.ok(&["policy", "check", &sample]).await.contains("can work"));
+    }
+
     let explained = desk.ok(&["policy", "explain", &good]).await;
     for part in [
         "is run again after 30 s and 2 min (`seed-002`)",
@@ -215,7 +222,7 @@ async fn policies_are_checked_and_explained_as_files() {
         assert!(explained.contains(part), "{explained}");
     }
     let explained = desk.json(&["policy", "explain", &good]).await;
-    assert_eq!((explained["sentences"].as_array().unwrap().len(), explained["readiness"].as_array().unwrap().len()), (10, 18));
+    assert_eq!((explained["sentences"].as_array().unwrap().len(), explained["readiness"].as_array().unwrap().len()), (11, 18));
     let output = run(desk.command().args(["policy", "explain", &bad])).await;
     assert!(
         text(&output.stderr).starts_with(&format!("error: the policy `{bad}` is not valid, for 4 reasons\n")),
@@ -406,7 +413,7 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
         .await;
     };
     let base = |rest: &str| format!("{POLICY}{rest}");
-    create(&base("kafkaa = 1"), "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, `order`, `sequence`, `dedup`, `retention`, `payload`, `collision`, `no_route`, `identity`, `schemas`, `batch`, `retry`, `breaker`, `limits`, `kafka`").await;
+    create(&base("kafkaa = 1"), "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, `order`, `sequence`, `dedup`, `retention`, `payload`, `collision`, `no_route`, `identity`, `schemas`, `batch`, `retry`, `breaker`, `limits`, `alerts`, `kafka`").await;
     create("topics = ['t']", "missing field `ack`").await;
     create("ack = 'after_commit'", "missing field `topics`").await;
     create("topics = []\nack = 'after_commit'", "line 1: `topics` must name at least one topic").await;
@@ -653,6 +660,7 @@ Commands:
         (&["consumer", "delete", "--help"], "its inbox is deleted for good"),
         (&["deploy", "--help"], "The event type it takes; `*` takes those"),
         (&["inbox", "list", "--help"], "[possible values: received, in_progress,"),
+        (&["inbox", "stats", "--help"], "Count what is open, and say what is too much by the policy"),
         (&["inbox", "show", "--help"], "Also print headers and payload"),
         (&["inbox", "redrive", "--help"], "Run dead letters again, under their ids and with their headers"),
         (&["inbox", "discard", "--help"], "Why: kept with each message and in the audit log"),

@@ -407,11 +407,18 @@ async fn a_session_that_forgets_what_was_prepared_stops_nothing() {
 async fn a_session_that_forgets_what_was_prepared_stops_nothing_of(world: World) {
     let tenant: Tenant = world.tenant("acme", "").await;
     world.execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login)).await;
-    world.admin.apply_migration(&tenant, "forgets", "CREATE TABLE now_forgets (id int); CREATE TABLE then_forgets (id int); \
+    world
+        .admin
+        .apply_migration(
+            &tenant,
+            "forgets",
+            "CREATE TABLE now_forgets (id int); CREATE TABLE then_forgets (id int); \
         CREATE FUNCTION forget() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN EXECUTE 'DEALLOCATE ALL'; RETURN NULL; END $$; \
         CREATE TRIGGER now AFTER INSERT ON now_forgets FOR EACH ROW EXECUTE FUNCTION forget(); \
-        CREATE CONSTRAINT TRIGGER later AFTER INSERT ON then_forgets DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION forget();")
-        .await.unwrap();
+        CREATE CONSTRAINT TRIGGER later AFTER INSERT ON then_forgets DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION forget();",
+        )
+        .await
+        .unwrap();
     let consumer = world.consumer(&tenant, "orders", "retry = { attempts_max = 5, backoff_min_ms = 1, backoff_max_ms = 1 }").await;
     let host = world.host(&consumer);
     let mut partition = take(&host).await;

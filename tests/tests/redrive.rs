@@ -76,6 +76,81 @@ async fn a_dead_letter_runs_again_as_what_it_is() {
     world.finish().await;
 }
 
+/// What could go wrong: what is open is not counted, or what is done with is. S1-070, S1-080, S2-003.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_open_is_counted_by_state_and_reason() {
+    let world = World::new().await;
+    let consumer = world.simple("", "alerts = { parked = 4, dead_letters = 2, pending_age_s = 3600 }").await;
+    let count = async || world.admin.backlog("acme", "orders").await.unwrap();
+    assert_eq!(count().await, Default::default());
+    let mut no_id = record(5, "", "");
+    no_id.headers.clear();
+    let log = [
+        record(0, "done", ""),
+        record(1, "rejected", "reject"),
+        record(2, "parked", "park"),
+        record(3, "later", "sql SELECT 1/0"),
+        record(4, "done", "# another payload"),
+        no_id,
+    ];
+    deliver(&world.host(&consumer), &log).await;
+    let (backlog, alerts) = count().await;
+    let counted: Vec<_> =
+        backlog.open.iter().map(|open| (&*open.status, open.reason.as_deref().unwrap_or_default(), open.messages)).collect();
+    assert_eq!(
+        counted,
+        [
+            ("failed_retryable", "sql_error", 1),
+            ("failed_terminal", "reject", 1),
+            ("parked", "collision", 1),
+            ("parked", "park", 1),
+            ("parked", "undecodable", 1),
+        ]
+    );
+    assert_eq!(backlog.pending(), 1);
+    assert!((0.0..60.0).contains(&backlog.oldest_pending_age_s().unwrap()), "{backlog:?}");
+    assert_eq!(alerts.iter().map(|alert| (alert.name, alert.value, alert.bound)).collect::<Vec<_>>(), [("collisions", 1.0, 1)]);
+    let set_back = "UPDATE oncebox.inbox SET received_at = received_at - interval '2 hours' WHERE message_id = 'later'";
+    world.execute(set_back).await;
+    let (_, alerts) = count().await;
+    assert_eq!(alerts.iter().map(|alert| alert.name).collect::<Vec<_>>(), ["pending_age_s", "collisions"]);
+    remedy(&world, &consumer, &all(Verb::Discard)).await;
+    assert_eq!(count().await, Default::default());
+    world.finish().await;
+}
+
+/// What could go wrong: an alert is not seen where it is looked for, or never ends. S0-041, S0-050, S1-074 to S1-077, S1-082,
+/// S1-091, S2-014.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_alert_begins_and_ends() {
+    let scenario = Scenario::new().await.unwrap();
+    let load = [Work::Park, Work::Pay, Work::Park, Work::Pay, Work::Reject];
+    scenario.send(&Load::of(load)).await.unwrap();
+    let host = scenario.start("a", &[]).unwrap();
+    let messages = async |status: &str, count| {
+        host.until_metric("oncebox_inbox_messages", &[&format!("status=\"{status}\"")], count).await.unwrap();
+    };
+    let alert = async |name: &str, value| host.until_metric("oncebox_alert", &[&format!("alert=\"{name}\"")], value).await.unwrap();
+    messages("parked", 2.0).await;
+    messages("failed_terminal", 1.0).await;
+    for (name, value) in [("parked", 1.0), ("dead_letters", 1.0), ("collisions", 0.0), ("pending_age_s", 0.0)] {
+        alert(name, value).await;
+    }
+    host.until_metric("oncebox_inbox_pending_messages", &[], 0.0).await.unwrap();
+    assert_eq!(host.metric("oncebox_inbox_oldest_pending_age_seconds", &[]).await, Some(0.0));
+    let runs = host.metric("oncebox_run_duration_seconds_count", &[]).await;
+    assert!(runs >= Some(load.len() as f64), "{runs:?}: every run counts, also one that is repeated");
+    let tenant = scenario.tenant.name.clone();
+    let named = ["--tenant", &tenant, "--consumer", "payments"];
+    let stats = scenario.ok(&[&["inbox", "stats"], &named[..]].concat()).await.unwrap();
+    assert!(stats.contains("dead_letters") && stats.contains("parked"), "{stats}");
+    scenario.ok(&[&["inbox", "discard", "--all", "--because", "a test"], &named[..]].concat()).await.unwrap();
+    alert("parked", 0.0).await;
+    alert("dead_letters", 0.0).await;
+    messages("parked", 0.0).await;
+    host.stop().await.unwrap();
+}
+
 /// What could go wrong: what completed, is being run, or cannot be run is run again; or a message that does not fit
 /// the filter is.
 #[tokio::test(flavor = "multi_thread")]

@@ -238,6 +238,78 @@ pub(crate) async fn list(
     Ok(Json(caller.admin.inbox_list(&filter).await?.into_iter().map(Into::into).collect()))
 }
 
+/// What is open in an inbox.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct InboxStats {
+    /// Name of the tenant.
+    pub tenant: String,
+    /// Name of the consumer.
+    pub consumer: String,
+    /// Messages that are still to be run, or run.
+    pub pending: i64,
+    /// Seconds since the oldest of them was received.
+    pub oldest_pending_age_s: Option<f64>,
+    /// Messages that did not complete, by state and reason; each state is counted up to 100,000. Those that were
+    /// skipped or discarded are not counted.
+    pub open: Vec<InboxOpen>,
+    /// Bounds of the policy that are reached.
+    pub alerts: Vec<InboxAlert>,
+}
+
+/// Messages that are in one state for one reason.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct InboxOpen {
+    /// The state.
+    pub status: String,
+    /// Why, without what it says after a colon.
+    pub reason: Option<String>,
+    /// How many.
+    pub messages: i64,
+    /// When the first of them was received.
+    pub oldest: DateTime<Utc>,
+}
+
+/// A bound of the policy that is reached.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct InboxAlert {
+    /// Its key in `[alerts]`.
+    pub alert: String,
+    /// What is.
+    pub value: f64,
+    /// From where on it is too much.
+    pub bound: u64,
+}
+
+/// Count what is open
+///
+/// What did not complete, by state and reason, and which bounds of the policy's `[alerts]` that reaches.
+#[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/backlog", tag = "inbox",
+    params(("tenant" = String, Path), ("consumer" = String, Path)),
+    responses((status = 200, body = InboxStats)), extensions(("x-role" = json!("viewer"))))]
+pub(crate) async fn backlog(
+    caller: Caller,
+    Path((tenant, consumer)): Path<(String, String)>,
+    query: Query,
+) -> Result<Json<InboxStats>, ApiError> {
+    query.end()?;
+    let (backlog, alerts) = caller.admin.backlog(&tenant, &consumer).await?;
+    let alert = |a: oncebox_inbox::Alert| InboxAlert { alert: a.name.to_owned(), value: a.value, bound: a.bound };
+    Ok(Json(InboxStats {
+        tenant,
+        consumer,
+        pending: backlog.pending(),
+        oldest_pending_age_s: backlog.oldest_pending_age_s(),
+        alerts: alerts.into_iter().map(alert).collect(),
+        open: backlog.open.into_iter().map(Into::into).collect(),
+    }))
+}
+
+impl From<oncebox_inbox::Open> for InboxOpen {
+    fn from(open: oncebox_inbox::Open) -> Self {
+        Self { status: open.status, reason: open.reason, messages: open.messages, oldest: open.oldest }
+    }
+}
+
 /// Which messages. What is not said does not matter.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]

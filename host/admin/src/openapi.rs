@@ -53,6 +53,7 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(inbox::list))
         .routes(routes!(inbox::show))
         .routes(routes!(inbox::story))
+        .routes(routes!(inbox::backlog))
         .routes(routes!(inbox::redrive))
         .routes(routes!(inbox::discard))
         .routes(routes!(inbox::retry))

@@ -10,7 +10,7 @@ pub use crate::{
     error::{Code, Problem, ProblemDetails},
     handlers::Handler,
     hosts::{Host, HostFailing, HostProgress},
-    inbox::{InboxDetail, InboxFilter, InboxRow, Remedied, Remedy, Story, StoryEvent},
+    inbox::{InboxAlert, InboxDetail, InboxFilter, InboxOpen, InboxRow, InboxStats, Remedied, Remedy, Story, StoryEvent},
     migrations::{Migration, NewMigration},
     seek::{NewOffset, NewSeek, SeekEdge, SeekPartition, SeekPlan},
     shadows::{ShadowDifference, ShadowReport, ShadowSkipped, ShadowSum},

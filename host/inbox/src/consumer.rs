@@ -9,6 +9,7 @@ use std::{
 use tokio::sync::{Notify, watch};
 
 use crate::{
+    backlog::Watched,
     breaker::{BreakerState, Breakers},
     claim::{Claimant, Claimed},
     complete::{Completion, Disposition},
@@ -46,6 +47,8 @@ pub struct ConsumerInbox {
     handlers: watch::Sender<Arc<dyn Handlers>>,
     /// What payloads have to be.
     pub(crate) schemas: Schemas,
+    /// What was last said about its backlog.
+    pub(crate) watched: Watched,
     /// Whoever loads deployments is told here that those that are loaded are stale.
     stale: OnceLock<Arc<Notify>>,
     /// Event types that have metrics of their own; a producer can invent any number of them.
@@ -93,6 +96,7 @@ impl ConsumerInbox {
             shadows,
             handlers: watch::Sender::new(handlers),
             schemas,
+            watched: Watched::default(),
             stale: OnceLock::new(),
             event_types: Mutex::default(),
         })
@@ -217,6 +221,13 @@ impl ConsumerInbox {
         .increment(1);
     }
 
+    /// How long a handler took, also one that was stopped.
+    pub(crate) fn count_duration(&self, message: &Message, took: Duration) {
+        metrics::histogram!("oncebox_run_duration_seconds", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
+            "event_type" => self.label(&message.event_type))
+        .record(took);
+    }
+
     pub(crate) fn count_run(&self, message: &Message, disposition: Disposition) {
         metrics::counter!("oncebox_messages_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
             "event_type" => self.label(&message.event_type), "disposition" => disposition.status())
@@ -245,7 +256,7 @@ impl ConsumerInbox {
     /// Log a message that is kept for a person.
     pub(crate) fn log_parked(&self, message: &Message, reason: &str) {
         metrics::counter!("oncebox_parked_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
-            "reason" => reason.split(':').next().unwrap_or(reason).to_owned())
+            "event_type" => self.label(&message.event_type), "reason" => reason.split(':').next().unwrap_or(reason).to_owned())
         .increment(1);
         tracing::warn!(
             tenant = self.tenant,

@@ -17,11 +17,11 @@ use sqlx::{Executor, PgPool};
 use tokio::{
     sync::Notify,
     task::JoinSet,
-    time::{Instant, MissedTickBehavior, sleep_until, timeout},
+    time::{Instant, MissedTickBehavior, sleep, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{consumer::ConsumerInbox, error::InboxError};
+use crate::{backlog, consumer::ConsumerInbox, error::InboxError};
 
 /// Pause between two looks.
 const EVERY: Duration = Duration::from_secs(1);
@@ -31,6 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LOOKS_PER_SWEEP: u32 = 10;
 /// Keys of a consumer that one of these looks releases at most; each takes a lock.
 const KEYS_PER_SWEEP: i32 = 100;
+/// After what is open was counted, it is not counted again for this many times as long as that took.
+const REST: u32 = 30;
 /// Moments at which workers are woken are this far apart, so that there are few of them however much is due.
 const GRAIN: Duration = Duration::from_millis(20);
 
@@ -128,6 +130,14 @@ impl Lookout {
                     let sweeps = ticks.is_multiple_of(LOOKS_PER_SWEEP);
                     ticks = ticks.wrapping_add(1);
                     for (place, pool, consumers) in self.living() {
+                        let counts = format!("{place} counts");
+                        if sweeps && under_way.insert(counts.clone()) {
+                            let (pool, consumers) = (pool.clone(), consumers.clone());
+                            looks.spawn(async move {
+                                count(&pool, consumers).await;
+                                counts
+                            });
+                        }
                         if under_way.insert(place.clone()) {
                             looks.spawn(async move {
                                 if sweeps {
@@ -153,6 +163,18 @@ impl Lookout {
         let living = |consumers: &Consumers| consumers.values().filter_map(Weak::upgrade).collect();
         places.iter().map(|(place, (pool, consumers))| (place.clone(), pool.clone(), living(consumers))).collect()
     }
+}
+
+/// Count what is open, and rest for as long as that the database has most of its time for other work.
+async fn count(pool: &PgPool, consumers: Vec<Arc<ConsumerInbox>>) {
+    let began = Instant::now();
+    match timeout(PATIENCE, backlog::watch(pool, &consumers)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "failed to count what is open; metrics and alerts are those of before"),
+        Err(_) => tracing::warn!("the database does not say how much is open; metrics and alerts are those of before"),
+    }
+    drop(consumers); // those that are stopped meanwhile are not held
+    sleep(began.elapsed() * REST).await;
 }
 
 /// Make due what waits for its turn behind nothing: of all consumers, since one may have run in order before.

@@ -67,6 +67,9 @@ pub struct Policy {
     /// Caps on one run of a handler.
     #[serde(default)]
     pub limits: Limits,
+    /// From where on what is open is too much.
+    #[serde(default, skip_serializing_if = "Alerts::is_default")]
+    pub alerts: Alerts,
     /// How records are read.
     #[serde(default)]
     pub kafka: Kafka,
@@ -333,6 +336,33 @@ pub struct Breaker {
 impl Default for Breaker {
     fn default() -> Self {
         Self { enabled: true, failures_percent: 50, runs_min: 20, window_ms: 30_000, pause_ms: 5_000, pause_max_ms: 300_000 }
+    }
+}
+
+/// From where on what is open in the inbox is an alert: a metric, an event in the log, a line of `oncebox inbox stats`.
+/// 0 is never.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Alerts {
+    /// Seconds since the oldest message was received that is still to be run.
+    pub pending_age_s: u64,
+    /// Parked messages.
+    pub parked: u64,
+    /// Dead letters.
+    pub dead_letters: u64,
+    /// Known ids that came with another payload and are parked.
+    pub collisions: u64,
+}
+
+impl Default for Alerts {
+    fn default() -> Self {
+        Self { pending_age_s: 600, parked: 1, dead_letters: 1, collisions: 1 }
+    }
+}
+
+impl Alerts {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
     }
 }
 

@@ -215,7 +215,9 @@ impl ConsumerInbox {
             None => None,
         };
         hooks::point("inbox:handle:before");
+        let began = Instant::now();
         let ended = run(self.job(routed, 1, DeliveryKind::Live), tx).await;
+        self.count_duration(&routed.offered.message, began.elapsed());
         hooks::point("inbox:handle:after");
         match ended {
             Ended::Ok(result) => {

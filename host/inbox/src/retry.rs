@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -259,7 +260,9 @@ impl ConsumerInbox {
             return Err(Undone::NotRun);
         }
         host_statement(tx, "SAVEPOINT m").await?;
+        let began = Instant::now();
         let ended = run(self.job(routed, leased.attempt, DeliveryKind::Retry), tx).await;
+        self.count_duration(message, began.elapsed());
         hooks::point("retry:handle:after");
         let ended = match ended {
             Ended::Ok(result) => {

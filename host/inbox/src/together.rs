@@ -1,5 +1,7 @@
 //! Messages that one handler takes together, in one call.
 
+use tokio::time::Instant;
+
 use crate::{
     claim::Claimed,
     complete::Disposition,
@@ -43,10 +45,13 @@ impl ConsumerInbox {
             }
             host_statement(tx, "SAVEPOINT m").await?;
             hooks::point("inbox:handle:before");
+            let began = Instant::now();
             let ended = match *group {
                 [index] => run(self.job(&batch[index], 1, DeliveryKind::Live), tx).await.map(|result| vec![Ok(result)]),
                 _ => run_together(self.together(batch, &group), tx).await,
             };
+            let each = began.elapsed() / group.len().try_into().unwrap_or(u32::MAX);
+            group.iter().for_each(|index| self.count_duration(&batch[*index].offered.message, each));
             hooks::point("inbox:handle:after");
             let failed = match ended {
                 Ended::Ok(answers) => match failures(&group, &answers) {

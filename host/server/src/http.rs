@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use axum::{Router, extract::State, http::StatusCode, response::IntoResponse, routing::get};
-use metrics_exporter_prometheus::PrometheusHandle;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 
@@ -29,6 +29,18 @@ pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
     bound.with_context(|| format!("failed to listen on `{address}`; set `http.listen` to a free address"))
 }
 
+/// Upper bounds of the buckets of histograms, in seconds.
+const BUCKETS: [f64; 8] = [0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0];
+
+/// How often observations are put into their buckets, also where nobody asks for them.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// Where this process keeps its metrics.
+pub(crate) fn recorder() -> Result<PrometheusHandle> {
+    let builder = PrometheusBuilder::new().set_buckets(&BUCKETS).context("failed to set up the metrics")?;
+    builder.install_recorder().context("failed to install the metrics recorder")
+}
+
 /// Serve until told to stop.
 pub(crate) async fn serve(
     listener: TcpListener,
@@ -36,14 +48,22 @@ pub(crate) async fn serve(
     readiness: watch::Receiver<Readiness>,
     stop: CancellationToken,
 ) -> Result<()> {
+    let upkeep = metrics.clone();
+    let kept = tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(UPKEEP).await;
+            upkeep.run_upkeep();
+        }
+    });
     let shared = Arc::new(Shared { metrics, readiness });
     let router = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(|State(shared): State<Arc<Shared>>| async move { shared.metrics.render() }))
         .with_state(shared);
-    axum::serve(listener, router).with_graceful_shutdown(async move { stop.cancelled().await }).await?;
-    Ok(())
+    let served = axum::serve(listener, router).with_graceful_shutdown(async move { stop.cancelled().await }).await;
+    kept.abort();
+    Ok(served?)
 }
 
 async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {

@@ -40,8 +40,7 @@ pub(crate) async fn serve(config: &Config) -> Result<()> {
 
 /// Serve until told to stop, then drain.
 pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()> {
-    let metrics =
-        metrics_exporter_prometheus::PrometheusBuilder::new().install_recorder().context("failed to install the metrics recorder")?;
+    let metrics = http::recorder()?;
     let admin = config.admin()?;
     let kafka = Kafka::of(config)?;
     let listener = http::bind(config.http.listen).await?;

@@ -138,6 +138,7 @@ pub fn steps(desk: &Desk) -> Vec<Step> {
         get("/v1/tenants/{tenant}/consumers/{consumer}/inbox"),
         get("/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}"),
         get("/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/story"),
+        get("/v1/tenants/{tenant}/consumers/{consumer}/backlog"),
         post("/v1/tenants/{tenant}/consumers/{consumer}/retry", json!({ "reason": "the other side is back" })),
         post("/v1/tenants/{tenant}/consumers/{consumer}/redrive", json!({ "reason": "mended", "filter": { "reason": "trap" } })),
         post("/v1/tenants/{tenant}/consumers/{consumer}/discard", json!({ "reason": "a test", "message_ids": ["nobody"] })),

@@ -87,6 +87,7 @@ impl Policy {
             ("limits.memory_bytes", limits.memory_bytes as u64, 128 << 20),
             ("limits.transactions_max", limits.transactions_max.unwrap_or(1) as u64, 10_000),
             ("limits.messages_per_second", limits.messages_per_second.unwrap_or(1).into(), 10_000_000),
+            ("alerts.pending_age_s", self.alerts.pending_age_s.max(1), 30 * DAY_MS / 1_000),
             ("kafka.prefetch_messages", kafka.prefetch_messages as u64, 100_000),
             ("kafka.prefetch_bytes", kafka.prefetch_bytes as u64, ANY),
         ];

@@ -1,8 +1,8 @@
 //! What a policy means, in sentences.
 
 use super::{
-    Ack, Collision, Dedup, Gap, IdSource, Jitter, KeySource, NoRoute, Order, PayloadPolicy, Policy, Retention, Retry, Sequence, TypeSource,
-    VersionSource,
+    Ack, Alerts, Collision, Dedup, Gap, IdSource, Jitter, KeySource, NoRoute, Order, PayloadPolicy, Policy, Retention, Retry, Sequence,
+    TypeSource, VersionSource,
 };
 use crate::identity::collapses;
 
@@ -24,7 +24,8 @@ impl Sequence {
             Gap::GoOn => "runs all the same, and what was missing is skipped when it comes",
         };
         format!(
-            "A message's version is {version}; an aggregate begins with {first}. A version that is not above the aggregate's is skipped;              one that leaves a gap waits for it to close for {}, and then {then}. A record without a version or a key is parked.",
+            "A message's version is {version}; an aggregate begins with {first}. A version that is not above the aggregate's is skipped; \
+             one that leaves a gap waits for it to close for {}, and then {then}. A record without a version or a key is parked.",
             duration(self.gap_wait_ms)
         )
     }
@@ -44,8 +45,24 @@ impl Policy {
             self.parks(),
             self.keeps(),
             self.breaks(),
+            self.alerts(),
         ];
         parts.into()
+    }
+
+    fn alerts(&self) -> String {
+        let Alerts { pending_age_s, parked, dead_letters, collisions } = &self.alerts;
+        let bounds = [
+            (*pending_age_s, format!("a message is open for {}", duration(pending_age_s.saturating_mul(1_000)))),
+            (*parked, counted(*parked, "is parked", "are parked")),
+            (*dead_letters, counted(*dead_letters, "is a dead letter", "are dead letters")),
+            (*collisions, counted(*collisions, "came under a known id with another payload", "came under known ids with other payloads")),
+        ];
+        let said: Vec<_> = bounds.into_iter().filter(|(bound, _)| *bound > 0).map(|(_, text)| text).collect();
+        if said.is_empty() {
+            return "Nothing that is open in its inbox is an alert.".to_owned();
+        }
+        format!("It is an alert when {}.", listed(said.into_iter(), "or"))
     }
 
     fn reads(&self) -> String {
@@ -234,6 +251,10 @@ impl Retention {
             Self::Permanent => "for ever",
         }
     }
+}
+
+fn counted(count: u64, one: &str, more: &str) -> String {
+    if count == 1 { format!("1 message {one}") } else { format!("{count} messages {more}") }
 }
 
 fn workers(retry: &Retry) -> String {

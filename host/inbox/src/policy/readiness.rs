@@ -57,7 +57,8 @@ impl Policy {
             (
                 "Does somebody see what is stuck?",
                 look(
-                    "`oncebox inbox list` and the metrics on `/metrics` show it; watch dead letters, parked rows and the age of the oldest",
+                    "`oncebox inbox stats` and the metrics on `/metrics` show it, and `[alerts]` says from where on it is too much; rules \
+                     for Prometheus are in docs/alerts.yml",
                 ),
             ),
             ("Is work of a dead host taken over?", self.takeover()),

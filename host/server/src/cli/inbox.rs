@@ -10,7 +10,7 @@ use oncebox_inbox::InboxPlace;
 use super::{
     api::{Api, path, with_query},
     consumer, output,
-    wire::{self, InboxDetail, InboxFilter, InboxRow, Remedy},
+    wire::{self, InboxDetail, InboxFilter, InboxRow, InboxStats, Remedy},
 };
 
 /// States of a row that can be seen from outside.
@@ -34,6 +34,15 @@ pub(super) enum InboxCommand {
         /// Also print headers and payload, where the policy keeps them
         #[arg(long)]
         payload: bool,
+    },
+    /// Count what is open, and say what is too much by the policy
+    Stats {
+        /// Only this tenant
+        #[arg(long)]
+        tenant: Option<String>,
+        /// Only this consumer
+        #[arg(long)]
+        consumer: Option<String>,
     },
     /// Run dead letters again, under their ids and with their headers
     Redrive(Box<Remedied>),
@@ -163,9 +172,17 @@ fn named(row: &InboxRow) -> String {
     format!("{}/{}", row.tenant, row.consumer)
 }
 
+/// What people count time in, and its seconds.
+const UNITS: [(char, i64); 4] = [('s', 1), ('m', 60), ('h', 3_600), ('d', 86_400)];
+
+/// How long ago something was, in the largest unit that has passed.
+fn ago(seconds: i64) -> String {
+    let (unit, length) = UNITS.into_iter().rev().find(|(_, length)| seconds >= *length).unwrap_or(UNITS[0]);
+    format!("{}{unit}", seconds / length)
+}
+
 /// A time, or how long ago it was.
 fn moment(text: &str) -> Result<DateTime<Utc>, String> {
-    const UNITS: [(char, i64); 4] = [('s', 1), ('m', 60), ('h', 3_600), ('d', 86_400)];
     let ago = UNITS.iter().find_map(|(unit, seconds)| text.strip_suffix(*unit)?.parse::<u32>().ok()?.checked_mul(*seconds as u32));
     if let Some(ago) = ago {
         return Utc::now().checked_sub_signed(TimeDelta::seconds(ago.into())).ok_or_else(|| "that is too long ago".to_owned());
@@ -185,21 +202,62 @@ pub(super) async fn run(api: &Api, command: InboxCommand, as_json: bool) -> Resu
             let message: InboxDetail = api.get(&with_query(&path, &[("payload", payload.then(|| "true".to_owned()))])).await?;
             show(&message, as_json)
         }
+        InboxCommand::Stats { tenant, consumer } => stats(api, tenant, consumer, as_json).await,
         InboxCommand::Redrive(wanted) => remedy(api, &wanted, "redrive", ["redriven", "redrive"], as_json).await,
         InboxCommand::Discard(wanted) => remedy(api, &wanted, "discard", ["discarded", "discard"], as_json).await,
         InboxCommand::Retry(wanted) => remedy(api, &wanted, "retry", ["made due", "make due"], as_json).await,
     }
 }
 
+/// The consumers of these names, with their tenants; all where no name is given.
+async fn consumers(api: &Api, tenant: &Option<String>, consumer: &Option<String>) -> Result<Vec<(String, String)>> {
+    if let (Some(tenant), Some(consumer)) = (tenant, consumer) {
+        return Ok(vec![(tenant.clone(), consumer.clone())]);
+    }
+    let all = consumer::all(api, tenant.as_deref()).await?.into_iter().map(|c| (c.tenant, c.name));
+    Ok(all.filter(|(_, name)| consumer.as_ref().is_none_or(|consumer| consumer == name)).collect())
+}
+
+/// States whose reasons say what to do.
+const STUCK: [&str; 2] = ["failed_terminal", "parked"];
+
+async fn stats(api: &Api, tenant: Option<String>, consumer: Option<String>, as_json: bool) -> Result<()> {
+    let mut all: Vec<InboxStats> = Vec::new();
+    for (tenant, consumer) in consumers(api, &tenant, &consumer).await? {
+        all.push(api.get(&path(&["tenants", &tenant, "consumers", &consumer, "backlog"])).await?);
+    }
+    if as_json {
+        return output::json(&all);
+    }
+    let cells = |stats: &InboxStats| {
+        let messages = |status: &str| stats.open.iter().filter(|open| open.status == status).map(|open| open.messages).sum::<i64>();
+        let age = stats.oldest_pending_age_s.map(|age| ago(age as i64));
+        let states = ["failed_retryable", "waiting", "failed_terminal", "parked"].map(|status| messages(status).to_string());
+        let mut cells = vec![format!("{}/{}", stats.tenant, stats.consumer), stats.pending.to_string(), age.unwrap_or_default()];
+        cells.extend(states);
+        cells.push(stats.alerts.iter().map(|alert| alert.alert.as_str()).collect::<Vec<_>>().join(", "));
+        cells
+    };
+    let headings = ["CONSUMER", "PENDING", "OLDEST", "TO RETRY", "WAITING", "DEAD LETTERS", "PARKED", "ALERTS"];
+    output::table(&headings, &all.iter().map(cells).collect::<Vec<_>>());
+    let reasons = all.iter().flat_map(|stats| stats.open.iter().map(move |open| (stats, open)));
+    let stuck = reasons.filter(|(_, open)| STUCK.contains(&open.status.as_str()));
+    let lines: Vec<_> = stuck
+        .map(|(stats, open)| {
+            let reason = open.reason.clone().unwrap_or_default();
+            vec![format!("{}/{}", stats.tenant, stats.consumer), open.status.clone(), reason, open.messages.to_string()]
+        })
+        .collect();
+    if !lines.is_empty() {
+        println!();
+        output::table(&["CONSUMER", "STATUS", "REASON", "MESSAGES"], &lines);
+    }
+    Ok(())
+}
+
 /// The newest rows of several consumers.
 async fn rows(api: &Api, wanted: &Wanted) -> Result<Vec<InboxRow>> {
-    let consumers = match (&wanted.tenant, &wanted.consumer) {
-        (Some(tenant), Some(consumer)) => vec![(tenant.clone(), consumer.clone())],
-        (tenant, consumer) => {
-            let all = consumer::all(api, tenant.as_deref()).await?.into_iter().map(|c| (c.tenant, c.name));
-            all.filter(|(_, name)| consumer.as_ref().is_none_or(|consumer| consumer == name)).collect()
-        }
-    };
+    let consumers = consumers(api, &wanted.tenant, &wanted.consumer).await?;
     let time = |time: Option<DateTime<Utc>>| time.map(|time| time.to_rfc3339_opts(SecondsFormat::Micros, true));
     let narrowed = &wanted.narrowed;
     let mut rows: Vec<InboxRow> = Vec::new();
@@ -324,10 +382,11 @@ mod tests {
 
     #[test]
     fn times_are_given_as_people_say_them() {
-        let ago = |text| (Utc::now() - moment(text).expect(text)).num_seconds();
+        let passed = |text| (Utc::now() - moment(text).expect(text)).num_seconds();
         for (text, seconds) in [("90s", 90), ("15m", 900), ("2h", 7_200), ("3d", 259_200)] {
-            assert!((ago(text) - seconds).abs() < 10, "{text}");
+            assert!((passed(text) - seconds).abs() < 10, "{text}");
         }
+        assert_eq!([0, 59, 60, 7_199, 7_200, 300_000].map(ago), ["0s", "59s", "1m", "1h", "2h", "3d"]);
         assert_eq!(moment("2026-01-31T12:00:00Z").expect("a time").timestamp(), 1_769_860_800);
         for text in ["", "5", "h", "-5m", "99999999999s", "4000000000d", "yesterday", "2026-01-31"] {
             assert!(moment(text).is_err(), "{text}");
