@@ -31,8 +31,10 @@ step "guests in other languages"
 ./guest-examples/languages/build.sh
 
 step "tests"
+rm -f target/reached.txt
 cargo test --workspace --no-fail-fast 2>&1 | tee target/tests.log
 ./scripts/requirements.py target/tests.log
+./scripts/states.py target/reached.txt
 ONCEBOX_COMPONENTS="$rebuilt" cargo test -p oncebox-tests --test guest_examples
 
 step "lints and docs"

@@ -41,6 +41,7 @@ use crate::{
     load::{Found, Load, Message, Violation, Work},
     postgres::{TestDatabase, admin_url},
     program::Folder,
+    reached,
     services::target_dir,
 };
 
@@ -452,7 +453,9 @@ impl Scenario {
                 i AS (SELECT * FROM oncebox.inbox WHERE consumer_id = {consumer}) \
             SELECT message_id, coalesce(i.status, 'absent') AS status, i.reason, coalesce(i.attempts, 0) AS attempts, \
                 coalesce(i.crashes, 0) AS crashes, coalesce(e.n, 0) AS effects FROM i FULL JOIN e USING (message_id)";
-        Ok(sqlx::query_as(AssertSqlSafe(self.fill(FOUND))).fetch_all(&self.pool).await?)
+        let found: Vec<Found> = sqlx::query_as(AssertSqlSafe(self.fill(FOUND))).fetch_all(&self.pool).await?;
+        found.iter().filter(|row| row.status != "absent").for_each(|row| reached::saw(&row.status, row.reason.as_deref()));
+        Ok(found)
     }
 
     // The check -----------------------------------------------------------------------------

@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 pub use guest::{Guest, code};
 pub use script::{Control, Gate, PlainHandler, PlainHandlers, Ran, Script, execute};
 
-use crate::postgres::TestDatabase;
+use crate::{postgres::TestDatabase, reached};
 
 /// How long anything may take that has to come.
 pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -238,7 +238,9 @@ impl World {
     /// A row of the inbox, if it is there.
     pub async fn find(&self, consumer: &TestConsumer, id: &str) -> Option<Row> {
         let query = sqlx::query_as(AssertSqlSafe(format!("{ROW} WHERE consumer_id = $1 AND message_id = $2")));
-        query.bind(consumer.row.consumer_id).bind(id).fetch_optional(&self.pool).await.expect("a row")
+        let row: Option<Row> = query.bind(consumer.row.consumer_id).bind(id).fetch_optional(&self.pool).await.expect("a row");
+        row.iter().for_each(|row| reached::saw(&row.status, row.reason.as_deref()));
+        row
     }
 
     /// All rows of the inbox, by offset.
@@ -289,6 +291,7 @@ impl World {
         self.until(NOTHING_LEFT).await;
         assert_eq!(self.number("SELECT count(*) FROM oncebox.guard").await, 0, "the guard is not empty");
         self.check_rows().await;
+        reached::look(&self.pool).await;
         for consumer in self.admin.consumers().await.expect("consumers") {
             let tenant = self.admin.tenant(&consumer.tenant).await.expect("a tenant");
             let sql = ODD.replace("{schema}", &tenant.schema_name);

@@ -9,4 +9,5 @@ pub mod kafka;
 pub mod load;
 pub mod postgres;
 pub mod program;
+pub mod reached;
 pub mod services;

@@ -4,7 +4,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_inbox::{Budget, Consumer, ConsumerInbox, Lookout, SessionSettings, Sessions, due, retry};
+use oncebox_inbox::{Budget, Consumer, ConsumerInbox, Lookout, SessionSettings, Sessions, backlog, due, retry};
 use oncebox_tests::inbox::{TestConsumer, World, deliver, record};
 use sqlx::{Executor, Row};
 use tokio::task::JoinHandle;
@@ -79,6 +79,40 @@ async fn workers_at_rest_are_told_of_whatever_becomes_due() {
     assert!(told.budget.close_unused(Duration::from_millis(50)).await > 0);
     assert_eq!(told.budget.in_use(), 0);
     told.end().await;
+    world.finish().await;
+}
+
+/// What could go wrong: to count what is open, what completed is read too.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_open_is_counted_by_index() {
+    let world = World::new().await;
+    let consumer = world.simple("", "retry = { attempts_max = 1 }").await;
+    let log: Vec<_> = (0..30).map(|n| record(n, &format!("m{n}"), if n % 3 == 0 { "park" } else { "reject" })).collect();
+    deliver(&world.host(&consumer), &log).await;
+    let id = consumer.row.consumer_id;
+    world
+        .execute(format!(
+            "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, partition, \"offset\", \
+                record_timestamp_ms, status, attempts, processed_at) SELECT {id}, 'old' || n, 1, oncebox.bucket_at(1::smallint, now()), 't', 0, n, \
+                0, 'completed', 1, now() FROM generate_series(1, 20000) n; ANALYZE"
+        ))
+        .await;
+    let asked: Vec<_> = (id..id + 100).map(|id| (id, consumer.policy.retention.class())).collect();
+    let backlogs = backlog::backlogs(&world.pool, &asked).await.unwrap();
+    assert_eq!((backlogs[0].messages("parked"), backlogs[0].messages("failed_terminal"), backlogs[0].pending()), (10, 20, 0));
+    assert!(backlogs.len() == 100 && backlogs[1..].iter().all(|backlog| backlog.open.is_empty()));
+
+    let mut tx = world.pool.begin().await.unwrap();
+    tx.execute(sqlx::raw_sql(due::SETTINGS)).await.unwrap();
+    let (ids, classes): (Vec<i32>, Vec<i16>) = asked.into_iter().unzip();
+    let explain = format!("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {}", backlog::OPEN);
+    let plan =
+        sqlx::query(sqlx::AssertSqlSafe(explain)).bind(ids).bind(classes).bind(backlog::COUNTED_MAX).fetch_all(&mut *tx).await.unwrap();
+    let text = plan.iter().map(|line| line.get::<String, _>(0)).collect::<Vec<_>>().join("\n");
+    assert!(!text.contains("Seq Scan on inbox") && !text.contains("Bitmap") && text.contains("status_received_at_idx"), "{text}");
+    assert!(!text.contains("Rows Removed"), "{text}");
+    drop(tx);
+    world.execute("DELETE FROM oncebox.inbox").await;
     world.finish().await;
 }
 

@@ -20,6 +20,7 @@ use oncebox_inbox::{HostLimits, Severity};
 use oncebox_tests::{
     attacks::{self, completes, fails},
     guests::{End, Step, component, encode, execute, spin},
+    reached,
 };
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Executor};
@@ -105,6 +106,9 @@ async fn a_hostile_tenant_reaches_nothing_that_is_not_its_own() {
     let differences = dump::differences(&before, &after);
     assert!(differences.is_empty(), "{}", differences.join("\n"));
     let shown = watch.end().await;
+    const REACHED: &str = "SELECT DISTINCT status, reason FROM oncebox.inbox WHERE consumer_id = $1";
+    let rows: Vec<(String, Option<String>)> = sqlx::query_as(REACHED).bind(stage.evil).fetch_all(&stage.pool).await.unwrap();
+    rows.iter().for_each(|(status, reason)| reached::saw(status, reason.as_deref()));
     locks_itself_out(&stage).await;
 
     let settled = sent.load(Ordering::Relaxed);

@@ -87,20 +87,23 @@ impl Backlog {
     }
 }
 
+/// The statement; public so that a test can look at its plan.
+pub const OPEN: &str = "SELECT c.id, s.status, x.reason, count(*) AS messages, min(x.received_at) AS oldest, \
+        extract(epoch FROM now() - min(x.received_at))::float8 AS oldest_age_s \
+    FROM unnest($1::int[], $2::smallint[]) AS c(id, class), \
+        unnest(ARRAY['received', 'in_progress', 'failed_retryable', 'waiting', 'failed_terminal', 'parked']) AS s(status), \
+        LATERAL (SELECT split_part(i.reason, ':', 1) AS reason, i.received_at FROM oncebox.inbox i \
+            WHERE i.consumer_id = c.id AND i.retention_class = c.class AND i.status = s.status AND i.status <> 'completed' \
+            ORDER BY i.received_at LIMIT $3) x \
+    GROUP BY 1, 2, 3 ORDER BY 1, 2, 3";
+
 /// Of consumers, given with their retention classes and in the order of their keys, what is open. Each state is read
 /// from its oldest message on, by index.
-pub(crate) async fn backlogs(pool: &PgPool, consumers: &[(i32, i16)]) -> Result<Vec<Backlog>, InboxError> {
-    const OPEN: &str = "SELECT c.id, s.status, x.reason, count(*) AS messages, min(x.received_at) AS oldest, \
-            extract(epoch FROM now() - min(x.received_at))::float8 AS oldest_age_s \
-        FROM unnest($1::int[], $2::smallint[]) AS c(id, class), unnest($3::text[]) AS s(status), \
-            LATERAL (SELECT split_part(i.reason, ':', 1) AS reason, i.received_at FROM oncebox.inbox i \
-                WHERE i.consumer_id = c.id AND i.retention_class = c.class AND i.status = s.status AND i.status <> 'completed' \
-                ORDER BY i.received_at LIMIT $4) x \
-        GROUP BY 1, 2, 3 ORDER BY 1, 2, 3";
+pub async fn backlogs(pool: &PgPool, consumers: &[(i32, i16)]) -> Result<Vec<Backlog>, InboxError> {
     let (ids, classes): (Vec<i32>, Vec<i16>) = consumers.iter().copied().unzip();
     let mut tx = pool.begin().await?;
     tx.execute(sqlx::raw_sql(due::SETTINGS)).await?;
-    let query = sqlx::query_as::<_, Open>(OPEN).bind(&ids).bind(classes).bind([&PENDING[..], &STUCK].concat()).bind(COUNTED_MAX);
+    let query = sqlx::query_as::<_, Open>(OPEN).bind(&ids).bind(classes).bind(COUNTED_MAX);
     let found = query.fetch_all(&mut *tx).await?;
     tx.commit().await?;
     let mut backlogs = vec![Backlog::default(); ids.len()];

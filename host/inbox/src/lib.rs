@@ -6,7 +6,7 @@
 mod admin;
 mod audit;
 mod away;
-mod backlog;
+pub mod backlog;
 mod breaker;
 mod browse;
 mod canary;
@@ -71,7 +71,7 @@ mod version;
 
 pub use admin::{Admin, check_name};
 pub use audit::AuditEntry;
-pub use backlog::{Alert, Backlog, COUNTED_MAX, Open};
+pub use backlog::{Alert, Backlog, Open};
 pub use breaker::BreakerState;
 pub use browse::{Filter, InboxDetail, InboxRow, Place as InboxPlace};
 pub use canary::{CanaryRates, Outcomes, Withdrawn};
