@@ -28,7 +28,7 @@ def main():
     text = PAGE.read_text()
     reached = set(pathlib.Path(sys.argv[1]).read_text().splitlines())
     states, reasons, ways = named(table(text, "state")), table(text, "reason | state"), table(text, "reason | the way out")
-    stuck = {name for first, rest in reasons for name in NAME.findall(first) if "skipped" not in rest}
+    stuck = {name for first, rest in reasons for name in NAME.findall(first) if rest.split("|")[0].strip() != "`skipped`"}
     faults = [f"no test has reached the {kind} `{name}`" for kind, names in (("state", states), ("reason", named(reasons)))
               for name in sorted(names) if f"{kind} {name}" not in reached]
     faults += [f"the page does not say the way out of `{name}`" for name in sorted(stuck - named(ways))]

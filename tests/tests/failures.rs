@@ -426,13 +426,14 @@ async fn a_session_that_forgets_what_was_prepared_stops_nothing_of(world: World)
         let table = if round % 2 == 0 { "now_forgets" } else { "then_forgets" };
         // A session that is sound, then one that has just forgotten everything.
         let forgets = format!("sql INSERT INTO {table} VALUES ({round})");
-        drive(&mut partition, &[record(2 * round, &format!("sound{round}"), "")]).await;
-        drive(&mut partition, &[record(2 * round + 1, &format!("forgets{round}"), &forgets)]).await;
+        drive(&mut partition, &[record(3 * round, &format!("sound{round}"), "")]).await;
+        let behind = record(3 * round + 2, &format!("behind{round}"), "sql SELECT 1");
+        drive(&mut partition, &[record(3 * round + 1, &format!("forgets{round}"), &forgets), behind]).await;
         world.retry_until_settled(&host).await;
     }
     let rows = world.rows().await;
     let its_own = |row: &Row| row.message_id.starts_with("forgets") && row.state() == ("failed_terminal", Some("sql_error:26000"), 5);
-    assert!(rows.len() == 12 && rows.iter().all(|row| row.status == "completed" || its_own(row)), "{rows:#?}");
+    assert!(rows.len() == 18 && rows.iter().all(|row| row.status == "completed" || its_own(row)), "{rows:#?}");
     world.finish().await;
 }
 

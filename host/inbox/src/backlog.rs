@@ -1,7 +1,7 @@
 //! How much of an inbox is open, and whether that is more than its policy allows.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -15,8 +15,12 @@ const PENDING: [&str; 4] = ["received", "in_progress", "failed_retryable", "wait
 /// States of what waits for a person.
 const STUCK: [&str; 2] = ["failed_terminal", "parked"];
 
-/// Messages of one state that are counted; more are not told apart.
-pub const COUNTED_MAX: i64 = 100_000;
+/// Messages of one state that are counted when somebody asks; more are not told apart.
+const COUNTED_MAX: i64 = 100_000;
+/// Messages of one state that are counted again and again, for all consumers of a host.
+pub const WATCHED_MAX: i64 = 10_000;
+/// How long PostgreSQL works on one count at most.
+const WITHIN: &str = "SET LOCAL statement_timeout = 8000";
 
 /// Messages of a consumer that are in one state for one reason.
 #[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
@@ -27,7 +31,7 @@ pub struct Open {
     pub status: String,
     /// Why, without what it says after a colon.
     pub reason: Option<String>,
-    /// How many, counted up to [`COUNTED_MAX`].
+    /// How many; those of one state are counted up to a bound.
     pub messages: i64,
     /// When the first of them was received.
     pub oldest: DateTime<Utc>,
@@ -98,12 +102,13 @@ pub const OPEN: &str = "SELECT c.id, s.status, x.reason, count(*) AS messages, m
     GROUP BY 1, 2, 3 ORDER BY 1, 2, 3";
 
 /// Of consumers, given with their retention classes and in the order of their keys, what is open. Each state is read
-/// from its oldest message on, by index.
-pub async fn backlogs(pool: &PgPool, consumers: &[(i32, i16)]) -> Result<Vec<Backlog>, InboxError> {
+/// from its oldest message on, by index, up to so many.
+pub async fn backlogs(pool: &PgPool, consumers: &[(i32, i16)], counted_max: i64) -> Result<Vec<Backlog>, InboxError> {
     let (ids, classes): (Vec<i32>, Vec<i16>) = consumers.iter().copied().unzip();
     let mut tx = pool.begin().await?;
     tx.execute(sqlx::raw_sql(due::SETTINGS)).await?;
-    let query = sqlx::query_as::<_, Open>(OPEN).bind(&ids).bind(classes).bind(COUNTED_MAX);
+    tx.execute(sqlx::raw_sql(WITHIN)).await?;
+    let query = sqlx::query_as::<_, Open>(OPEN).bind(&ids).bind(classes).bind(counted_max);
     let found = query.fetch_all(&mut *tx).await?;
     tx.commit().await?;
     let mut backlogs = vec![Backlog::default(); ids.len()];
@@ -121,71 +126,86 @@ impl Admin {
         let (tenant, consumer) = (self.tenant(tenant).await?, self.consumer(tenant, consumer).await?);
         let policy = consumer.policy()?;
         let pool = self.place(&tenant)?.pool;
-        let backlog = backlogs(&pool, &[(consumer.consumer_id, policy.retention.class())]).await?.pop().unwrap_or_default();
+        let backlog = backlogs(&pool, &[(consumer.consumer_id, policy.retention.class())], COUNTED_MAX).await?.pop().unwrap_or_default();
         let alerts = backlog.alerts(&policy.alerts);
         Ok((backlog, alerts))
     }
 }
 
-/// What one consumer's metrics say about its backlog, for as long as a host runs it.
+/// Bounds that a policy can set.
+const ALERTS: [&str; 4] = ["pending_age_s", "parked", "dead_letters", "collisions"];
+
+/// What metrics say about the inboxes of one database, by consumer: for as long as this host runs it.
 #[derive(Default)]
-pub(crate) struct Watched {
-    /// Bounds that were reached when it was last looked at; none before that.
-    alerts: Mutex<Option<BTreeSet<&'static str>>>,
+pub(crate) struct Told(BTreeMap<i32, Said>);
+
+/// What was last said about one inbox.
+struct Said {
+    tenant: String,
+    consumer: String,
+    /// Bounds that are reached.
+    alerts: BTreeSet<&'static str>,
 }
 
 /// Count what is open, for metrics and alerts.
-pub(crate) async fn watch(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) -> Result<(), InboxError> {
+pub(crate) async fn watch(pool: &PgPool, consumers: &[Arc<ConsumerInbox>], told: &Mutex<Told>) -> Result<(), InboxError> {
     let asked: Vec<_> = consumers.iter().map(|consumer| (consumer.consumer_id, consumer.policy.retention.class())).collect();
-    for (consumer, backlog) in consumers.iter().zip(backlogs(pool, &asked).await?) {
-        consumer.tell(&backlog);
+    let found = backlogs(pool, &asked, WATCHED_MAX).await?;
+    let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+    told.keep_only(consumers);
+    for (consumer, backlog) in consumers.iter().zip(found) {
+        let said = told.0.entry(consumer.consumer_id).or_insert_with(|| Said {
+            tenant: consumer.tenant.clone(),
+            consumer: consumer.name.clone(),
+            alerts: BTreeSet::new(),
+        });
+        said.say(&backlog, &backlog.alerts(&consumer.policy.alerts));
     }
     Ok(())
 }
 
-/// Every bound that a policy can set.
-const ALERTS: [&str; 4] = ["pending_age_s", "parked", "dead_letters", "collisions"];
-
-impl ConsumerInbox {
-    fn tell(&self, backlog: &Backlog) {
-        self.gauge(backlog);
-        let reached = backlog.alerts(&self.policy.alerts);
-        let mut last = self.watched.alerts.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = last.take().unwrap_or_default();
-        for alert in reached.iter().filter(|alert| !before.contains(alert.name)) {
-            let (name, value, bound) = (alert.name, alert.value, alert.bound);
-            tracing::warn!(tenant = self.tenant, consumer = self.name, alert = name, value, bound, "alert");
-        }
-        let now: BTreeSet<_> = reached.iter().map(|alert| alert.name).collect();
-        for name in before.difference(&now) {
-            tracing::info!(tenant = self.tenant, consumer = self.name, alert = name, "alert over");
-        }
-        for name in ALERTS {
-            metrics::gauge!("oncebox_alert", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(), "alert" => name)
-                .set(if now.contains(name) { 1.0 } else { 0.0 });
-        }
-        *last = Some(now);
-    }
-
-    fn gauge(&self, backlog: &Backlog) {
-        for status in PENDING.into_iter().chain(STUCK) {
-            metrics::gauge!("oncebox_inbox_messages", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(), "status" => status)
-                .set(backlog.messages(status) as f64);
-        }
-        metrics::gauge!("oncebox_inbox_pending_messages", "tenant" => self.tenant.clone(), "consumer" => self.name.clone())
-            .set(backlog.pending() as f64);
-        metrics::gauge!("oncebox_inbox_oldest_pending_age_seconds", "tenant" => self.tenant.clone(), "consumer" => self.name.clone())
-            .set(backlog.oldest_pending_age_s().unwrap_or_default());
+impl Told {
+    /// What this host runs no more it does not speak of.
+    pub(crate) fn keep_only(&mut self, consumers: &[Arc<ConsumerInbox>]) {
+        self.0.retain(|id, said| {
+            let runs = consumers.iter().any(|consumer| consumer.consumer_id == *id);
+            if !runs {
+                said.alerts.clear();
+                said.say(&Backlog::default(), &[]);
+            }
+            runs
+        });
     }
 }
 
-impl Drop for ConsumerInbox {
-    /// What this host no longer looks at it does not speak of.
-    fn drop(&mut self) {
-        let told = std::mem::take(&mut self.watched.alerts).into_inner().unwrap_or_else(PoisonError::into_inner);
-        if told.is_some() {
-            self.tell(&Backlog::default());
+impl Said {
+    fn say(&mut self, backlog: &Backlog, reached: &[Alert]) {
+        self.gauge(backlog);
+        let Self { tenant, consumer, alerts: before } = self;
+        for Alert { name, value, bound } in reached.iter().filter(|alert| !before.contains(alert.name)) {
+            tracing::warn!(tenant, consumer, alert = name, value, bound, "alert");
         }
+        let now: BTreeSet<_> = reached.iter().map(|alert| alert.name).collect();
+        for alert in before.difference(&now) {
+            tracing::info!(tenant, consumer, alert, "alert over");
+        }
+        for name in ALERTS {
+            metrics::gauge!("oncebox_alert", "tenant" => tenant.clone(), "consumer" => consumer.clone(), "alert" => name)
+                .set(if now.contains(name) { 1.0 } else { 0.0 });
+        }
+        *before = now;
+    }
+
+    fn gauge(&self, backlog: &Backlog) {
+        let Self { tenant, consumer, .. } = self;
+        for status in PENDING.into_iter().chain(STUCK) {
+            metrics::gauge!("oncebox_inbox_messages", "tenant" => tenant.clone(), "consumer" => consumer.clone(), "status" => status)
+                .set(backlog.messages(status) as f64);
+        }
+        metrics::gauge!("oncebox_inbox_pending_messages", "tenant" => tenant.clone(), "consumer" => consumer.clone())
+            .set(backlog.pending() as f64);
+        metrics::gauge!("oncebox_inbox_oldest_pending_age_seconds", "tenant" => tenant.clone(), "consumer" => consumer.clone())
+            .set(backlog.oldest_pending_age_s().unwrap_or_default());
     }
 }
 

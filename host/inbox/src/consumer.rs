@@ -9,7 +9,6 @@ use std::{
 use tokio::sync::{Notify, watch};
 
 use crate::{
-    backlog::Watched,
     breaker::{BreakerState, Breakers},
     claim::{Claimant, Claimed},
     complete::{Completion, Disposition},
@@ -47,8 +46,6 @@ pub struct ConsumerInbox {
     handlers: watch::Sender<Arc<dyn Handlers>>,
     /// What payloads have to be.
     pub(crate) schemas: Schemas,
-    /// What was last said about its backlog.
-    pub(crate) watched: Watched,
     /// Whoever loads deployments is told here that those that are loaded are stale.
     stale: OnceLock<Arc<Notify>>,
     /// Event types that have metrics of their own; a producer can invent any number of them.
@@ -83,6 +80,8 @@ impl ConsumerInbox {
             ConsumerCaps { transactions_max: policy.limits.transactions_max, messages_per_second: policy.limits.messages_per_second };
         sessions.scheduler().set_caps(sessions.tenant_id, consumer_id, caps);
         let schemas = Schemas::new(&policy.schemas);
+        // A counter that begins with its first case would not be seen to rise.
+        metrics::counter!("oncebox_suspect_ids_total", "tenant" => tenant.clone(), "consumer" => name.clone()).increment(0);
         Arc::new(Self {
             consumer_id,
             tenant,
@@ -96,7 +95,6 @@ impl ConsumerInbox {
             shadows,
             handlers: watch::Sender::new(handlers),
             schemas,
-            watched: Watched::default(),
             stale: OnceLock::new(),
             event_types: Mutex::default(),
         })
@@ -239,6 +237,9 @@ impl ConsumerInbox {
         metrics::counter!("oncebox_failures_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
             "event_type" => self.label(&message.event_type), "reason" => failure.kind.name())
         .increment(1);
+        if disposition == Disposition::Parked {
+            self.count_parked(message, failure.kind.name());
+        }
         tracing::warn!(
             tenant = self.tenant,
             consumer = self.name,
@@ -253,11 +254,15 @@ impl ConsumerInbox {
         );
     }
 
-    /// Log a message that is kept for a person.
-    pub(crate) fn log_parked(&self, message: &Message, reason: &str) {
+    fn count_parked(&self, message: &Message, reason: &str) {
         metrics::counter!("oncebox_parked_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
             "event_type" => self.label(&message.event_type), "reason" => reason.split(':').next().unwrap_or(reason).to_owned())
         .increment(1);
+    }
+
+    /// Log a message that is kept for a person.
+    pub(crate) fn log_parked(&self, message: &Message, reason: &str) {
+        self.count_parked(message, reason);
         tracing::warn!(
             tenant = self.tenant,
             consumer = self.name,

@@ -93,10 +93,17 @@ impl Due {
 /// Consumers of one database, by key.
 type Consumers = BTreeMap<i32, Weak<ConsumerInbox>>;
 
+/// A database, its consumers, and what is told of their inboxes.
+struct Place {
+    pool: PgPool,
+    consumers: Consumers,
+    told: Arc<Mutex<backlog::Told>>,
+}
+
 /// Looks for what is due, in every database that holds an inbox of a consumer of this host.
 #[derive(Default)]
 pub struct Lookout {
-    places: Mutex<HashMap<String, (PgPool, Consumers)>>,
+    places: Mutex<HashMap<String, Place>>,
 }
 
 impl Lookout {
@@ -107,10 +114,10 @@ impl Lookout {
         let (login, database) = (options.get_username(), options.get_database().unwrap_or_default());
         let place = format!("{login}@{}:{}/{database}", options.get_host(), options.get_port());
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        let (known, consumers) = places.entry(place).or_insert_with(|| (pool.clone(), Consumers::new()));
+        let place = places.entry(place).or_insert_with(|| Place { pool: pool.clone(), consumers: Consumers::new(), told: Arc::default() });
         // With a password that changed since, a tenant's own database has a new pool.
-        *known = pool.clone();
-        consumers.insert(consumer.consumer_id, Arc::downgrade(consumer));
+        place.pool = pool.clone();
+        place.consumers.insert(consumer.consumer_id, Arc::downgrade(consumer));
         consumer.due.is_told.store(true, Ordering::Release);
         // What an earlier process left is found by the first look.
     }
@@ -129,12 +136,12 @@ impl Lookout {
                 _ = every.tick() => {
                     let sweeps = ticks.is_multiple_of(LOOKS_PER_SWEEP);
                     ticks = ticks.wrapping_add(1);
-                    for (place, pool, consumers) in self.living() {
+                    for (place, pool, consumers, told) in self.living() {
                         let counts = format!("{place} counts");
                         if sweeps && under_way.insert(counts.clone()) {
                             let (pool, consumers) = (pool.clone(), consumers.clone());
                             looks.spawn(async move {
-                                count(&pool, consumers).await;
+                                count(&pool, consumers, &told).await;
                                 counts
                             });
                         }
@@ -153,22 +160,28 @@ impl Lookout {
         }
     }
 
-    /// Each database with the consumers that still run.
-    fn living(&self) -> Vec<(String, PgPool, Vec<Arc<ConsumerInbox>>)> {
+    /// Each database with the consumers that still run, and what is told of them.
+    fn living(&self) -> Vec<(String, PgPool, Vec<Arc<ConsumerInbox>>, Arc<Mutex<backlog::Told>>)> {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        for (_, consumers) in places.values_mut() {
-            consumers.retain(|_, consumer| consumer.strong_count() > 0);
-        }
-        places.retain(|_, (_, consumers)| !consumers.is_empty());
-        let living = |consumers: &Consumers| consumers.values().filter_map(Weak::upgrade).collect();
-        places.iter().map(|(place, (pool, consumers))| (place.clone(), pool.clone(), living(consumers))).collect()
+        let mut living = Vec::new();
+        places.retain(|name, place| {
+            place.consumers.retain(|_, consumer| consumer.strong_count() > 0);
+            let consumers: Vec<_> = place.consumers.values().filter_map(Weak::upgrade).collect();
+            if consumers.is_empty() {
+                place.told.lock().unwrap_or_else(PoisonError::into_inner).keep_only(&[]);
+                return false;
+            }
+            living.push((name.clone(), place.pool.clone(), consumers, place.told.clone()));
+            true
+        });
+        living
     }
 }
 
 /// Count what is open, and rest for as long as that the database has most of its time for other work.
-async fn count(pool: &PgPool, consumers: Vec<Arc<ConsumerInbox>>) {
+async fn count(pool: &PgPool, consumers: Vec<Arc<ConsumerInbox>>, told: &Mutex<backlog::Told>) {
     let began = Instant::now();
-    match timeout(PATIENCE, backlog::watch(pool, &consumers)).await {
+    match timeout(PATIENCE, backlog::watch(pool, &consumers, told)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "failed to count what is open; metrics and alerts are those of before"),
         Err(_) => tracing::warn!("the database does not say how much is open; metrics and alerts are those of before"),

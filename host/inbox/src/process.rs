@@ -219,10 +219,11 @@ impl ConsumerInbox {
         let ended = run(self.job(routed, 1, DeliveryKind::Live), tx).await;
         self.count_duration(&routed.offered.message, began.elapsed());
         hooks::point("inbox:handle:after");
+        let forgot = tx.has_forgotten().await;
         match ended {
             Ended::Ok(result) => {
                 if let (Some(shadow), Some(watch)) = (&routed.shadow, watch) {
-                    let trace = watch.end(transaction).await?;
+                    let trace = watch.end(transaction).await.map_err(at_completion)?;
                     sampled.push(Sampled::new(shadow, &routed.offered.message, routed.generation, result.clone(), trace));
                 }
                 if mode == Mode::Savepoints {
@@ -231,6 +232,8 @@ impl ConsumerInbox {
                 completion.succeeded(routed.ran(), result, &self.policy);
                 Ok((Disposition::Completed, None))
             }
+            // Perhaps code of a message before it did that: each runs alone.
+            Ended::Failed(failure) if forgot => Err(Stop::AtCommit { failure }),
             Ended::Failed(failure) if mode == Mode::Optimistic && hooks::sabotage("failure_written_by_upsert") => {
                 Err(Stop::Abandoned { index, failure })
             }

@@ -312,6 +312,7 @@ impl ConsumerInbox {
         self.due_after(&completion);
         commit(transaction).await.map_err(crate::process::stopped)?;
         self.log_failure(&leased.message, &failure, disposition, leased.attempt);
+        self.count_run(&leased.message, disposition);
         if let Some(handler) = handler {
             settled_first(leased, handler, disposition);
         }

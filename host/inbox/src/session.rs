@@ -443,6 +443,10 @@ impl Transaction<'_> {
 
     async fn end(mut self) {
         let tx = self.tx.take().expect("a transaction ends once");
+        if tx.has_forgotten().await {
+            // Others may have forgotten too, and nobody has noticed yet.
+            self.sessions.idle.lock().expect("no panic while held").clear();
+        }
         let permit = self.permit.take();
         match (tx.into_connection(), permit) {
             (Some(connection), Some(permit)) => {

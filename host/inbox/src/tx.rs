@@ -120,6 +120,11 @@ impl Tx {
         state.broken || state.in_flight
     }
 
+    /// Whether code of a guest has made the session forget what was prepared on it.
+    pub(crate) async fn has_forgotten(&self) -> bool {
+        self.state.lock().await.forgot
+    }
+
     /// Whether a statement was abandoned half way, as opposed to a connection that failed.
     pub(crate) async fn is_abandoned(&self) -> bool {
         let state = self.state.lock().await;

@@ -1,7 +1,7 @@
 //! What in a policy cannot work. Everything is said at once.
 
 use super::{Ack, Dedup, Order, Policy, schemas::SCHEMAS_MAX};
-use crate::{error::InboxError, problem::Problem};
+use crate::{backlog::WATCHED_MAX, error::InboxError, problem::Problem};
 
 /// One thing that is wrong with a policy.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -87,6 +87,9 @@ impl Policy {
             ("limits.memory_bytes", limits.memory_bytes as u64, 128 << 20),
             ("limits.transactions_max", limits.transactions_max.unwrap_or(1) as u64, 10_000),
             ("limits.messages_per_second", limits.messages_per_second.unwrap_or(1).into(), 10_000_000),
+            ("alerts.parked", self.alerts.parked.max(1), WATCHED_MAX as u64),
+            ("alerts.dead_letters", self.alerts.dead_letters.max(1), WATCHED_MAX as u64),
+            ("alerts.collisions", self.alerts.collisions.max(1), WATCHED_MAX as u64),
             ("alerts.pending_age_s", self.alerts.pending_age_s.max(1), 30 * DAY_MS / 1_000),
             ("kafka.prefetch_messages", kafka.prefetch_messages as u64, 100_000),
             ("kafka.prefetch_bytes", kafka.prefetch_bytes as u64, ANY),
