@@ -180,7 +180,8 @@ async fn two_busy_tenants_share_the_host_by_their_weights() {
     let cost = |ended: &TenantCounts, began: &TenantCounts| (ended.cpu + ended.database - began.cpu - began.database).as_secs_f64();
     let by_cost = cost(&ended.1, &began.1) / cost(&ended.0, &began.0);
     println!("with three times the weight: {by_heavy} messages to {by_light}, {by_cost:.2} times the cost");
-    assert!((2.0..4.5).contains(&(by_heavy / by_light)), "{by_heavy} messages to {by_light}");
+    // What is shared is cost, and a machine that stalls lets some messages cost more than others.
+    assert!((1.5..8.0).contains(&(by_heavy / by_light)), "{by_heavy} messages to {by_light}");
     assert!((2.6..3.4).contains(&by_cost), "{by_cost} times the cost");
     of_light.stop().await;
     of_heavy.stop().await;
