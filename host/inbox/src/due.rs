@@ -100,6 +100,14 @@ struct Place {
     told: Arc<Mutex<backlog::Told>>,
 }
 
+/// A database with the consumers that still run.
+struct Living {
+    place: String,
+    pool: PgPool,
+    consumers: Vec<Arc<ConsumerInbox>>,
+    told: Arc<Mutex<backlog::Told>>,
+}
+
 /// Looks for what is due, in every database that holds an inbox of a consumer of this host.
 #[derive(Default)]
 pub struct Lookout {
@@ -136,7 +144,7 @@ impl Lookout {
                 _ = every.tick() => {
                     let sweeps = ticks.is_multiple_of(LOOKS_PER_SWEEP);
                     ticks = ticks.wrapping_add(1);
-                    for (place, pool, consumers, told) in self.living() {
+                    for Living { place, pool, consumers, told } in self.living() {
                         let counts = format!("{place} counts");
                         if sweeps && under_way.insert(counts.clone()) {
                             let (pool, consumers) = (pool.clone(), consumers.clone());
@@ -160,8 +168,8 @@ impl Lookout {
         }
     }
 
-    /// Each database with the consumers that still run, and what is told of them.
-    fn living(&self) -> Vec<(String, PgPool, Vec<Arc<ConsumerInbox>>, Arc<Mutex<backlog::Told>>)> {
+    /// Each database with the consumers that still run.
+    fn living(&self) -> Vec<Living> {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let mut living = Vec::new();
         places.retain(|name, place| {
@@ -171,7 +179,7 @@ impl Lookout {
                 place.told.lock().unwrap_or_else(PoisonError::into_inner).keep_only(&[]);
                 return false;
             }
-            living.push((name.clone(), place.pool.clone(), consumers, place.told.clone()));
+            living.push(Living { place: name.clone(), pool: place.pool.clone(), consumers, told: place.told.clone() });
             true
         });
         living
