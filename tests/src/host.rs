@@ -22,7 +22,7 @@ use oncebox_server::local::{free_port, process::Child};
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
     consumer::{BaseConsumer, CommitMode, Consumer},
-    message::{Header, OwnedHeaders},
+    message::{Header, OwnedHeaders, OwnedMessage},
     producer::{FutureProducer, FutureRecord},
 };
 use sqlx::{
@@ -107,6 +107,8 @@ pub struct Options {
     pub own_database: bool,
     /// A superuser's URL of another server for that than the host's.
     pub own_postgres: Option<String>,
+    /// Dead letters are copied to the topic [`Scenario::copies`].
+    pub copies: bool,
 }
 
 impl Default for Options {
@@ -125,6 +127,7 @@ impl Default for Options {
             brokers: None,
             own_database: false,
             own_postgres: None,
+            copies: false,
         }
     }
 }
@@ -137,11 +140,12 @@ impl Options {
             "sequence" => ("key", "sequence = { version = { header = 'version' }, first = 1, gap_wait_ms = 600000 }"),
             order => (order, ""),
         };
+        let copies = if self.copies { format!("dead_letters = {{ topic = '{topic}.dead' }}") } else { String::new() };
         let policy = format!(
             "topics = ['{topic}']\nack = '{ack}'\norder = '{order}'\n{sequence}\nbatch = {batch}\n\
              identity = {{ id = {id}, event_type = [{{ header = 'type' }}] }}\n\
              retry = {{ attempts_max = 20, backoff_min_ms = 50, backoff_max_ms = 200, lease_ms = {lease_ms} }}\n\
-             limits = {{ deadline_ms = {deadline_ms} }}\n\
+             limits = {{ deadline_ms = {deadline_ms} }}\n{copies}\n\
              kafka.properties = {{ 'session.timeout.ms' = '{session_timeout_ms}', 'heartbeat.interval.ms' = '300', \
              'auto.commit.interval.ms' = '100', 'reconnect.backoff.max.ms' = '500' }}"
         );
@@ -190,6 +194,9 @@ impl Scenario {
         let topic = format!("payments.{unique}");
         let kafka = KafkaServer::at(&brokers);
         kafka.create_topic(&topic, options.partitions, &[]).await?;
+        if options.copies {
+            kafka.create_topic(&format!("{topic}.dead"), 1, &[("max.message.bytes", "20000")]).await?;
+        }
 
         let key = MasterKey::generate();
         let admin = Admin::new(connect, MasterKey::parse(&key)?, "test");
@@ -245,7 +252,8 @@ impl Scenario {
         self.program()?.args(arguments).envs(variables.iter().copied()).stdin(Stdio::null()).output().context("failed to run the program")
     }
 
-    fn program(&self) -> Result<Command> {
+    /// The program, on the database of the host and its brokers.
+    pub fn program(&self) -> Result<Command> {
         let mut command = Command::new(program()?);
         for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("ONCEBOX_")) {
             command.env_remove(variable);
@@ -373,6 +381,20 @@ impl Scenario {
             (0..partitions).map(position).collect()
         };
         tokio::task::spawn_blocking(ask).await?
+    }
+
+    /// Every copy of a dead letter that is in its topic.
+    pub async fn copies(&self) -> Result<Vec<OwnedMessage>> {
+        let (client, topic) = (self.group_client()?, format!("{}.dead", self.topic));
+        let read = move || -> Result<Vec<OwnedMessage>> {
+            let (low, high) = client.fetch_watermarks(&topic, 0, BROKER_TIMEOUT)?;
+            let mut list = TopicPartitionList::new();
+            list.add_partition_offset(&topic, 0, Offset::Offset(low))?;
+            client.assign(&list)?;
+            let next = |_| Ok(client.poll(BROKER_TIMEOUT).context("a record is missing")??.detach());
+            (low..high).map(next).collect()
+        };
+        tokio::task::spawn_blocking(read).await?
     }
 
     /// Set the group's offsets, as a person with Kafka's tools would, while no host runs.

@@ -47,6 +47,7 @@ pub const SOURCE: &str = concat!(
     include_str!("../../migrations/0008_rotation.sql"),
     include_str!("../../migrations/0009_order.sql"),
     include_str!("../../migrations/0010_redrive.sql"),
+    include_str!("../../migrations/0011_dead_letters.sql"),
     include_str!("../../host/inbox/src/schema.rs"),
     include_str!("../../host/inbox/src/missing_partitions.sql"),
     include_str!("../../host/inbox/src/revoke_functions.sql"),

@@ -190,6 +190,6 @@ fn services_dir() -> Result<PathBuf> {
 }
 
 /// The workspace's `target`.
-pub(crate) fn target_dir() -> PathBuf {
+pub fn target_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target")
 }

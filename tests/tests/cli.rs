@@ -413,7 +413,7 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
         .await;
     };
     let base = |rest: &str| format!("{POLICY}{rest}");
-    create(&base("kafkaa = 1"), "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, `order`, `sequence`, `dedup`, `retention`, `payload`, `collision`, `no_route`, `identity`, `schemas`, `batch`, `retry`, `breaker`, `limits`, `alerts`, `kafka`").await;
+    create(&base("kafkaa = 1"), "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, `order`, `sequence`, `dedup`, `retention`, `payload`, `collision`, `no_route`, `identity`, `schemas`, `batch`, `retry`, `dead_letters`, `replay`, `breaker`, `limits`, `alerts`, `kafka`").await;
     create("topics = ['t']", "missing field `ack`").await;
     create("ack = 'after_commit'", "missing field `topics`").await;
     create("topics = []\nack = 'after_commit'", "line 1: `topics` must name at least one topic").await;

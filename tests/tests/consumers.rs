@@ -384,6 +384,17 @@ async fn sought() -> Result<()> {
     scenario.send(&Load::of([Work::Pay; 20]).named("after")).await?;
     scenario.wait_settled().await?;
     scenario.check().await?;
+    // S1-116, S1-117: where the policy says that nothing is to be replayed, offsets go forward only.
+    let forbid = r#"UPDATE oncebox.consumer SET policy = policy || '{"replay": {"allowed": false}}' WHERE consumer_id = {consumer}"#;
+    scenario.execute(forbid).await?;
+    let before = scenario.positions().await?;
+    let refused = consumer(&scenario, &["seek"], &["--to", "beginning", "--yes"]).await.unwrap_err().to_string();
+    ensure!(
+        refused.contains("records would be read again") && refused.contains("`replay.allowed = false`; nothing was changed"),
+        "{refused}"
+    );
+    ensure!(scenario.positions().await? == before);
+    consumer(&scenario, &["seek"], &["--to", "end", "--yes"]).await?;
     one.stop().await?;
     two.stop().await
 }

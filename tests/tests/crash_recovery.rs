@@ -149,6 +149,11 @@ async fn a_message_that_kills_the_process_is_parked_and_its_neighbours_complete(
     assert!((4..=8).contains(&kills), "killed {kills} times");
     assert!(found.iter().filter(|row| row.message_id != killer).all(|row| row.status == "completed"), "{found:?}");
     scenario.check().await.unwrap();
+    // S1-087: of the three leases that ran out two were taken over; the message of the third is parked.
+    let log = std::fs::read_to_string(host.log()).unwrap();
+    let taken_over = log.lines().filter(|line| line.contains("lease taken over"));
+    assert_eq!(taken_over.clone().count(), 2, "{log}");
+    assert!(taken_over.clone().all(|line| line.contains(&killer)), "{log}");
     host.stop().await.unwrap();
 }
 

@@ -178,6 +178,28 @@ async fn attempts_end_at_their_limit_of(world: World) {
     world.finish().await;
 }
 
+/// What could go wrong: what is too old to be of use is tried again and again, or a person who says that it is to run once
+/// more is not heard. S2-009.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_too_old_is_not_tried_again() {
+    let world = World::new().await;
+    let consumer = world.simple("", "retry = { age_max_ms = 3600000, attempts_max = 3, backoff_min_ms = 1, backoff_max_ms = 1 }").await;
+    let host = world.host(&consumer);
+    deliver(&host, &[record(0, "old", "trap"), record(1, "young", "before 3 trap")]).await;
+    assert_eq!(world.row(&consumer, "old").await.state(), ("failed_retryable", Some("trap"), 1));
+    world.execute("UPDATE oncebox.inbox SET received_at = received_at - interval '2 hours' WHERE message_id = 'old'").await;
+    world.retry_until_settled(&host).await;
+    assert_eq!(world.row(&consumer, "old").await.state(), ("failed_terminal", Some("trap"), 2));
+    assert_eq!(world.row(&consumer, "young").await.state(), ("completed", None, 3));
+
+    let reason = "once more".to_owned();
+    let again = Remedy { verb: Verb::Redrive, filter: Filter::default(), message_ids: Vec::new(), reason, as_of: None, limit: 10 };
+    assert_eq!(world.admin.remedy("acme", "orders", &again).await.unwrap().changed, 1);
+    world.retry_until_settled(&host).await;
+    assert_eq!(world.row(&consumer, "old").await.state(), ("failed_terminal", Some("trap"), 3), "it is as old as its redrive");
+    world.finish().await;
+}
+
 /// A table with one row, and a superuser's session that holds it.
 async fn held_row(world: &World) -> (TestConsumer, PgConnection) {
     let consumer = world

@@ -12,6 +12,13 @@ use oncebox_tests::{
 };
 use tokio::time::{Instant, sleep};
 
+#[path = "redrive/copies.rs"]
+mod copies;
+#[path = "redrive/export.rs"]
+mod export;
+#[path = "redrive/revision.rs"]
+mod revision;
+
 const QUICK: &str = "retry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }";
 
 fn all(verb: Verb) -> Remedy {

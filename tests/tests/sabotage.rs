@@ -13,9 +13,10 @@ use std::{
 };
 
 use anyhow::Result;
+use chrono::{DateTime, Utc};
 use futures::{FutureExt, future::LocalBoxFuture};
 use oncebox_inbox::{
-    Filter, NewDeployment, Remedy, Role, SessionSettings, Shadow, Verb,
+    Filter, InboxError, NewDeployment, Remedy, Revision, Role, SessionSettings, Shadow, Verb,
     due::release_forgotten,
     handler::{Failure, FailureKind},
     hooks::switch_sabotage,
@@ -248,6 +249,18 @@ static DEFECTS: &[Defect] = &[
         )]),
     },
     Defect {
+        name: "revision_changes_the_hash",
+        scenario: "a revised letter that comes again",
+        sees: "what comes again is taken for another message",
+        made: Made::Functions(&[("revise", "SET payload = p_payload", "SET payload = p_payload, payload_hash = sha256(p_payload)")]),
+    },
+    Defect {
+        name: "revision_of_any_time",
+        scenario: "a revision that is asked for twice",
+        sees: "a revision that was asked for before it failed again",
+        made: Made::Functions(&[("revise", "p_as_of, p_actor", "now(), p_actor")]),
+    },
+    Defect {
         name: "discard_forgets_its_key",
         scenario: "a discarded message of a key",
         sees: FORGOTTEN,
@@ -294,6 +307,8 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("versions out of order", |defect| versions_out_of_order(defect).map(Ok).boxed_local()),
     ("a version that is given up", |defect| version_given_up(defect).map(Ok).boxed_local()),
     ("a redrive that is asked for twice", |defect| redriven_twice(defect).map(Ok).boxed_local()),
+    ("a revised letter that comes again", |defect| revised(defect).map(Ok).boxed_local()),
+    ("a revision that is asked for twice", |defect| revised_twice(defect).map(Ok).boxed_local()),
     ("a discarded message of a key", |defect| discarded(defect).map(Ok).boxed_local()),
     ("a discard beside a claim of its key", |defect| discard_beside_a_claim(defect).map(Ok).boxed_local()),
 ];
@@ -387,7 +402,7 @@ impl Defect {
 }
 
 async fn change(world: &World, function: &str, from: &str, to: &str) {
-    let schema = if ["authorize", "release_forgotten", "remedy", "next_of_key", "version_of"].contains(&function) {
+    let schema = if ["authorize", "release_forgotten", "remedy", "revise", "next_of_key", "version_of"].contains(&function) {
         "oncebox"
     } else {
         "oncebox_host"
@@ -908,6 +923,36 @@ async fn redriven_twice(defect: Option<&Defect>) {
         format!("SELECT oncebox.remedy({}, {class}::smallint, 'redrive', '{{a}}', now(), 'test', 'again')", consumer.row.consumer_id);
     world.execute(again).await;
     world.retry_until_settled(&host).await;
+    world.finish().await;
+}
+
+/// A letter that was mended and, as of then, might be mended again.
+async fn revise(world: &World, payload: &str, as_of: Option<DateTime<Utc>>) -> Result<(), InboxError> {
+    let revision = Revision { payload: payload.into(), reason: "a test".to_owned(), as_of };
+    world.admin.revise("acme", "orders", "a", &revision).await
+}
+
+async fn revised(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "").await;
+    let host = world.host(&consumer);
+    deliver(&host, &[record(0, "a", "reject")]).await;
+    revise(&world, "", None).await.unwrap();
+    world.retry_until_settled(&host).await;
+    deliver(&host, &[record(0, "a", "reject")]).await;
+    assert_eq!(world.rows().await.len(), 1, "what comes again is taken for another message");
+    world.finish().await;
+}
+
+async fn revised_twice(defect: Option<&Defect>) {
+    let world = world(defect).await;
+    let consumer = world.simple("", "").await;
+    let host = world.host(&consumer);
+    deliver(&host, &[record(0, "a", "reject")]).await;
+    let asked = sqlx::query_scalar("SELECT now()").fetch_one(&world.pool).await.unwrap();
+    revise(&world, "reject", Some(asked)).await.unwrap();
+    world.retry_until_settled(&host).await;
+    assert!(revise(&world, "", Some(asked)).await.is_err(), "a revision that was asked for before it failed again is made again");
     world.finish().await;
 }
 

@@ -162,6 +162,12 @@ pub(crate) async fn check_tenants_policy(
     if !group.starts_with(&own) && before.as_ref().is_none_or(|before| before.group(tenant, consumer) != group) {
         return forbidden(format!("a token of a tenant can set `policy.kafka.group` only to what begins with `{own}`"));
     }
+    let copies = &policy.dead_letters.topic;
+    let may_write =
+        |topic: &String| topic.starts_with(&own) || before.as_ref().is_some_and(|before| before.dead_letters.topic.as_ref() == Some(topic));
+    if !copies.as_ref().is_none_or(may_write) {
+        return forbidden(format!("a token of a tenant can set `policy.dead_letters.topic` only to what begins with `{own}`"));
+    }
     let limits = caller.admin.tenant(tenant).await?.limits;
     let known = before.map(|before| before.topics).unwrap_or_default();
     match policy.topics.iter().find(|topic| !known.contains(topic) && !limits.allows_topic(topic)) {

@@ -145,7 +145,7 @@ pub struct Story {
 pub struct StoryEvent {
     /// When.
     pub at: DateTime<Utc>,
-    /// `failed`, `crashed`, `redriven`, `discarded` or `retried`.
+    /// `failed`, `crashed`, `redriven`, `discarded`, `retried` or `revised`.
     pub event: String,
     /// Which run, since the message was first received or last redriven.
     pub attempt: Option<i32>,
@@ -170,22 +170,19 @@ pub struct Behind {
     pub reason: Option<String>,
 }
 
+impl From<oncebox_inbox::StoryEvent> for StoryEvent {
+    fn from(e: oncebox_inbox::StoryEvent) -> Self {
+        Self { at: e.at, event: e.event, attempt: e.attempt, version: e.version, reason: e.reason, error: e.error, actor: e.actor }
+    }
+}
+
 impl From<oncebox_inbox::Story> for Story {
     fn from(story: oncebox_inbox::Story) -> Self {
-        let event = |e: oncebox_inbox::StoryEvent| StoryEvent {
-            at: e.at,
-            event: e.event,
-            attempt: e.attempt,
-            version: e.version,
-            reason: e.reason,
-            error: e.error,
-            actor: e.actor,
-        };
         let behind = |b: oncebox_inbox::Behind| Behind { message_id: b.message_id, status: b.status, reason: b.reason };
         Self {
             message: story.detail.row.into(),
             ordering_key: story.ordering_key.as_deref().map(text),
-            history: story.history.into_iter().map(event).collect(),
+            history: story.history.into_iter().map(Into::into).collect(),
             behind: story.behind.map(behind),
             aggregate_version: story.aggregate.map(|aggregate| aggregate.version),
             aggregate_at: story.aggregate.and_then(|aggregate| aggregate.at),
@@ -218,9 +215,16 @@ pub(crate) async fn list(
     Path((tenant, consumer)): Path<(String, String)>,
     mut query: Query,
 ) -> Result<Json<Vec<InboxRow>>, ApiError> {
-    let filter = Filter {
-        tenant: Some(tenant),
-        consumer: Some(consumer),
+    let filter = Filter { tenant: Some(tenant.clone()), consumer: Some(consumer.clone()), ..filter(&mut query)? };
+    query.end()?;
+    // A misspelt name must not look like an empty inbox.
+    caller.admin.consumer(&tenant, &consumer).await?;
+    Ok(Json(caller.admin.inbox_list(&filter).await?.into_iter().map(Into::into).collect()))
+}
+
+/// What a list, or an export, is asked for.
+pub(crate) fn filter(query: &mut Query) -> Result<Filter, ApiError> {
+    Ok(Filter {
         status: query.one_of("status", &STATUSES)?,
         reason: query.text("reason")?,
         event_type: query.text("event_type")?,
@@ -231,11 +235,8 @@ pub(crate) async fn list(
         until: query.parsed("until", "a time as of RFC 3339")?,
         after: query.parsed::<InboxPlace>("after", "a time as of RFC 3339, a comma and the id of a message")?,
         limit: query.limit()?,
-    };
-    query.end()?;
-    // A misspelt name must not look like an empty inbox.
-    caller.admin.consumer(filter.tenant.as_deref().unwrap_or_default(), filter.consumer.as_deref().unwrap_or_default()).await?;
-    Ok(Json(caller.admin.inbox_list(&filter).await?.into_iter().map(Into::into).collect()))
+        ..Filter::default()
+    })
 }
 
 /// What is open in an inbox.
@@ -413,11 +414,17 @@ pub(crate) async fn retry(
     apply(&caller, &tenant, &consumer, Verb::Retry, remedy).await
 }
 
+/// Whoever changes messages says why.
+pub(crate) fn check_reason(reason: &str) -> Result<(), ApiError> {
+    match reason.trim().is_empty() || reason.chars().count() > 1_000 {
+        true => Err(ApiError::invalid("`reason` must say why, in 1 to 1,000 characters")),
+        false => Ok(()),
+    }
+}
+
 async fn apply(caller: &Caller, tenant: &str, consumer: &str, verb: Verb, remedy: Remedy) -> Result<Json<Remedied>, ApiError> {
     let Remedy { reason, filter, message_ids, as_of, limit } = remedy;
-    if reason.trim().is_empty() || reason.chars().count() > 1_000 {
-        return Err(ApiError::invalid("`reason` must say why, in 1 to 1,000 characters"));
-    }
+    check_reason(&reason)?;
     if limit > REMEDY_MAX || message_ids.len() > REMEDY_MAX as usize {
         return Err(ApiError::invalid(format!("`limit` and the number of `message_ids` must be at most {REMEDY_MAX}")));
     }
@@ -459,13 +466,19 @@ pub(crate) async fn show(
     let with_record = query.flag("payload")?;
     query.end()?;
     let detail = caller.admin.inbox_show(&tenant, &consumer, &message_id).await?;
-    let shown = |bytes: Option<&[u8]>| bytes.filter(|_| with_record).map(text);
-    Ok(Json(InboxDetail {
-        key: shown(detail.key.as_deref()),
-        headers: with_record.then(|| detail.headers.iter().map(|(name, value)| (name.clone(), text(value))).collect()),
-        payload: shown(detail.payload.as_deref()),
-        row: detail.row.into(),
-    }))
+    Ok(Json(InboxDetail::new(detail, with_record)))
+}
+
+impl InboxDetail {
+    pub(crate) fn new(detail: oncebox_inbox::InboxDetail, with_record: bool) -> Self {
+        let shown = |bytes: Option<&[u8]>| bytes.filter(|_| with_record).map(text);
+        Self {
+            key: shown(detail.key.as_deref()),
+            headers: with_record.then(|| detail.headers.iter().map(|(name, value)| (name.clone(), text(value))).collect()),
+            payload: shown(detail.payload.as_deref()),
+            row: detail.row.into(),
+        }
+    }
 }
 
 /// The story of one message

@@ -15,8 +15,8 @@ use utoipa::{
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
-    Api, audit, auth::ROLE_KEY, changes, consumer_changes, consumers, deployments, doctor, error::ProblemDetails, handlers, hosts, inbox,
-    migrations, seek, shadows, tenant_changes, tenants, tokens, versions, whoami,
+    Api, audit, auth::ROLE_KEY, changes, consumer_changes, consumers, deployments, doctor, error::ProblemDetails, export, handlers, hosts,
+    inbox, migrations, revision, seek, shadows, tenant_changes, tenants, tokens, versions, whoami,
 };
 
 /// The routes and their document. A route is here or nowhere.
@@ -54,6 +54,8 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(inbox::show))
         .routes(routes!(inbox::story))
         .routes(routes!(inbox::backlog))
+        .routes(routes!(export::export))
+        .routes(routes!(revision::revise))
         .routes(routes!(inbox::redrive))
         .routes(routes!(inbox::discard))
         .routes(routes!(inbox::retry))

@@ -145,6 +145,14 @@ pub(crate) async fn seek(
     let partitions: Vec<_> = found.into_iter().map(|position| partition(position, &policy)).collect();
     let sum = |count: fn(&SeekPartition) -> i64| partitions.iter().map(count).sum::<i64>();
     let (read_again, run_again, skipped) = (sum(|p| p.read_again), sum(|p| p.run_again), sum(|p| p.skipped));
+    if accept && read_again > 0 && !policy.replay.allowed {
+        return Err(ApiError::new(
+            Code::Conflict,
+            format!(
+                "{read_again} records would be read again, and the policy of `{tenant}/{consumer}` says `replay.allowed = false`; nothing was changed"
+            ),
+        ));
+    }
     if accept {
         let offsets: Vec<_> = partitions
             .iter()
@@ -205,6 +213,9 @@ fn partition(position: GroupPosition, policy: &Policy) -> SeekPartition {
 
 fn consequences(policy: &Policy, horizon: Option<DateTime<Utc>>, read_again: i64, run_again: i64, skipped: i64) -> Vec<String> {
     let mut all = Vec::new();
+    if read_again > 0 && !policy.replay.allowed {
+        all.push("the policy says `replay.allowed = false`: this will be refused".to_owned());
+    }
     if read_again > 0 && policy.dedup == Dedup::Inbox {
         let duplicates = read_again - run_again;
         all.push(format!(

@@ -47,13 +47,13 @@ impl Disposition {
     }
 }
 
-/// What a failure makes of a message after this many attempts.
-pub fn disposition(failure: &Failure, attempts: u32, policy: &Policy) -> Disposition {
+/// What a failure makes of a message after this many attempts, so long after it was received or redriven.
+pub fn disposition(failure: &Failure, attempts: u32, age: Duration, policy: &Policy) -> Disposition {
     match failure.kind {
         FailureKind::Reject => Disposition::FailedTerminal,
         FailureKind::NoRoute => unrouted(policy),
         FailureKind::Park | FailureKind::Crashed | FailureKind::Schema => Disposition::Parked,
-        _ if attempts >= policy.retry.attempts_max => Disposition::FailedTerminal,
+        _ if attempts >= policy.retry.attempts_max || policy.retry.is_too_old(age) => Disposition::FailedTerminal,
         _ => Disposition::FailedRetryable,
     }
 }
@@ -115,12 +115,14 @@ pub struct Ran<'a> {
     pub version: Option<i32>,
     /// Which run it was, from 1.
     pub attempt: u32,
+    /// Since it was received, or last redriven.
+    pub age: Duration,
 }
 
 impl<'a> Ran<'a> {
     /// A claim of this transaction that is not run.
     pub(crate) fn not(message: &'a Message) -> Self {
-        Self { message, epoch: 0, version: None, attempt: 1 }
+        Self { message, epoch: 0, version: None, attempt: 1, age: Duration::ZERO }
     }
 }
 
@@ -215,7 +217,7 @@ impl Completion {
 
     /// A run that failed: the claim row becomes the failure record, in the same transaction.
     pub fn failed(&mut self, ran: Ran<'_>, failure: &Failure, policy: &Policy) -> Disposition {
-        let disposition = disposition(failure, ran.attempt, policy);
+        let disposition = disposition(failure, ran.attempt, ran.age, policy);
         // A row that is to run again needs its payload whatever the policy says.
         let keep = disposition == Disposition::FailedRetryable || policy.payload != PayloadPolicy::None;
         let record = &ran.message.record;
@@ -286,7 +288,7 @@ mod tests {
     fn check_under(no_route: &str, kind: FailureKind, attempts: u32, expected: Disposition) {
         let policy = format!("topics = ['t']\nack = 'after_commit'\nno_route = '{no_route}'\n[retry]\nattempts_max = 3");
         let policy = Policy::parse(&policy).expect("a policy");
-        assert_eq!(disposition(&Failure::new(kind, ""), attempts, &policy), expected);
+        assert_eq!(disposition(&Failure::new(kind, ""), attempts, Duration::ZERO, &policy), expected);
     }
 
     // S1-067, S1-068, S1-115, S2-013: which failures are tried again, and how often.
@@ -300,6 +302,18 @@ mod tests {
         check_under("park", FailureKind::NoRoute, 1, Disposition::Parked);
         check_under("skip", FailureKind::NoRoute, 1, Disposition::Skipped);
         check_under("reject", FailureKind::NoRoute, 1, Disposition::FailedTerminal);
+    }
+
+    // S2-009: from an age on nothing is tried again, whatever attempts are left.
+    #[test]
+    fn what_is_too_old_is_not_tried_again() {
+        let policy = |age: &str| Policy::parse(&format!("topics = ['t']\nack = 'after_commit'\n[retry]\n{age}")).expect("a policy");
+        let after =
+            |policy: &Policy, hours: u64| disposition(&Failure::new(FailureKind::Trap, ""), 1, Duration::from_secs(hours * 3_600), policy);
+        let day = policy("age_max_ms = 86_400_000");
+        assert_eq!(after(&day, 23), Disposition::FailedRetryable);
+        assert_eq!(after(&day, 24), Disposition::FailedTerminal);
+        assert_eq!(after(&policy(""), 24 * 365), Disposition::FailedRetryable);
     }
 
     #[test]

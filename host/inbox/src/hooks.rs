@@ -49,6 +49,9 @@ pub const CHANGE_POINTS: &[&str] =
 /// Every fail point of what a person does with messages.
 pub const REMEDY_POINTS: &[&str] = &["inbox:remedy:before", "inbox:remedy:after"];
 
+/// Every fail point on the way of a copy of a dead letter.
+pub const COPY_POINTS: &[&str] = &["inbox:copied:before"];
+
 /// Fail points between a host's database and one that a tenant named.
 pub const PLACE_POINTS: &[&str] =
     &["place:create:after", "place:mirror:before", "place:mirror:after", "place:redrive:before", "place:redrive:after"];
@@ -107,7 +110,7 @@ pub fn arm(name: &str, nth: u64) -> bool {
 }
 
 fn is_known(name: &str) -> bool {
-    [POINTS, CHANGE_POINTS, REMEDY_POINTS, PLACE_POINTS, REMOVAL_POINTS].iter().any(|points| points.contains(&name))
+    [POINTS, CHANGE_POINTS, REMEDY_POINTS, COPY_POINTS, PLACE_POINTS, REMOVAL_POINTS].iter().any(|points| points.contains(&name))
 }
 
 /// Let the process live.

@@ -25,6 +25,8 @@ pub(crate) struct Leased {
     pub(crate) epoch: i64,
     /// The version that ran it last.
     pub(crate) version: Option<i32>,
+    /// Since it was received, or last redriven.
+    pub(crate) age: Duration,
 }
 
 /// Messages under one lease: when the process dies, an attempt is counted of the message that ran, and of
@@ -36,7 +38,7 @@ const CRASHES_MAX: i32 = 3;
 impl ConsumerInbox {
     /// Lease one message that is due.
     pub(crate) async fn lease(&self, admission: &Admission) -> Result<Option<Leased>, InboxError> {
-        const LEASE: &str = "SELECT * FROM oncebox_host.lease_with_version($1, $2, $3, $4, $5, $6)";
+        const LEASE: &str = "SELECT * FROM oncebox_host.lease_with_age($1, $2, $3, $4, $5, $6)";
         hooks::point("retry:lease:before");
         let transaction = self.sessions.begin_admitted(admission).await?;
         let query = sqlx::query(LEASE)
@@ -50,11 +52,21 @@ impl ConsumerInbox {
         let rows = bounded(query.fetch_all(statement.connection())).await;
         statement.finish(rows.as_ref().err());
         let rows = commit_host(transaction, rows).await?;
-        let leased = rows.first().map(read).transpose()?;
-        if leased.is_some() {
-            hooks::point("retry:lease:after");
+        let Some(row) = rows.first() else { return Ok(None) };
+        hooks::point("retry:lease:after");
+        let leased = read(row)?;
+        if row.try_get("is_taken_over")? {
+            let Leased { message, attempt, epoch, .. } = &leased;
+            tracing::warn!(
+                tenant = self.tenant,
+                consumer = self.name,
+                message_id = message.id,
+                attempt,
+                epoch,
+                "lease taken over: its run ended without an answer"
+            );
         }
-        Ok(leased)
+        Ok(Some(leased))
     }
 
     /// Lock a leased message's row for the working transaction. False: the lease is lost.
@@ -98,6 +110,7 @@ fn read(row: &PgRow) -> Result<Leased, sqlx::Error> {
         attempt: row.try_get::<i32, _>("attempts")?.max(1) as u32,
         epoch: row.try_get("epoch")?,
         version: row.try_get("version_id")?,
+        age: Duration::from_millis(row.try_get::<i64, _>("age_ms")?.max(0) as u64),
     })
 }
 

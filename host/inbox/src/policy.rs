@@ -61,6 +61,12 @@ pub struct Policy {
     /// What happens after a failure.
     #[serde(default)]
     pub retry: Retry,
+    /// What becomes of dead letters beside their rows.
+    #[serde(default, skip_serializing_if = "DeadLetters::is_default")]
+    pub dead_letters: DeadLetters,
+    /// Whether offsets may be set back.
+    #[serde(default, skip_serializing_if = "Replay::is_default")]
+    pub replay: Replay,
     /// When messages wait for a version that fails too often.
     #[serde(default)]
     pub breaker: Breaker,
@@ -366,6 +372,41 @@ impl Alerts {
     }
 }
 
+/// What becomes of dead letters, and of parked messages, beside their rows.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DeadLetters {
+    /// The topic that each is copied to, with its headers and why it is one; none for no copies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub topic: Option<String>,
+}
+
+impl DeadLetters {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Whether what was read may be read again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Replay {
+    /// Whether `oncebox consumer seek` may set offsets back. Redeliveries by the brokers come all the same.
+    pub allowed: bool,
+}
+
+impl Default for Replay {
+    fn default() -> Self {
+        Self { allowed: true }
+    }
+}
+
+impl Replay {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// Caps on one run of a handler.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -473,7 +514,7 @@ mod tests {
     #[test]
     fn every_key_is_in_the_documentation() {
         const DOCS: &str = include_str!("../../../docs/policy.md");
-        let policy = "topics = ['t']\nack = 'after_commit'\norder = 'key'\nsequence = { version = { header = 'v' }, first = 1 }\nretry = { preset = 'seed-002' }\nlimits = { transactions_max = 1, messages_per_second = 1 }";
+        let policy = "topics = ['t']\nack = 'after_commit'\norder = 'key'\nsequence = { version = { header = 'v' }, first = 1 }\nretry = { preset = 'seed-002', age_max_ms = 1 }\ndead_letters = { topic = 'd' }\nreplay = { allowed = false }\nlimits = { transactions_max = 1, messages_per_second = 1 }";
         let policy = serde_json::to_value(Policy::parse(policy).expect("a policy")).expect("a value");
         let mut keys = Vec::new();
         for (name, value) in policy.as_object().expect("a table") {

@@ -38,7 +38,7 @@ pub(crate) struct Routed {
 impl Routed {
     /// The first run of a message that was claimed in this transaction.
     pub(crate) fn ran(&self) -> Ran<'_> {
-        Ran { message: &self.offered.message, epoch: 0, version: Some(self.handler.version()), attempt: 1 }
+        Ran { version: Some(self.handler.version()), ..Ran::not(&self.offered.message) }
     }
 }
 

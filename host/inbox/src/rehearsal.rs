@@ -99,7 +99,7 @@ impl<'a> Rehearsal<'a> {
             deadline: self.consumer.deadline(&handler),
         };
         let ended = run(job, self.tx()).await;
-        let ran = Ran { message: &offered.message, epoch: 0, version: None, attempt: 1 };
+        let ran = Ran::not(&offered.message);
         self.settle(ended, ran).await
     }
 

@@ -81,8 +81,10 @@ impl Admin {
 
 /// What is kept of a consumer's messages beside their rows, once those are gone.
 pub(crate) async fn remove_beside_messages(place: &PgPool, consumer_id: i32) -> Result<(), InboxError> {
-    const REMOVE: [&str; 3] = [
+    const REMOVE: [&str; 5] = [
+        "DELETE FROM oncebox.copying WHERE consumer_id = $1",
         "DELETE FROM oncebox.inbox_history WHERE consumer_id = $1",
+        "DELETE FROM oncebox.inbox_revision WHERE consumer_id = $1",
         "DELETE FROM oncebox.sequence_position WHERE consumer_id = $1",
         "DELETE FROM oncebox.probation WHERE consumer_id = $1",
     ];

@@ -121,7 +121,7 @@ impl From<Stop> for Undone {
 
 impl Leased {
     fn ran(&self, version: Option<i32>) -> Ran<'_> {
-        Ran { message: &self.message, epoch: self.epoch, version, attempt: self.attempt }
+        Ran { message: &self.message, epoch: self.epoch, version, attempt: self.attempt, age: self.age }
     }
 }
 

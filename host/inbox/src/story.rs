@@ -1,5 +1,7 @@
 //! The whole story of one message: what became of it run by run, what it waits for, and what can be done about it.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
 use sqlx::PgPool;
 
@@ -35,7 +37,7 @@ pub struct Story {
 pub struct StoryEvent {
     /// When.
     pub at: DateTime<Utc>,
-    /// `failed`, `crashed`, `redriven`, `discarded` or `retried`.
+    /// `failed`, `crashed`, `redriven`, `discarded`, `retried` or `revised`.
     pub event: String,
     /// Which run, since the message was first received or last redriven.
     pub attempt: Option<i32>,
@@ -89,6 +91,7 @@ struct Place {
 
 #[derive(sqlx::FromRow)]
 struct Entry {
+    message_id: String,
     at: DateTime<Utc>,
     event: String,
     attempt: Option<i32>,
@@ -110,7 +113,8 @@ impl Admin {
         let query = sqlx::query_as(PLACE).bind(tenant).bind(consumer).bind(message_id);
         let found: Option<Place> = query.fetch_optional(&place.pool).await?;
         let found = found.ok_or_else(|| InboxError::NotFound(format!("message `{message_id}` was removed just now")))?;
-        let history = self.history(&place.pool, found.consumer_id, message_id).await?;
+        let mut histories = self.histories(&place.pool, found.consumer_id, &[message_id.to_owned()]).await?;
+        let history = histories.remove(message_id).unwrap_or_default();
         let behind = behind(&place.pool, found.consumer_id, message_id).await?;
         let aggregate = found.sequence_version.map(|version| AggregateVersion { version, at: found.at });
         let consumer_state = if row.tenant_state == "active" { row.state.clone() } else { format!("its tenant is {}", row.tenant_state) };
@@ -128,22 +132,32 @@ impl Admin {
         Ok(story)
     }
 
-    async fn history(&self, place: &PgPool, consumer_id: i32, message_id: &str) -> Result<Vec<StoryEvent>, InboxError> {
-        const HISTORY: &str = "SELECT at, event, attempt, version_id, reason, error, actor FROM oncebox.inbox_history \
-            WHERE consumer_id = $1 AND message_id = $2 ORDER BY history_id DESC LIMIT $3";
-        let query = sqlx::query_as(HISTORY).bind(consumer_id).bind(message_id).bind(HISTORY_MAX);
+    /// What became of messages, by id.
+    pub(crate) async fn histories(
+        &self,
+        place: &PgPool,
+        consumer_id: i32,
+        message_ids: &[String],
+    ) -> Result<HashMap<String, Vec<StoryEvent>>, InboxError> {
+        const HISTORY: &str = "SELECT h.message_id, h.at, h.event, h.attempt, h.version_id, h.reason, h.error, h.actor \
+            FROM unnest($2::text[]) AS m(id), LATERAL (SELECT * FROM oncebox.inbox_history \
+                WHERE consumer_id = $1 AND message_id = m.id ORDER BY history_id DESC LIMIT $3) h ORDER BY h.history_id";
+        let query = sqlx::query_as(HISTORY).bind(consumer_id).bind(message_ids).bind(HISTORY_MAX);
         let entries: Vec<Entry> = query.fetch_all(place).await?;
         let digests = self.digests(entries.iter().filter_map(|entry| entry.version_id).collect()).await?;
-        let event = |entry: Entry| StoryEvent {
-            at: entry.at,
-            event: entry.event,
-            attempt: entry.attempt,
-            version: entry.version_id.and_then(|id| digests.get(&id).cloned()),
-            reason: entry.reason,
-            error: entry.error,
-            actor: entry.actor,
-        };
-        Ok(entries.into_iter().rev().map(event).collect())
+        let mut histories: HashMap<_, Vec<_>> = HashMap::new();
+        for entry in entries {
+            histories.entry(entry.message_id).or_default().push(StoryEvent {
+                at: entry.at,
+                event: entry.event,
+                attempt: entry.attempt,
+                version: entry.version_id.and_then(|id| digests.get(&id).cloned()),
+                reason: entry.reason,
+                error: entry.error,
+                actor: entry.actor,
+            });
+        }
+        Ok(histories)
     }
 }
 

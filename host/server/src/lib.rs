@@ -6,6 +6,7 @@ mod changes;
 pub mod cli;
 pub mod compilations;
 mod config;
+mod copies;
 mod deletions;
 mod demo;
 mod dev;

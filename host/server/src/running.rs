@@ -11,7 +11,7 @@ use oncebox_kafka::{Drained, SinkError};
 use tokio::{sync::Notify, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-use crate::{open::Reading, routes::Routes, supervisor::Supervisor};
+use crate::{copies, open::Reading, routes::Routes, supervisor::Supervisor};
 
 /// What a started consumer does now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,6 +66,7 @@ impl Running {
         );
         inbox.tell_when_stale(look);
         let config = host.kafka.config(&tenant, &name, &policy);
+        let copying = config.clone();
         let reading = match work {
             Work::Read => Some(Reading::start(host.openings.clone(), config, Arc::new(Sink(inbox.clone())))?),
             Work::Retry | Work::Rest => None,
@@ -73,7 +74,10 @@ impl Running {
         host.lookout.look_after(&inbox);
         let stop = CancellationToken::new();
         let work = |_| tokio::spawn(retry::work(inbox.clone(), stop.clone()));
-        let workers = (0..policy.retry.workers).map(work).collect();
+        let mut workers: Vec<_> = (0..policy.retry.workers).map(work).collect();
+        if let Some(topic) = policy.dead_letters.topic {
+            workers.push(tokio::spawn(copies::copy(inbox.clone(), copying, topic, stop.clone())));
+        }
         let generation = routes.generation();
         tracing::info!(tenant = consumer.tenant, consumer = consumer.name, generation, topics = ?policy.topics, "consumer started");
         Ok(Self { inbox, reading, routes, workers, stop })
@@ -114,7 +118,7 @@ impl Running {
     /// What it does now.
     pub(crate) fn status(&self) -> Status {
         if self.workers.iter().any(JoinHandle::is_finished) {
-            return Status::Ended("a retry worker panicked; see the log".to_owned());
+            return Status::Ended("a worker panicked; see the log".to_owned());
         }
         match self.reading.as_ref().and_then(Reading::failure) {
             None => Status::Running,

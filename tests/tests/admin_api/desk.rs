@@ -101,7 +101,8 @@ impl Desk {
         world
             .execute(format!(
                 "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, partition, \"offset\", record_timestamp_ms, \
-                 status, processed_at, payload) SELECT {}, 'm/1', 1, oncebox.bucket_at(1::smallint, now()), 't', 0, 1, 1, 'skipped', now(), 'x'",
+                 status, reason, processed_at, headers, payload) \
+                 SELECT {}, 'm/1', 1, oncebox.bucket_at(1::smallint, now()), 't', 0, 1, 1, 'failed_terminal', 'reject', now(), '', 'x'",
                 consumer.row.consumer_id
             ))
             .await;

@@ -1,6 +1,6 @@
 //! What in a policy cannot work. Everything is said at once.
 
-use super::{Ack, Dedup, Order, Policy, schemas::SCHEMAS_MAX};
+use super::{Ack, DeadLetters, Dedup, Order, PayloadPolicy, Policy, schemas::SCHEMAS_MAX};
 use crate::{backlog::WATCHED_MAX, error::InboxError, problem::Problem};
 
 /// One thing that is wrong with a policy.
@@ -36,6 +36,12 @@ pub(super) fn refuse(problems: Vec<PolicyProblem>) -> Result<(), InboxError> {
         true => Ok(()),
         false => Err(InboxError::Policy(problems.iter().map(|problem| Problem::new("policy", problem.to_string())).collect())),
     }
+}
+
+/// What Kafka takes for the name of a topic.
+fn is_topic(name: &str) -> bool {
+    let is_known = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    (1..=249).contains(&name.len()) && name.chars().all(is_known) && ![".", ".."].contains(&name)
 }
 
 const DAY_MS: u64 = 24 * 3_600 * 1_000;
@@ -78,6 +84,7 @@ impl Policy {
             ("retry.backoff_factor", retry.backoff_factor.into(), 100),
             ("retry.lease_ms", retry.lease_ms, 30 * DAY_MS),
             ("retry.workers", retry.workers as u64, 64),
+            ("retry.age_max_ms", retry.age_max_ms.unwrap_or(1), 366 * DAY_MS),
             ("breaker.failures_percent", breaker.failures_percent.into(), 99),
             ("breaker.runs_min", breaker.runs_min.into(), ANY),
             ("breaker.window_ms", breaker.window_ms, DAY_MS),
@@ -105,7 +112,7 @@ impl Policy {
 
     /// What contradicts something else.
     fn check_together(&self, found: &mut Vec<PolicyProblem>) {
-        let Self { topics, retry, breaker, limits, identity, .. } = self;
+        let Self { topics, retry, breaker, limits, identity, dead_letters: DeadLetters { topic: copies }, .. } = self;
         let lease = format!("`retry.lease_ms` is {}; it must be over `limits.deadline_ms`, {}", retry.lease_ms, limits.deadline_ms);
         let rules = [
             ("topics", topics.is_empty() || topics.iter().any(String::is_empty), "`topics` must name at least one topic"),
@@ -132,6 +139,21 @@ impl Policy {
             ("retry.backoff_max_ms", retry.backoff_max_ms < retry.backoff_min_ms, "`retry.backoff_max_ms` is below `retry.backoff_min_ms`"),
             ("breaker.pause_max_ms", breaker.pause_max_ms < breaker.pause_ms, "`breaker.pause_max_ms` is below `breaker.pause_ms`"),
             ("retry.lease_ms", retry.lease_ms <= limits.deadline_ms, &lease),
+            (
+                "dead_letters.topic",
+                copies.as_ref().is_some_and(|topic| !is_topic(topic)),
+                "`dead_letters.topic` must be the name of one topic: 1 to 249 of the characters a-z, A-Z, 0-9, `.`, `_` and `-`",
+            ),
+            (
+                "dead_letters.topic",
+                copies.as_ref().is_some_and(|topic| topics.contains(topic)),
+                "`dead_letters.topic` is one of `topics`: the consumer would read its own dead letters",
+            ),
+            (
+                "dead_letters.topic",
+                copies.is_some() && self.payload == PayloadPolicy::None,
+                "`dead_letters.topic` needs a `payload` other than \"none\": a copy is made of what the row keeps",
+            ),
         ];
         for (key, _, text) in rules.into_iter().filter(|(_, is_broken, _)| *is_broken) {
             // One that is wrong by itself is said once.

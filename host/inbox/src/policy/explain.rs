@@ -100,14 +100,17 @@ impl Policy {
     }
 
     fn remembers(&self) -> String {
+        let replay = if self.replay.allowed { "" } else { " Nobody may set its offsets back." };
         match self.dedup {
             Dedup::Inbox => {
                 format!(
-                    "A message that completed is remembered {}: another delivery of it is acked and has no effect.",
+                    "A message that completed is remembered {}: another delivery of it is acked and has no effect.{replay}",
                     self.retention.explain()
                 )
             }
-            Dedup::Off => "Nothing is remembered of a message that completed: another delivery of it has its effect again.".to_owned(),
+            Dedup::Off => {
+                format!("Nothing is remembered of a message that completed: another delivery of it has its effect again.{replay}")
+            }
         }
     }
 
@@ -162,10 +165,12 @@ impl Policy {
             steps.push(format!("so on to {}", step(last)));
         }
         let up_to = if retry.jitter == Jitter::Full { "a time of up to " } else { "" };
+        let age =
+            retry.age_max_ms.map_or_else(String::new, |age| format!(", and so is one that fails {} after it was received", duration(age)));
         let together = (1..=last).map(|attempts| retry.bound(attempts).as_millis() as u64).fold(0, u64::saturating_add);
         format!(
-            "A message that fails is run again after {up_to}{}{preset}; after {} runs, {} at most after the first, it is a dead letter. A \
-             worker that dies while it runs a message again is waited for {}.",
+            "A message that fails is run again after {up_to}{}{preset}; after {} runs, {} at most after the first, it is a dead \
+             letter{age}. A worker that dies while it runs a message again is waited for {}.",
             listed(steps.into_iter(), "and"),
             retry.attempts_max,
             duration(together),
@@ -190,7 +195,10 @@ impl Policy {
                 listed(self.schemas.keys().map(|event_type| format!("`{event_type}`")), "or")
             ),
         };
-        format!("A message that no deployment takes {no_route}. A known id that comes with another payload {collision}.{schemas}")
+        let copies = self.dead_letters.topic.as_ref();
+        let copies =
+            copies.map_or_else(String::new, |topic| format!(" Dead letters and parked messages are copied to the topic `{topic}`."));
+        format!("A message that no deployment takes {no_route}. A known id that comes with another payload {collision}.{schemas}{copies}")
     }
 
     fn keeps(&self) -> String {
@@ -333,6 +341,9 @@ mod tests {
             ("collision = 'ignore'", "taken for a duplicate"),
             ("breaker = { enabled = false }", "no circuit breaker"),
             ("retry = { attempts_max = 1 }", "fails is a dead letter at once."),
+            ("retry = { age_max_ms = 86_400_000 }", "it is a dead letter, and so is one that fails 1 d after it was received."),
+            ("dead_letters = { topic = 'orders.dead' }", "are copied to the topic `orders.dead`."),
+            ("replay = { allowed = false }", "Nobody may set its offsets back."),
             ("retry = { preset = 'seed-002' }", "run again after 30 s and 2 min (`seed-002`); after 3 runs, 150 s at most"),
             (
                 "retry = { preset = 'exponential-jitter' }",

@@ -136,6 +136,7 @@ impl Policy {
 
     fn replay(&self) -> (Standing, String) {
         match self.dedup {
+            _ if !self.replay.allowed => holds("no: `replay.allowed = false` refuses to set offsets back"),
             Dedup::Inbox => holds("offsets can be set back at any time: what is remembered is a duplicate"),
             Dedup::Off => (Missing, "every message that is read again has its effect again".to_owned()),
         }
@@ -205,6 +206,7 @@ mod tests {
         let missing = |text: &str| standings(text).iter().filter(|standing| **standing == Missing).count();
         assert_eq!(missing("identity = { id = ['position'] }"), 2);
         assert_eq!(missing("dedup = 'off'"), 5);
+        assert_eq!(missing("dedup = 'off'\nreplay = { allowed = false }"), 4);
         assert_eq!(missing("collision = 'ignore'"), 0);
         assert_eq!(standings("collision = 'ignore'")[2], Look);
         assert_eq!(standings("identity = { id = ['cloudevents', 'position'] }")[..2], [Holds, Look]);

@@ -24,6 +24,9 @@ pub struct Retry {
     pub lease_ms: u64,
     /// Messages one host retries at the same time for this consumer.
     pub workers: usize,
+    /// Milliseconds since a message was received, or last redriven, from which on a run that fails is its last; none for
+    /// no bound.
+    pub age_max_ms: Option<u64>,
 }
 
 /// How a delay is taken from its bound.
@@ -84,6 +87,7 @@ impl Default for Retry {
             jitter: Jitter::Full,
             lease_ms: 30_000,
             workers: 2,
+            age_max_ms: None,
         }
     }
 }
@@ -93,6 +97,11 @@ impl Retry {
     pub fn bound(&self, attempts: u32) -> Duration {
         let factor = u64::from(self.backoff_factor).saturating_pow(attempts.saturating_sub(1));
         Duration::from_millis(self.backoff_min_ms.saturating_mul(factor).min(self.backoff_max_ms))
+    }
+
+    /// Whether a message of this age is not tried again.
+    pub fn is_too_old(&self, age: Duration) -> bool {
+        self.age_max_ms.is_some_and(|most| age >= Duration::from_millis(most))
     }
 
     /// A delay after so many attempts.
@@ -120,6 +129,8 @@ struct Written {
     jitter: Option<Jitter>,
     lease_ms: Option<u64>,
     workers: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    age_max_ms: Option<u64>,
 }
 
 impl From<Written> for Retry {
@@ -134,6 +145,7 @@ impl From<Written> for Retry {
             jitter: written.jitter.unwrap_or(rest.jitter),
             lease_ms: written.lease_ms.unwrap_or(rest.lease_ms),
             workers: written.workers.unwrap_or(rest.workers),
+            age_max_ms: written.age_max_ms.or(rest.age_max_ms),
         }
     }
 }
@@ -151,6 +163,7 @@ impl From<Retry> for Written {
             jitter: says_new(retry.jitter != Jitter::Full).then_some(retry.jitter),
             lease_ms: Some(retry.lease_ms),
             workers: Some(retry.workers),
+            age_max_ms: retry.age_max_ms,
         }
     }
 }
@@ -199,9 +212,14 @@ mod tests {
 
     #[test]
     fn what_a_row_keeps_is_read_as_it_was() {
-        for text in
-            ["", "preset = 'seed-002'", "preset = 'seed-002'\nbackoff_factor = 2\njitter = 'full'", "jitter = 'none'", "workers = 7"]
-        {
+        for text in [
+            "",
+            "preset = 'seed-002'",
+            "preset = 'seed-002'\nbackoff_factor = 2\njitter = 'full'",
+            "jitter = 'none'",
+            "workers = 7",
+            "age_max_ms = 1",
+        ] {
             let retry = retry(text);
             let row = serde_json::to_value(&retry).expect("a value");
             assert_eq!(serde_json::from_value::<Retry>(row.clone()).expect("a policy"), retry, "{row}");

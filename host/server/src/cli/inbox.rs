@@ -1,5 +1,9 @@
 //! `oncebox inbox …`
 
+mod export;
+mod revise;
+mod tail;
+
 use std::cmp::Ordering;
 
 use anyhow::{Result, bail};
@@ -44,12 +48,18 @@ pub(super) enum InboxCommand {
         #[arg(long)]
         consumer: Option<String>,
     },
+    /// Show messages as they come, until broken off
+    Tail(tail::Tail),
+    /// Write messages with what became of them, one JSON object a line, newest first
+    Export(export::Export),
     /// Run dead letters again, under their ids and with their headers
     Redrive(Box<Remedied>),
     /// Never run messages that did not complete; their rows stay, and what waits behind them follows
     Discard(Box<Remedied>),
     /// Run messages now that wait for their next attempt
     Retry(Box<Remedied>),
+    /// Give a dead letter another payload and run it again, under its id and with its headers
+    Revise(revise::Revise),
 }
 
 /// Which messages.
@@ -206,6 +216,9 @@ pub(super) async fn run(api: &Api, command: InboxCommand, as_json: bool) -> Resu
         InboxCommand::Redrive(wanted) => remedy(api, &wanted, "redrive", ["redriven", "redrive"], as_json).await,
         InboxCommand::Discard(wanted) => remedy(api, &wanted, "discard", ["discarded", "discard"], as_json).await,
         InboxCommand::Retry(wanted) => remedy(api, &wanted, "retry", ["made due", "make due"], as_json).await,
+        InboxCommand::Revise(wanted) => revise::revise(api, wanted, as_json).await,
+        InboxCommand::Tail(wanted) => tail::tail(api, wanted, as_json).await,
+        InboxCommand::Export(wanted) => export::export(api, wanted).await,
     }
 }
 
@@ -258,24 +271,11 @@ async fn stats(api: &Api, tenant: Option<String>, consumer: Option<String>, as_j
 /// The newest rows of several consumers.
 async fn rows(api: &Api, wanted: &Wanted) -> Result<Vec<InboxRow>> {
     let consumers = consumers(api, &wanted.tenant, &wanted.consumer).await?;
-    let time = |time: Option<DateTime<Utc>>| time.map(|time| time.to_rfc3339_opts(SecondsFormat::Micros, true));
-    let narrowed = &wanted.narrowed;
     let mut rows: Vec<InboxRow> = Vec::new();
     for (tenant, consumer) in &consumers {
         let path = path(&["tenants", tenant, "consumers", consumer, "inbox"]);
-        let query = [
-            ("status", narrowed.status.clone()),
-            ("reason", narrowed.reason.clone()),
-            ("event_type", narrowed.event_type.clone()),
-            ("key", narrowed.key.clone()),
-            ("error", narrowed.error.clone()),
-            ("version", narrowed.version.clone()),
-            ("since", time(narrowed.since)),
-            ("until", time(narrowed.until)),
-            ("after", wanted.after.as_ref().map(|after| after.within(&format!("{tenant}/{consumer}")).to_string())),
-            ("limit", Some(wanted.limit.to_string())),
-        ];
-        rows.extend(api.get::<Vec<InboxRow>>(&with_query(&path, &query)).await?);
+        let after = wanted.after.as_ref().map(|after| after.within(&format!("{tenant}/{consumer}")));
+        rows.extend(api.get::<Vec<InboxRow>>(&with_query(&path, &wanted.narrowed.query(after, wanted.limit))).await?);
     }
     rows.sort_by(|a, b| (b.received_at, named(a), &a.message_id).cmp(&(a.received_at, named(b), &b.message_id)));
     rows.truncate(wanted.limit.try_into().unwrap_or(0));
@@ -322,6 +322,23 @@ async fn remedy(api: &Api, wanted: &Remedied, verb: &str, [done, to_do]: [&str; 
 }
 
 impl Narrowed {
+    /// A page of those, as a request asks for it.
+    fn query(&self, after: Option<InboxPlace>, limit: i64) -> Vec<(&'static str, Option<String>)> {
+        let time = |time: Option<DateTime<Utc>>| time.map(|time| time.to_rfc3339_opts(SecondsFormat::Micros, true));
+        vec![
+            ("status", self.status.clone()),
+            ("reason", self.reason.clone()),
+            ("event_type", self.event_type.clone()),
+            ("key", self.key.clone()),
+            ("error", self.error.clone()),
+            ("version", self.version.clone()),
+            ("since", time(self.since)),
+            ("until", time(self.until)),
+            ("after", after.map(|after| after.to_string())),
+            ("limit", Some(limit.to_string())),
+        ]
+    }
+
     fn filter(&self) -> InboxFilter {
         let Self { status, reason, event_type, key, error, version, since, until } = self;
         InboxFilter {
@@ -337,18 +354,19 @@ impl Narrowed {
     }
 }
 
+fn cells(r: &InboxRow) -> Vec<String> {
+    vec![
+        r.received_at.format("%F %T").to_string(),
+        named(r),
+        r.message_id.clone(),
+        r.event_type.clone().unwrap_or_default(),
+        r.status.clone(),
+        r.attempts.to_string(),
+        r.reason.clone().unwrap_or_default(),
+    ]
+}
+
 fn list(rows: &[InboxRow], limit: i64) -> Result<()> {
-    let cells = |r: &InboxRow| {
-        vec![
-            r.received_at.format("%F %T").to_string(),
-            named(r),
-            r.message_id.clone(),
-            r.event_type.clone().unwrap_or_default(),
-            r.status.clone(),
-            r.attempts.to_string(),
-            r.reason.clone().unwrap_or_default(),
-        ]
-    };
     output::table(
         &["RECEIVED", "CONSUMER", "MESSAGE", "EVENT TYPE", "STATUS", "ATTEMPTS", "REASON"],
         &rows.iter().map(cells).collect::<Vec<_>>(),

@@ -1,0 +1,61 @@
+//! Messages for an archive, and as they come.
+
+use std::{
+    collections::BTreeSet,
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+};
+
+use oncebox_tests::services::target_dir;
+use serde_json::Value;
+
+use super::{copies::mixed, *};
+
+/// What could go wrong: an archive lacks messages, has some twice, or does not say what became of them; what comes in is
+/// not shown, or more than once. S0-042.
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_are_exported_and_followed() {
+    let scenario = Scenario::new().await.unwrap();
+    let load = mixed(1_200);
+    scenario.send(&load).await.unwrap();
+    let host = scenario.start("a", &[]).unwrap();
+    scenario.wait_settled().await.unwrap();
+    let tenant = scenario.tenant.name.clone();
+    let named = ["--tenant", &tenant, "--consumer", "payments"];
+    scenario.ok(&[&["inbox", "discard", "--reason", "park", "--because", "they are of no use"], &named[..]].concat()).await.unwrap();
+
+    let file = target_dir().join("test-hosts").join(format!("{tenant}.jsonl"));
+    let export = [&["inbox", "export", "--payload", "--output", file.to_str().unwrap()], &named[..]].concat();
+    scenario.ok(&export).await.unwrap();
+    let exported: Vec<Value> = std::fs::read_to_string(&file).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let ids: BTreeSet<_> = exported.iter().map(|line| line["message_id"].as_str().unwrap()).collect();
+    assert_eq!((exported.len(), ids.len()), (1_200, 1_200));
+    let discarded = exported.iter().find(|line| line["status"] == "discarded").unwrap();
+    let events =
+        |line: &Value| line["history"].as_array().unwrap().iter().map(|e| e["event"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+    assert_eq!(events(discarded), ["failed", "discarded"]);
+    assert_eq!(discarded["history"][1]["reason"], "they are of no use");
+    let rejected = exported.iter().find(|line| line["status"] == "failed_terminal").unwrap();
+    assert_eq!(rejected["payload"], load.messages()[rejected["message_id"].as_str().unwrap()].payload());
+    assert!(scenario.ok(&export).await.unwrap_err().to_string().contains(".jsonl"), "a file that is there is left alone");
+    let some = scenario.ok(&[&["inbox", "export", "--status", "failed_terminal"], &named[..]].concat()).await.unwrap();
+    assert_eq!(some.lines().count(), 400);
+    assert!(!some.contains("\"payload\":\""), "it was not asked for");
+
+    let more = Load::of((0..30).map(|_| Work::Pay)).named("more");
+    let mut command: Command = scenario.program().unwrap();
+    command.args([&["inbox", "tail", "--json"], &named[..]].concat()).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut tail = command.spawn().unwrap();
+    let lines = BufReader::new(tail.stdout.take().unwrap()).lines();
+    // It has looked at what is there already.
+    sleep(Duration::from_secs(3)).await;
+    scenario.send(&more).await.unwrap();
+    let read = move || lines.take(30).map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap()).collect::<Vec<_>>();
+    let shown = tokio::time::timeout(Duration::from_secs(60), tokio::task::spawn_blocking(read)).await.unwrap().unwrap();
+    sleep(Duration::from_secs(2)).await;
+    tail.kill().unwrap();
+    tail.wait().unwrap();
+    let shown: BTreeSet<_> = shown.iter().map(|row| row["message_id"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(shown, more.messages().into_keys().map(str::to_owned).collect());
+    host.stop().await.unwrap();
+}
