@@ -1,0 +1,318 @@
+//! Schemas at hand, and payloads decoded by them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared, WeakShared};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::payload::{Compiled, Decoded, split};
+use crate::{Fault, Lookup, RegisteredSchema, RegistryError, SchemaRegistry};
+
+/// Schemas that are kept: they never change.
+const SCHEMAS_MAX: usize = 1_000;
+/// Bytes of the texts of those, with what they refer to. Of Protobuf, they take forty times as much in memory.
+const TEXTS_BYTES_MAX: usize = 4 << 20;
+/// Ids that are kept for which the registry has nothing, or nothing that it can hand out.
+const MISSES_MAX: usize = 10_000;
+/// How long it is believed that it has nothing.
+const MISS_LIFETIME: Duration = Duration::from_secs(30);
+/// Lookups at a time.
+const LOOKUPS_MAX: usize = 8;
+
+/// Decodes payloads by the schemas of a registry.
+#[derive(Clone)]
+pub struct Decoder(Arc<Inner>);
+
+struct Inner {
+    registry: Arc<dyn SchemaRegistry>,
+    known: Mutex<Known>,
+    lookups: Semaphore,
+}
+
+#[derive(Default)]
+struct Known {
+    /// Compiled, or why they cannot be.
+    schemas: HashMap<u32, Kept>,
+    bytes: usize,
+    /// Counts uses, to know the latest of each.
+    uses: u64,
+    misses: HashMap<u32, (Instant, Fault)>,
+    /// Lookups that somebody waits for.
+    flights: HashMap<u32, WeakShared<Flight>>,
+}
+
+struct Kept {
+    schema: Result<Arc<Compiled>, Fault>,
+    bytes: usize,
+    used: u64,
+}
+
+type Flight = BoxFuture<'static, Result<(), RegistryError>>;
+
+impl Decoder {
+    /// A decoder that has no schemas yet.
+    pub fn new(registry: Arc<dyn SchemaRegistry>) -> Self {
+        Self(Arc::new(Inner { registry, known: Mutex::default(), lookups: Semaphore::new(LOOKUPS_MAX) }))
+    }
+
+    /// The id of a payload's schema.
+    pub fn schema_id(payload: &[u8]) -> Result<u32, Fault> {
+        split(payload).map(|(id, _)| id)
+    }
+
+    /// Have the schema of a payload at hand, or know that there is none or that it is of no use: [`Self::decode`] says
+    /// which. Only the registry's trouble is an error. Dropping this is harmless.
+    pub async fn prepare(&self, payload: &[u8]) -> Result<(), RegistryError> {
+        let Ok((id, _)) = split(payload) else { return Ok(()) };
+        match self.flight(id) {
+            Some(flight) => flight.await,
+            None => Ok(()),
+        }
+    }
+
+    /// A payload as JSON, by the schema that [`Self::prepare`] has fetched. If that was dropped meanwhile, or was not
+    /// called, the fault [is not prepared](Fault::is_not_prepared).
+    pub fn decode(&self, payload: &[u8]) -> Result<Decoded, Fault> {
+        let (schema_id, body) = split(payload)?;
+        let schema = self.0.known().find(schema_id).ok_or(Fault::NotPrepared { schema_id })??;
+        let (json, name) = schema.decode(body).map_err(|why| Fault::undecodable(schema_id, &why))?;
+        Ok(Decoded { json, schema_id, name })
+    }
+
+    /// The one lookup of an id that is under way, if it is not known.
+    fn flight(&self, id: u32) -> Option<Shared<Flight>> {
+        let mut known = self.0.known();
+        if known.find(id).is_some() {
+            return None;
+        }
+        if let Some(flight) = known.flights.get(&id).and_then(WeakShared::upgrade) {
+            return Some(flight);
+        }
+        let inner = self.0.clone();
+        let flight = async move { inner.look_up(id).await }.boxed().shared();
+        // Those that were dropped half way have not removed themselves.
+        known.flights.retain(|_, flight| flight.upgrade().is_some());
+        known.flights.extend(flight.downgrade().map(|weak| (id, weak)));
+        Some(flight)
+    }
+}
+
+impl Inner {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn look_up(&self, id: u32) -> Result<(), RegistryError> {
+        let found = self.ask(id).await;
+        let mut known = self.known();
+        known.flights.remove(&id);
+        match found? {
+            Ok((schema, bytes)) => known.keep(id, schema, bytes),
+            Err(fault) => known.miss(id, fault),
+        }
+        Ok(())
+    }
+
+    /// The schema, compiled if it can be, with the bytes of its texts; or why there is none for now.
+    async fn ask(&self, id: u32) -> Result<Result<(Result<Arc<Compiled>, Fault>, usize), Fault>, RegistryError> {
+        // Never closed, so it is only the bound.
+        let _permit = self.lookups.acquire().await;
+        Ok(match self.registry.schema(id).await? {
+            Lookup::Unknown => Err(Fault::UnknownSchema { schema_id: id }),
+            Lookup::Unusable(why) => Err(Fault::unusable(id, &why)),
+            Lookup::Found(schema) => {
+                let bytes = text_bytes(&schema);
+                let compiled = tokio::task::spawn_blocking(move || Compiled::new(&schema)).await;
+                let compiled = compiled.unwrap_or_else(|_| Err("it cannot be read".to_owned()));
+                let is_used = compiled.is_ok();
+                let compiled = compiled.map(Arc::new).map_err(|why| Fault::unusable(id, &why));
+                Ok((compiled, if is_used { bytes } else { 0 }))
+            }
+        })
+    }
+}
+
+fn text_bytes(schema: &RegisteredSchema) -> usize {
+    schema.text.len() + schema.references.iter().map(|(_, text)| text.len()).sum::<usize>()
+}
+
+impl Known {
+    fn find(&mut self, id: u32) -> Option<Result<Arc<Compiled>, Fault>> {
+        if let Some(kept) = self.schemas.get_mut(&id) {
+            self.uses += 1;
+            kept.used = self.uses;
+            return Some(kept.schema.clone());
+        }
+        let (since, fault) = self.misses.get(&id)?;
+        (since.elapsed() < MISS_LIFETIME).then(|| Err(fault.clone()))
+    }
+
+    fn keep(&mut self, id: u32, schema: Result<Arc<Compiled>, Fault>, bytes: usize) {
+        self.misses.remove(&id);
+        while self.schemas.len() >= SCHEMAS_MAX || self.bytes + bytes > TEXTS_BYTES_MAX {
+            let Some(oldest) = self.schemas.iter().min_by_key(|(_, kept)| kept.used).map(|(id, _)| *id) else { break };
+            self.bytes -= self.schemas.remove(&oldest).map_or(0, |kept| kept.bytes);
+        }
+        self.uses += 1;
+        self.bytes += bytes;
+        self.schemas.insert(id, Kept { schema, bytes, used: self.uses });
+    }
+
+    fn miss(&mut self, id: u32, fault: Fault) {
+        if self.misses.len() >= MISSES_MAX {
+            self.misses.retain(|_, (since, _)| since.elapsed() < MISS_LIFETIME);
+        }
+        if self.misses.len() >= MISSES_MAX {
+            // All are young: a flood of made-up ids. Each would be asked for again anyway.
+            self.misses.clear();
+        }
+        self.misses.insert(id, (Instant::now(), fault));
+    }
+}
+
+impl std::fmt::Debug for Decoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Decoder").field("schemas", &self.0.known().schemas.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::Format;
+
+    /// Has the schema `"int"` under each even id below 10,000, `"nonsense"` under 4, and can be told to fail or to wait.
+    #[derive(Default)]
+    struct Fake {
+        asked: AtomicUsize,
+        at_once: AtomicUsize,
+        at_once_max: AtomicUsize,
+        fails: std::sync::atomic::AtomicBool,
+        waits: Option<Notify>,
+    }
+
+    impl SchemaRegistry for Fake {
+        fn schema(&self, id: u32) -> BoxFuture<'_, Result<Lookup, RegistryError>> {
+            async move {
+                self.asked.fetch_add(1, Ordering::Relaxed);
+                let at_once = self.at_once.fetch_add(1, Ordering::Relaxed) + 1;
+                self.at_once_max.fetch_max(at_once, Ordering::Relaxed);
+                match &self.waits {
+                    Some(notify) => notify.notified().await,
+                    None => tokio::task::yield_now().await,
+                }
+                self.at_once.fetch_sub(1, Ordering::Relaxed);
+                if self.fails.load(Ordering::Relaxed) {
+                    return Err(RegistryError::Failed { url: "fake".to_owned(), status: 500 });
+                }
+                let text = if id == 4 { "\"nonsense\"" } else { "\"int\"" }.to_owned();
+                let found = RegisteredSchema { format: Format::Avro, text, references: Vec::new() };
+                Ok(if id.is_multiple_of(2) && id < 10_000 { Lookup::Found(found) } else { Lookup::Unknown })
+            }
+            .boxed()
+        }
+    }
+
+    fn decoder(fake: Fake) -> (Arc<Fake>, Decoder) {
+        let fake = Arc::new(fake);
+        (fake.clone(), Decoder::new(fake))
+    }
+
+    fn payload(id: u32) -> Vec<u8> {
+        [&[0][..], &id.to_be_bytes(), &[14]].concat()
+    }
+
+    #[tokio::test]
+    async fn a_payload_is_prepared_and_decoded() {
+        let (fake, decoder) = decoder(Fake::default());
+        assert!(decoder.decode(&payload(2)).expect_err("not asked for yet").is_not_prepared());
+        for id in [2, 2, 3, 3, 4, 4] {
+            decoder.prepare(&payload(id)).await.expect("no trouble");
+        }
+        let decoded = decoder.decode(&payload(2)).expect("it decodes");
+        assert_eq!(decoded, Decoded { json: b"7".to_vec(), schema_id: 2, name: None });
+        let fault = |payload: &[u8]| decoder.decode(payload).expect_err("a fault").to_string();
+        assert_eq!(fault(&payload(3)), "schema 3 is not in the registry");
+        assert_eq!(fault(&payload(4)), "schema 4 cannot be used: it is no Avro schema: there is no type `nonsense`");
+        assert_eq!(fault(&payload(2)[..5]), "it does not decode by schema 2: it ends too early at ``");
+        assert_eq!(fault(b"{}"), "its first byte is not 0, so it is not in the schema registry's wire format");
+        assert_eq!(fault(&[0, 0, 0, 2]), "it ends within the first five bytes of the schema registry's wire format");
+        assert_eq!(Decoder::schema_id(&payload(7)), Ok(7));
+        decoder.prepare(b"{}").await.expect("nothing to prepare");
+        assert_eq!(fake.asked.load(Ordering::Relaxed), 3);
+    }
+
+    #[tokio::test]
+    async fn trouble_is_not_remembered() {
+        let (fake, decoder) = decoder(Fake::default());
+        fake.fails.store(true, Ordering::Relaxed);
+        let error = decoder.prepare(&payload(2)).await.expect_err("trouble");
+        assert_eq!(error.to_string(), "the schema registry at `fake` answers 500");
+        assert!(decoder.decode(&payload(2)).expect_err("not there").is_not_prepared());
+        fake.fails.store(false, Ordering::Relaxed);
+        decoder.prepare(&payload(2)).await.expect("no trouble any more");
+        assert!(decoder.decode(&payload(2)).is_ok());
+    }
+
+    #[tokio::test]
+    async fn an_id_is_looked_up_once_however_many_wait_for_it() {
+        let (fake, decoder) = decoder(Fake { waits: Some(Notify::new()), ..Fake::default() });
+        let payload = payload(2);
+        let dropped = tokio::time::timeout(Duration::from_millis(1), decoder.prepare(&payload)).await;
+        assert!(dropped.is_err());
+        let waiting = futures::future::join_all((0..50).map(|_| decoder.prepare(&payload)));
+        let answered = async {
+            tokio::task::yield_now().await;
+            fake.waits.as_ref().expect("it waits").notify_waiters();
+        };
+        let (prepared, ()) = futures::join!(waiting, answered);
+        assert!(prepared.iter().all(Result::is_ok));
+        assert_eq!(fake.asked.load(Ordering::Relaxed), 2, "one that was dropped, one for all");
+        assert!(decoder.0.known().flights.is_empty());
+    }
+
+    #[tokio::test]
+    async fn lookups_at_a_time_are_bounded() {
+        let (fake, decoder) = decoder(Fake::default());
+        let payloads: Vec<_> = (0..100).map(payload).collect();
+        let prepared = futures::future::join_all(payloads.iter().map(|payload| decoder.prepare(payload))).await;
+        assert!(prepared.iter().all(Result::is_ok));
+        assert_eq!(fake.asked.load(Ordering::Relaxed), 100);
+        assert_eq!(fake.at_once_max.load(Ordering::Relaxed), LOOKUPS_MAX);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_not_there_is_asked_for_again_after_a_while() {
+        let (fake, decoder) = decoder(Fake::default());
+        for (waits, asked) in [(0, 1), (29, 1), (2, 2)] {
+            tokio::time::advance(Duration::from_secs(waits)).await;
+            decoder.prepare(&payload(3)).await.expect("no trouble");
+            assert_eq!(fake.asked.load(Ordering::Relaxed), asked);
+        }
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut known = Known::default();
+        let compiled = Ok(Arc::new(Compiled::Json));
+        for id in 0..2_000 {
+            known.keep(id, compiled.clone(), 1);
+            assert!(known.find(0).is_some(), "what is in use stays");
+        }
+        assert_eq!((known.schemas.len(), known.bytes), (SCHEMAS_MAX, SCHEMAS_MAX));
+        known.keep(3_000, compiled.clone(), TEXTS_BYTES_MAX - 1);
+        assert_eq!((known.schemas.len(), known.bytes), (2, TEXTS_BYTES_MAX));
+        for id in 0..25_000 {
+            known.miss(id, Fault::UnknownSchema { schema_id: id });
+        }
+        assert!(known.misses.len() <= MISSES_MAX && known.misses.contains_key(&24_999));
+    }
+}
