@@ -10,4 +10,5 @@ pub mod load;
 pub mod postgres;
 pub mod program;
 pub mod reached;
+pub mod registry;
 pub mod services;
