@@ -72,12 +72,11 @@ DECLARE
 BEGIN
     SELECT * INTO v FROM oncebox.authorize(p_secret, p_consumer);
     RETURN QUERY
-    SELECT l.*, (extract(epoch FROM now() - greatest(r.received_at, h.redriven_at)) * 1000)::bigint,
-        -- Written by the lease, in this transaction.
-        coalesce(h.crashed_at = now(), false)
+    -- What is read beside the call is as it was before it: whether the message was under a lease.
+    SELECT l.*, (extract(epoch FROM now() - greatest(r.received_at, h.redriven_at)) * 1000)::bigint, r.status = 'in_progress'
     FROM oncebox_host.lease_with_version(p_secret, p_consumer, p_owner, p_limit, p_lease_ms, p_crashes_max) l,
-        LATERAL (SELECT i.received_at FROM oncebox.inbox i
+        LATERAL (SELECT i.received_at, i.status FROM oncebox.inbox i
             WHERE i.consumer_id = p_consumer AND i.message_id = l.id AND i.retention_class = v.class LIMIT 1) r,
-        LATERAL (SELECT max(at) FILTER (WHERE event = 'redriven') AS redriven_at, max(at) FILTER (WHERE event = 'crashed') AS crashed_at
-            FROM oncebox.inbox_history WHERE consumer_id = p_consumer AND message_id = l.id) h;
+        LATERAL (SELECT max(at) AS redriven_at FROM oncebox.inbox_history
+            WHERE consumer_id = p_consumer AND message_id = l.id AND event = 'redriven') h;
 END $$;

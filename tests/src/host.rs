@@ -109,6 +109,8 @@ pub struct Options {
     pub own_postgres: Option<String>,
     /// Dead letters are copied to the topic [`Scenario::copies`].
     pub copies: bool,
+    /// URL of the schema registry that payloads are decoded by, where they are.
+    pub registry: Option<String>,
 }
 
 impl Default for Options {
@@ -128,6 +130,7 @@ impl Default for Options {
             own_database: false,
             own_postgres: None,
             copies: false,
+            registry: None,
         }
     }
 }
@@ -140,12 +143,16 @@ impl Options {
             "sequence" => ("key", "sequence = { version = { header = 'version' }, first = 1, gap_wait_ms = 600000 }"),
             order => (order, ""),
         };
+        let (wire_format, event_type) = match self.registry {
+            Some(_) => ("confluent", "'schema'"),
+            None => ("plain", "{ header = 'type' }"),
+        };
         let copies = if self.copies { format!("dead_letters = {{ topic = '{topic}.dead' }}") } else { String::new() };
         let policy = format!(
             "topics = ['{topic}']\nack = '{ack}'\norder = '{order}'\n{sequence}\nbatch = {batch}\n\
-             identity = {{ id = {id}, event_type = [{{ header = 'type' }}] }}\n\
+             identity = {{ id = {id}, event_type = [{event_type}] }}\n\
              retry = {{ attempts_max = 20, backoff_min_ms = 50, backoff_max_ms = 200, lease_ms = {lease_ms} }}\n\
-             limits = {{ deadline_ms = {deadline_ms} }}\n{copies}\n\
+             limits = {{ deadline_ms = {deadline_ms} }}\n{copies}\nwire_format = '{wire_format}'\n\
              kafka.properties = {{ 'session.timeout.ms' = '{session_timeout_ms}', 'heartbeat.interval.ms' = '300', \
              'auto.commit.interval.ms' = '100', 'reconnect.backoff.max.ms' = '500' }}"
         );
@@ -239,6 +246,7 @@ impl Scenario {
             .env("ONCEBOX_RUNTIME_CACHE_DIR", target_dir().join("test-hosts/cache"))
             .env("ONCEBOX_KAFKA_IDLE_AFTER_MS", self.options.idle_after_ms.to_string())
             .env("ONCEBOX_LOG_FORMAT", "text")
+            .env("ONCEBOX_SCHEMA_REGISTRY_URL", self.options.registry.as_deref().unwrap_or_default())
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)

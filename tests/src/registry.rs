@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use libc::{SIGKILL, SIGTERM};
+use libc::{SIGCONT, SIGKILL, SIGSTOP, SIGTERM, c_int};
 use oncebox_server::local::free_port;
 use oncebox_server::local::process::Child;
 use serde_json::{Value, json};
@@ -77,6 +77,22 @@ impl Registry {
     }
 
     /// One request over a connection of its own, answered in JSON.
+    /// Let it sleep: it takes connections and answers nothing.
+    pub fn pause(&self) {
+        self.signal(SIGSTOP);
+    }
+
+    /// Wake it.
+    pub fn wake(&self) {
+        self.signal(SIGCONT);
+    }
+
+    fn signal(&self, signal: c_int) {
+        if let Some(child) = &self.child {
+            child.signal(signal);
+        }
+    }
+
     fn ask(&self, method: &str, path: &str, body: &str) -> Result<Value> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).context("failed to reach the registry")?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;

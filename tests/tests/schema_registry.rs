@@ -1,12 +1,22 @@
 //! What could go wrong: what a real registry hands out is not what we think it is: its answers, its ids, what refers
 //! to what.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use oncebox_registry::{Decoded, Decoder, Fault, HttpRegistry, HttpRegistryOptions};
-use oncebox_tests::registry::Registry;
+use oncebox_tests::{
+    host::{Options, Scenario},
+    load::{Load, Work},
+    registry::Registry,
+    services::target_dir,
+};
+use rdkafka::{
+    ClientConfig,
+    producer::{FutureProducer, FutureRecord},
+};
 use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
 fn decoder(registry: &Registry) -> Result<Decoder> {
     let options = HttpRegistryOptions { url: registry.url(), ..HttpRegistryOptions::default() };
@@ -97,4 +107,100 @@ async fn what_is_not_there_is_a_fault_and_a_wrong_path_is_trouble() -> Result<()
         assert!(error.to_string().contains("is no schema registry; check its URL"), "{error}");
     }
     Ok(())
+}
+
+/// A payment by this schema, in Avro.
+const PAYMENT: &str = r#"{"type":"record","name":"captured","namespace":"payment","fields":[{"name":"id","type":"string"},
+    {"name":"account","type":"string"},{"name":"amount","type":"string"},{"name":"open_account","type":"boolean"}]}"#;
+
+fn payment(schema: u32, id: &str, account: &str, amount: &str) -> Vec<u8> {
+    let text = |text: &str| [&[(text.len() * 2) as u8], text.as_bytes()].concat();
+    payload(schema, &[text(id), text(account), text(amount), vec![0]].concat())
+}
+
+/// What could go wrong: what a policy looks for in a payload is looked for in its bytes; a retry, a redelivery or a revised
+/// payload is decoded otherwise, or not at all; a registry that is away is the message's fault.
+#[tokio::test(flavor = "multi_thread")]
+async fn payloads_are_decoded_on_their_way() -> Result<()> {
+    let registry = tokio::task::spawn_blocking(Registry::start_private).await??;
+    let schema = registry.register("payments-value", PAYMENT, "AVRO", &[])?;
+    let newer = PAYMENT.replace("]}", r#",{"name":"note","type":["null","string"],"default":null}]}"#);
+    let newer = registry.register("payments-value", &newer, "AVRO", &[])?;
+    let options = Options { registry: Some(registry.url()), id: "[{ json_pointer = '/id' }]", partitions: 1, ..Options::default() };
+    let scenario = Scenario::with(options).await?;
+    let producer: FutureProducer = ClientConfig::new().set("bootstrap.servers", scenario.kafka().bootstrap()).create()?;
+    let publish = async |payload: &[u8]| {
+        let record = FutureRecord::<(), _>::to(&scenario.topic).payload(payload);
+        producer.send(record, Duration::from_secs(10)).await.map_err(|(error, _)| error)
+    };
+    scenario.execute("INSERT INTO {schema}.account (account) VALUES ('mine'), ('fails-3-times')").await?;
+    let host = scenario.start("a", &[])?;
+    for n in 0..5 {
+        publish(&payment(schema, &format!("p{n}"), "mine", "10")).await?;
+    }
+    publish(&payment(schema, "p0", "mine", "10")).await?;
+    publish(&payment(schema, "later", "fails-3-times", "1")).await?;
+    publish(&payment(schema, "letter", "mine", "all")).await?;
+    publish(&payment(999_999, "x", "mine", "1")).await?;
+    publish(&payment(schema, "x", "mine", "1")[..9]).await?;
+    publish(br#"{"id":"x","account":"mine","amount":"1"}"#).await?;
+    scenario.until("SELECT count(*) FROM oncebox.inbox WHERE status IN ('completed', 'parked', 'failed_terminal')", 10).await?;
+    const EFFECTS: &str = "SELECT count(*) FROM {schema}.ledger_entry WHERE message_id ~ '^(p[0-9]|later)$'";
+    assert_eq!(scenario.number(EFFECTS).await?, 6, "each once, also what failed twice before and what came twice");
+    assert_eq!(scenario.number("SELECT count(*) FROM oncebox.inbox WHERE event_type = 'payment.captured'").await?, 7);
+    assert_eq!(scenario.number("SELECT attempts::bigint FROM oncebox.inbox WHERE message_id = 'later'").await?, 3);
+    let reasons: Vec<String> = sqlx::query_scalar("SELECT reason FROM oncebox.inbox WHERE status = 'parked' ORDER BY \"offset\"")
+        .fetch_all(&scenario.pool)
+        .await?;
+    let undecodable = [
+        "undecodable: schema 999999 is not in the registry".to_owned(),
+        format!("undecodable: it does not decode by schema {schema}: it ends too early at `/account`"),
+        "undecodable: its first byte is not 0, so it is not in the schema registry's wire format".to_owned(),
+    ];
+    assert_eq!(reasons, undecodable);
+
+    // A person mends a letter, in JSON.
+    let (tenant, file) = (scenario.tenant.name.clone(), target_dir().join("test-hosts").join(format!("{}.json", scenario.topic)));
+    std::fs::write(&file, r#"{"id":"other","account":"mine","amount":"12"}"#)?;
+    let revise = ["inbox", "revise", "letter", "--tenant", &tenant, "--consumer", "payments", "--because", "a typo", "--payload"];
+    scenario.ok(&[&revise[..], &[file.to_str().context("a path")?]].concat()).await?;
+    scenario.until("SELECT count(*) FROM {schema}.ledger_entry WHERE message_id = 'letter' AND amount = 12", 1).await?;
+
+    // A schema that is not at hand, and a registry that does not answer: the message waits at its place.
+    registry.pause();
+    let mut with_note = payment(newer, "new", "mine", "3");
+    with_note.push(0);
+    publish(&with_note).await?;
+    publish(&payment(schema, "behind", "mine", "4")).await?;
+    host.until_metric("oncebox_kafka_sink_errors_total", &[], 1.0).await?;
+    let log = std::fs::read_to_string(host.log())?;
+    assert!(log.contains("the schema registry at"), "{log}");
+    assert_eq!(scenario.number("SELECT count(*) FROM oncebox.inbox WHERE message_id IN ('new', 'behind')").await?, 0);
+    registry.wake();
+    scenario.until("SELECT count(*) FROM {schema}.ledger_entry WHERE message_id IN ('new', 'behind')", 2).await?;
+    host.stop().await
+}
+
+/// What could go wrong: a host without a registry reads what it cannot decode.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_that_needs_a_registry_does_not_start_without_one() -> Result<()> {
+    let scenario = Scenario::with(Options { registry: Some(String::new()), ..Options::default() }).await?;
+    scenario.send(&Load::of([Work::Pay])).await?;
+    let host = scenario.start("a", &[])?;
+    let said = async || std::fs::read_to_string(host.log()).is_ok_and(|log| log.contains("knows no schema registry"));
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !said().await {
+        assert!(Instant::now() < deadline, "it does not say so");
+        sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(scenario.number("SELECT count(*) FROM oncebox.inbox").await?, 0);
+    for (variables, expected) in [
+        ([("ONCEBOX_SCHEMA_REGISTRY_URL", "http://me:hunter2@localhost"), ("ONCEBOX_SCHEMA_REGISTRY_USERNAME", "")], "must not hold user"),
+        ([("ONCEBOX_SCHEMA_REGISTRY_URL", "http://localhost"), ("ONCEBOX_SCHEMA_REGISTRY_USERNAME", "me")], "PASSWORD"),
+    ] {
+        let ended = scenario.command(&["serve"], &variables)?;
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned() + &String::from_utf8_lossy(&ended.stdout);
+        assert!(!ended.status.success() && said.contains(expected) && !said.contains("hunter2"), "{said}");
+    }
+    host.stop().await
 }

@@ -673,6 +673,7 @@ async fn interpret(handler: &ComponentHandler, tx: &Tx, steps: &[(&str, &str)], 
         sequence: None,
         content_type: Some(end.to_owned()),
         trace_parent: None,
+        decoded: None,
         payload_hash: None,
         record,
     };

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use oncebox_registry::Decoder;
 use tokio::sync::{Notify, watch};
 
 use crate::{
@@ -13,6 +14,7 @@ use crate::{
     claim::{Claimant, Claimed},
     complete::{Completion, Disposition},
     due::Due,
+    error::InboxError,
     handler::{Failure, Handler, Handlers},
     message::Message,
     order,
@@ -48,6 +50,8 @@ pub struct ConsumerInbox {
     pub(crate) schemas: Schemas,
     /// Whoever loads deployments is told here that those that are loaded are stale.
     stale: OnceLock<Arc<Notify>>,
+    /// What payloads are decoded with, where they come in the wire format of a schema registry.
+    pub(crate) decoder: OnceLock<Decoder>,
     /// Event types that have metrics of their own; a producer can invent any number of them.
     event_types: Mutex<HashSet<String>>,
 }
@@ -96,8 +100,29 @@ impl ConsumerInbox {
             handlers: watch::Sender::new(handlers),
             schemas,
             stale: OnceLock::new(),
+            decoder: OnceLock::new(),
             event_types: Mutex::default(),
         })
+    }
+
+    /// Decode payloads by the schemas of a registry.
+    pub fn decode_with(&self, decoder: Decoder) {
+        let _ = self.decoder.set(decoder); // there is one for all
+    }
+
+    /// Have the schemas of payloads at hand. The answer is how many of these messages can be decoded now, from the first;
+    /// an error is that not even that one can.
+    pub(crate) async fn prepare<'a>(&self, payloads: impl Iterator<Item = Option<&'a [u8]>>) -> Result<usize, InboxError> {
+        let mut prepared = 0;
+        for payload in payloads {
+            if let (Some(decoder), Some(payload)) = (self.decoder.get(), payload)
+                && let Err(error) = decoder.prepare(payload).await
+            {
+                return if prepared > 0 { Ok(prepared) } else { Err(InboxError::RegistryAway(error)) };
+            }
+            prepared += 1;
+        }
+        Ok(prepared)
     }
 
     /// Switch to another set of handlers; it takes effect with the next transaction.

@@ -58,6 +58,12 @@ pub enum InboxError {
         /// When to try again.
         again_in: Duration,
     },
+    /// The schema of a payload cannot be asked for.
+    #[error("{0}")]
+    RegistryAway(oncebox_registry::RegistryError),
+    /// The schema of a leased message did not come while the lease lasted.
+    #[error("the schema of a message did not come in time; the message runs later")]
+    SchemaLate,
     /// PostgreSQL refused a statement of the host.
     #[error("the database refused a statement of the host: {}", plain(.0))]
     Refused(#[source] sqlx::Error),

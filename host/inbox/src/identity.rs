@@ -1,7 +1,9 @@
 //! From a record to a message: who it is, what it is, what it must stay in order with.
 
-use serde_json::Value;
 use std::borrow::Cow;
+
+use oncebox_registry::{Decoded, Decoder};
+use serde_json::Value;
 
 use crate::{
     cloudevents::{self, Event},
@@ -37,19 +39,36 @@ pub enum Undecodable {
     /// A structured CloudEvent that does not parse.
     #[error("not a CloudEvent: {0}")]
     BadEvent(String),
+    /// It does not decode by its schema, or has none.
+    #[error("{0}")]
+    BadPayload(oncebox_registry::Fault),
 }
+
+/// Content type of what was decoded.
+pub(crate) const JSON: &str = "application/json";
 
 /// Longest id and event type, bytes.
 const ID_BYTES_MAX: usize = 512;
 
-/// Decode a record by its consumer's policy.
+/// Decode a record by its consumer's policy, with a decoder where payloads come in the wire format of a schema registry.
 #[expect(clippy::result_large_err, reason = "the record itself comes back, to be parked; boxing it would move it once more")]
-pub fn decode(record: Record, policy: &Identity, sequence: Option<&Sequence>) -> Result<Message, (Record, Undecodable)> {
+pub fn decode(
+    record: Record,
+    policy: &Identity,
+    sequence: Option<&Sequence>,
+    decoder: Option<&Decoder>,
+) -> Result<Message, (Record, Undecodable)> {
     let event = match cloudevents::read(&record) {
         Ok(event) => event,
         Err(error) => return Err((record, Undecodable::BadEvent(error))),
     };
-    let mut lookup = Lookup { record: &record, event: &event, json: None };
+    // The data of a structured CloudEvent is in it, as it is.
+    let payload = record.payload.as_deref().filter(|_| event.data.is_none());
+    let decoded = match decoder.zip(payload).map(|(decoder, payload)| decoder.decode(payload)).transpose() {
+        Ok(decoded) => decoded,
+        Err(fault) => return Err((record, Undecodable::BadPayload(fault))),
+    };
+    let mut lookup = Lookup { record: &record, event: &event, decoded: decoded.as_ref(), json: None };
     match lookup.identify(policy, sequence) {
         Err(undecodable) => Err((record, undecodable)),
         Ok((id, event_type, ordering_key, sequence)) => {
@@ -60,7 +79,8 @@ pub fn decode(record: Record, policy: &Identity, sequence: Option<&Sequence>) ->
                 event_version: text_header(&record, "ce_dataschema").or_else(|| event.dataschema.clone()),
                 ordering_key,
                 sequence,
-                content_type: event.content_type.clone(),
+                content_type: if decoded.is_some() { Some(JSON.to_owned()) } else { event.content_type.clone() },
+                decoded: decoded.map(|decoded| decoded.json),
                 trace_parent: event.trace_parent.clone(),
                 payload_hash: None,
                 record: event.unfold(record),
@@ -79,6 +99,7 @@ fn text_header(record: &Record, name: &str) -> Option<String> {
 struct Lookup<'a> {
     record: &'a Record,
     event: &'a Event,
+    decoded: Option<&'a Decoded>,
     json: Option<Option<Value>>,
 }
 
@@ -134,6 +155,7 @@ impl Lookup<'_> {
                 TypeSource::Header(name) => self.header(name).map_err(Undecodable::BadType)?,
                 TypeSource::JsonPointer(pointer) => self.pointer(pointer),
                 TypeSource::Topic => Some(self.record.topic.to_string()),
+                TypeSource::Schema => self.decoded.and_then(|decoded| decoded.name.clone()),
             };
             if let Some(event_type) = found {
                 return valid(&event_type).map(|()| event_type).map_err(Undecodable::BadType);
@@ -148,7 +170,8 @@ impl Lookup<'_> {
     }
 
     fn pointer(&mut self, pointer: &str) -> Option<String> {
-        let payload = self.event.data.as_deref().or(self.record.payload.as_deref());
+        let plain = self.event.data.as_deref().or(self.record.payload.as_deref());
+        let payload = self.decoded.map(|decoded| decoded.json.as_slice()).or(plain);
         let json = self.json.get_or_insert_with(|| payload.and_then(|payload| serde_json::from_slice(payload).ok()));
         match json.as_ref()?.pointer(pointer)? {
             Value::String(text) => Some(text.clone()),
@@ -200,7 +223,7 @@ mod tests {
 
     fn check(headers: &[(&str, &str)], payload: &str, policy: &str, expected: Result<(&str, &str), Undecodable>) {
         let policy: Identity = toml::from_str(policy).expect("a policy of the test");
-        let decoded = decode(record(headers, payload), &policy, None);
+        let decoded = decode(record(headers, payload), &policy, None, None);
         let decoded = decoded.as_ref().map(|m| (m.id.as_str(), m.event_type.as_str())).map_err(|(_, why)| why.clone());
         assert_eq!(decoded, expected);
     }
@@ -232,7 +255,7 @@ mod tests {
         let event = r#"{"specversion":"1.0","id":"1","source":"/s","type":"t","data":{"a":1}}"#;
         check(headers, event, "", Ok(("/s 1", "t")));
         check(headers, "{", "", Err(Undecodable::BadEvent("it is not JSON".into())));
-        let message = decode(record(headers, event), &Identity::default(), None).expect("decodes");
+        let message = decode(record(headers, event), &Identity::default(), None, None).expect("decodes");
         assert_eq!(message.record.payload.as_deref(), Some(br#"{"a":1}"#.as_slice()));
         assert_eq!(message.record.header("ce_type"), Some(b"t".as_slice()));
     }
@@ -254,7 +277,7 @@ mod tests {
         let by_position: Identity = toml::from_str("id = ['position']").expect("a policy of the test");
         let version = |headers: &[(&str, &str)], payload, source| {
             let sequence = toml::from_str(&format!("version = {source}")).expect("a sequence of the test");
-            decode(record(headers, payload), &by_position, Some(&sequence)).map(|m| m.sequence).map_err(|(_, why)| why)
+            decode(record(headers, payload), &by_position, Some(&sequence), None).map(|m| m.sequence).map_err(|(_, why)| why)
         };
         let in_header = |text| version(&[("v", text)], "", "{ header = 'V' }");
         assert_eq!(in_header("7"), Ok(Some(7)));
@@ -271,7 +294,7 @@ mod tests {
         let mut keyless = record(&[("v", "7")], "");
         keyless.key = None;
         let sequence = toml::from_str("version = { header = 'v' }").expect("a sequence of the test");
-        assert_eq!(decode(keyless, &by_position, Some(&sequence)).map_err(|(_, why)| why).err(), Some(Undecodable::NoKey));
+        assert_eq!(decode(keyless, &by_position, Some(&sequence), None).map_err(|(_, why)| why).err(), Some(Undecodable::NoKey));
     }
 
     #[test]

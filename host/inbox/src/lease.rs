@@ -27,6 +27,8 @@ pub(crate) struct Leased {
     pub(crate) version: Option<i32>,
     /// Since it was received, or last redriven.
     pub(crate) age: Duration,
+    /// Why its payload does not decode, where it does not.
+    pub(crate) fault: Option<String>,
 }
 
 /// Messages under one lease: when the process dies, an attempt is counted of the message that ran, and of
@@ -67,6 +69,26 @@ impl ConsumerInbox {
             );
         }
         Ok(Some(leased))
+    }
+
+    /// Decode the payload of a leased message, where it begins as those of a schema registry do: the data of a CloudEvent, or
+    /// what a person gave it, may be JSON already.
+    pub(crate) async fn decode_leased(&self, leased: &mut Leased) -> Result<(), InboxError> {
+        let message = &mut leased.message;
+        let payload = message.record.payload.as_deref().filter(|payload| payload.first() == Some(&0));
+        let Some((decoder, payload)) = self.decoder.get().zip(payload) else { return Ok(()) };
+        let patience = Duration::from_millis(self.policy.retry.lease_ms / 3);
+        let decoded = match tokio::time::timeout(patience, decoder.prepare(payload)).await {
+            Ok(Ok(())) => decoder.decode(payload),
+            Ok(Err(error)) => return Err(InboxError::RegistryAway(error)),
+            Err(_) => return Err(InboxError::SchemaLate),
+        };
+        match decoded {
+            Ok(decoded) => message.decoded = Some(decoded.json),
+            Err(fault) if fault.is_not_prepared() => return Err(InboxError::SchemaLate),
+            Err(fault) => leased.fault = Some(fault.to_string()),
+        }
+        Ok(())
     }
 
     /// Lock a leased message's row for the working transaction. False: the lease is lost.
@@ -111,6 +133,7 @@ fn read(row: &PgRow) -> Result<Leased, sqlx::Error> {
         epoch: row.try_get("epoch")?,
         version: row.try_get("version_id")?,
         age: Duration::from_millis(row.try_get::<i64, _>("age_ms")?.max(0) as u64),
+        fault: None,
     })
 }
 
@@ -134,6 +157,7 @@ fn read_message(row: &PgRow) -> Result<Message, sqlx::Error> {
         sequence: None,
         content_type: row.try_get("content_type")?,
         trace_parent: row.try_get("trace_parent")?,
+        decoded: None,
         payload_hash: row.try_get::<Option<&[u8]>, _>("payload_hash")?.and_then(|hash| hash.try_into().ok()),
         record,
     })

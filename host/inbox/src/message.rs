@@ -55,6 +55,8 @@ pub struct Message {
     pub event_version: Option<String>,
     /// What must run in order, where the policy names something.
     pub ordering_key: Option<Vec<u8>>,
+    /// The payload as JSON, where it came in the wire format of a schema registry.
+    pub decoded: Option<Vec<u8>>,
     /// The version of its aggregate that it makes, where the policy says where that is. Not of a message that is
     /// run again: its row has it.
     pub sequence: Option<i64>,
@@ -67,6 +69,13 @@ pub struct Message {
     /// The record it came from. In structured mode of CloudEvents the payload is the
     /// event's `data` and the attributes stand among the headers, as in binary mode.
     pub record: Record,
+}
+
+impl Message {
+    /// What a handler gets, and where something is looked for: the payload, decoded where that is asked for.
+    pub fn body(&self) -> Option<&[u8]> {
+        self.decoded.as_deref().or(self.record.payload.as_deref())
+    }
 }
 
 impl Message {

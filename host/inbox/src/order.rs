@@ -77,6 +77,7 @@ mod tests {
             sequence: None,
             content_type: None,
             trace_parent: None,
+            decoded: None,
             payload_hash: None,
             record,
         }

@@ -100,6 +100,7 @@ fn bare(record: &Record) -> Message {
         sequence: None,
         content_type: None,
         trace_parent: None,
+        decoded: None,
         payload_hash: record.payload.as_deref().map(hash_payload),
         record: record.clone(),
     }

@@ -3,16 +3,19 @@
 
 use std::sync::Arc;
 
+use futures::FutureExt;
+
 use crate::{
     breaker::{Admission as Passage, LOOK_AGAIN, Probe},
     claim::{As, Claimed, Offered},
     consumer::ConsumerInbox,
     error::InboxError,
     handler::Handlers,
-    hooks, identity,
+    hooks,
+    identity::{self, Undecodable},
     message::{Message, Record},
     parking,
-    policy::{Ack, Collision},
+    policy::{Ack, Collision, Policy},
     process::{Admitted, Routed, Settled},
     scheduler::Admission,
     suspects::Suspects,
@@ -96,6 +99,7 @@ impl PartitionInbox {
     /// completed, or durably in the inbox in a state that someone can see.
     pub async fn process(&mut self, records: &[Record]) -> Result<usize, InboxError> {
         loop {
+            let records = self.with_schemas(records).await?;
             self.ready(records.len()).await;
             let Some(mut admitted) = self.admitted.take() else { continue };
             if self.consumer.pace.takes_turns() && !admitted.turn.is_held() {
@@ -109,9 +113,25 @@ impl PartitionInbox {
             match answer {
                 // What is loaded here was withdrawn; what replaced it is on its way.
                 Err(InboxError::StaleDeployments) if self.consumer.newer_than(handlers.generation()).await => {}
+                // The first one's schema was dropped for others; it is fetched again.
+                Ok(0) if !records.is_empty() => {}
                 answer => return answer,
             }
         }
+    }
+
+    /// The records at the front whose schemas are at hand. Nobody holds a place of the host while waiting for a registry.
+    async fn with_schemas<'a>(&mut self, records: &'a [Record]) -> Result<&'a [Record], InboxError> {
+        let records_max = self.batch_max();
+        let payloads = || records.iter().take(records_max).map(|record| record.payload.as_deref());
+        let prepared = match self.consumer.prepare(payloads()).now_or_never() {
+            Some(prepared) => prepared?,
+            None => {
+                self.admitted = None;
+                self.consumer.prepare(payloads()).await?
+            }
+        };
+        Ok(&records[..prepared])
     }
 
     async fn process_with(&mut self, admitted: &mut Admitted, handlers: &dyn Handlers, records: &[Record]) -> Result<usize, InboxError> {
@@ -144,7 +164,9 @@ impl PartitionInbox {
         let records = records.iter().take(self.batch_max()).cloned();
         let mut routes = Vec::with_capacity(records.len());
         for record in records {
-            let route = match identity::decode(record, &self.consumer.policy.identity, self.consumer.policy.sequence.as_ref()) {
+            let Policy { identity, sequence, .. } = &self.consumer.policy;
+            let route = match identity::decode(record, identity, sequence.as_ref(), self.consumer.decoder.get()) {
+                Err((_, Undecodable::BadPayload(fault))) if fault.is_not_prepared() => break,
                 Err((record, why)) => Route::Park(parking::undecodable(&record, &why)),
                 Ok(message) => match (handlers.resolve(&message, None), self.consumer.ordering(&message)) {
                     (None, ordering) => Route::Park(parking::unrouted(message, ordering)),

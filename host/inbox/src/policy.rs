@@ -49,6 +49,9 @@ pub struct Policy {
     /// What becomes of a message that no deployment takes.
     #[serde(default)]
     pub no_route: NoRoute,
+    /// How payloads are encoded.
+    #[serde(default, skip_serializing_if = "WireFormat::is_plain")]
+    pub wire_format: WireFormat,
     /// Where id, event type and ordering key are found.
     #[serde(default)]
     pub identity: Identity,
@@ -235,6 +238,24 @@ pub enum NoRoute {
     Reject,
 }
 
+/// How payloads are encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WireFormat {
+    /// As they are: bytes to the host, and JSON where something is looked for in them.
+    #[default]
+    Plain,
+    /// By the schemas of a registry, whose id each begins with: Avro, Protobuf, JSON Schema. Where something is looked
+    /// for, and to handlers, they are the JSON that this stands for.
+    Confluent,
+}
+
+impl WireFormat {
+    fn is_plain(&self) -> bool {
+        *self == Self::Plain
+    }
+}
+
 /// Where a message's identity is found: ordered lists, the first that yields wins.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -288,6 +309,8 @@ pub enum TypeSource {
     JsonPointer(String),
     /// The topic's name.
     Topic,
+    /// The full name of the record or message that the payload's schema describes.
+    Schema,
 }
 
 /// Where the ordering key is found.
@@ -514,7 +537,7 @@ mod tests {
     #[test]
     fn every_key_is_in_the_documentation() {
         const DOCS: &str = include_str!("../../../docs/policy.md");
-        let policy = "topics = ['t']\nack = 'after_commit'\norder = 'key'\nsequence = { version = { header = 'v' }, first = 1 }\nretry = { preset = 'seed-002', age_max_ms = 1 }\ndead_letters = { topic = 'd' }\nreplay = { allowed = false }\nlimits = { transactions_max = 1, messages_per_second = 1 }";
+        let policy = "topics = ['t']\nack = 'after_commit'\norder = 'key'\nwire_format = 'confluent'\nsequence = { version = { header = 'v' }, first = 1 }\nretry = { preset = 'seed-002', age_max_ms = 1 }\ndead_letters = { topic = 'd' }\nreplay = { allowed = false }\nlimits = { transactions_max = 1, messages_per_second = 1 }";
         let policy = serde_json::to_value(Policy::parse(policy).expect("a policy")).expect("a value");
         let mut keys = Vec::new();
         for (name, value) in policy.as_object().expect("a table") {

@@ -73,7 +73,7 @@ impl<'a> Rehearsal<'a> {
     /// Deliver a record: decode, claim, handle, complete, check deferred constraints.
     pub async fn deliver(&mut self, record: Record) -> Result<Rehearsed, InboxError> {
         let handlers = self.consumer.handlers();
-        let message = match identity::decode(record, &self.consumer.policy.identity, self.consumer.policy.sequence.as_ref()) {
+        let message = match identity::decode(record, &self.consumer.policy.identity, self.consumer.policy.sequence.as_ref(), None) {
             Ok(message) => message,
             Err((_, why)) => return Ok(Rehearsed::Parked { reason: format!("undecodable: {why}") }),
         };

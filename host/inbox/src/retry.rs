@@ -81,10 +81,14 @@ pub async fn step(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
         admission = consumer.admit(1, true) => admission,
         () = stop.cancelled() => return Ok(0),
     };
-    let Some(leased) = consumer.lease(&admission).await? else { return Ok(0) };
+    let Some(mut leased) = consumer.lease(&admission).await? else { return Ok(0) };
     if stop.is_cancelled() {
         // The attempt did not happen.
         consumer.release(&admission, &leased, Duration::ZERO).await?;
+    } else if let Err(error) = consumer.decode_leased(&mut leased).await {
+        // Nor did this one.
+        consumer.release(&admission, &leased, TROUBLE).await?;
+        return Err(error);
     } else {
         consumer.run_leased(admission, &leased).await?;
     }
@@ -158,7 +162,7 @@ impl ConsumerInbox {
             let failure = Failure::new(FailureKind::NoRoute, "no deployment takes this event type");
             return self.record_leased(admission, leased, generation, None, failure).await;
         };
-        if let Some(fault) = self.schemas.fault(&leased.message) {
+        if let Some(fault) = leased.fault.clone().or_else(|| self.schemas.fault(&leased.message)) {
             return self.record_leased(admission, leased, generation, None, Failure::new(FailureKind::Schema, fault)).await;
         }
         let probe = match self.breakers.admit(&*handler, true) {

@@ -190,6 +190,6 @@ fn guest_message(message: &Message) -> types::Message {
         timestamp: message.record.timestamp_ms,
         headers: message.record.headers.clone(),
         content_type: message.content_type.clone(),
-        payload: message.record.payload.clone(),
+        payload: message.body().map(<[u8]>::to_vec),
     }
 }

@@ -74,6 +74,7 @@ fn nothing() -> Message {
         sequence: None,
         content_type: None,
         trace_parent: None,
+        decoded: None,
         payload_hash: None,
         record: Record {
             topic: "".into(),

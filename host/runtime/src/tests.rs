@@ -68,6 +68,7 @@ fn message() -> Message {
         sequence: None,
         content_type: None,
         trace_parent: None,
+        decoded: None,
         payload_hash: None,
         record: Record {
             topic: Arc::from("orders"),

@@ -4,11 +4,13 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use oncebox_inbox::{Admin, HostBounds, MasterKey, SessionSettings, policy::toml_error};
+use oncebox_registry::{Decoder, HttpRegistry, HttpRegistryOptions};
 use oncebox_runtime::Compiler;
 use serde::Deserialize;
 use sqlx::postgres::PgConnectOptions;
@@ -21,6 +23,8 @@ pub struct Config {
     pub database: Database,
     /// The brokers.
     pub kafka: Kafka,
+    /// The schema registry.
+    pub schema_registry: SchemaRegistry,
     /// Keys.
     pub keys: Keys,
     /// Running components.
@@ -93,6 +97,49 @@ impl std::fmt::Debug for Kafka {
             .field("idle_after_ms", &self.idle_after_ms)
             .field("properties", &names)
             .finish()
+    }
+}
+
+/// `[schema_registry]`
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SchemaRegistry {
+    /// Where `/schemas/ids/…` begins; empty for none.
+    pub url: String,
+    /// User of basic authentication; empty for none.
+    pub username: String,
+    /// File with the user's password; else ONCEBOX_SCHEMA_REGISTRY_PASSWORD holds it.
+    pub password_file: Option<PathBuf>,
+    /// Certificates (PEM) of authorities to trust, beside the system's.
+    pub ca_file: Option<PathBuf>,
+}
+
+impl SchemaRegistry {
+    /// What payloads are decoded with, where there is a registry.
+    pub(crate) fn decoder(&self) -> Result<Option<Decoder>> {
+        if self.url.is_empty() {
+            return Ok(None);
+        }
+        let options = HttpRegistryOptions { url: self.url.clone(), credentials: self.credentials()?, ca_file: self.ca_file.clone() };
+        let registry = HttpRegistry::new(&options).context("`schema_registry` (ONCEBOX_SCHEMA_REGISTRY_URL) cannot be used")?;
+        Ok(Some(Decoder::new(Arc::new(registry))))
+    }
+
+    fn credentials(&self) -> Result<Option<(String, String)>> {
+        if self.username.is_empty() {
+            ensure!(self.password_file.is_none(), "`schema_registry.password_file` is set and `schema_registry.username` is not");
+            return Ok(None);
+        }
+        let password = match &self.password_file {
+            Some(file) => {
+                let read = std::fs::read_to_string(file);
+                read.with_context(|| format!("failed to read `schema_registry.password_file`, `{}`", file.display()))?.trim_end().to_owned()
+            }
+            None => std::env::var("ONCEBOX_SCHEMA_REGISTRY_PASSWORD").context(
+                "`schema_registry.username` is set; set ONCEBOX_SCHEMA_REGISTRY_PASSWORD or `schema_registry.password_file` too",
+            )?,
+        };
+        Ok(Some((self.username.clone(), password)))
     }
 }
 
@@ -271,6 +318,10 @@ const OVERRIDES: &[(&str, &str, &str)] = &[
     ("database", "idle_in_transaction_timeout_ms", "ONCEBOX_DATABASE_IDLE_IN_TRANSACTION_TIMEOUT_MS"),
     ("kafka", "brokers", "ONCEBOX_KAFKA_BROKERS"),
     ("kafka", "idle_after_ms", "ONCEBOX_KAFKA_IDLE_AFTER_MS"),
+    ("schema_registry", "url", "ONCEBOX_SCHEMA_REGISTRY_URL"),
+    ("schema_registry", "username", "ONCEBOX_SCHEMA_REGISTRY_USERNAME"),
+    ("schema_registry", "password_file", "ONCEBOX_SCHEMA_REGISTRY_PASSWORD_FILE"),
+    ("schema_registry", "ca_file", "ONCEBOX_SCHEMA_REGISTRY_CA_FILE"),
     ("keys", "master_key_file", "ONCEBOX_KEYS_MASTER_KEY_FILE"),
     ("keys", "previous_master_key_file", "ONCEBOX_KEYS_PREVIOUS_MASTER_KEY_FILE"),
     ("runtime", "instances_max", "ONCEBOX_RUNTIME_INSTANCES_MAX"),
@@ -403,6 +454,7 @@ mod tests {
         default.api.tls_certificate_file = config.api.tls_certificate_file.clone();
         default.api.tls_key_file = config.api.tls_key_file.clone();
         default.kafka = config.kafka.clone();
+        default.schema_registry = config.schema_registry.clone();
         assert_eq!(format!("{config:?}"), format!("{default:?}"));
         for (section, key, variable) in super::OVERRIDES {
             assert!(sample.contains(&format!("[{section}]")) && sample.contains(&format!("{key} = ")), "`{section}.{key}` is missing");

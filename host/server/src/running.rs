@@ -2,10 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use futures::{FutureExt, future::BoxFuture};
 use oncebox_inbox::{
-    BreakerState, Consumer, ConsumerInbox, InboxError, PartitionInbox, Sessions, Work, handler::Handlers, message::Record, retry,
+    BreakerState, Consumer, ConsumerInbox, InboxError, PartitionInbox, Sessions, Work, handler::Handlers, message::Record,
+    policy::WireFormat, retry,
 };
 use oncebox_kafka::{Drained, SinkError};
 use tokio::{sync::Notify, task::JoinHandle};
@@ -65,6 +66,13 @@ impl Running {
             routes.clone(),
         );
         inbox.tell_when_stale(look);
+        if policy.wire_format == WireFormat::Confluent {
+            let decoder = host.decoder.clone();
+            inbox.decode_with(decoder.context(
+                "its policy says `wire_format = \"confluent\"`, and this host knows no schema registry; set `schema_registry.url` \
+                 (ONCEBOX_SCHEMA_REGISTRY_URL)",
+            )?);
+        }
         let config = host.kafka.config(&tenant, &name, &policy);
         let copying = config.clone();
         let reading = match work {

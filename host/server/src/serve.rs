@@ -59,6 +59,7 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
         compiler: Some(config.runtime.compiler()),
         ..RuntimeConfig::default()
     })?;
+    let decoder = config.schema_registry.decoder()?;
     let components = Compilations::new(admin.clone(), runtime, config.runtime.compile_workers);
     let compiling = tokio::spawn({
         let (components, stop) = (components.clone(), stop.clone());
@@ -76,6 +77,7 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
         Budget::of(config.database.connections_max, config.host_bounds()),
         config.session_settings(),
         kafka,
+        decoder,
         format!("{}/{}", hostname(), std::process::id()),
         Openings::new(Duration::from_millis(config.kafka.idle_after_ms)),
         readiness,

@@ -13,6 +13,7 @@ use std::{
 use anyhow::{Context, Result};
 use oncebox_inbox::{Admin, Budget, Consumer, Lookout, Progress, SessionSettings};
 use oncebox_kafka::Drained;
+use oncebox_registry::Decoder;
 use tokio::{
     sync::{Notify, Semaphore, watch},
     time::Instant,
@@ -56,6 +57,8 @@ pub(crate) struct Supervisor {
     pub(crate) budget: Arc<Budget>,
     pub(crate) settings: SessionSettings,
     pub(crate) kafka: Kafka,
+    /// For consumers whose payloads come in the wire format of a schema registry.
+    pub(crate) decoder: Option<Decoder>,
     pub(crate) owner: String,
     /// What consumers open and close with.
     pub(crate) openings: Arc<Openings>,
@@ -79,6 +82,7 @@ impl Supervisor {
         budget: Arc<Budget>,
         settings: SessionSettings,
         kafka: Kafka,
+        decoder: Option<Decoder>,
         owner: String,
         openings: Arc<Openings>,
         readiness: watch::Sender<Readiness>,
@@ -90,6 +94,7 @@ impl Supervisor {
             budget,
             settings,
             kafka,
+            decoder,
             owner,
             openings,
             lookout: Arc::default(),

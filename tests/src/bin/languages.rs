@@ -168,6 +168,7 @@ fn message(number: usize) -> Message {
         sequence: None,
         content_type: None,
         trace_parent: None,
+        decoded: None,
         payload_hash: None,
         record,
     }

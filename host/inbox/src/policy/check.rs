@@ -1,6 +1,6 @@
 //! What in a policy cannot work. Everything is said at once.
 
-use super::{Ack, DeadLetters, Dedup, Order, PayloadPolicy, Policy, schemas::SCHEMAS_MAX};
+use super::{Ack, DeadLetters, Dedup, Order, PayloadPolicy, Policy, TypeSource, WireFormat, schemas::SCHEMAS_MAX};
 use crate::{backlog::WATCHED_MAX, error::InboxError, problem::Problem};
 
 /// One thing that is wrong with a policy.
@@ -135,6 +135,11 @@ impl Policy {
                 "identity",
                 identity.id.is_empty() || identity.event_type.is_empty(),
                 "`identity.id` and `identity.event_type` must each name at least one source",
+            ),
+            (
+                "identity.event_type",
+                self.wire_format == WireFormat::Plain && identity.event_type.contains(&TypeSource::Schema),
+                "`identity.event_type` has `schema`, which needs `wire_format = \"confluent\"`: other payloads name no schema",
             ),
             ("retry.backoff_max_ms", retry.backoff_max_ms < retry.backoff_min_ms, "`retry.backoff_max_ms` is below `retry.backoff_min_ms`"),
             ("breaker.pause_max_ms", breaker.pause_max_ms < breaker.pause_ms, "`breaker.pause_max_ms` is below `breaker.pause_ms`"),

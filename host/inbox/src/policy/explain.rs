@@ -2,7 +2,7 @@
 
 use super::{
     Ack, Alerts, Collision, Dedup, Gap, IdSource, Jitter, KeySource, NoRoute, Order, PayloadPolicy, Policy, Retention, Retry, Sequence,
-    TypeSource, VersionSource,
+    TypeSource, VersionSource, WireFormat,
 };
 use crate::identity::collapses;
 
@@ -70,7 +70,13 @@ impl Policy {
             "" => "a Kafka group of its own, `oncebox.<tenant>.<consumer>`".to_owned(),
             group => format!("the Kafka group `{group}`"),
         };
-        format!("It reads {} as {group}.", listed(self.topics.iter().map(|topic| format!("`{topic}`")), "and"))
+        let encoded = match self.wire_format {
+            WireFormat::Plain => "",
+            WireFormat::Confluent => {
+                " Payloads are decoded by the schemas of the registry, and handlers get JSON; one that does not decode is parked."
+            }
+        };
+        format!("It reads {} as {group}.{encoded}", listed(self.topics.iter().map(|topic| format!("`{topic}`")), "and"))
     }
 
     fn identifies(&self) -> String {
@@ -246,6 +252,7 @@ impl TypeSource {
             Self::Header(name) => format!("the header `{name}`"),
             Self::JsonPointer(pointer) => format!("`{pointer}` of the payload"),
             Self::Topic => "the topic's name".to_owned(),
+            Self::Schema => "the name in the payload's schema".to_owned(),
         }
     }
 }
@@ -350,6 +357,8 @@ mod tests {
                 "up to 1 s, 2 s, 4 s, 8 s and so on to 256 s (`exponential-jitter`); after 10 runs",
             ),
             ("kafka = { group = 'mine' }", "the Kafka group `mine`"),
+            ("wire_format = 'confluent'", "are decoded by the schemas of the registry"),
+            ("wire_format = 'confluent'\nidentity = { event_type = ['schema'] }", "Its event type is the name in the payload's schema"),
             (
                 "identity = { id = [{ header = 'a' }, { json_pointer = '/b' }, 'position'] }",
                 "the header `a`, `/b` of the payload else the record's position",

@@ -224,7 +224,7 @@ impl Schemas {
 
     /// What is wrong with a message's payload, by the schema of its event type. A tombstone has none.
     pub(crate) fn fault(&self, message: &Message) -> Option<String> {
-        let payload = message.record.payload.as_deref().filter(|_| !self.0.is_empty())?;
+        let payload = message.body().filter(|_| !self.0.is_empty())?;
         let schema = match self.of(&message.event_type)? {
             Ok(schema) => schema,
             // It was accepted, by another version of this program.
