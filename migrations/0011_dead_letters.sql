@@ -31,7 +31,7 @@ CREATE TABLE oncebox.inbox_revision (
 
 ALTER TABLE oncebox.inbox_history
     DROP CONSTRAINT inbox_history_event_known,
-    ADD CONSTRAINT inbox_history_event_known CHECK (event IN ('failed', 'crashed', 'redriven', 'discarded', 'retried', 'revised'));
+    ADD CONSTRAINT inbox_history_event_known CHECK (event IN ('failed', 'crashed', 'redriven', 'discarded', 'retried', 'revised')) NOT VALID;
 
 -- Give a dead letter another payload and redrive it: the same row, under the same id and with the same headers. The hash
 -- stays that of what came, so that a redelivery is the duplicate that it is. Only one that was a dead letter by `p_as_of`,
@@ -72,11 +72,13 @@ DECLARE
 BEGIN
     SELECT * INTO v FROM oncebox.authorize(p_secret, p_consumer);
     RETURN QUERY
-    -- What is read beside the call is as it was before it: whether the message was under a lease.
-    SELECT l.*, (extract(epoch FROM now() - greatest(r.received_at, h.redriven_at)) * 1000)::bigint, r.status = 'in_progress'
-    FROM oncebox_host.lease_with_version(p_secret, p_consumer, p_owner, p_limit, p_lease_ms, p_crashes_max) l,
-        LATERAL (SELECT i.received_at, i.status FROM oncebox.inbox i
-            WHERE i.consumer_id = p_consumer AND i.message_id = l.id AND i.retention_class = v.class LIMIT 1) r,
-        LATERAL (SELECT max(at) AS redriven_at FROM oncebox.inbox_history
-            WHERE consumer_id = p_consumer AND message_id = l.id AND event = 'redriven') h;
+    -- What is read beside the call is as it was before it: whether the message was under a lease, and nothing of one that
+    -- was committed since then, which is new.
+    SELECT l.*, coalesce((extract(epoch FROM now() - greatest(r.received_at, h.redriven_at)) * 1000)::bigint, 0),
+        coalesce(r.status = 'in_progress', false)
+    FROM oncebox_host.lease_with_version(p_secret, p_consumer, p_owner, p_limit, p_lease_ms, p_crashes_max) l
+        LEFT JOIN LATERAL (SELECT i.received_at, i.status FROM oncebox.inbox i
+            WHERE i.consumer_id = p_consumer AND i.message_id = l.id AND i.retention_class = v.class LIMIT 1) r ON true
+        LEFT JOIN LATERAL (SELECT max(at) AS redriven_at FROM oncebox.inbox_history
+            WHERE consumer_id = p_consumer AND message_id = l.id AND event = 'redriven') h ON true;
 END $$;

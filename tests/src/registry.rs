@@ -76,7 +76,6 @@ impl Registry {
         Ok(u32::try_from(id)?)
     }
 
-    /// One request over a connection of its own, answered in JSON.
     /// Let it sleep: it takes connections and answers nothing.
     pub fn pause(&self) {
         self.signal(SIGSTOP);
@@ -93,6 +92,7 @@ impl Registry {
         }
     }
 
+    /// One request over a connection of its own, answered in JSON.
     fn ask(&self, method: &str, path: &str, body: &str) -> Result<Value> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).context("failed to reach the registry")?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;

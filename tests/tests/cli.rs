@@ -249,7 +249,7 @@ async fn a_configuration_that_cannot_work_is_named() {
         (
             "section.toml",
             "[databas]\n",
-            "line 1: unknown field `databas`, expected one of `database`, `kafka`, `keys`, `runtime`, `http`, `api`, `log`, `shutdown`",
+            "line 1: unknown field `databas`, expected one of `database`, `kafka`, `schema_registry`, `keys`, `runtime`, `http`, `api`, `log`, `shutdown`",
         ),
         ("open.toml", "[database]\nurl = 'postgres://u:hunter2@h/x", "line 2: invalid literal string, expected `'`"),
         ("type.toml", "[kafka]\nproperties = 'hunter2'", "line 2: invalid type: string, expected a map"),
@@ -413,7 +413,7 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
         .await;
     };
     let base = |rest: &str| format!("{POLICY}{rest}");
-    create(&base("kafkaa = 1"), "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, `order`, `sequence`, `dedup`, `retention`, `payload`, `collision`, `no_route`, `identity`, `schemas`, `batch`, `retry`, `dead_letters`, `replay`, `breaker`, `limits`, `alerts`, `kafka`").await;
+    create(&base("kafkaa = 1"), "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, `order`, `sequence`, `dedup`, `retention`, `payload`, `collision`, `no_route`, `wire_format`, `identity`, `schemas`, `batch`, `retry`, `dead_letters`, `replay`, `breaker`, `limits`, `alerts`, `kafka`").await;
     create("topics = ['t']", "missing field `ack`").await;
     create("ack = 'after_commit'", "missing field `topics`").await;
     create("topics = []\nack = 'after_commit'", "line 1: `topics` must name at least one topic").await;

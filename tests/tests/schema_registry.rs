@@ -166,18 +166,34 @@ async fn payloads_are_decoded_on_their_way() -> Result<()> {
     scenario.ok(&[&revise[..], &[file.to_str().context("a path")?]].concat()).await?;
     scenario.until("SELECT count(*) FROM {schema}.ledger_entry WHERE message_id = 'letter' AND amount = 12", 1).await?;
 
-    // A schema that is not at hand, and a registry that does not answer: the message waits at its place.
+    // Schemas that are not at hand, and a registry that does not answer: what is new waits at its place, what is run again in
+    // its row, and nobody is blamed.
+    publish(&payment(schema, "again", "mine", "none")).await?;
+    scenario.until("SELECT count(*) FROM oncebox.inbox WHERE message_id = 'again' AND status = 'failed_terminal'", 1).await?;
+    host.stop().await?;
     registry.pause();
+    let host = scenario.start("a", &[])?;
+    scenario.ok(&["inbox", "redrive", "again", "--tenant", &tenant, "--consumer", "payments", "--because", "a test"]).await?;
     let mut with_note = payment(newer, "new", "mine", "3");
     with_note.push(0);
     publish(&with_note).await?;
     publish(&payment(schema, "behind", "mine", "4")).await?;
     host.until_metric("oncebox_kafka_sink_errors_total", &[], 1.0).await?;
     let log = std::fs::read_to_string(host.log())?;
-    assert!(log.contains("the schema registry at"), "{log}");
+    assert!(log.contains("the schema registry"), "{log}");
     assert_eq!(scenario.number("SELECT count(*) FROM oncebox.inbox WHERE message_id IN ('new', 'behind')").await?, 0);
+    const WAITS: &str =
+        "SELECT count(*) FROM oncebox.inbox WHERE message_id = 'again' AND status IN ('received', 'in_progress') AND crashes = 0";
+    assert_eq!(scenario.number(WAITS).await?, 1);
     registry.wake();
     scenario.until("SELECT count(*) FROM {schema}.ledger_entry WHERE message_id IN ('new', 'behind')", 2).await?;
+    const ENDED: &str = "SELECT count(*) FROM oncebox.inbox WHERE message_id = 'again' AND status = 'failed_terminal' AND attempts = 1";
+    scenario.until(ENDED, 1).await?;
+    assert_eq!(scenario.number("SELECT sum(crashes)::bigint FROM oncebox.inbox").await?, 0);
+    // It stops at once also while it waits for a schema.
+    registry.pause();
+    publish(&payment(schema + 1_000, "x", "mine", "1")).await?;
+    sleep(Duration::from_secs(1)).await;
     host.stop().await
 }
 

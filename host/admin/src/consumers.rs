@@ -2,7 +2,7 @@
 
 use axum::{Json, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
-use oncebox_inbox::policy::Policy;
+use oncebox_inbox::policy::{Policy, WireFormat};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -157,6 +157,10 @@ pub(crate) async fn check_tenants_policy(
             return forbidden("a token of a tenant cannot set `policy.kafka.properties`; ask whoever runs the host".to_owned());
         }
         None => {}
+    }
+    // Which schemas it may see nobody asks: it is decoded with the host's rights.
+    if policy.wire_format != WireFormat::Plain && before.as_ref().is_none_or(|before| before.wire_format != policy.wire_format) {
+        return forbidden("a token of a tenant cannot set `policy.wire_format`; ask whoever runs the host".to_owned());
     }
     let (group, own) = (policy.group(tenant, consumer), format!("oncebox.{tenant}."));
     if !group.starts_with(&own) && before.as_ref().is_none_or(|before| before.group(tenant, consumer) != group) {

@@ -23,8 +23,8 @@ pub struct InboxExport {
 
 /// Export messages, newest first
 ///
-/// As the list, with what became of each. With `payload` a page may be shorter than `limit`, since it holds 16 MiB of
-/// payloads at most; the end is a page without messages.
+/// As the list, with what became of each. A page has at most 100 messages, and with `payload` 8 MiB of records behind the
+/// first, so that it may be shorter than `limit`; the end is a page without messages.
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/export", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path),
         ("status" = Option<String>, Query, description = "Only messages in this state"),

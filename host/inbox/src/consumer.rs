@@ -7,7 +7,10 @@ use std::{
 };
 
 use oncebox_registry::Decoder;
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    time::timeout,
+};
 
 use crate::{
     breaker::{BreakerState, Breakers},
@@ -55,6 +58,9 @@ pub struct ConsumerInbox {
     /// Event types that have metrics of their own; a producer can invent any number of them.
     event_types: Mutex<HashSet<String>>,
 }
+
+/// How long a schema is waited for at a time; it comes all the same.
+const SCHEMA_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a transaction that was refused as stale waits for newer handlers.
 const NEWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -115,10 +121,17 @@ impl ConsumerInbox {
     pub(crate) async fn prepare<'a>(&self, payloads: impl Iterator<Item = Option<&'a [u8]>>) -> Result<usize, InboxError> {
         let mut prepared = 0;
         for payload in payloads {
-            if let (Some(decoder), Some(payload)) = (self.decoder.get(), payload)
-                && let Err(error) = decoder.prepare(payload).await
-            {
-                return if prepared > 0 { Ok(prepared) } else { Err(InboxError::RegistryAway(error)) };
+            if let (Some(decoder), Some(payload)) = (self.decoder.get(), payload) {
+                let error = match timeout(SCHEMA_TIMEOUT, decoder.prepare(payload)).await {
+                    Ok(Ok(())) => None,
+                    Ok(Err(error)) => Some(InboxError::RegistryAway(error)),
+                    Err(_) => Some(InboxError::SchemaLate),
+                };
+                match error {
+                    None => {}
+                    Some(_) if prepared > 0 => return Ok(prepared),
+                    Some(error) => return Err(error),
+                }
             }
             prepared += 1;
         }

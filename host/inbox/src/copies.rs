@@ -15,7 +15,7 @@ const LETTERS: i64 = 100;
 /// Bytes of payload of one look; a larger payload comes alone.
 const BYTES: i64 = 8 << 20;
 /// How long a host may take to copy them, before another one does.
-const TURN: Duration = Duration::from_secs(30);
+const TURN: Duration = Duration::from_secs(60);
 
 /// A dead letter, or a parked message, that is to be copied.
 #[derive(Debug, Clone)]
@@ -28,8 +28,13 @@ pub struct DeadLetter {
     pub headers: Headers,
     /// Payload of the record.
     pub payload: Option<Vec<u8>>,
+    /// Whether it came from a topic of dead letters, of whatever consumer: copies of copies could go in a circle.
+    pub is_copy: bool,
     processed_at: DateTime<Utc>,
 }
+
+/// The header by which a copy is known.
+const CONSUMER: &str = "oncebox-consumer";
 
 impl ConsumerInbox {
     /// The oldest dead letters that were not copied to a topic, where it is this host's turn to copy them. What was read
@@ -65,10 +70,11 @@ impl ConsumerInbox {
         let message_id: String = row.try_get("message_id")?;
         let processed_at: DateTime<Utc> = row.try_get("processed_at")?;
         let mut headers = headers::decode(row.try_get::<Option<&[u8]>, _>("headers")?.unwrap_or_default());
+        let is_copy = headers.iter().any(|(name, _)| name == CONSUMER);
         let text = |name| row.try_get::<Option<String>, _>(name);
         let said = [
             ("oncebox-tenant", Some(self.tenant.clone())),
-            ("oncebox-consumer", Some(self.name.clone())),
+            (CONSUMER, Some(self.name.clone())),
             ("oncebox-message-id", Some(message_id.clone())),
             ("oncebox-event-type", text("event_type")?),
             ("oncebox-status", text("status")?),
@@ -82,14 +88,17 @@ impl ConsumerInbox {
             ("oncebox-timestamp-ms", Some(row.try_get::<i64, _>("record_timestamp_ms")?.to_string())),
         ];
         headers.extend(said.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.into_bytes()))));
-        Ok(DeadLetter { message_id, key: row.try_get("key")?, headers, payload: row.try_get("payload")?, processed_at })
+        Ok(DeadLetter { message_id, key: row.try_get("key")?, headers, payload: row.try_get("payload")?, is_copy, processed_at })
     }
 
-    /// The brokers have copies of these. One that was redriven meanwhile and failed again is copied again.
+    /// There is nothing more to copy of these. One that was redriven meanwhile and failed again is copied again, as is one
+    /// that somebody is working on.
     pub async fn copied(&self, letters: &[&DeadLetter]) -> Result<(), InboxError> {
         const COPIED: &str = "UPDATE oncebox.inbox i SET copied_at = i.processed_at \
-            FROM unnest($3::text[], $4::timestamptz[]) AS c(id, at) \
-            WHERE i.consumer_id = $1 AND i.retention_class = $2 AND i.message_id = c.id AND i.processed_at = c.at";
+            FROM (SELECT x.message_id FROM oncebox.inbox x JOIN unnest($3::text[], $4::timestamptz[]) AS c(id, at) \
+                ON x.message_id = c.id AND x.processed_at = c.at \
+                WHERE x.consumer_id = $1 AND x.retention_class = $2 FOR UPDATE OF x SKIP LOCKED) l \
+            WHERE i.consumer_id = $1 AND i.retention_class = $2 AND i.message_id = l.message_id";
         hooks::point("inbox:copied:before");
         let (ids, times): (Vec<_>, Vec<_>) = letters.iter().map(|letter| (letter.message_id.as_str(), letter.processed_at)).unzip();
         let query = sqlx::query(COPIED).bind(self.consumer_id).bind(self.policy.retention.class()).bind(ids).bind(times);

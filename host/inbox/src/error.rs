@@ -61,8 +61,8 @@ pub enum InboxError {
     /// The schema of a payload cannot be asked for.
     #[error("{0}")]
     RegistryAway(oncebox_registry::RegistryError),
-    /// The schema of a leased message did not come while the lease lasted.
-    #[error("the schema of a message did not come in time; the message runs later")]
+    /// The schema of a payload is not at hand yet.
+    #[error("the schema registry did not hand out the schema of a message in time; the message runs later")]
     SchemaLate,
     /// PostgreSQL refused a statement of the host.
     #[error("the database refused a statement of the host: {}", plain(.0))]

@@ -13,8 +13,10 @@ use crate::{
     subscription::Consumer,
 };
 
-/// Bytes of payloads of one page.
-const BYTES_MAX: i64 = 16 << 20;
+/// Bytes of records of one page, behind the first.
+const BYTES_MAX: i64 = 8 << 20;
+/// Messages of one page.
+pub const EXPORTED_MAX: i64 = 100;
 
 /// A message with what became of it.
 #[derive(Debug, Clone)]
@@ -26,8 +28,8 @@ pub struct Exported {
 }
 
 impl Admin {
-    /// A page of a consumer's messages, newest first. With their records it may be shorter than the filter's limit: the
-    /// end is a page without messages.
+    /// A page of a consumer's messages, newest first. It may be shorter than the filter's limit: the end is a page without
+    /// messages.
     pub async fn inbox_export(
         &self,
         tenant: &str,
@@ -36,15 +38,17 @@ impl Admin {
         with_record: bool,
     ) -> Result<Vec<Exported>, InboxError> {
         let consumer = self.consumer(tenant, consumer).await?;
-        let filter = Filter { tenant: Some(tenant.to_owned()), consumer: Some(consumer.name.clone()), ..filter.clone() };
+        let limit = filter.limit.min(EXPORTED_MAX);
+        let filter = Filter { tenant: Some(tenant.to_owned()), consumer: Some(consumer.name.clone()), limit, ..filter.clone() };
         let mut rows = self.inbox_list(&filter).await?;
-        if with_record {
-            rows.truncate(fitting(&rows));
-        }
         let place = self.place(&self.tenant(tenant).await?)?.pool;
-        let ids: Vec<_> = rows.iter().map(|row| row.message_id.clone()).collect();
-        let mut histories = self.histories(&place, consumer.consumer_id, &ids).await?;
-        let mut records = if with_record { records(&place, &consumer, &ids).await? } else { HashMap::new() };
+        let ids = |rows: &[InboxRow]| rows.iter().map(|row| row.message_id.clone()).collect::<Vec<_>>();
+        let mut records = HashMap::new();
+        if with_record {
+            rows.truncate(fitting(&rows, &sizes(&place, &consumer, &ids(&rows)).await?));
+            records = self::records(&place, &consumer, &ids(&rows)).await?;
+        }
+        let mut histories = self.histories(&place, consumer.consumer_id, &ids(&rows)).await?;
         let exported = |row: InboxRow| {
             let history = histories.remove(&row.message_id).unwrap_or_default();
             let (key, headers, payload) = records.remove(&row.message_id).unwrap_or_default();
@@ -57,13 +61,22 @@ impl Admin {
 }
 
 /// How many of these go into one answer, and at least one.
-fn fitting(rows: &[InboxRow]) -> usize {
+fn fitting(rows: &[InboxRow], sizes: &HashMap<String, i64>) -> usize {
     let mut bytes = 0;
     let fits = |row: &&InboxRow| {
-        bytes += i64::from(row.payload_bytes.unwrap_or_default());
+        bytes += sizes.get(&row.message_id).copied().unwrap_or_default();
         bytes <= BYTES_MAX
     };
     rows.iter().take_while(fits).count().max(1)
+}
+
+/// Bytes of the records of messages, by id.
+async fn sizes(place: &PgPool, consumer: &Consumer, ids: &[String]) -> Result<HashMap<String, i64>, InboxError> {
+    const SIZES: &str = "SELECT message_id, (coalesce(octet_length(key), 0) + coalesce(octet_length(headers), 0) \
+            + coalesce(octet_length(payload), 0))::bigint FROM oncebox.inbox \
+        WHERE consumer_id = $1 AND retention_class = $2 AND message_id = ANY ($3)";
+    let query = sqlx::query_as(SIZES).bind(consumer.consumer_id).bind(consumer.policy()?.retention.class()).bind(ids);
+    Ok(query.fetch_all(place).await?.into_iter().collect())
 }
 
 type Record = (Option<Vec<u8>>, Option<Vec<u8>>, Option<Vec<u8>>);

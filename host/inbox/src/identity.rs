@@ -80,7 +80,7 @@ pub fn decode(
                 ordering_key,
                 sequence,
                 content_type: if decoded.is_some() { Some(JSON.to_owned()) } else { event.content_type.clone() },
-                decoded: decoded.map(|decoded| decoded.json),
+                decoded: decoded.map(|decoded| decoded.json.into()),
                 trace_parent: event.trace_parent.clone(),
                 payload_hash: None,
                 record: event.unfold(record),

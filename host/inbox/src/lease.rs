@@ -72,23 +72,17 @@ impl ConsumerInbox {
     }
 
     /// Decode the payload of a leased message, where it begins as those of a schema registry do: the data of a CloudEvent, or
-    /// what a person gave it, may be JSON already.
-    pub(crate) async fn decode_leased(&self, leased: &mut Leased) -> Result<(), InboxError> {
+    /// what a person gave it, may be JSON already. False: its schema is not at hand.
+    pub(crate) fn decode_leased(&self, leased: &mut Leased) -> bool {
         let message = &mut leased.message;
         let payload = message.record.payload.as_deref().filter(|payload| payload.first() == Some(&0));
-        let Some((decoder, payload)) = self.decoder.get().zip(payload) else { return Ok(()) };
-        let patience = Duration::from_millis(self.policy.retry.lease_ms / 3);
-        let decoded = match tokio::time::timeout(patience, decoder.prepare(payload)).await {
-            Ok(Ok(())) => decoder.decode(payload),
-            Ok(Err(error)) => return Err(InboxError::RegistryAway(error)),
-            Err(_) => return Err(InboxError::SchemaLate),
-        };
-        match decoded {
-            Ok(decoded) => message.decoded = Some(decoded.json),
-            Err(fault) if fault.is_not_prepared() => return Err(InboxError::SchemaLate),
+        let Some((decoder, payload)) = self.decoder.get().zip(payload) else { return true };
+        match decoder.decode(payload) {
+            Ok(decoded) => message.decoded = Some(decoded.json.into()),
+            Err(fault) if fault.is_not_prepared() => return false,
             Err(fault) => leased.fault = Some(fault.to_string()),
         }
-        Ok(())
+        true
     }
 
     /// Lock a leased message's row for the working transaction. False: the lease is lost.

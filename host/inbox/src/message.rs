@@ -56,7 +56,7 @@ pub struct Message {
     /// What must run in order, where the policy names something.
     pub ordering_key: Option<Vec<u8>>,
     /// The payload as JSON, where it came in the wire format of a schema registry.
-    pub decoded: Option<Vec<u8>>,
+    pub decoded: Option<Arc<[u8]>>,
     /// The version of its aggregate that it makes, where the policy says where that is. Not of a message that is
     /// run again: its row has it.
     pub sequence: Option<i64>,

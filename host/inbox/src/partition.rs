@@ -25,6 +25,9 @@ use crate::{
 /// were under way together, where those are more.
 const PROBATION_MESSAGES: usize = 64;
 
+/// Bytes of JSON that payloads of a batch are decoded to, but for the last one: a few bytes may stand for much.
+const DECODED_BYTES_MAX: usize = 16 << 20;
+
 /// The records of one assigned partition.
 pub struct PartitionInbox {
     consumer: Arc<ConsumerInbox>,
@@ -98,8 +101,9 @@ impl PartitionInbox {
     /// Work through the front of `records`, which it waits to be let in for, where nobody did. The answer is how many of them, from the first, are settled:
     /// completed, or durably in the inbox in a state that someone can see.
     pub async fn process(&mut self, records: &[Record]) -> Result<usize, InboxError> {
+        let mut records_max = self.batch_max();
         loop {
-            let records = self.with_schemas(records).await?;
+            let records = self.with_schemas(&records[..records.len().min(records_max)]).await?;
             self.ready(records.len()).await;
             let Some(mut admitted) = self.admitted.take() else { continue };
             if self.consumer.pace.takes_turns() && !admitted.turn.is_held() {
@@ -113,8 +117,8 @@ impl PartitionInbox {
             match answer {
                 // What is loaded here was withdrawn; what replaced it is on its way.
                 Err(InboxError::StaleDeployments) if self.consumer.newer_than(handlers.generation()).await => {}
-                // The first one's schema was dropped for others; it is fetched again.
-                Ok(0) if !records.is_empty() => {}
+                // The first one's schema was dropped for those of others: it is fetched again, and alone.
+                Ok(0) if !records.is_empty() => records_max = 1,
                 answer => return answer,
             }
         }
@@ -122,8 +126,7 @@ impl PartitionInbox {
 
     /// The records at the front whose schemas are at hand. Nobody holds a place of the host while waiting for a registry.
     async fn with_schemas<'a>(&mut self, records: &'a [Record]) -> Result<&'a [Record], InboxError> {
-        let records_max = self.batch_max();
-        let payloads = || records.iter().take(records_max).map(|record| record.payload.as_deref());
+        let payloads = || records.iter().map(|record| record.payload.as_deref());
         let prepared = match self.consumer.prepare(payloads()).now_or_never() {
             Some(prepared) => prepared?,
             None => {
@@ -163,9 +166,15 @@ impl PartitionInbox {
         let generation = handlers.generation();
         let records = records.iter().take(self.batch_max()).cloned();
         let mut routes = Vec::with_capacity(records.len());
+        let mut decoded = 0;
         for record in records {
+            if decoded > DECODED_BYTES_MAX {
+                break; // they come again, with the memory that these gave back
+            }
             let Policy { identity, sequence, .. } = &self.consumer.policy;
-            let route = match identity::decode(record, identity, sequence.as_ref(), self.consumer.decoder.get()) {
+            let message = identity::decode(record, identity, sequence.as_ref(), self.consumer.decoder.get());
+            decoded += message.as_ref().ok().and_then(|message| message.decoded.as_ref()).map_or(0, |json| json.len());
+            let route = match message {
                 Err((_, Undecodable::BadPayload(fault))) if fault.is_not_prepared() => break,
                 Err((record, why)) => Route::Park(parking::undecodable(&record, &why)),
                 Ok(message) => match (handlers.resolve(&message, None), self.consumer.ordering(&message)) {

@@ -62,7 +62,9 @@ async fn work_off(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
             Ok(0) => break,
             Ok(_) => waiting = 0,
             // Messages of other versions may be due behind it.
-            Err(InboxError::BreakerOpen { .. }) if waiting < WAITING_IN_A_ROW => waiting += 1,
+            Err(InboxError::BreakerOpen { .. } | InboxError::RegistryAway(_) | InboxError::SchemaLate) if waiting < WAITING_IN_A_ROW => {
+                waiting += 1;
+            }
             Err(error) => return Err(error),
         }
         if is_more {
@@ -85,12 +87,13 @@ pub async fn step(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
     if stop.is_cancelled() {
         // The attempt did not happen.
         consumer.release(&admission, &leased, Duration::ZERO).await?;
-    } else if let Err(error) = consumer.decode_leased(&mut leased).await {
-        // Nor did this one.
-        consumer.release(&admission, &leased, TROUBLE).await?;
-        return Err(error);
-    } else {
+    } else if consumer.decode_leased(&mut leased) {
         consumer.run_leased(admission, &leased).await?;
+    } else {
+        // Nor did this one. Nobody holds a lease or a place of the host while waiting for a registry.
+        consumer.release(&admission, &leased, TROUBLE).await?;
+        drop(admission);
+        consumer.prepare(std::iter::once(leased.message.record.payload.as_deref())).await?;
     }
     Ok(1)
 }

@@ -15,7 +15,9 @@ use rdkafka::{
 use crate::{config::ConsumerConfig, error::ConsumerError};
 
 /// How long the brokers may take to have a record.
-const TIMEOUT_MS: &str = "10000";
+const TIMEOUT_MS: &str = "20000";
+/// How long a full queue of the client is waited for.
+const QUEUE: Duration = Duration::from_secs(10);
 /// Bytes of a record; the brokers may take less.
 const BYTES_MAX: &str = "134217728";
 
@@ -36,6 +38,9 @@ pub enum ProduceError {
     /// It is larger than the brokers, or the topic, take.
     #[error("the record is larger than the brokers take")]
     TooLarge,
+    /// The brokers do not take it, and would not another time.
+    #[error("{0}")]
+    Refused(String),
     /// The brokers do not have it, or do not say so.
     #[error("{0}")]
     Failed(String),
@@ -71,11 +76,17 @@ impl Producer {
         let mut record = FutureRecord::<[u8], [u8]>::to(topic).headers(headers);
         record.key = new.key;
         record.payload = new.payload;
-        match self.0.send(record, Duration::from_secs(10)).await {
+        match self.0.send(record, QUEUE).await {
             Ok(_) => Ok(()),
             Err((KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge | RDKafkaErrorCode::InvalidMessageSize), _)) => {
                 Err(ProduceError::TooLarge)
             }
+            Err((
+                error @ KafkaError::MessageProduction(
+                    RDKafkaErrorCode::InvalidMessage | RDKafkaErrorCode::InvalidRecord | RDKafkaErrorCode::PolicyViolation,
+                ),
+                _,
+            )) => Err(ProduceError::Refused(error.to_string())),
             Err((error, _)) => Err(ProduceError::Failed(error.to_string())),
         }
     }

@@ -86,9 +86,17 @@ pub async fn positions(config: ConsumerConfig, to: SeekTo, horizon_ms: Option<i6
     blocking(move || Asking::new(&config)?.positions(&config, &to, horizon_ms)).await
 }
 
-/// Set offsets of a consumer's group, which must have no members, and look whether they are set.
-pub async fn set_offsets(config: ConsumerConfig, offsets: Vec<(String, i32, i64)>) -> Result<(), SeekError> {
-    blocking(move || Asking::new(&config)?.set(&config, &offsets)).await
+/// Set offsets of a consumer's group, which must have no members, and look whether they are set. Where it only goes
+/// forward, a partition whose group has got further meanwhile stays where it is.
+pub async fn set_offsets(config: ConsumerConfig, mut offsets: Vec<(String, i32, i64)>, only_forward: bool) -> Result<(), SeekError> {
+    blocking(move || {
+        let asking = Asking::new(&config)?;
+        if only_forward {
+            asking.leave_behind(&mut offsets)?;
+        }
+        asking.set(&config, &offsets)
+    })
+    .await
 }
 
 /// Delete a consumer's group with its offsets. False: there was none.
@@ -236,6 +244,18 @@ impl Asking {
             }
         };
         positions.iter().map(offset).collect()
+    }
+
+    /// Without those that the group is past.
+    fn leave_behind(&self, offsets: &mut Vec<(String, i32, i64)>) -> Result<(), SeekError> {
+        let mut asked = TopicPartitionList::new();
+        offsets.iter().for_each(|(topic, partition, _)| drop(asked.add_partition(topic, *partition)));
+        let committed = self.0.committed_offsets(asked, ASK).map_err(SeekError::broker("failed to ask for the group's offsets"))?;
+        offsets.retain(|(topic, partition, offset)| {
+            let now = committed.find_partition(topic, *partition).map(|element| element.offset());
+            !matches!(now, Some(Offset::Offset(now)) if now > *offset)
+        });
+        Ok(())
     }
 
     fn set(&self, config: &ConsumerConfig, offsets: &[(String, i32, i64)]) -> Result<(), SeekError> {

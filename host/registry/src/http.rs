@@ -101,6 +101,7 @@ impl HttpRegistry {
             Answer::Found(answer) => answer,
             Answer::Missing => return Ok(Lookup::Unknown),
             Answer::TooLarge => return Ok(Lookup::Unusable(too_large())),
+            Answer::Refused(status) => return Ok(Lookup::Unusable(refused(status))),
         };
         let format = match answer.schema_type.as_deref() {
             None | Some("AVRO") => Format::Avro,
@@ -137,13 +138,14 @@ impl HttpRegistry {
                 return Ok(Err(format!("it refers to more than {REFERENCES_MAX} schemas")));
             }
             let (subject, version) = (encode(&reference.subject), reference.version);
-            let answer = match self.get(&format!("/subjects/{subject}/versions/{version}")).await? {
+            let answer = match self.get(&format!("/subjects/{subject}/versions/{version}?deleted=true")).await? {
                 Answer::Found(answer) => answer,
                 Answer::Missing => {
                     let (name, subject) = (reference.name, reference.subject);
                     return Ok(Err(format!("it refers to `{name}`, and subject `{subject}` has no version {version}")));
                 }
                 Answer::TooLarge => return Ok(Err(too_large())),
+                Answer::Refused(status) => return Ok(Err(refused(status))),
             };
             bytes += answer.schema.len();
             if answer.schema.len() > TEXT_BYTES_MAX || bytes > TEXTS_BYTES_MAX {
@@ -180,7 +182,10 @@ impl HttpRegistry {
             (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => {
                 Err(RegistryError::Refused { url: self.url.clone(), status: status.as_u16() })
             }
-            (status, _) if status.is_client_error() || status.is_server_error() => Err(failed()),
+            (StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS, _) => Err(failed()),
+            // It would answer this question like that again.
+            (status, _) if status.is_client_error() => Ok(Answer::Refused(status.as_u16())),
+            (status, _) if status.is_server_error() => Err(failed()),
             _ => Err(no_registry()),
         }
     }
@@ -263,6 +268,8 @@ enum Answer {
     Found(Registered),
     Missing,
     TooLarge,
+    /// With this status, and not for now.
+    Refused(u16),
 }
 
 #[derive(Deserialize)]
@@ -302,6 +309,10 @@ async fn read(response: Response<hyper::body::Incoming>) -> hyper::Result<(Statu
         }
     }
     Ok((head.status, Some(bytes)))
+}
+
+fn refused(status: u16) -> String {
+    format!("the registry answers {status}")
 }
 
 fn too_large() -> String {
@@ -391,9 +402,9 @@ mod tests {
             };
             match path {
                 "/ccompat/v7/schemas/ids/7" => referring("main", &["a", "b"]),
-                "/ccompat/v7/subjects/a%2F%C3%A4/versions/3" => referring("A", &["c", "b"]),
-                "/ccompat/v7/subjects/b%2F%C3%A4/versions/3" => referring("B", &["c", "a"]),
-                "/ccompat/v7/subjects/c%2F%C3%A4/versions/3" => referring("C", &[]),
+                "/ccompat/v7/subjects/a%2F%C3%A4/versions/3?deleted=true" => referring("A", &["c", "b"]),
+                "/ccompat/v7/subjects/b%2F%C3%A4/versions/3?deleted=true" => referring("B", &["c", "a"]),
+                "/ccompat/v7/subjects/c%2F%C3%A4/versions/3?deleted=true" => referring("C", &[]),
                 _ => http("500 Oops", ""),
             }
         })
@@ -425,6 +436,7 @@ mod tests {
             (http("302 Found\r\nlocation: http://127.0.0.1:1/", ""), "Err(NoRegistry"),
             (http("401 Unauthorized", "{}"), "Err(Refused"),
             (http("403 Forbidden", ""), "Err(Refused"),
+            (http("422 Unprocessable Entity", ""), r#"Ok(Unusable("the registry answers 422"#),
             (http("429 Too Many Requests", ""), "Err(Failed"),
             (http("500 Internal Server Error", "{}"), "Err(Failed"),
             (http("503 Service Unavailable", ""), "Err(Failed"),
@@ -450,7 +462,8 @@ mod tests {
 
     #[tokio::test]
     async fn references_are_bounded() {
-        let next = |path: &str| path.rsplit('/').next().and_then(|number| number.parse::<u64>().ok()).unwrap_or_default() + 1;
+        let number = |path: &str| path.rsplit('/').next()?.split('?').next()?.parse::<u64>().ok();
+        let next = move |path: &str| number(path).unwrap_or_default() + 1;
         let (registry, mut heads) = serve(move |path| {
             let references = [serde_json::json!({ "name": "x", "subject": "x", "version": next(path) })];
             http("200 OK", &serde_json::json!({ "schema": "x", "references": references }).to_string())

@@ -41,6 +41,7 @@
 mod avro;
 mod decoder;
 mod fault;
+#[cfg(feature = "client")]
 mod http;
 mod json;
 mod payload;
@@ -49,6 +50,7 @@ mod registry;
 
 pub use decoder::Decoder;
 pub use fault::Fault;
+#[cfg(feature = "client")]
 pub use http::{HttpRegistry, HttpRegistryOptions};
 pub use payload::Decoded;
 pub use registry::{Format, Lookup, RegisteredSchema, RegistryError, SchemaRegistry};

@@ -32,9 +32,10 @@ async fn seek(host: &Supervisor, standing: &Standing) -> Result<Option<String>> 
     };
     hooks::point("consumer:seek:before");
     let SeekInHand { consumer, offsets, .. } = &hand;
-    let config = host.kafka.config(&consumer.tenant, &consumer.name, &consumer.policy()?);
+    let policy = consumer.policy()?;
+    let config = host.kafka.config(&consumer.tenant, &consumer.name, &policy);
     let offsets = offsets.iter().map(|to| (to.topic.clone(), to.partition, to.offset)).collect();
-    if let Err(error) = set_offsets(config, offsets).await {
+    if let Err(error) = set_offsets(config, offsets, !policy.replay.allowed).await {
         return Ok(Some(format!("the seek is tried again: {error}")));
     }
     hooks::point("consumer:seek:committed");

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::Result;
 use oncebox_inbox::{ConsumerInbox, DeadLetter};
 use oncebox_kafka::{ConsumerConfig, NewRecord, ProduceError, Producer};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::report;
@@ -13,6 +14,8 @@ use crate::report;
 const EVERY: Duration = Duration::from_secs(2);
 /// Pause after trouble.
 const TROUBLE: Duration = Duration::from_secs(10);
+/// Consumers whose dead letters are copied at the same time; each has a client of its own for it.
+static COPYING: Semaphore = Semaphore::const_new(4);
 /// The header of a copy that lacks the payload.
 const TOO_LARGE: (&str, &[u8]) = ("oncebox-payload", b"too-large");
 
@@ -46,32 +49,47 @@ async fn copy_all(
     stop: &CancellationToken,
     copied: &metrics::Counter,
 ) -> Result<()> {
-    let mut producer = None;
-    while !stop.is_cancelled() {
-        let letters = inbox.uncopied(topic).await?;
-        if letters.is_empty() {
-            return Ok(());
-        }
-        let producer = match &mut producer {
-            Some(producer) => &*producer,
-            none => none.insert(Producer::new(config)?),
-        };
-        let (there, error) = send(producer, topic, &letters).await;
-        inbox.copied(&there).await?;
-        copied.increment(there.len() as u64);
-        if let Some(error) = error {
-            return Err(error.into());
-        }
+    let mut letters = inbox.uncopied(topic).await?;
+    if letters.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    let _place = COPYING.acquire().await?;
+    let producer = Producer::new(config)?;
+    let mut answer = Ok(());
+    while !letters.is_empty() && !stop.is_cancelled() && answer.is_ok() {
+        let sent = send(&producer, topic, &letters).await;
+        inbox.copied(&sent.done).await?;
+        copied.increment(sent.copied);
+        for (letter, error) in &sent.refused {
+            let (tenant, consumer, message_id) = (&inbox.tenant, &inbox.name, &letter.message_id);
+            tracing::warn!(tenant, consumer, topic, message_id, %error, "the brokers take no copy of a dead letter; it has none");
+        }
+        answer = sent.failure.map_or(Ok(()), |error| Err(error.into()));
+        letters = inbox.uncopied(topic).await?;
+    }
+    // It waits for its threads.
+    tokio::task::spawn_blocking(move || drop(producer));
+    answer
 }
 
-/// Those that the brokers have, and why others are not there.
-async fn send<'a>(producer: &Producer, topic: &str, letters: &'a [DeadLetter]) -> (Vec<&'a DeadLetter>, Option<ProduceError>) {
-    let records: Vec<_> = letters.iter().map(record).collect();
-    let mut there = Vec::new();
-    let mut failure = None;
-    for (letter, mut sent) in letters.iter().zip(producer.send(topic, &records).await) {
+/// What became of letters.
+#[derive(Default)]
+struct Sent<'a> {
+    /// Those with which nothing is to be done any more.
+    done: Vec<&'a DeadLetter>,
+    /// How many of them the brokers have.
+    copied: u64,
+    /// Those among them that they take in no way.
+    refused: Vec<(&'a DeadLetter, ProduceError)>,
+    /// Why others are not there.
+    failure: Option<ProduceError>,
+}
+
+async fn send<'a>(producer: &Producer, topic: &str, letters: &'a [DeadLetter]) -> Sent<'a> {
+    let (copies, letters): (Vec<_>, Vec<_>) = letters.iter().partition(|letter| letter.is_copy);
+    let records: Vec<_> = letters.iter().copied().map(record).collect();
+    let mut all = Sent { done: copies, ..Sent::default() };
+    for (letter, mut sent) in letters.iter().copied().zip(producer.send(topic, &records).await) {
         if sent == Err(ProduceError::TooLarge) {
             // Perhaps one of those that went with it.
             sent = alone(producer, topic, &record(letter)).await;
@@ -81,11 +99,18 @@ async fn send<'a>(producer: &Producer, topic: &str, letters: &'a [DeadLetter]) -
             sent = alone(producer, topic, &NewRecord { payload: None, headers: &headers, ..record(letter) }).await;
         }
         match sent {
-            Ok(()) => there.push(letter),
-            Err(error) => failure = Some(error),
+            Ok(()) => {
+                all.copied += 1;
+                all.done.push(letter);
+            }
+            Err(error @ ProduceError::Failed(_)) => all.failure = Some(error),
+            Err(error) => {
+                all.done.push(letter);
+                all.refused.push((letter, error));
+            }
         }
     }
-    (there, failure)
+    all
 }
 
 async fn alone(producer: &Producer, topic: &str, record: &NewRecord<'_>) -> std::result::Result<(), ProduceError> {

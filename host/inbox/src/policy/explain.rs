@@ -171,8 +171,9 @@ impl Policy {
             steps.push(format!("so on to {}", step(last)));
         }
         let up_to = if retry.jitter == Jitter::Full { "a time of up to " } else { "" };
-        let age =
-            retry.age_max_ms.map_or_else(String::new, |age| format!(", and so is one that fails {} after it was received", duration(age)));
+        let age = retry
+            .age_max_ms
+            .map_or_else(String::new, |age| format!(", and so is one that fails {} after it was received or redriven", duration(age)));
         let together = (1..=last).map(|attempts| retry.bound(attempts).as_millis() as u64).fold(0, u64::saturating_add);
         format!(
             "A message that fails is run again after {up_to}{}{preset}; after {} runs, {} at most after the first, it is a dead \
@@ -348,7 +349,7 @@ mod tests {
             ("collision = 'ignore'", "taken for a duplicate"),
             ("breaker = { enabled = false }", "no circuit breaker"),
             ("retry = { attempts_max = 1 }", "fails is a dead letter at once."),
-            ("retry = { age_max_ms = 86_400_000 }", "it is a dead letter, and so is one that fails 1 d after it was received."),
+            ("retry = { age_max_ms = 86_400_000 }", "it is a dead letter, and so is one that fails 1 d after it was received or redriven."),
             ("dead_letters = { topic = 'orders.dead' }", "are copied to the topic `orders.dead`."),
             ("replay = { allowed = false }", "Nobody may set its offsets back."),
             ("retry = { preset = 'seed-002' }", "run again after 30 s and 2 min (`seed-002`); after 3 runs, 150 s at most"),

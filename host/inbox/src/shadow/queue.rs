@@ -52,7 +52,9 @@ impl Sampled {
     fn bytes(&self) -> usize {
         let changes = self.trace.changes.iter().flatten();
         let side = |side: &Option<String>| side.as_ref().map_or(0, String::len);
-        self.message.record.size() + changes.map(|change| side(&change.before) + side(&change.after)).sum::<usize>()
+        self.message.record.size()
+            + self.message.decoded.as_ref().map_or(0, |json| json.len())
+            + changes.map(|change| side(&change.before) + side(&change.after)).sum::<usize>()
     }
 }
 

@@ -49,7 +49,7 @@ pub(super) enum InboxCommand {
         consumer: Option<String>,
     },
     /// Show messages as they come, until broken off
-    Tail(tail::Tail),
+    Tail(Box<tail::Tail>),
     /// Write messages with what became of them, one JSON object a line, newest first
     Export(export::Export),
     /// Run dead letters again, under their ids and with their headers
@@ -82,7 +82,7 @@ pub(super) struct Wanted {
 }
 
 /// By what is known of a message.
-#[derive(Args)]
+#[derive(Clone, Default, Args)]
 pub(super) struct Narrowed {
     /// Only this status
     #[arg(long, value_parser = STATUSES)]
@@ -217,7 +217,7 @@ pub(super) async fn run(api: &Api, command: InboxCommand, as_json: bool) -> Resu
         InboxCommand::Discard(wanted) => remedy(api, &wanted, "discard", ["discarded", "discard"], as_json).await,
         InboxCommand::Retry(wanted) => remedy(api, &wanted, "retry", ["made due", "make due"], as_json).await,
         InboxCommand::Revise(wanted) => revise::revise(api, wanted, as_json).await,
-        InboxCommand::Tail(wanted) => tail::tail(api, wanted, as_json).await,
+        InboxCommand::Tail(wanted) => tail::tail(api, *wanted, as_json).await,
         InboxCommand::Export(wanted) => export::export(api, wanted).await,
     }
 }

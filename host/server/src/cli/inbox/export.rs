@@ -14,7 +14,7 @@ use super::{Api, Narrowed, consumers, path, with_query};
 use crate::cli::wire::InboxExport;
 
 /// Messages of one request.
-const PAGE: i64 = 500;
+const PAGE: i64 = 100;
 
 #[derive(Args)]
 pub(in crate::cli) struct Export {
@@ -34,7 +34,7 @@ pub(in crate::cli) struct Export {
     output: Option<PathBuf>,
 }
 
-/// Consumer by consumer. What comes meanwhile is newer than where it began, and is not in it.
+/// Consumer by consumer, the newest first. What comes after a consumer's turn began is newer, and is not in it.
 pub(super) async fn export(api: &Api, wanted: Export) -> Result<()> {
     let Export { tenant, consumer, narrowed, payload, output } = wanted;
     let unwritten = || match &output {
@@ -62,10 +62,13 @@ pub(super) async fn export(api: &Api, wanted: Export) -> Result<()> {
                 written => written.with_context(unwritten)?,
             }
             exported += page.len();
-            if output.is_some() {
+            if output.is_some() && exported % 1_000 < page.len() {
                 eprintln!("exported {exported}");
             }
         }
+    }
+    if output.is_some() {
+        eprintln!("exported {exported}");
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use clap::Args;
 use oncebox_inbox::InboxPlace;
 
-use super::{Api, InboxRow, Narrowed, cells, consumers, named, path, with_query};
+use super::{Api, InboxRow, Narrowed, cells, consumers, moment, path, with_query};
 
 /// Pause between two looks.
 const EVERY: Duration = Duration::from_secs(1);
@@ -20,6 +20,7 @@ const LATE: TimeDelta = TimeDelta::seconds(60);
 /// Messages of one request.
 const PAGE: i64 = 1_000;
 
+/// By what never changes: a message is shown once, as it is when it is first seen.
 #[derive(Args)]
 pub(in crate::cli) struct Tail {
     /// Only this tenant
@@ -28,30 +29,33 @@ pub(in crate::cli) struct Tail {
     /// Only this consumer
     #[arg(long)]
     consumer: Option<String>,
-    #[command(flatten)]
-    narrowed: Box<Narrowed>,
+    /// Only this event type
+    #[arg(long)]
+    event_type: Option<String>,
+    /// Only this ordering key; bytes that are no text as `0x` and hexadecimal digits
+    #[arg(long)]
+    key: Option<String>,
+    /// Begin with those received at this time or later: RFC 3339, or how long ago, as `90s`, `15m`, `2h`, `3d`
+    #[arg(long, value_parser = moment)]
+    since: Option<DateTime<Utc>>,
 }
 
-/// Messages in the order in which they came, as they are when they are first seen. Without `--since`, from now on.
+/// Messages in the order in which they came. Without `--since`, from now on.
 pub(super) async fn tail(api: &Api, wanted: Tail, as_json: bool) -> Result<()> {
-    let Tail { tenant, consumer, mut narrowed } = wanted;
-    let since = narrowed.since;
-    let consumers = consumers(api, &tenant, &consumer).await?;
-    let mut newest = None;
-    let mut seen = BTreeSet::new();
-    if since.is_none() {
-        // What is there now was not asked for. Clocks may differ: the last message says what time it is.
-        newest = look(api, &consumers, &narrowed, Some(1)).await?.iter().map(|row| row.received_at).max();
-        narrowed.since = newest.map(|newest| newest - LATE);
-        seen.extend(look(api, &consumers, &narrowed, None).await?.iter().map(place));
+    let Tail { tenant, consumer, event_type, key, since } = wanted;
+    let narrowed = Narrowed { event_type, key, since, ..Narrowed::default() };
+    let mut followed = Vec::new();
+    for (tenant, consumer) in consumers(api, &tenant, &consumer).await? {
+        let path = path(&["tenants", &tenant, "consumers", &consumer, "inbox"]);
+        followed.push(Followed::new(api, path, narrowed.clone()).await?);
     }
     loop {
-        narrowed.since = newest.map(|newest| newest - LATE).max(since);
-        let mut rows = look(api, &consumers, &narrowed, None).await?;
-        rows.retain(|row| seen.insert(place(row)));
-        rows.sort_by_key(place);
+        let mut rows = Vec::new();
+        for followed in &mut followed {
+            rows.extend(followed.look(api).await?);
+        }
+        rows.sort_by(|a, b| (a.received_at, &a.message_id).cmp(&(b.received_at, &b.message_id)));
         for row in &rows {
-            newest = newest.max(Some(row.received_at));
             let line = if as_json { serde_json::to_string(row)? } else { cells(row).join("  ") };
             match writeln!(std::io::stdout(), "{line}") {
                 // Whoever reads has had enough.
@@ -59,32 +63,52 @@ pub(super) async fn tail(api: &Api, wanted: Tail, as_json: bool) -> Result<()> {
                 written => written?,
             }
         }
-        if let Some(newest) = newest {
-            seen.retain(|(received_at, ..)| *received_at >= newest - LATE);
-        }
         tokio::time::sleep(EVERY).await;
     }
 }
 
-fn place(row: &InboxRow) -> (DateTime<Utc>, String, String) {
-    (row.received_at, named(row), row.message_id.clone())
+/// The inbox of a consumer.
+struct Followed {
+    path: String,
+    narrowed: Narrowed,
+    since: Option<DateTime<Utc>>,
+    /// When the last message that was seen was received. Clocks differ: only its database's counts.
+    newest: Option<DateTime<Utc>>,
+    /// Those of the last while.
+    seen: BTreeSet<(DateTime<Utc>, String)>,
 }
 
-/// The messages of consumers that are asked for, page by page; or only the newest ones of each.
-async fn look(api: &Api, consumers: &[(String, String)], narrowed: &Narrowed, only: Option<i64>) -> Result<Vec<InboxRow>> {
-    let mut rows = Vec::new();
-    for (tenant, consumer) in consumers {
-        let path = path(&["tenants", tenant, "consumers", consumer, "inbox"]);
+impl Followed {
+    async fn new(api: &Api, path: String, narrowed: Narrowed) -> Result<Self> {
+        let mut followed = Self { path, since: narrowed.since, narrowed, newest: None, seen: BTreeSet::new() };
+        if followed.since.is_none() {
+            // What is there now was not asked for.
+            let last: Vec<InboxRow> = api.get(&with_query(&followed.path, &followed.narrowed.query(None, 1))).await?;
+            followed.newest = last.first().map(|row| row.received_at);
+            followed.look(api).await?;
+        }
+        Ok(followed)
+    }
+
+    /// What came since the last look, and was not seen.
+    async fn look(&mut self, api: &Api) -> Result<Vec<InboxRow>> {
+        self.narrowed.since = self.newest.map(|newest| newest - LATE).max(self.since);
+        let mut rows = Vec::new();
         let mut after = None;
         loop {
-            let page: Vec<InboxRow> = api.get(&with_query(&path, &narrowed.query(after, only.unwrap_or(PAGE)))).await?;
-            let last = page.last().filter(|_| only.is_none() && page.len() as i64 == PAGE);
+            let page: Vec<InboxRow> = api.get(&with_query(&self.path, &self.narrowed.query(after, PAGE))).await?;
+            let last = page.last().filter(|_| page.len() as i64 == PAGE);
             after = last.map(|row| InboxPlace { received_at: row.received_at, message_id: Some(row.message_id.clone()) });
             rows.extend(page);
             if after.is_none() {
                 break;
             }
         }
+        rows.retain(|row| self.seen.insert((row.received_at, row.message_id.clone())));
+        self.newest = rows.iter().map(|row| row.received_at).max().max(self.newest);
+        if let Some(newest) = self.newest {
+            self.seen.retain(|(received_at, _)| *received_at >= newest - LATE);
+        }
+        Ok(rows)
     }
-    Ok(rows)
 }
