@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use oncebox_inbox::{ConsumerInbox, InboxError, message::Record};
+use oncebox_inbox::{ConsumerInbox, Filter, InboxError, Remedy, Verb, message::Record};
 use oncebox_tests::inbox::{
     DEADLINE, Guest, PlainHandlers, Script, TestConsumer, World, both, code, deliver, drive, open, record, records, step, take,
 };
@@ -503,6 +503,33 @@ async fn a_stale_host_completes_nothing() {
     assert_eq!(partition.process(&records(["a"])).await.unwrap(), 1);
     partition.close().await;
     assert_eq!(world.row(&consumer, "a").await.version_id, Some(2));
+    world.finish().await;
+}
+
+/// What could go wrong: a record that comes again after its message was forgotten has its effect again, though the policy
+/// would rather ask; or what is known, or new, is asked about. S1-046, S1-047, S2-017.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_may_be_forgotten_is_parked_where_the_policy_says_so() {
+    let world = World::new().await;
+    let consumer = world.simple("", "replay = { past_horizon = 'park' }").await;
+    let host = world.host(&consumer);
+    let now: i64 = sqlx::query_scalar("SELECT (extract(epoch FROM now()) * 1000)::bigint").fetch_one(&world.pool).await.unwrap();
+    let aged = |offset, id: &str, days: i64| Record { timestamp_ms: now - days * 86_400_000, ..record(offset, id, "") };
+    let timeless = Record { timestamp_ms: 0, ..record(2, "timeless", "") };
+    deliver(&host, &[aged(0, "young", 6), aged(1, "old", 8), timeless, aged(3, "young", 8)]).await;
+    for (id, expected) in [("young", ("completed", None, 1)), ("old", ("parked", Some("horizon"), 0)), ("timeless", ("completed", None, 1))]
+    {
+        assert_eq!(world.row(&consumer, id).await.state(), expected, "{id}");
+    }
+    assert_eq!((world.rows().await.len(), world.effects(&consumer, "young").await), (3, 1), "what is known is a duplicate");
+    let reason = "it never ran".to_owned();
+    let redrive = Remedy { verb: Verb::Redrive, filter: Filter::default(), message_ids: Vec::new(), reason, as_of: None, limit: 10 };
+    assert_eq!(world.admin.remedy("acme", "orders", &redrive).await.unwrap().changed, 1);
+    world.retry_until_settled(&host).await;
+    assert_eq!(world.row(&consumer, "old").await.state(), ("completed", None, 1));
+    let usual = world.consumer(&consumer.tenant, "usual", "").await;
+    deliver(&world.host(&usual), &[aged(0, "usual", 8)]).await;
+    assert_eq!(world.row(&usual, "usual").await.state(), ("completed", None, 1));
     world.finish().await;
 }
 

@@ -4,7 +4,7 @@ use axum::{Json, extract::State};
 use chrono::{DateTime, Utc};
 use oncebox_inbox::{
     SeekOffset,
-    policy::{Dedup, Policy, Retention},
+    policy::{Dedup, PastHorizon, Policy},
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -189,12 +189,7 @@ fn wanted(new: NewSeek) -> Result<SeekTo, ApiError> {
 
 /// What is older may be forgotten by the inbox.
 fn horizon(policy: &Policy) -> Option<DateTime<Utc>> {
-    let days = match policy.retention {
-        Retention::SevenDays => 7,
-        Retention::ThirtyDays => 30,
-        Retention::OneYear => 366,
-        Retention::Permanent => return None,
-    };
+    let days = policy.retention.days()?;
     (policy.dedup == Dedup::Inbox).then(|| Utc::now() - chrono::Duration::days(days))
 }
 
@@ -224,6 +219,10 @@ fn consequences(policy: &Policy, horizon: Option<DateTime<Utc>>, read_again: i64
     }
     if run_again > 0 {
         all.push(match horizon {
+            Some(horizon) if policy.replay.past_horizon == PastHorizon::Park => format!(
+                "{run_again} records are older than the inbox remembers (before {}): those that it does not know are parked",
+                horizon.format("%F %T UTC")
+            ),
             Some(horizon) => format!(
                 "{run_again} records are older than the inbox remembers (before {}): they WOULD RUN AGAIN, with their effect",
                 horizon.format("%F %T UTC")

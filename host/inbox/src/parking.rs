@@ -23,6 +23,11 @@ pub fn unrouted(message: Message, ordering: Option<i64>) -> Offered {
     Offered { message, version: None, reason: Some(NO_ROUTE.to_owned()), ordering }
 }
 
+/// A message that is older than the inbox remembers, under its own id.
+pub fn past_horizon(message: Message, ordering: Option<i64>) -> Offered {
+    Offered { message, version: None, reason: Some("horizon".to_owned()), ordering }
+}
+
 /// A message whose payload is not what its schema says, under its own id.
 pub fn invalid(message: Message, ordering: Option<i64>, fault: &str) -> Offered {
     Offered { message, version: None, reason: Some(format!("schema: {fault}")), ordering }

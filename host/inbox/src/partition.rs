@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use chrono::{TimeDelta, Utc};
 use futures::FutureExt;
 
 use crate::{
@@ -15,7 +16,7 @@ use crate::{
     identity::{self, Undecodable},
     message::{Message, Record},
     parking,
-    policy::{Ack, Collision, Policy},
+    policy::{Ack, Collision, PastHorizon, Policy},
     process::{Admitted, Routed, Settled},
     scheduler::Admission,
     suspects::Suspects,
@@ -166,6 +167,7 @@ impl PartitionInbox {
         let generation = handlers.generation();
         let records = records.iter().take(self.batch_max()).cloned();
         let mut routes = Vec::with_capacity(records.len());
+        let horizon_ms = self.horizon_ms();
         let mut decoded = 0;
         for record in records {
             if decoded > DECODED_BYTES_MAX {
@@ -178,6 +180,9 @@ impl PartitionInbox {
                 Err((_, Undecodable::BadPayload(fault))) if fault.is_not_prepared() => break,
                 Err((record, why)) => Route::Park(parking::undecodable(&record, &why)),
                 Ok(message) => match (handlers.resolve(&message, None), self.consumer.ordering(&message)) {
+                    (_, ordering) if horizon_ms.is_some_and(|horizon| (1..horizon).contains(&message.record.timestamp_ms)) => {
+                        Route::Park(parking::past_horizon(message, ordering))
+                    }
                     (None, ordering) => Route::Park(parking::unrouted(message, ordering)),
                     (Some(_), ordering) if let Some(fault) = self.consumer.schemas.fault(&message) => {
                         Route::Park(parking::invalid(message, ordering, &fault))
@@ -194,6 +199,14 @@ impl PartitionInbox {
             routes.push(route);
         }
         routes
+    }
+
+    /// Records of an earlier time may have run and be forgotten, where that matters to the policy. A message is remembered from
+    /// the time that it completed, which is no earlier than its record's. Clocks may differ by an hour.
+    fn horizon_ms(&self) -> Option<i64> {
+        let Policy { replay, retention, .. } = &self.consumer.policy;
+        let days = retention.days().filter(|_| replay.past_horizon == PastHorizon::Park)?;
+        Some((Utc::now() - TimeDelta::days(days) + TimeDelta::hours(1)).timestamp_millis())
     }
 
     /// Everything at the front that is to be parked.

@@ -199,6 +199,16 @@ impl Retention {
             Self::Permanent => 4,
         }
     }
+
+    /// How long a completed message is surely remembered; none for ever.
+    pub fn days(self) -> Option<i64> {
+        match self {
+            Self::SevenDays => Some(7),
+            Self::ThirtyDays => Some(30),
+            Self::OneYear => Some(365),
+            Self::Permanent => None,
+        }
+    }
 }
 
 /// Which rows keep payload and headers. A row that is still to be run always has them.
@@ -416,12 +426,25 @@ impl DeadLetters {
 pub struct Replay {
     /// Whether `oncebox consumer seek` may set offsets back. Redeliveries by the brokers come all the same.
     pub allowed: bool,
+    /// What becomes of a message that is older than `retention`, and not known: the inbox may have forgotten it.
+    pub past_horizon: PastHorizon,
 }
 
 impl Default for Replay {
     fn default() -> Self {
-        Self { allowed: true }
+        Self { allowed: true, past_horizon: PastHorizon::Run }
     }
+}
+
+/// What becomes of a message of which the inbox cannot know whether it ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PastHorizon {
+    /// It runs: it is taken for one that comes for the first time.
+    #[default]
+    Run,
+    /// It is parked, for a person who knows.
+    Park,
 }
 
 impl Replay {

@@ -276,6 +276,10 @@ impl Story {
                 );
                 return (text, EITHER);
             }
+            "horizon" => {
+                "It is older than the inbox remembers, so that nobody knows whether it ran before. Look for its effect; redrive it if there \
+                 is none."
+            }
             "schema" => "Its payload is not what its schema says. Mend the producer or the schema; redrive it when it is valid.",
             "crashed" => "The process or its connection died whenever it ran. Deploy a mended version, then redrive.",
             "reject" => "The handler refused it. Redrive when it would decide otherwise.",

@@ -1,6 +1,6 @@
 //! What in a policy cannot work. Everything is said at once.
 
-use super::{Ack, DeadLetters, Dedup, Order, PayloadPolicy, Policy, TypeSource, WireFormat, schemas::SCHEMAS_MAX};
+use super::{Ack, DeadLetters, Dedup, Order, PastHorizon, PayloadPolicy, Policy, TypeSource, WireFormat, schemas::SCHEMAS_MAX};
 use crate::{backlog::WATCHED_MAX, error::InboxError, problem::Problem};
 
 /// One thing that is wrong with a policy.
@@ -140,6 +140,11 @@ impl Policy {
                 "identity.event_type",
                 self.wire_format == WireFormat::Plain && identity.event_type.contains(&TypeSource::Schema),
                 "`identity.event_type` has `schema`, which needs `wire_format = \"confluent\"`: other payloads name no schema",
+            ),
+            (
+                "replay.past_horizon",
+                self.replay.past_horizon == PastHorizon::Park && self.dedup == Dedup::Off,
+                "`replay.past_horizon = \"park\"` needs `dedup = \"inbox\"`: without it nothing is remembered of any message",
             ),
             ("retry.backoff_max_ms", retry.backoff_max_ms < retry.backoff_min_ms, "`retry.backoff_max_ms` is below `retry.backoff_min_ms`"),
             ("breaker.pause_max_ms", breaker.pause_max_ms < breaker.pause_ms, "`breaker.pause_max_ms` is below `breaker.pause_ms`"),

@@ -1,8 +1,8 @@
 //! What a policy means, in sentences.
 
 use super::{
-    Ack, Alerts, Collision, Dedup, Gap, IdSource, Jitter, KeySource, NoRoute, Order, PayloadPolicy, Policy, Retention, Retry, Sequence,
-    TypeSource, VersionSource, WireFormat,
+    Ack, Alerts, Collision, Dedup, Gap, IdSource, Jitter, KeySource, NoRoute, Order, PastHorizon, PayloadPolicy, Policy, Retention, Retry,
+    Sequence, TypeSource, VersionSource, WireFormat,
 };
 use crate::identity::collapses;
 
@@ -106,7 +106,10 @@ impl Policy {
     }
 
     fn remembers(&self) -> String {
-        let replay = if self.replay.allowed { "" } else { " Nobody may set its offsets back." };
+        let mut replay = if self.replay.allowed { String::new() } else { " Nobody may set its offsets back.".to_owned() };
+        if self.replay.past_horizon == PastHorizon::Park {
+            replay.push_str(" One that is older than that and is not known is parked, since it may have run before.");
+        }
         match self.dedup {
             Dedup::Inbox => {
                 format!(
@@ -352,6 +355,7 @@ mod tests {
             ("retry = { age_max_ms = 86_400_000 }", "it is a dead letter, and so is one that fails 1 d after it was received or redriven."),
             ("dead_letters = { topic = 'orders.dead' }", "are copied to the topic `orders.dead`."),
             ("replay = { allowed = false }", "Nobody may set its offsets back."),
+            ("replay = { past_horizon = 'park' }", "is not known is parked, since it may have run before."),
             ("retry = { preset = 'seed-002' }", "run again after 30 s and 2 min (`seed-002`); after 3 runs, 150 s at most"),
             (
                 "retry = { preset = 'exponential-jitter' }",
