@@ -249,7 +249,9 @@ impl Asking {
     /// Without those that the group is past.
     fn leave_behind(&self, offsets: &mut Vec<(String, i32, i64)>) -> Result<(), SeekError> {
         let mut asked = TopicPartitionList::new();
-        offsets.iter().for_each(|(topic, partition, _)| drop(asked.add_partition(topic, *partition)));
+        for (topic, partition, _) in offsets.iter() {
+            asked.add_partition(topic, *partition);
+        }
         let committed = self.0.committed_offsets(asked, ASK).map_err(SeekError::broker("failed to ask for the group's offsets"))?;
         offsets.retain(|(topic, partition, offset)| {
             let now = committed.find_partition(topic, *partition).map(|element| element.offset());

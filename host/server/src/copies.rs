@@ -49,11 +49,15 @@ async fn copy_all(
     stop: &CancellationToken,
     copied: &metrics::Counter,
 ) -> Result<()> {
+    // Before anything is read: what waits holds no payloads.
+    let _place = tokio::select! {
+        place = COPYING.acquire() => place?,
+        () = stop.cancelled() => return Ok(()),
+    };
     let mut letters = inbox.uncopied(topic).await?;
     if letters.is_empty() {
         return Ok(());
     }
-    let _place = COPYING.acquire().await?;
     let producer = Producer::new(config)?;
     let mut answer = Ok(());
     while !letters.is_empty() && !stop.is_cancelled() && answer.is_ok() {
