@@ -4,6 +4,8 @@ use std::{
     collections::BTreeSet,
     io::{BufRead, BufReader},
     process::{Command, Stdio},
+    sync::mpsc,
+    thread,
 };
 
 use oncebox_tests::services::target_dir;
@@ -42,20 +44,40 @@ async fn messages_are_exported_and_followed() {
     assert_eq!(some.lines().count(), 400);
     assert!(!some.contains("\"payload\":\""), "it was not asked for");
 
-    let more = Load::of((0..30).map(|_| Work::Pay)).named("more");
     let mut command: Command = scenario.program().unwrap();
     command.args([&["inbox", "tail", "--json"], &named[..]].concat()).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut tail = command.spawn().unwrap();
     let lines = BufReader::new(tail.stdout.take().unwrap()).lines();
-    // It has looked at what is there already.
-    sleep(Duration::from_secs(3)).await;
+    let (sender, shown) = mpsc::channel::<String>();
+    let reading = thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    let id = |line: String| serde_json::from_str::<Value>(&line).unwrap()["message_id"].as_str().unwrap().to_owned();
+    // It has looked at what is there already when it shows the first that comes.
+    let mut probes = 0;
+    let first = loop {
+        match shown.try_recv() {
+            Ok(line) => break id(line),
+            Err(_) => assert!(probes < 100, "it shows nothing"),
+        }
+        scenario.send(&Load::of([Work::Pay]).named(&format!("probe{probes}"))).await.unwrap();
+        probes += 1;
+        sleep(Duration::from_millis(500)).await;
+    };
+    assert!(first.starts_with("probe"), "{first}");
+    let more = Load::of((0..30).map(|_| Work::Pay)).named("more");
     scenario.send(&more).await.unwrap();
-    let read = move || lines.take(30).map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap()).collect::<Vec<_>>();
-    let shown = tokio::time::timeout(Duration::from_secs(60), tokio::task::spawn_blocking(read)).await.unwrap().unwrap();
-    sleep(Duration::from_secs(2)).await;
+    let mut seen = BTreeSet::from([first]);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !more.messages().keys().all(|id| seen.contains(*id)) {
+        assert!(Instant::now() < deadline, "{seen:?}");
+        match shown.try_recv() {
+            Ok(line) => assert!(seen.insert(id(line.clone())), "twice: {line}"),
+            Err(_) => sleep(Duration::from_millis(100)).await,
+        }
+    }
     tail.kill().unwrap();
     tail.wait().unwrap();
-    let shown: BTreeSet<_> = shown.iter().map(|row| row["message_id"].as_str().unwrap().to_owned()).collect();
-    assert_eq!(shown, more.messages().into_keys().map(str::to_owned).collect());
+    let rest: Vec<_> = shown.iter().collect();
+    assert!(rest.iter().all(|line| seen.insert(id(line.clone()))), "{rest:?}");
+    drop(reading.join());
     host.stop().await.unwrap();
 }
