@@ -43,17 +43,20 @@ impl ConsumerInbox {
         const TAKE: &str = "INSERT INTO oncebox.copying AS c (consumer_id, owner, until) VALUES ($1, $2, now() + $3 * interval '1 second') \
             ON CONFLICT (consumer_id) DO UPDATE SET owner = excluded.owner, until = excluded.until \
             WHERE c.owner = excluded.owner OR c.until <= now()";
-        if self.letters(topic, 1).await?.is_empty() {
+        const IS_SOME: &str = "SELECT EXISTS (SELECT FROM oncebox.inbox i WHERE i.consumer_id = $1 AND i.retention_class = $2 \
+            AND i.status IN ('failed_terminal', 'parked') AND i.copied_at IS DISTINCT FROM i.processed_at AND i.topic <> $3)";
+        let is_some = sqlx::query_scalar(IS_SOME).bind(self.consumer_id).bind(self.policy.retention.class()).bind(topic);
+        if !is_some.fetch_one(self.sessions.admin()).await? {
             return Ok(Vec::new());
         }
         let take = sqlx::query(TAKE).bind(self.consumer_id).bind(&self.owner).bind(TURN.as_secs() as i64);
         match take.execute(self.sessions.admin()).await?.rows_affected() {
             0 => Ok(Vec::new()),
-            _ => self.letters(topic, LETTERS).await,
+            _ => self.letters(topic).await,
         }
     }
 
-    async fn letters(&self, topic: &str, limit: i64) -> Result<Vec<DeadLetter>, InboxError> {
+    async fn letters(&self, topic: &str) -> Result<Vec<DeadLetter>, InboxError> {
         const UNCOPIED: &str = "SELECT message_id, topic, partition, \"offset\", record_timestamp_ms, key, headers, payload, event_type, \
                 status, reason, last_error, attempts, processed_at \
             FROM (SELECT x.*, row_number() OVER oldest AS nth, sum(octet_length(x.payload)) OVER oldest AS bytes FROM ( \
@@ -61,7 +64,7 @@ impl ConsumerInbox {
                     AND i.status IN ('failed_terminal', 'parked') AND i.copied_at IS DISTINCT FROM i.processed_at AND i.topic <> $3 \
                 ORDER BY i.processed_at, i.\"offset\" LIMIT $4) x WINDOW oldest AS (ORDER BY x.processed_at, x.\"offset\", x.message_id)) y \
             WHERE y.nth = 1 OR y.bytes <= $5 ORDER BY y.nth";
-        let query = sqlx::query(UNCOPIED).bind(self.consumer_id).bind(self.policy.retention.class()).bind(topic).bind(limit).bind(BYTES);
+        let query = sqlx::query(UNCOPIED).bind(self.consumer_id).bind(self.policy.retention.class()).bind(topic).bind(LETTERS).bind(BYTES);
         let rows = query.fetch_all(self.sessions.admin()).await?;
         Ok(rows.iter().map(|row| self.letter(row)).collect::<Result<_, sqlx::Error>>()?)
     }

@@ -88,8 +88,8 @@ impl PartitionInbox {
         self.consumer.policy.batch.messages_max
     }
 
-    /// Wait until [`PartitionInbox::process`] may begin at once, with up to so many records. This is the only
-    /// wait for others, and dropping it leaves nothing behind.
+    /// Wait until [`PartitionInbox::process`] may begin at once, with up to so many records. Beside schemas that are
+    /// not at hand, this is the only wait for others, and dropping it leaves nothing behind.
     pub async fn ready(&mut self, records: usize) {
         if self.admitted.is_none() {
             let runs = self.probation == 0 && self.consumer.policy.ack == Ack::AfterCommit;
