@@ -2,9 +2,9 @@
 //! `tests/kafka/pom.xml` names. Maven fetches them into `target/kafka-libs` on first use.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -17,7 +17,8 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 
-use crate::services::{self, Service, target_dir};
+use crate::maven;
+use crate::services::{self, Service};
 
 /// Set to `host:port` to use brokers that run already.
 pub const BROKERS: &str = "ONCEBOX_TEST_BROKERS";
@@ -208,7 +209,6 @@ struct Broker {
 impl Broker {
     /// Fetches Kafka if need be, writes the settings and formats the storage.
     fn create(dir: &Path, settings: &str) -> Result<Self> {
-        ensure_jars()?;
         fs::create_dir_all(dir).with_context(|| format!("failed to create `{}`", dir.display()))?;
         let (port, mut controller) = (free_port()?, free_port()?);
         while controller == port {
@@ -286,42 +286,12 @@ impl Drop for Broker {
 /// `java` with Kafka's jars, a small heap and the quick compiler: a broker that lives for
 /// minutes does not repay better code.
 fn java() -> Result<Command> {
-    let home = std::env::var_os("JAVA_HOME").map(|home| Path::new(&home).join("bin/java"));
-    let mut class_path = OsString::from(jars_dir());
+    let otherwise = format!("install Maven, or set {BROKERS} to a broker that runs");
+    let mut class_path = OsString::from(maven::fetched("kafka/pom.xml", "dependency:copy-dependencies", "kafka-libs", &otherwise)?);
     class_path.push("/*");
-    let mut java = Command::new(home.unwrap_or_else(|| "java".into()));
-    java.args(["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", LOGGING, "-cp"]).arg(class_path);
-    java.stdin(Stdio::null());
+    let mut java = maven::java();
+    java.args(["-Xmx512m", LOGGING, "-cp"]).arg(class_path);
     Ok(java)
-}
-
-fn jars_dir() -> PathBuf {
-    target_dir().join("kafka-libs")
-}
-
-/// Fetches the jars unless those that the present `pom.xml` names are there: a copy of it is
-/// kept beside them as the last step.
-fn ensure_jars() -> Result<()> {
-    let pom = Path::new(env!("CARGO_MANIFEST_DIR")).join("kafka/pom.xml");
-    let wanted = fs::read(&pom).with_context(|| format!("failed to read `{}`", pom.display()))?;
-    fs::create_dir_all(target_dir()).context("failed to create `target`")?;
-    let lock = File::create(target_dir().join("kafka-libs.lock")).context("failed to create a lock file")?;
-    lock.lock().context("failed to wait for another process that fetches Kafka")?;
-    let fetched = jars_dir().join("pom.xml");
-    if fs::read(&fetched).is_ok_and(|found| found == wanted) {
-        return Ok(());
-    }
-    let _ = fs::remove_dir_all(jars_dir()); // jars of another version must not mix with these
-    fetch_jars(&pom)?;
-    fs::write(&fetched, wanted).context("failed to note which jars were fetched")
-}
-
-fn fetch_jars(pom: &Path) -> Result<()> {
-    let mut maven = Command::new("mvn");
-    maven.args(["-q", "-B", "dependency:copy-dependencies", "-f"]).arg(pom).stdin(Stdio::null());
-    let output = maven.output().with_context(|| format!("failed to run `mvn`; install Maven, or set {BROKERS} to a broker that runs"))?;
-    ensure!(output.status.success(), "Maven failed to fetch Kafka:\n{}", String::from_utf8_lossy(&output.stdout));
-    Ok(())
 }
 
 /// A client for questions. It is quiet: that a broker is not up yet is no news here.

@@ -7,6 +7,7 @@ pub mod host;
 pub mod inbox;
 pub mod kafka;
 pub mod load;
+mod maven;
 pub mod postgres;
 pub mod program;
 pub mod reached;

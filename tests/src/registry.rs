@@ -4,8 +4,8 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use oncebox_server::local::free_port;
 use oncebox_server::local::process::Child;
 use serde_json::{Value, json};
 
-use crate::services::target_dir;
+use crate::maven;
 
 /// Where the routes of Confluent's registry stand in Apicurio's.
 const PREFIX: &str = "/apis/ccompat/v7";
@@ -50,7 +50,6 @@ impl Registry {
 
     /// A registry of one's own, to stop. Blocks.
     pub fn start_private() -> Result<Self> {
-        ensure_fetched()?;
         let name = format!("oncebox-registry-{}-{:08x}.log", std::process::id(), rand::random::<u32>());
         let mut registry = Self { port: free_port()?, log: std::env::temp_dir().join(name), child: None };
         let log = File::create(&registry.log).context("failed to create the registry's log")?;
@@ -135,41 +134,11 @@ impl Drop for Registry {
 
 /// `java` with a small heap and the quick compiler, as for Kafka.
 fn java(port: u16) -> Result<Command> {
-    let home = std::env::var_os("JAVA_HOME").map(|home| Path::new(&home).join("bin/java"));
-    let jar = fs::read_dir(dir()).context("failed to look for the registry")?.flatten().map(|entry| entry.path());
+    let dir = maven::fetched("registry/pom.xml", "dependency:unpack", "registry", "install Maven")?;
+    let jar = fs::read_dir(dir).context("failed to look for the registry")?.flatten().map(|entry| entry.path());
     let jar = jar.into_iter().find(|path| path.to_string_lossy().ends_with("-runner.jar"));
-    let mut java = Command::new(home.unwrap_or_else(|| "java".into()));
-    java.args(["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dquarkus.http.host=127.0.0.1"]);
+    let mut java = maven::java();
+    java.args(["-Xmx384m", "-Dquarkus.http.host=127.0.0.1"]);
     java.arg(format!("-Dquarkus.http.port={port}")).arg("-jar").arg(jar.context("the registry's archive has no program")?);
-    java.stdin(Stdio::null());
     Ok(java)
-}
-
-fn dir() -> PathBuf {
-    target_dir().join("registry")
-}
-
-/// Fetches the registry unless the one that the present `pom.xml` names is there: a copy of it is kept beside as the
-/// last step.
-fn ensure_fetched() -> Result<()> {
-    let pom = Path::new(env!("CARGO_MANIFEST_DIR")).join("registry/pom.xml");
-    let wanted = fs::read(&pom).with_context(|| format!("failed to read `{}`", pom.display()))?;
-    fs::create_dir_all(target_dir()).context("failed to create `target`")?;
-    let lock = File::create(target_dir().join("registry.lock")).context("failed to create a lock file")?;
-    lock.lock().context("failed to wait for another process that fetches the registry")?;
-    let fetched = dir().join("pom.xml");
-    if fs::read(&fetched).is_ok_and(|found| found == wanted) {
-        return Ok(());
-    }
-    let _ = fs::remove_dir_all(dir()); // another version must not mix with this one
-    fetch(&pom)?;
-    fs::write(&fetched, wanted).context("failed to note which registry was fetched")
-}
-
-fn fetch(pom: &Path) -> Result<()> {
-    let mut maven = Command::new("mvn");
-    maven.args(["-q", "-B", "dependency:unpack", "-f"]).arg(pom).stdin(Stdio::null());
-    let output = maven.output().context("failed to run `mvn`; install Maven")?;
-    ensure!(output.status.success(), "Maven failed to fetch the registry:\n{}", String::from_utf8_lossy(&output.stdout));
-    Ok(())
 }
