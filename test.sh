@@ -14,10 +14,11 @@ if [ $# -gt 0 ]; then
 fi
 
 step "formatting, committed components, code of others"
+./scripts/requirements_test.py
 cargo fmt --all --check
 cargo fmt --all --check --manifest-path guest-examples/Cargo.toml
 ./guest-examples/build.sh check
-git apply --check -R third_party/sqlx-postgres.patch # what differs from what was published
+git apply --check -R third_party/sqlx-postgres.patch third_party/rdkafka-sys.patch # what differs from what was published
 
 step "build"
 cargo build --workspace --bins --tests
@@ -31,11 +32,13 @@ step "guests in other languages"
 ./guest-examples/languages/build.sh
 
 step "tests"
-rm -f target/reached.txt
-cargo test --workspace --no-fail-fast 2>&1 | tee target/tests.log
-./scripts/requirements.py target/tests.log
+rm -f target/reached.txt target/guest-tests.log
+./scripts/run_tests.py target/tests.log
+cargo test --workspace --doc --quiet
+./scripts/requirements.py target/tests.log target/guest-tests.log
 ./scripts/states.py target/reached.txt
-ONCEBOX_COMPONENTS="$rebuilt" cargo test -p oncebox-tests --test guest_examples
+# Of the whole workspace, as above: another selection would compile half of it again, with other features.
+ONCEBOX_COMPONENTS="$rebuilt" cargo test --workspace --test guest_examples
 
 step "lints and docs"
 cargo clippy --workspace --all-targets -- -D warnings

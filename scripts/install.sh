@@ -26,6 +26,10 @@ for part in "$@"; do
         need default-jdk-headless has java
         need maven has mvn
         need openssl has openssl
+        need kcat has kcat
+        need postgresql-client has pg_isready
+        need pgbouncer eval 'has pgbouncer || test -x /usr/sbin/pgbouncer'
+        need prometheus has promtool
         ;;
     typescript | javascript)
         need nodejs has node
@@ -70,5 +74,5 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 echo "installing ${missing[*]}"
 "${sudo[@]}" apt-get update -qq
-# The package starts a server of its own, which nothing here uses.
+# Packages start servers of their own, which nothing here uses.
 "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

@@ -52,7 +52,7 @@ pub struct Pair {
 /// tenants.
 async fn admission_ns(tenants: i32) -> f64 {
     const TIMES: u32 = 100_000;
-    let scheduler = Scheduler::new(HostBounds { transactions_max: 32, memory_bytes_max: 4 << 30 });
+    let scheduler = Scheduler::new(HostBounds::new(32, 4 << 30));
     let ask = |tenant_id, messages| Ask { tenant_id, consumer_id: 1, class: Class::Fair, memory: 0, messages };
     let held: Vec<_> = (0..tenants).filter_map(|tenant_id| scheduler.admit_spare(ask(tenant_id, 0))).collect();
     let begun = std::time::Instant::now();

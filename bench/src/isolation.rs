@@ -1,7 +1,8 @@
-//! What one tenant feels of another: a victim under a steady load, beside a polite tenant that has more
-//! waiting than it can do, and beside one of the same load whose handlers do hostile things, in turn, in pairs.
+//! What one tenant feels of others: a victim under a steady load, beside a polite tenant that has more
+//! waiting than it can do, and beside one of the same load whose handlers do hostile things, or beside many whose
+//! handlers are slow, in turn, in pairs.
 //!
-//! Both are consumers of one host: its sessions, its budget of connections, its runtime, one database. The
+//! All are consumers of one host: its sessions, its budget of connections, its runtime, one database. The
 //! broker is left out, since it is the same in both runs: records are handed over when they are due.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -30,8 +31,14 @@ use crate::{measure::Machine, run::Bench, variants::host::admin};
 
 /// Messages a second of the victim, all partitions together.
 const RATE: f64 = 200.0;
-/// Partitions of each.
+/// The same beside slow tenants.
+const RATE_BESIDE_SLOW: f64 = 50.0;
+/// Partitions of the victim and of one neighbour.
 const PARTITIONS: i32 = 2;
+/// Slow tenants, as many as take few of the places, about as many as there are kept for others, and more than all places.
+const SLOW: [usize; 4] = [1, 4, 5, 40];
+/// Partitions of all slow tenants together, at least: more than the host has places.
+const SLOW_PARTITIONS: usize = 40;
 /// At first nothing is looked at: versions are instantiated for the first time, connections are opened, and
 /// the breaker of a version that always fails has to see that it does.
 const WARM_UP: Duration = Duration::from_secs(2);
@@ -46,8 +53,12 @@ const CONNECTIONS: usize = 32;
 const TABLES: &str = "CREATE TABLE orders (id text PRIMARY KEY, at timestamptz NOT NULL DEFAULT now()); \
     CREATE TABLE hot (id int PRIMARY KEY, n bigint NOT NULL); INSERT INTO hot VALUES (1, 0);";
 
-const POLICY: &str = "topics = ['t']\nack = 'after_commit'\n\
-    identity = { id = [{ header = 'id' }], event_type = ['topic'] }\nlimits = { deadline_ms = 1000 }";
+const POLICY: &str = "topics = ['t']\nack = 'after_commit'\nidentity = { id = [{ header = 'id' }], event_type = ['topic'] }";
+
+/// Deadline of every handler.
+const DEADLINE_MS: u32 = 1_000;
+/// Of slow ones, which each of them uses up.
+const SLOW_DEADLINE_MS: u32 = 5_000;
 
 /// What the victim was like beside one kind of attack.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -102,19 +113,19 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 /// the other's idleness from one that feels nothing.
 const NOTHING: &str = "nothing at all";
 
-/// Every attack, in so many pairs, whose order alternates.
-pub async fn measure(bench: &mut Bench, rounds: usize, seconds: f64) -> Result<Vec<Isolation>> {
+/// Every attack whose name has this text, in so many pairs, whose order alternates.
+pub async fn measure(bench: &mut Bench, name: &str, rounds: usize, seconds: f64) -> Result<Vec<Isolation>> {
     let database = bench.servers.database(true).await?;
     let house = House::new(admin(&bench.servers, &database)?).await?;
     let mut found: BTreeMap<usize, Vec<Pair>> = BTreeMap::new();
-    let deeds = deeds();
+    let deeds: Vec<_> = deeds().into_iter().filter(|deed| deed.name.contains(name)).collect();
     for round in 0..rounds {
-        for (number, (deed, component)) in deeds.iter().enumerate() {
+        for (number, deed) in deeds.iter().enumerate() {
             let mut quietest: Option<Pair> = None;
             for _ in 0..TRIES_MAX {
-                let pair = house.pair(component.as_deref(), (round + number) % 2 == 0, seconds).await;
-                let pair = pair.with_context(|| format!("beside {deed}"))?;
-                eprintln!("isolation, {deed}: {pair:?}");
+                let pair = house.pair(deed, (round + number) % 2 == 0, seconds).await;
+                let pair = pair.with_context(|| format!("beside {}", deed.name))?;
+                eprintln!("isolation, {}: {pair:?}", deed.name);
                 let is_quiet = pair.stolen <= STOLEN_MAX;
                 quietest = quietest.filter(|known| known.stolen <= pair.stolen).or(Some(pair));
                 if is_quiet {
@@ -126,18 +137,43 @@ pub async fn measure(bench: &mut Bench, rounds: usize, seconds: f64) -> Result<V
     }
     house.admin.pool.close().await;
     bench.servers.drop_database(database).await?;
-    Ok(found.into_iter().map(|(number, pairs)| Isolation { deed: deeds[number].0.to_owned(), pairs }).collect())
+    Ok(found.into_iter().map(|(number, pairs)| Isolation { deed: deeds[number].name.clone(), pairs }).collect())
 }
 
-/// What an attacker does with each of its messages, if it has any.
-fn deeds() -> Vec<(&'static str, Option<Vec<u8>>)> {
+/// What a victim is beside.
+struct Deed {
+    name: String,
+    /// What the neighbours do with each of their messages, if they have any.
+    component: Option<Vec<u8>>,
+    tenants: usize,
+    partitions: i32,
+    deadline_ms: u32,
+    /// Messages a second of the victim.
+    rate: f64,
+}
+
+impl Deed {
+    fn of_one(name: &str, component: Option<Vec<u8>>) -> Self {
+        let (tenants, partitions) = (1, PARTITIONS);
+        Self { name: name.to_owned(), component, tenants, partitions, deadline_ms: DEADLINE_MS, rate: RATE }
+    }
+
+    fn of_slow(tenants: usize) -> Self {
+        let name = format!("{tenants} slow tenant{}", if tenants == 1 { "" } else { "s" });
+        let partitions = (SLOW_PARTITIONS / tenants).max(PARTITIONS as usize) as i32;
+        let component = Some(component(&[spin()], &End::Ok));
+        Self { name, component, tenants, partitions, deadline_ms: SLOW_DEADLINE_MS, rate: RATE_BESIDE_SLOW }
+    }
+}
+
+fn deeds() -> Vec<Deed> {
     let does = |steps: &[Step]| Some(component(steps, &End::Ok));
     let many = |times, step: Step| Step::Repeat(times, Box::new(step));
     let recursive =
         guests::text(&[Step::Wat("(call $deep)".into())], &End::Ok).replacen("(memory ", "(func $deep (call $deep)) (memory ", 1);
     let grow = "(loop $more (memory.fill (i32.mul (memory.size) (i32.const 65536)) (i32.const 1) (i32.const 0)) \
         (br_if $more (i32.ne (memory.grow (i32.const 16)) (i32.const -1)))) unreachable";
-    vec![
+    let of_one = [
         (NOTHING, None),
         ("loops to the deadline", does(&[spin()])),
         ("100,000 statements", does(&[many(100_000, execute("SELECT 1"))])),
@@ -147,54 +183,61 @@ fn deeds() -> Vec<(&'static str, Option<Vec<u8>>)> {
         ("log floods", does(&[many(100_000, Step::Log("x".repeat(1_000)))])),
         ("always failing", does(&[trap()])),
         ("deep recursion", Some(encode(&recursive))),
-    ]
+    ];
+    of_one.into_iter().map(|(name, component)| Deed::of_one(name, component)).chain(SLOW.map(Deed::of_slow)).collect()
 }
 
-/// The host and its two tenants.
+/// The host and its tenants.
 struct House {
     admin: Admin,
     runtime: Runtime,
     /// What the victim's handlers are, and a polite neighbour's.
     polite: Vec<u8>,
     victim: Tenant,
-    neighbour: Tenant,
+    neighbours: Vec<Tenant>,
 }
 
 impl House {
     async fn new(admin: Admin) -> Result<Self> {
         let runtime = Runtime::new(RuntimeConfig::default())?;
-        let (victim, neighbour) = (admin.create_tenant("victim").await?, admin.create_tenant("neighbour").await?);
-        for tenant in [&victim, &neighbour] {
-            admin.apply_migration(tenant, "tables", TABLES).await?;
+        let victim = admin.create_tenant("victim").await?;
+        admin.apply_migration(&victim, "tables", TABLES).await?;
+        let mut neighbours = Vec::new();
+        for number in 0..deeds().iter().map(|deed| deed.tenants).max().unwrap_or_default() {
+            let neighbour = admin.create_tenant(&format!("neighbour-{number}")).await?;
+            admin.apply_migration(&neighbour, "tables", TABLES).await?;
+            neighbours.push(neighbour);
         }
         let polite = component(&[Step::ExecuteWithId("INSERT INTO orders (id) VALUES ($1)".to_owned()), Step::GiveUpOnError], &End::Ok);
-        Ok(Self { admin, runtime, polite, victim, neighbour })
+        Ok(Self { admin, runtime, polite, victim, neighbours })
     }
 
     /// Both runs, in either order.
-    async fn pair(&self, hostile: Option<&[u8]>, polite_first: bool, seconds: f64) -> Result<Pair> {
+    async fn pair(&self, deed: &Deed, polite_first: bool, seconds: f64) -> Result<Pair> {
         let before = Machine::now();
-        let polite = async || self.run(Some(&self.polite), seconds).await;
+        let polite = Deed { rate: deed.rate, ..Deed::of_one("polite", Some(self.polite.clone())) };
         let (polite, hostile) = if polite_first {
-            (polite().await?, self.run(hostile, seconds).await?)
+            (self.run(&polite, seconds).await?, self.run(deed, seconds).await?)
         } else {
-            let hostile = self.run(hostile, seconds).await?;
-            (polite().await?, hostile)
+            let hostile = self.run(deed, seconds).await?;
+            (self.run(&polite, seconds).await?, hostile)
         };
         Ok(Pair { polite, hostile, stolen: Machine::now().stolen_since(before) })
     }
 
-    /// The victim's figures beside a neighbour that has more to do than it can with such handlers, or nothing.
-    async fn run(&self, neighbour: Option<&[u8]>, seconds: f64) -> Result<Felt> {
+    /// The victim's figures beside neighbours that have more to do than they can, or nothing.
+    async fn run(&self, deed: &Deed, seconds: f64) -> Result<Felt> {
         let budget = Budget::new(CONNECTIONS);
-        let victim = self.consumer(&self.victim, &self.polite, &budget).await?;
+        let victim = self.consumer(&self.victim, &self.polite, DEADLINE_MS, &budget).await?;
         let stop = CancellationToken::new();
         let mut beside = Vec::new();
-        if let Some(component) = neighbour {
-            let neighbour = self.consumer(&self.neighbour, component, &budget).await?;
-            beside = self.work(&neighbour, f64::INFINITY, &stop).await?;
+        if let Some(component) = &deed.component {
+            for neighbour in &self.neighbours[..deed.tenants] {
+                let neighbour = self.consumer(neighbour, component, deed.deadline_ms, &budget).await?;
+                beside.extend(self.work(&neighbour, deed.partitions, f64::INFINITY, &stop).await?);
+            }
         }
-        let looked_at = self.work(&victim, RATE, &stop).await?;
+        let looked_at = self.work(&victim, PARTITIONS, deed.rate, &stop).await?;
         sleep(WARM_UP + Duration::from_secs_f64(seconds)).await;
         stop.cancel();
         let latencies = joined(looked_at).await?;
@@ -202,8 +245,8 @@ impl House {
         felt(latencies, seconds)
     }
 
-    async fn consumer(&self, tenant: &Tenant, component: &[u8], budget: &Arc<Budget>) -> Result<Arc<ConsumerInbox>> {
-        let policy = Policy::parse(POLICY)?;
+    async fn consumer(&self, tenant: &Tenant, component: &[u8], deadline_ms: u32, budget: &Arc<Budget>) -> Result<Arc<ConsumerInbox>> {
+        let policy = Policy::parse(&format!("{POLICY}\nlimits = {{ deadline_ms = {deadline_ms} }}"))?;
         let name = format!("c{:08x}", rand::random::<u32>());
         let row = self.admin.create_consumer(&tenant.name, &name, &policy).await?;
         let loaded = self.runtime.load(component).await?;
@@ -215,11 +258,11 @@ impl House {
     }
 
     /// Partitions and retry workers, as a host has them.
-    async fn work(&self, consumer: &Arc<ConsumerInbox>, rate: f64, stop: &CancellationToken) -> Result<Vec<Worker>> {
+    async fn work(&self, consumer: &Arc<ConsumerInbox>, partitions: i32, rate: f64, stop: &CancellationToken) -> Result<Vec<Worker>> {
         let mut workers = Vec::new();
-        for number in 0..PARTITIONS {
+        for number in 0..partitions {
             let partition = PartitionInbox::open(consumer.clone(), "t", number, 0).await?;
-            workers.push(tokio::spawn(consume(partition, number, rate / f64::from(PARTITIONS), stop.clone())));
+            workers.push(tokio::spawn(consume(partition, number, rate / f64::from(partitions), stop.clone())));
         }
         for _ in 0..consumer.policy.retry.workers {
             let (consumer, stop) = (consumer.clone(), stop.clone());

@@ -142,7 +142,7 @@ async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
         report.fairness = fairness::measure(bench, PARTITIONS, rounds).await?;
     }
     if options.wants(Part::Isolation) {
-        report.isolation = isolation::measure(bench, rounds, seconds).await?;
+        report.isolation = isolation::measure(bench, &options.beside, rounds, seconds).await?;
     }
     if options.wants(Part::Claims) {
         report.claims = claims::measure(bench).await?;

@@ -34,6 +34,9 @@ pub struct Options {
     /// Seconds that a run is to be measured for.
     #[arg(long)]
     seconds: Option<f64>,
+    /// Of the neighbours that are hostile or slow, those whose name has this text.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub beside: String,
     /// Write everything that was measured into this file.
     #[arg(long)]
     pub json: Option<PathBuf>,

@@ -81,9 +81,13 @@ pub fn out_of_reach(victim: &str, consumer: i32) -> Vec<(&'static str, String)> 
         (
             "claim with a guess",
             format!(
-                "SELECT * FROM oncebox_host.claim({secret}, {consumer}, 0, 'completed', NULL, 't', 0, ARRAY['loot'], \
-            NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
+                "SELECT * FROM oncebox_host.claim_messages({secret}, {consumer}, 0, 'completed', NULL, 't', 0, ARRAY['loot'], \
+            NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
             ),
+        ),
+        (
+            "a record with a guess",
+            format!("SELECT oncebox_host.restore_records({secret}, {consumer}, ARRAY['good'], ARRAY[NULL::bytea], NULL, NULL)"),
         ),
         (
             "complete with a guess",

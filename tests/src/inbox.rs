@@ -48,6 +48,12 @@ pub const SOURCE: &str = concat!(
     include_str!("../../migrations/0009_order.sql"),
     include_str!("../../migrations/0010_redrive.sql"),
     include_str!("../../migrations/0011_dead_letters.sql"),
+    include_str!("../../migrations/0012_locks.sql"),
+    include_str!("../../migrations/0013_consumer_starts.sql"),
+    include_str!("../../migrations/0015_outages.sql"),
+    include_str!("../../migrations/0016_list_index.sql"),
+    include_str!("../../migrations/0017_compiling_session.sql"),
+    include_str!("../../migrations/0018_duplicates.sql"),
     include_str!("../../host/inbox/src/schema.rs"),
     include_str!("../../host/inbox/src/missing_partitions.sql"),
     include_str!("../../host/inbox/src/revoke_functions.sql"),
@@ -424,9 +430,10 @@ pub async fn drive(partition: &mut PartitionInbox, records: &[Record]) -> Vec<In
     while settled < records.len() {
         assert!(
             Instant::now() < deadline,
-            "settled {settled} of {} records; {} errors, the last {:?}",
+            "settled {settled} of {} records; {} errors, the first {:?}, the last {:?}",
             records.len(),
             errors.len(),
+            errors.first(),
             errors.last()
         );
         match partition.process(&records[settled..]).await {

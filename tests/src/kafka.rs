@@ -1,6 +1,7 @@
 //! A real Kafka for the tests: one broker that is its own controller, from the jars that
 //! `tests/kafka/pom.xml` names. Maven fetches them into `target/kafka-libs` on first use.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use libc::{SIGKILL, SIGTERM};
 use oncebox_server::local::free_port;
 use oncebox_server::local::process::Child;
 use rdkafka::ClientConfig;
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -35,7 +36,6 @@ process.roles=broker,controller
 node.id=1
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
 auto.create.topics.enable=false
 num.partitions=4
 default.replication.factor=1
@@ -62,6 +62,9 @@ broker.heartbeat.interval.ms=300
 
 /// The members of a group that start together are assigned their partitions in one step.
 const LASTING: &str = "group.initial.rebalance.delay.ms=500\n";
+
+/// The last setting of a name is the one that counts.
+const AUTOMATIC_TOPICS: &str = "auto.create.topics.enable=true\n";
 
 /// A broker: the one that all tests share, or one of the test's own. One's own ends with the
 /// value, and with the process however that ends.
@@ -90,17 +93,35 @@ impl KafkaServer {
     /// A broker of one's own, to kill and restart; takes some seconds and 300 MB. Blocks.
     pub fn start_private() -> Result<Self> {
         let name = format!("oncebox-kafka-{}-{:08x}", std::process::id(), rand::random::<u32>());
-        Self::start_in(&std::env::temp_dir().join(name), QUICK_RETURN)
+        Self::start_in(&std::env::temp_dir().join(name), QUICK_RETURN, &[])
+    }
+
+    /// A broker of one's own that makes a topic when a client names it, as Kafka does by default. Blocks.
+    pub fn start_with_automatic_topics() -> Result<Self> {
+        let name = format!("oncebox-kafka-{}-{:08x}", std::process::id(), rand::random::<u32>());
+        Self::start_in(&std::env::temp_dir().join(name), AUTOMATIC_TOPICS, &[])
+    }
+
+    /// A broker of one's own that is also reached by these ports: a client that comes by one of them is told to come by
+    /// it. On each the caller passes clients on to the port of [`Self::own_ports`] at the same place. Blocks.
+    pub fn start_behind(advertised: &[u16]) -> Result<Self> {
+        let name = format!("oncebox-kafka-{}-{:08x}", std::process::id(), rand::random::<u32>());
+        Self::start_in(&std::env::temp_dir().join(name), QUICK_RETURN, advertised)
+    }
+
+    /// The ports that a broker of one's own listens on beside its usual one.
+    pub fn own_ports(&self) -> &[u16] {
+        self.own.as_ref().map_or(&[], |broker| &broker.behind)
     }
 
     /// A broker of one's own that is as patient as the shared one, for a benchmark. Blocks.
     pub fn start_lasting() -> Result<Self> {
         let name = format!("oncebox-kafka-{}-{:08x}", std::process::id(), rand::random::<u32>());
-        Self::start_in(&std::env::temp_dir().join(name), LASTING)
+        Self::start_in(&std::env::temp_dir().join(name), LASTING, &[])
     }
 
-    fn start_in(dir: &Path, settings: &str) -> Result<Self> {
-        let broker = Broker::create(dir, settings)?;
+    fn start_in(dir: &Path, settings: &str, advertised: &[u16]) -> Result<Self> {
+        let broker = Broker::create(dir, settings, advertised)?;
         let mut server = Self { bootstrap: format!("127.0.0.1:{}", broker.port), own: Some(broker) };
         server.start_again()?;
         Ok(server)
@@ -148,6 +169,16 @@ impl KafkaServer {
         self.wait_for_topic(name, Some(partitions)).await
     }
 
+    /// Adds partitions to a topic, up to that many, and waits until each has a leader.
+    pub async fn add_partitions(&self, name: &str, partitions: i32) -> Result<()> {
+        let more = NewPartitions::new(name, usize::try_from(partitions)?);
+        let results = self.admin()?.create_partitions([&more], &AdminOptions::new()).await;
+        for result in results.context("failed to add partitions")? {
+            result.map_err(|(topic, code)| anyhow::anyhow!("failed to add partitions to `{topic}`: {code}"))?;
+        }
+        self.wait_for_topic(name, Some(partitions)).await
+    }
+
     /// Deletes a topic and waits until it is gone.
     pub async fn delete_topic(&self, name: &str) -> Result<()> {
         let results = self.admin()?.delete_topics(&[name], &AdminOptions::new()).await;
@@ -182,7 +213,7 @@ impl Service for KafkaServer {
     const NAME: &'static str = "kafka";
 
     fn start(dir: &Path) -> Result<Self> {
-        Self::start_in(dir, "")
+        Self::start_in(dir, "", &[])
     }
 
     fn address(&self) -> String {
@@ -203,25 +234,36 @@ impl Service for KafkaServer {
 struct Broker {
     dir: PathBuf,
     port: u16,
+    /// Ports of listeners that clients are not told of.
+    behind: Vec<u16>,
     child: Option<Child>,
 }
 
 impl Broker {
     /// Fetches Kafka if need be, writes the settings and formats the storage.
-    fn create(dir: &Path, settings: &str) -> Result<Self> {
+    fn create(dir: &Path, settings: &str, advertised: &[u16]) -> Result<Self> {
         fs::create_dir_all(dir).with_context(|| format!("failed to create `{}`", dir.display()))?;
-        let (port, mut controller) = (free_port()?, free_port()?);
-        while controller == port {
-            controller = free_port()?;
+        let mut ports = BTreeSet::new();
+        while ports.len() < advertised.len() + 2 {
+            ports.insert(free_port()?);
         }
-        let broker = Self { dir: dir.to_owned(), port, child: None };
+        let mut ports = ports.into_iter();
+        let (port, controller) = (ports.next().context("a port")?, ports.next().context("a port")?);
+        let broker = Self { dir: dir.to_owned(), port, behind: ports.collect(), child: None };
         let data = dir.join("data");
+        let numbered = |name: &str, ports: &[u16]| -> String {
+            ports.iter().enumerate().map(|(number, port)| format!(",{name}{number}://127.0.0.1:{port}")).collect()
+        };
+        let protocols: String = (0..advertised.len()).map(|number| format!(",BEHIND{number}:PLAINTEXT")).collect();
         let settings = format!(
             "{SETTINGS}{settings}log.dirs={}\n\
-             listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\
-             advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n\
+             listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}\n\
+             listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{}\n\
+             advertised.listeners=PLAINTEXT://127.0.0.1:{port}{}\n\
              controller.quorum.voters=1@127.0.0.1:{controller}\n",
             data.display(),
+            numbered("BEHIND", &broker.behind),
+            numbered("BEHIND", advertised),
         );
         fs::write(broker.settings(), settings).context("failed to write `server.properties`")?;
         broker.format()?;

@@ -1,15 +1,21 @@
 //! What the tests share: real servers, real hosts, handlers that do what they are told.
 
 pub mod attacks;
+pub mod collisions;
+pub mod console;
 pub mod desk;
 pub mod guests;
 pub mod host;
 pub mod inbox;
 pub mod kafka;
 pub mod load;
+pub mod lookup3;
 mod maven;
+pub mod pooler;
 pub mod postgres;
 pub mod program;
+pub mod proxy;
 pub mod reached;
 pub mod registry;
 pub mod services;
+pub mod told;

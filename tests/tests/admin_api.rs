@@ -4,8 +4,12 @@
 
 #[path = "admin_api/desk.rs"]
 mod desk;
+#[path = "admin_api/policies.rs"]
+mod policies;
 #[path = "admin_api/steps.rs"]
 mod steps;
+#[path = "admin_api/strangers.rs"]
+mod strangers;
 #[path = "admin_api/wire.rs"]
 mod wire;
 

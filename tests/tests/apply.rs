@@ -77,6 +77,20 @@ async fn the_demos_file_twice_over_a_server() {
     check_demo_twice(Way::Server).await;
 }
 
+/// The file that docs/apply.md shows, as it stands there.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_file_of_the_page_is_applied() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");
+    let sample = format!("{folder}/samples/apply.toml");
+    let page = std::fs::read_to_string(format!("{folder}/apply.md")).unwrap();
+    assert!(page.contains(&std::fs::read_to_string(&sample).unwrap()), "the page shows another file than the sample");
+    let desk = Desk::open(Way::Database).await;
+    let first = desk.ok(&["apply", "-f", &sample]).await;
+    assert!(first.ends_with("created, 0 changed, 0 unchanged\n"), "{first}");
+    assert_eq!(desk.json(&["deployments"]).await[0]["event_type"], json!("inventory.reserve"));
+    assert_eq!(desk.ok(&["apply", "-f", &sample]).await.lines().last(), Some("no changes"));
+}
+
 async fn check_changes(way: Way) {
     let desk = furnished(way).await;
     let before = desk.state().await;

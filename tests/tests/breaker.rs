@@ -100,6 +100,7 @@ async fn it_opens_at_the_rate_probes_with_one_message_and_closes_by_itself() {
     let (consumer, switch, host) = failing(&world, POLICY).await;
     let records = log(0, 40);
     let mut partition = open(&host, 0).await;
+    // S3-022.
     assert_eq!(until_open(&mut partition, &records).await, 10, "it opens with the tenth failure");
     let open_since = world.number("SELECT count(*) FROM oncebox.inbox").await;
     assert_eq!(open_since, 10, "what waits has no row");

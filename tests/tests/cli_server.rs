@@ -36,7 +36,9 @@ async fn a_server_that_cannot_be_used_is_named() {
     let html = stranger("HTTP/1.1 404 Not Found\r\ncontent-type: text/html\r\ncontent-length: 13\r\n\r\n<html></html>").await;
     let fine = stranger("HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 13\r\n\r\n<html></html>").await;
     let ssh = stranger("SSH-2.0-OpenSSH_9.2\r\n").await;
-    let wrong = |url: &str| format!("`{url}` is not the URL of a server; it looks like https://oncebox.example:9464");
+    let wrong = |url: &str| {
+        format!("`{url}` is not the URL of a server; it is that of its API (`api.listen`), such as https://oncebox.example:9465")
+    };
     let unknown = |url: &str, status: u16| {
         format!("the server at `{url}` answered {status} in a way that this program does not understand; check `--server` (ONCEBOX_SERVER)")
     };
@@ -70,7 +72,7 @@ async fn a_server_that_cannot_be_used_is_named() {
     // A token leaves this machine only where nobody can read along.
     desk.folder().set("ONCEBOX_TOKEN", TOKEN);
     let line = "the token is not sent to `192.0.2.1` over plain http, since that is another machine; use https";
-    desk.fails(&["tenant", "list", "--server", "http://192.0.2.1:9464"], line).await;
+    desk.fails(&["tenant", "list", "--server", "http://192.0.2.1:9465"], line).await;
     desk.folder().set("ONCEBOX_TOKEN", "two words");
     let line = "the token is not one: a token is one word of printable characters; see `--token-file` and ONCEBOX_TOKEN";
     desk.fails(&["tenant", "list", "--server", &html], line).await;
@@ -167,6 +169,74 @@ async fn refused(desk: &Desk, arguments: &[&str], part: &str) {
     assert_eq!((desk.state().await, desk.audit().await), before, "{arguments:?} changed something");
 }
 
+/// What could go wrong: a person whose token is of one tenant has to name it each time, or a name that was left out
+/// is taken for another than the only one.
+async fn check_left_out(way: Way) {
+    let mut desk = Desk::open(way).await;
+    desk.file("policy.toml", "topics = ['oncebox.acme.orders']\nack = 'after_commit'\n");
+    desk.file("ok.wasm", guests::component(&[], &End::Ok));
+    let create = ["consumer", "create", "orders", "--policy", "policy.toml"];
+    refused(&desk, &create, "there is no tenant yet; `oncebox tenant create` makes one").await;
+    desk.ok(&["tenant", "create", "acme"]).await;
+    let deploy = ["deploy", "ok.wasm", "--event-type", "order.placed"];
+    refused(&desk, &deploy, "there is no consumer of tenant `acme` yet; `oncebox consumer create` makes one").await;
+    desk.ok(&create).await;
+    let deployed = desk.json(&deploy).await;
+    assert_eq!(deployed["event_type"], json!("order.placed"));
+    assert_eq!(desk.json(&["consumer", "show", "orders"]).await["tenant"], json!("acme"));
+    assert_eq!(desk.json(&["tenant", "show"]).await["name"], json!("acme"));
+    // An id that looks like an option stays an id.
+    let said = desk.run(&["inbox", "show", "--", "-1"]).await;
+    assert!(said.stderr.contains("`-1`") && !said.stderr.contains("--tenant"), "{}", said.stderr);
+    // What else is missing is told by its name alone.
+    let said = desk.run(&["inbox", "show"]).await;
+    assert!(said.code == Some(2) && said.stderr.contains("<MESSAGE_ID>"), "{}", said.stderr);
+
+    desk.ok(&["tenant", "create", "globex"]).await;
+    let line = "`--tenant` is needed, since there is more than one tenant: `acme`, `globex`";
+    refused(&desk, &deploy, line).await;
+    refused(&desk, &["tenant", "show"], line).await;
+    desk.ok(&[&deploy[..], &["--tenant", "acme"]].concat()).await;
+    desk.ok(&["consumer", "create", "second", "--tenant", "acme", "--policy", "policy.toml"]).await;
+    let line = "`--consumer` is needed, since there is more than one consumer of tenant `acme`: `orders`, `second`";
+    refused(&desk, &[&deploy[..], &["--tenant", "acme"]].concat(), line).await;
+    if way == Way::Database {
+        return;
+    }
+
+    // A tenant's token sees its own tenant alone, so that it never needs to be named.
+    let of_tenant = desk.json(&["token", "create", "theirs", "--role", "admin", "--tenant", "globex"]).await;
+    desk.folder().set("ONCEBOX_TOKEN", of_tenant["token"].as_str().unwrap());
+    desk.file("policy.toml", "topics = ['oncebox.globex.orders']\nack = 'after_commit'\n");
+    desk.ok(&create).await;
+    desk.ok(&deploy).await;
+    for (command, names) in
+        [(&["tenant", "list"][..], "name"), (&["consumer", "list"], "tenant"), (&["deployments"], "tenant"), (&["token", "list"], "tenant")]
+    {
+        let listed = desk.json(command).await;
+        let listed = listed.as_array().unwrap();
+        assert!(!listed.is_empty() && listed.iter().all(|row| row[names] == json!("globex")), "{command:?}: {listed:?}");
+    }
+    assert_eq!(desk.json(&["tenant", "show"]).await["name"], json!("globex"));
+    assert!(desk.json(&["audit"]).await.as_array().is_some_and(|entries| !entries.is_empty()));
+    assert_eq!(desk.json(&["inbox", "list"]).await, json!([]));
+    let own = desk.json(&["token", "create", "second", "--role", "viewer"]).await;
+    assert_eq!(own["tenant"], json!("globex"));
+    desk.ok(&["token", "revoke", &own["token_id"].to_string()]).await;
+    let said = desk.run(&["why", "m-1"]).await;
+    assert!(said.stderr.contains("the inbox of `globex/orders` holds no message `m-1`"), "{}", said.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_the_only_one_may_be_left_out_on_the_database() {
+    check_left_out(Way::Database).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_the_only_one_may_be_left_out_over_a_server() {
+    check_left_out(Way::Server).await;
+}
+
 /// A certificate of a private authority is taken with `--ca-file` and refused without.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_is_checked() {
@@ -252,13 +322,34 @@ async fn check_shapes(way: Way) {
     assert_eq!(keys(&canary, &["role", "percent"]), json!(["canary", 10.0]));
     assert_eq!(canary["guard"], json!({ "margin_percent": 7.0, "window_s": 60, "messages_min": 20 }));
     assert_eq!(desk.json(&[&["canary", "grow", "--percent", "50"], of].concat()).await["percent"], json!(50.0));
+    let listed = desk.json(&["canary", "list"]).await;
+    assert_eq!(keys(&listed[0], &["role", "percent", "consumer"]), json!(["canary", 50.0, "orders"]), "{listed}");
+    let shown = desk.ok(&[&["canary", "show"], of].concat()).await;
+    for part in ["of handler `orders`", "50 % of the ordering keys", "when it fails 7 points more often, over 60 s"] {
+        assert!(shown.contains(part), "{shown}");
+    }
     let promoted = desk.json(&[&["canary", "promote"], of].concat()).await;
     assert!(promoted["role"] == "stable" && promoted["digest"].as_str().unwrap().starts_with(&new), "{promoted}");
-    let said = desk.run(&[&["canary", "end"], of].concat()).await;
+    let said = desk.run(&[&["canary", "stop"], of].concat()).await;
     assert_eq!(
         said.stderr,
         "error: no canary runs for `order.placed` of `acme/orders`; `oncebox deployments --history` shows what became of it\n"
     );
+
+    // What has ended is shown, and no longer listed.
+    assert_eq!(desk.json(&["canary", "list"]).await, json!([]));
+    assert_eq!(desk.json(&["canary", "list", "--history"]).await.as_array().map(Vec::len), Some(1));
+    assert!(desk.ok(&[&["canary", "show"], of].concat()).await.contains("promoted"));
+    desk.json(&[&["shadow", "start", "--version", &ok, "--handler", "orders"], of].concat()).await;
+    assert_eq!(keys(&desk.json(&["shadow", "list"]).await[0], &["role", "consumer"]), json!(["shadow", "orders"]));
+    assert_eq!(desk.json(&[&["shadow", "stop"], of].concat()).await["ended_how"], json!("ended"));
+
+    // A name that nobody used before is told, beside that which is live.
+    let said = desk.run(&[&["deploy", "new.wasm", "--handler", "order"], of].concat()).await;
+    let note = "note: handler `order` is new; `orders` is live for `order.placed` of `acme/orders`; `--handler orders` makes it a version of that\n";
+    assert!(said.code == Some(0) && said.stderr.ends_with(note), "{}", said.stderr);
+    let said = desk.run(&[&["deploy", "new.wasm", "--handler", "orders"], of].concat()).await;
+    assert!(said.code == Some(0) && !said.stderr.contains("note:"), "{}", said.stderr);
 
     let audit = desk.json(&["audit", "--tenant", "acme", "--limit", "100"]).await;
     let actions: Vec<_> = audit.as_array().unwrap().iter().map(|entry| entry["action"].as_str().unwrap()).collect();

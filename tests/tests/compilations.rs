@@ -186,10 +186,13 @@ async fn what_a_host_left_behind_is_taken_over() {
     let (world, counted) = (world().await, Counted::new("0"));
     let digest = upload(&world, &component("a")).await;
     let died = world.admin.host_starts("died").await.unwrap();
-    assert_eq!(world.admin.begin_compiling(&digest, Some(died)).await.unwrap(), Begun::Yours);
+    let begun = world.admin.begin_compiling(&digest, Some(died)).await.unwrap();
+    assert!(matches!(begun, Begun::Yours(_)), "{begun:?}");
     let alive = world.admin.host_starts("alive").await.unwrap();
-    assert_eq!(world.admin.begin_compiling(&digest, Some(alive)).await.unwrap(), Begun::Elsewhere, "it may be alive");
-    assert_eq!(world.admin.begin_compiling(&digest, None).await.unwrap(), Begun::Elsewhere, "for anyone");
+    for host in [Some(alive), None] {
+        let found = world.admin.begin_compiling(&digest, host).await.unwrap();
+        assert!(matches!(found, Begun::Elsewhere), "it may be alive, for anyone: {found:?}");
+    }
     world.execute(format!("UPDATE oncebox.host SET seen_at = now() - interval '1 minute' WHERE host_id = {died}")).await;
     let (host, stop) = (counted.host(&world), CancellationToken::new());
     host.on_host(alive);
@@ -206,6 +209,37 @@ async fn what_a_host_left_behind_is_taken_over() {
     world.finish().await;
 }
 
+/// What could go wrong: a process that is no host, such as a command or `oncebox dev`, is ended while it compiles, and
+/// the component waits for it for ever.
+#[tokio::test]
+async fn what_a_process_left_behind_is_free_when_its_session_ends() {
+    let (world, counted) = (world().await, Counted::new("0"));
+    let digest = upload(&world, &component("a")).await;
+    let Begun::Yours(mut claim) = world.admin.begin_compiling(&digest, None).await.unwrap() else { panic!("nobody has it") };
+    // A session that breaks under a process that lives is replaced, under the same claim.
+    let terminate = "SELECT pg_terminate_backend(session_pid) FROM oncebox.component";
+    world.execute(terminate.to_owned()).await;
+    world.admin.compiling_goes_on(&digest, None, &mut claim).await.unwrap();
+    let found = world.admin.begin_compiling(&digest, None).await.unwrap();
+    assert!(matches!(found, Begun::Elsewhere), "its process lives: {found:?}");
+    assert!(world.admin.unfinished_components(9).await.unwrap().is_empty());
+
+    drop(claim);
+    let host = counted.host(&world);
+    let deadline = Instant::now() + DEADLINE;
+    // The server hears of the end of a session a moment later.
+    while world.admin.unfinished_components(9).await.unwrap().is_empty() {
+        assert!(Instant::now() < deadline, "the component belongs to nobody, and is not free");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let silent_s = "SELECT extract(epoch FROM now() - state_at)::bigint FROM oncebox.component";
+    assert!(world.number(silent_s).await < 30, "it was free only after its silence");
+    host.submit(&digest).unwrap();
+    wait(&world, &digest, "ready").await;
+    assert_eq!(counted.runs(), "a");
+    world.finish().await;
+}
+
 #[tokio::test]
 async fn a_component_that_ends_three_hosts_is_not_tried_again() {
     let (world, counted) = (world().await, Counted::new("0"));
@@ -213,7 +247,7 @@ async fn a_component_that_ends_three_hosts_is_not_tried_again() {
     let digest = upload(&world, &bytes).await;
     for _ in 0..3 {
         let host = world.admin.host_starts("dies").await.unwrap();
-        assert_eq!(world.admin.begin_compiling(&digest, Some(host)).await.unwrap(), Begun::Yours);
+        assert!(matches!(world.admin.begin_compiling(&digest, Some(host)).await.unwrap(), Begun::Yours(_)));
         world.admin.host_ends(host).await.unwrap();
     }
     let host = counted.host(&world);

@@ -384,11 +384,12 @@ async fn sought() -> Result<()> {
     scenario.send(&Load::of([Work::Pay; 20]).named("after")).await?;
     scenario.wait_settled().await?;
     scenario.check().await?;
-    // S1-116, S1-117: where the policy says that nothing is to be replayed, offsets go forward only.
+    // Where the policy says that nothing is to be replayed, offsets go forward only.
     let forbid = r#"UPDATE oncebox.consumer SET policy = policy || '{"replay": {"allowed": false}}' WHERE consumer_id = {consumer}"#;
     scenario.execute(forbid).await?;
     let before = scenario.positions().await?;
     let refused = consumer(&scenario, &["seek"], &["--to", "beginning", "--yes"]).await.unwrap_err().to_string();
+    // S1-116, S1-117.
     ensure!(
         refused.contains("records would be read again") && refused.contains("`replay.allowed = false`; nothing was changed"),
         "{refused}"

@@ -295,6 +295,7 @@ async fn a_message_without_a_route_is_parked_skipped_or_rejected() {
             deliver(&host, &log).await;
         }
         let of = |what: &str| format!("SELECT count(*) FROM oncebox.inbox WHERE reason = 'no_route' AND status = '{status}' AND {what}");
+        // S0-019, S1-114.
         assert_eq!(world.number(of("attempts = 0 AND processed_at IS NOT NULL")).await, 2, "{status}");
         assert_eq!(world.number(of("payload IS NOT NULL")).await, 2 * keeps_payload, "{status}");
         world.finish().await;
@@ -340,6 +341,7 @@ async fn the_same_handler_behind_two_consumers_of_a_topic_is_told() {
     let warnings = f.admin().scope_warnings(other.consumer_id, &second).await.unwrap();
     assert_eq!(warnings.len(), 1);
     let expected = format!("consumer `{}` hands messages of topic", f.consumer.row.name);
+    // S1-053.
     assert!(warnings[0].starts_with(&expected) && warnings[0].contains("its effect once for each consumer"), "{warnings:?}");
     let elsewhere = NewDeployment { slot: Slot { event_type: "payment".to_owned(), event_versions: None }, ..f.new_deployment(&version) };
     let elsewhere = f.admin().deploy(f.tenant(), "other", &elsewhere).await.unwrap();

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use oncebox_inbox::{Admin, Finding, HostLimits, MasterKey, Severity, Tenant, schema};
 use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::{
-    inbox::World,
+    inbox::{World, deliver, records},
     postgres::{create_database, drop_database, with_database},
     program::Folder,
 };
@@ -49,7 +49,9 @@ const BROKEN: &[Broken] = &[
     error("ALTER ROLE {guest} SET session_replication_role = replica", "logins", "the commit guard does not fire"),
     error("ALTER ROLE {owner} SET log_parameter_max_length_on_error = -1", "logins", "parameters of failed statements"),
     warning("ALTER ROLE {guest} SET work_mem = '1GB'", "role_settings", "`work_mem=1GB`"),
-    warning("ALTER ROLE {guest} RESET temp_file_limit", "temporary_files", "not bounded"),
+    warning("ALTER ROLE {guest} RESET temp_file_limit", "temporary_files", "of the handlers of tenant"),
+    warning("ALTER ROLE {owner} RESET temp_file_limit", "temporary_files", "of the migrations of tenant"),
+    error("GRANT EXECUTE ON FUNCTION pg_catalog.pg_get_viewdef(oid) TO PUBLIC", "functions_between_tenants", "pg_get_viewdef"),
     // Logins.
     error("UPDATE oncebox.tenant SET secret_hash = sha256('mine') WHERE login = '{guest}'", "logins", "its sessions are denied"),
     error("ALTER ROLE {guest} PASSWORD 'mine'", "logins", "cannot log in"),
@@ -118,6 +120,17 @@ const BROKEN: &[Broken] = &[
          CREATE TRIGGER spy BEFORE INSERT ON oncebox.token FOR EACH ROW EXECUTE FUNCTION {schema}.spy()",
         "foreign_triggers",
         "`spy` of oncebox.token",
+    ),
+    // What its tokens may name.
+    warning(
+        "UPDATE oncebox.tenant SET limits = '{\"topics_allowed\": [\"*\"]}' WHERE login = '{guest}'",
+        "topics",
+        "may read `*`, which are other tenants' as well",
+    ),
+    warning(
+        "UPDATE oncebox.tenant SET limits = '{\"topics_allowed\": [\"oncebox.victim.*\"]}' WHERE login = '{guest}'",
+        "topics",
+        "`oncebox.victim.*`",
     ),
     // The tenant's schema, and what reaches out.
     error("CREATE RULE loud AS ON INSERT TO {schema}.vault DO ALSO NOTIFY oncebox_deployments", "rules", "`loud`"),
@@ -252,6 +265,51 @@ async fn the_server_has_to_bear_what_hosts_may_open() {
         assert_eq!(finding.severity, Severity::Error, "{finding:?}");
         assert!(finding.sql.as_ref().unwrap().contains(setting), "{finding:?}");
     }
+    world.finish().await;
+}
+
+/// What could go wrong: a message stands in two buckets, so that it may have taken effect twice, and nobody looks;
+/// or looking takes as long as the inbox is big.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_stands_twice_is_named() {
+    const CHECK: &str = "ids";
+    const COPY: &str = "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, partition, \"offset\", \
+            record_timestamp_ms, status, reason, processed_at) \
+        SELECT i.consumer_id, i.message_id, i.retention_class, i.bucket + r.bucket, i.topic, i.partition, i.\"offset\", 0, 'parked', 'copy', now() \
+        FROM oncebox.inbox i JOIN oncebox.retention_class r USING (retention_class)";
+    let world = World::new().await;
+    let consumer = world.simple("", "").await;
+    let ids: Vec<_> = (0..50).map(|n| format!("m{n}")).collect();
+    deliver(&world.host(&consumer), &records(ids.iter().map(String::as_str))).await;
+    let found = async || -> Vec<Finding> {
+        let findings = world.admin.doctor(LIMITS).await.unwrap();
+        findings.into_iter().filter(|finding| finding.check == CHECK).collect()
+    };
+    let sound = found().await;
+    assert!(matches!(&sound[..], [one] if one.severity == Severity::Ok && one.found.contains("50 messages")), "{sound:#?}");
+    world.execute(format!("{COPY} WHERE message_id = 'm7'")).await;
+    let twice = found().await;
+    let [one] = &twice[..] else { panic!("{twice:#?}") };
+    assert_eq!(one.severity, Severity::Error);
+    for part in ["message `m7` of `acme/orders` stands twice", "completed", "parked"] {
+        assert!(one.found.contains(part), "`{part}` in {one:#?}");
+    }
+    assert!(one.advice.is_some(), "{one:#?}");
+    // However many there are, a few are named and the others counted.
+    world.execute(format!("{COPY} WHERE message_id <> 'm7'")).await;
+    let many = found().await;
+    assert!(many.len() == 11 && many.iter().any(|finding| finding.found.contains("40 more")), "{many:#?}");
+    world.execute("DELETE FROM oncebox.inbox WHERE reason = 'copy'").await;
+
+    // A big inbox is looked at in part, by the order of its key: never all of it, and nothing is sorted for that.
+    world
+        .execute(
+            "ANALYZE oncebox.inbox; UPDATE pg_class SET reltuples = 5e8 \
+            WHERE relnamespace = 'oncebox'::regnamespace AND relkind = 'r' AND relispartition AND reltuples > 0",
+        )
+        .await;
+    let part = found().await;
+    assert!(matches!(&part[..], [one] if one.severity == Severity::Ok && one.found.contains("of some 5")), "{part:#?}");
     world.finish().await;
 }
 

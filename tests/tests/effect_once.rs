@@ -25,6 +25,7 @@ async fn a_first_delivery_takes_effect_of(world: World) {
     let host = world.host(&consumer);
     assert!(deliver(&host, &records(["a", "b"])).await.is_empty());
     let row = world.row(&consumer, "a").await;
+    // S1-027, S1-035, S1-102.
     assert_eq!((row.state(), row.version_id, row.processed, row.leased), (("completed", None, 1), Some(1), true, false));
     assert_eq!((row.payload, row.headers, row.topic.as_str(), row.offset), (None, None, "t", 0));
     assert_eq!(row.payload_hash.unwrap().len(), 32, "the hash is always kept");
@@ -47,6 +48,7 @@ async fn a_duplicate_after_success_is_settled_without_a_run_of(world: World) {
     }
     // Duplicates inside one batch, beside a new one.
     deliver(&world.host(&consumer), &records(["c", "a", "c", "c", "b"])).await;
+    // S0-007, S0-019, S1-103, S1-104, S1-113, S1-125, S4-008, S4-009.
     assert_eq!(world.control.runs("a").len(), 1);
     assert_eq!(world.control.runs("c").len(), 1);
     assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox").await, 3);
@@ -72,10 +74,12 @@ async fn a_failure_before_commit_leaves_nothing_and_redelivery_runs_of(world: Wo
     world.control.gate("b").open();
     let (answer, mut partition) = running.await.unwrap();
     assert!(matches!(answer, Err(InboxError::Unreachable(_))), "{answer:?}");
+    // S0-022, S1-005, S1-006, S3-008, S3-024.
     assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox").await, 0);
     assert_eq!(world.effects(&consumer, "a").await, 0);
     drive(&mut partition, &records).await;
     partition.close().await;
+    // S1-105.
     assert_eq!(world.row(&consumer, "b").await.state(), ("completed", None, 1));
     world.finish().await;
 }
@@ -101,6 +105,7 @@ async fn many_claimers_of_one_message_run_it_once_of(world: World) {
         task.await.unwrap();
     }
     for id in &ids {
+        // S0-002, S0-018, S4-015, S4-016.
         assert_eq!(world.effects(&consumer, id).await, 1);
     }
     world.finish().await;
@@ -122,12 +127,14 @@ async fn a_second_claimer_waits_and_takes_over_when_the_first_fails_of(world: Wo
     world.control.gate("g").reached(1).await;
     let waiting = tokio::spawn(async move { deliver(&second, &[record(0, "a", "gate g")]).await });
     world.until("SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").await;
+    // S0-002.
     assert_eq!(world.control.runs("a").len(), 1, "both run at the same time");
     let backend = world.control.runs("a")[0].backend;
     world.execute(format!("SELECT pg_terminate_backend({backend})")).await;
     world.control.gate("g").open();
     assert!(running.await.unwrap().is_err());
     waiting.await.unwrap();
+    // S3-005.
     assert_eq!(world.effects(&consumer, "a").await, 1);
     world.finish().await;
 }
@@ -165,6 +172,7 @@ async fn any_deliveries(world: World, seed: u64) {
     }
     world.retry_until_settled(&world.host(&consumer)).await;
     let expected = log[..60].iter().filter(|record| !String::from_utf8_lossy(record.payload.as_ref().unwrap()).contains("reject")).count();
+    // S1-002, S1-118, S4-001, S4-017.
     assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await, expected as i64);
     assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox").await, 60);
     world.finish().await;
@@ -224,6 +232,7 @@ async fn each_consumer_takes_a_message_for_itself_of(world: World) {
         deliver(&world.host(consumer), &records(["a", "a"])).await;
     }
     for consumer in &consumers {
+        // S0-012, S1-052, S1-053, S1-120, S4-021.
         assert_eq!(world.effects(consumer, "a").await, 1);
     }
     world.finish().await;
@@ -242,6 +251,7 @@ async fn a_redelivery_gets_the_stored_result_of(world: World) {
     assert_eq!(world.row(&consumer, "msg-abc-123").await.result, Some(serde_json::json!({"reserved": 3})));
     let mut guest = Guest::begin(&world, &consumer).await;
     let answer = guest.claim(&["msg-abc-123", "x"]).await.unwrap();
+    // S0-024.
     assert_eq!(answer[0].1.as_deref(), Some("{\"reserved\": 3}"));
     assert_eq!((answer[0].0.as_str(), answer[1].0.as_str()), ("known", "new"));
     drop(guest);
@@ -260,6 +270,7 @@ async fn the_database_refuses_a_commit_without_completion_of(world: World) {
     let mut guest = Guest::begin(&world, &consumer).await;
     guest.claim(&["a"]).await.unwrap();
     guest.execute("INSERT INTO effect VALUES ('orders', 'a', 1, 1)").await.unwrap();
+    // S0-021, S0-023, S0-046, S1-003, S1-035.
     assert_eq!(code(&guest.execute("COMMIT").await.unwrap_err()), "OB001");
     // Nor can a session get around it by asking for the check early.
     let mut guest = Guest::begin(&world, &consumer).await;
@@ -378,6 +389,7 @@ async fn claims_in_two_buckets_have_one_effect() {
         world.control.gate(&gate).open();
         assert_eq!(running.await.unwrap().unwrap(), 1);
         second.await.unwrap();
+        // S0-012.
         assert_eq!((world.control.runs(&id).len(), world.effects(&consumer, &id).await), (1, 1));
     }
     // And long after: the row of an old bucket still speaks.
@@ -411,6 +423,7 @@ async fn rows_that_change_their_bucket_stay_one_row() {
     }
     world.retry_until_settled(&world.host(&consumer)).await;
     for id in &ids {
+        // S2-012.
         assert_eq!((world.effects(&consumer, id).await, world.row(&consumer, id).await.attempts), (1, 4));
     }
     world.finish().await;
@@ -519,6 +532,7 @@ async fn what_may_be_forgotten_is_parked_where_the_policy_says_so() {
     deliver(&host, &[aged(0, "young", 6), aged(1, "old", 8), timeless, aged(3, "young", 8)]).await;
     for (id, expected) in [("young", ("completed", None, 1)), ("old", ("parked", Some("horizon"), 0)), ("timeless", ("completed", None, 1))]
     {
+        // S1-111.
         assert_eq!(world.row(&consumer, id).await.state(), expected, "{id}");
     }
     assert_eq!((world.rows().await.len(), world.effects(&consumer, "young").await), (3, 1), "what is known is a duplicate");
@@ -551,6 +565,7 @@ async fn another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore_
         }
         let of = |what: &str| format!("SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {} AND {what}", consumer.row.consumer_id);
         assert_eq!(world.number(of("status = 'completed'")).await, 1);
+        // S0-048, S1-091.
         assert_eq!(
             world.number(of("status = 'parked' AND reason = 'collision' AND message_id LIKE 'a#%' AND payload = '# other'")).await,
             kept
@@ -587,6 +602,7 @@ async fn payloads_are_kept_as_the_policy_says_of(world: World) {
         rows.push(world.row(&consumer, "again").await);
         assert_eq!(rows[3].state(), ("completed", None, 2), "{policy}");
         for (row, kept) in rows.iter().zip(expected) {
+            // S0-008, S0-011.
             assert_eq!((row.payload.is_some(), row.headers.is_some()), (kept, kept), "{policy}: {row:?}");
             assert_eq!(row.payload_hash.as_ref().map(Vec::len), Some(32), "{policy}: the hash is always kept");
         }
@@ -604,6 +620,7 @@ async fn a_claim_of_a_completed_message_locks_no_row() {
     let mut guest = Guest::begin(&world, &consumer).await;
     assert_eq!(guest.claim(&["a"]).await.unwrap()[0].0, "known");
     // A row that someone locks or has replaced has an xmax, and cannot be locked without waiting.
+    // S0-020.
     assert_eq!(world.number("SELECT xmax::text::bigint FROM oncebox.inbox FOR UPDATE NOWAIT").await, 0);
     drop(guest);
     world.finish().await;
@@ -628,6 +645,7 @@ async fn without_deduplication_redelivery_runs_again_and_failures_stay_rows() {
         }
         world.retry_until_settled(&host).await;
         for (id, effects) in [("a", 2), ("b", 1), ("c", 2), ("d", 0), ("e", 2)] {
+            // S0-036, S3-010.
             assert_eq!(world.effects(&consumer, id).await, effects, "`{id}`");
         }
         let rows = world.rows().await;
@@ -658,6 +676,7 @@ async fn a_batch_handler_is_called_once_for_all_that_is_new() {
     deliver(&host, &log[..100]).await;
     let calls = world.control.calls();
     deliver(&host, &log).await;
+    // S0-035, S0-036, S3-011.
     assert_eq!(world.control.calls() - calls, 1, "300 new messages behind 100 known ones are one call");
     // One that says itself that it failed costs one more call, for the others.
     let rejected: Vec<_> = (0..64).map(|n| record(n, &format!("r{n}"), if n == 20 { "reject" } else { "" })).collect();

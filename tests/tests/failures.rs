@@ -56,6 +56,7 @@ async fn each_failure_ends_in_its_row_and_leaves_its_neighbours_of(world: World)
     let consumer =
         world.simple("CREATE TABLE stock (n int CHECK (n >= 0)); INSERT INTO stock VALUES (0);", "batch = { duration_ms = 5000 }").await;
     let retryable = |script: &str, reason| (record(0, script, script), "failed_retryable", Some(reason), 1);
+    // S0-010, S0-022, S1-068, S1-115, S3-006, S3-015.
     check(
         &world,
         &consumer,
@@ -78,6 +79,7 @@ async fn each_failure_ends_in_its_row_and_leaves_its_neighbours_of(world: World)
     )
     .await;
     let asked = world.row(&consumer, "retry 60000").await;
+    // S1-028, S1-067.
     assert!((50_000..=60_000).contains(&asked.due_in_ms.unwrap()), "{asked:?}");
     let backed_off = world.row(&consumer, "retry").await;
     assert!(backed_off.due_in_ms.unwrap() <= 1_000, "{backed_off:?}");
@@ -169,6 +171,7 @@ async fn attempts_end_at_their_limit_of(world: World) {
     let host = world.host(&consumer);
     deliver(&host, &[record(0, "never", "trap"), record(1, "third", "before 3 trap"), record(2, "noroute", "before 2 trap")]).await;
     world.retry_until_settled(&host).await;
+    // S1-010, S1-029, S2-009, S2-013, S3-024.
     assert_eq!(world.row(&consumer, "never").await.state(), ("failed_terminal", Some("trap"), 3));
     assert_eq!(world.row(&consumer, "third").await.state(), ("completed", None, 3));
     // A run that was undone with its neighbours is the same attempt.
@@ -189,6 +192,7 @@ async fn what_is_too_old_is_not_tried_again() {
     assert_eq!(world.row(&consumer, "old").await.state(), ("failed_retryable", Some("trap"), 1));
     world.execute("UPDATE oncebox.inbox SET received_at = received_at - interval '2 hours' WHERE message_id = 'old'").await;
     world.retry_until_settled(&host).await;
+    // S2-009.
     assert_eq!(world.row(&consumer, "old").await.state(), ("failed_terminal", Some("trap"), 2));
     assert_eq!(world.row(&consumer, "young").await.state(), ("completed", None, 3));
 
@@ -311,6 +315,7 @@ async fn a_handler_near_its_deadline_is_warned_of() {
     let text = lines.text();
     let warned: Vec<_> = text.lines().filter(|line| line.contains("more than half of its deadline")).collect();
     assert_eq!(warned.len(), 1, "{text}");
+    // S1-055, S3-013.
     assert!(warned[0].contains("WARN") && warned[0].contains("message_id=\"slow\"") && warned[0].contains("deadline_ms=2000"), "{text}");
     world.finish().await;
 }
@@ -618,6 +623,7 @@ async fn a_payload_that_is_not_valid_never_reaches_a_handler() {
             "text parked schema: it is no JSON, in line 1 at 1",
             "tombstone completed ",
         ];
+        // S0-037.
         assert_eq!(states().await, expected, "{ack}");
         assert_eq!(world.row(&consumer, "wrong").await.payload.as_deref(), Some(br#"{"amount": 7}"#.as_slice()));
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use oncebox_inbox::{
-    Budget, ConsumerInbox, HostBounds, PartitionInbox, SessionSettings, Sessions, Snapshot, Tenant, TenantCounts, TenantLimits,
+    Budget, ConsumerInbox, HostBounds, InboxError, PartitionInbox, SessionSettings, Sessions, Snapshot, Tenant, TenantCounts, TenantLimits,
     message::Record, retry,
 };
 use oncebox_tests::{
@@ -32,7 +32,7 @@ struct Host {
 
 impl Host {
     fn of(transactions_max: usize, memory_bytes_max: u64) -> Self {
-        Self { budget: Budget::of(32, HostBounds { transactions_max, memory_bytes_max }) }
+        Self { budget: Budget::of(32, HostBounds::new(transactions_max, memory_bytes_max)) }
     }
 
     fn inbox(&self, world: &World, consumer: &TestConsumer) -> Arc<ConsumerInbox> {
@@ -337,4 +337,155 @@ async fn a_host_stops_at_once_while_transactions_wait() {
 async fn set_rate(scenario: &Scenario, rate: &str) {
     let limits = format!("UPDATE oncebox.tenant SET limits = '{{\"messages_per_second\": {rate}}}', revision = revision + 1");
     scenario.execute(&limits).await.unwrap();
+}
+
+/// Longer than any test: handlers that hold a place until the test lets them go.
+const HOLDS: &str = "limits = { deadline_ms = 600000 }\nretry = { lease_ms = 700000 }\nbatch = { messages_max = 1 }";
+
+/// Tenants whose handlers hold their places until the gate opens, each with messages in so many partitions. What
+/// they run is given up with the test.
+async fn besiege(world: &World, host: &Host, tenants: usize, partitions: i32) -> Vec<JoinHandle<()>> {
+    let mut workers = Vec::new();
+    for n in 0..tenants {
+        let tenant = world.tenant(&format!("slow-{n}"), "").await;
+        let inbox = host.inbox(world, &world.consumer(&tenant, "orders", HOLDS).await);
+        workers.extend((0..partitions).map(|partition| {
+            let inbox = inbox.clone();
+            tokio::spawn(async move {
+                let mut held = PartitionInbox::open(inbox, "t", partition, 0).await.unwrap();
+                let records = [at(partition, 0, &format!("{partition}"), "gate siege")];
+                // A place that was lent and is wanted back: the message comes again.
+                while let Err(error) = held.process(&records).await {
+                    assert!(error.again_in().is_some(), "{error}");
+                    sleep(error.again_in().unwrap()).await;
+                }
+            })
+        }));
+    }
+    workers
+}
+
+/// What could go wrong: tenants with slow handlers hold every place of a host, also those that are kept, and another
+/// tenant's messages wait for their deadlines (security finding 3, show 3). Nothing of the slow ones ends here; the
+/// victim's messages all complete, and it waits for no place but for the loans of those that came before it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn one_to_forty_slow_tenants_hold_up_nobody() {
+    const MESSAGES: i64 = 100;
+    for tenants in [1, 4, 5, 40] {
+        let world = World::new().await;
+        let victim = world.consumer(&world.tenant("victim", "").await, "orders", "").await;
+        let host = Host::of(32, 4 << 30);
+        let inbox = host.inbox(&world, &victim);
+        let gate = world.control.gate("siege");
+        let mut partition = PartitionInbox::open(inbox, "t", 0, 0).await.unwrap();
+        assert_eq!(partition.process(&[at(0, 0, "before", "")]).await.unwrap(), 1);
+        let partitions = (40 / tenants).max(2);
+        let slow = besiege(&world, &host, tenants, partitions as i32).await;
+        let before = Instant::now() + DEADLINE;
+        while host.snapshot().running < 28 {
+            assert!(Instant::now() < before, "the places are not seized: {:?}", host.snapshot());
+            sleep(Duration::from_millis(5)).await;
+        }
+        for offset in 1..=MESSAGES {
+            let processed = timeout(DEADLINE, partition.process(&[at(0, offset, &format!("v{offset}"), "")])).await;
+            assert_eq!(processed.expect("it finds a place").unwrap(), 1);
+        }
+        let (snapshot, counts) = (host.snapshot(), host.counts(&victim.tenant));
+        println!("{tenants} slow tenants: the victim was overtaken {} times, {} stopped", counts.overtaken_max, {
+            snapshot.tenants.values().map(|counts| counts.stopped).sum::<u64>()
+        });
+        assert!(snapshot.running >= 28 && snapshot.waiting > 0, "the siege goes on: {snapshot:?}");
+        let ended: u64 = snapshot.tenants.values().map(|counts| counts.messages).sum();
+        assert_eq!(ended, counts.messages, "nothing of the slow tenants came to an end");
+        assert_eq!((counts.messages, counts.stopped), (MESSAGES as u64 + 1, 0));
+        // Tenants of which nothing is known have half of what is kept, so the victim's place is never theirs.
+        assert_eq!(counts.overtaken_max, 0, "with {tenants} slow tenants");
+        let of_victim = format!("consumer_id = {} AND status = 'completed' AND attempts <= 1", victim.row.consumer_id);
+        assert_eq!(world.number(format!("SELECT count(*) FROM oncebox.inbox WHERE {of_victim}")).await, MESSAGES + 1);
+        gate.open();
+        for slow in slow {
+            timeout(DEADLINE, slow).await.expect("they end").unwrap();
+        }
+        let well = world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed' AND attempts <= 1").await;
+        assert_eq!(well, MESSAGES + 1 + (partitions * tenants) as i64, "who gave a place back lost no attempt");
+        partition.close().await;
+        assert_eq!(host.snapshot().running, 0);
+        world.finish().await;
+    }
+}
+
+/// A message whose handler computes, with the task that settles it.
+async fn computing(
+    world: &World,
+    host: &Host,
+) -> (TestConsumer, Arc<ConsumerInbox>, JoinHandle<(PartitionInbox, Result<usize, InboxError>)>) {
+    let consumer = world.consumer(&world.tenant("acme", "").await, "orders", HOLDS).await;
+    let inbox = host.inbox(world, &consumer);
+    let task = tokio::spawn({
+        let inbox = inbox.clone();
+        async move {
+            let mut partition = PartitionInbox::open(inbox, "t", 0, 0).await.unwrap();
+            let processed = partition.process(&[at(0, 0, "m", "gate held")]).await;
+            (partition, processed)
+        }
+    });
+    world.control.gate("held").reached(1).await;
+    (consumer, inbox, task)
+}
+
+/// What could go wrong: PostgreSQL ends a session, and its handler, which only computes, holds its place to its
+/// deadline (security finding 3).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_ends_with_its_session() {
+    let world = World::new().await;
+    let host = Host::of(8, 4 << 30);
+    let (consumer, _, task) = computing(&world, &host).await;
+    let end = format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{}'", consumer.tenant.login);
+    world.execute(end).await;
+    let (_, ended) = timeout(DEADLINE, task).await.expect("it ends before its gate opens").unwrap();
+    assert!(matches!(ended, Err(InboxError::LostInHandler { .. } | InboxError::LostInOutage { .. })), "{ended:?}");
+    assert_eq!((host.snapshot().running, world.number("SELECT count(*) FROM oncebox.inbox").await), (0, 0));
+    world.finish().await;
+}
+
+/// What could go wrong: a tenant is suspended, and its handlers hold their places for as long as they like; or what is
+/// stopped leaves an effect or costs an attempt.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_is_stopped_leaves_nothing() {
+    let world = World::new().await;
+    let host = Host::of(8, 4 << 30);
+    let (consumer, inbox, task) = computing(&world, &host).await;
+    assert_eq!(inbox.stop_handlers(), 1);
+    let (mut partition, ended) = timeout(DEADLINE, task).await.expect("it ends before its gate opens").unwrap();
+    assert!(matches!(ended, Err(InboxError::Stopped { .. })), "{ended:?}");
+    assert_eq!((host.snapshot().running, world.number("SELECT count(*) FROM oncebox.inbox").await), (0, 0));
+    world.control.gate("held").open();
+    assert_eq!(partition.process(&[at(0, 0, "m", "gate held")]).await.unwrap(), 1);
+    assert_eq!(world.row(&consumer, "m").await.state(), ("completed", None, 1));
+    assert_eq!(world.effects(&consumer, "m").await, 1);
+    partition.close().await;
+    world.finish().await;
+}
+
+/// What could go wrong: a tenant's policy says how long its handlers may hold a place, and nobody else has a say.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operators_bound_on_deadlines_holds() {
+    let world = World::new().await;
+    for (name, bounds, limits) in [
+        ("host", HostBounds { deadline_max: Some(Duration::from_millis(200)), ..HostBounds::new(8, 4 << 30) }, TenantLimits::default()),
+        ("tenant", HostBounds::new(8, 4 << 30), TenantLimits { deadline_ms_max: Some(200), ..TenantLimits::default() }),
+    ] {
+        let tenant = limited(&world.tenant(name, "").await, limits);
+        let consumer = world.consumer(&tenant, "orders", HOLDS).await;
+        let host = Host { budget: Budget::of(32, bounds) };
+        let inbox = host.inbox(&world, &consumer);
+        assert_eq!(inbox.deadline_cut(), Some(Duration::from_millis(200)));
+        let mut partition = PartitionInbox::open(inbox, "t", 0, 0).await.unwrap();
+        let processed = timeout(DEADLINE, partition.process(&[at(0, 0, "m", "gate never")])).await;
+        assert_eq!(processed.expect("it is stopped").unwrap(), 1);
+        let row = world.row(&consumer, "m").await;
+        assert_eq!(row.last_error.as_deref(), Some("stopped after 200 ms"), "{row:?}");
+        partition.close().await;
+    }
+    world.finish().await;
 }

@@ -9,13 +9,17 @@
 use std::{
     fs::File,
     io::{BufRead, BufReader},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
 };
 
 use oncebox_server::local::{free_port, process::Child};
-use oncebox_tests::guests::{self, End};
+use oncebox_tests::{
+    console,
+    guests::{self, End},
+};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use tokio::{
@@ -100,13 +104,18 @@ impl Shell {
         assert_eq!(stderr.lines().count(), 1, "`{line}`: {stderr}");
     }
 
-    /// `oncebox dev`, in the background, as in another terminal; it is up when its file is there.
-    async fn dev(&self, line: &str) -> Child {
+    /// `oncebox dev`, in the background, as in another terminal with a process group of its own.
+    fn begin_dev(&self, line: &str) -> Child {
         let output = File::create(self.folder.join("dev.log")).unwrap();
         let mut bash = std::process::Command::new("bash");
-        bash.args(["-c", &format!("exec {line}")]).current_dir(&self.folder).env_clear().envs(self.variables());
+        bash.args(["-c", &format!("exec {line}")]).current_dir(&self.folder).env_clear().envs(self.variables()).process_group(0);
         bash.stdin(Stdio::null()).stderr(output.try_clone().unwrap()).stdout(output);
-        let dev = Child::spawn(bash, libc::SIGTERM).unwrap();
+        Child::spawn(bash, libc::SIGTERM).unwrap()
+    }
+
+    /// The same; it is up when its file is there.
+    async fn dev(&self, line: &str) -> Child {
+        let dev = self.begin_dev(line);
         let deadline = Instant::now() + PATIENCE;
         while !self.folder.join(".oncebox/dev/dev.json").exists() {
             assert!(dev.is_running() && Instant::now() < deadline, "`{line}`: {}", self.dev_log());
@@ -219,6 +228,11 @@ async fn check_first_hour(language: &str) {
     let steps = ["cd ", "./build.sh", "oncebox test ", "oncebox dev ", "oncebox send ", "oncebox inbox list"];
     assert!(done.len() == steps.len() && done.iter().zip(steps).all(|(command, step)| command.starts_with(step)), "{printed}");
 
+    // The project's own page has the same commands.
+    let page = std::fs::read_to_string(shell.folder.join("README.md")).unwrap();
+    let told: Vec<_> = console::steps(&page).unwrap().into_iter().map(|step| step.command).collect();
+    assert_eq!(told, done[1..]);
+
     let messages = messages(&shell.folder);
     let handled = messages.iter().map(|message| format!("handled   {} (order.placed): completed", message["id"].as_str().unwrap()));
     shell.until_dev_says(&handled.collect::<Vec<_>>()).await;
@@ -226,6 +240,7 @@ async fn check_first_hour(language: &str) {
 
     // The same file again: known, and nothing happens.
     shell.ok("oncebox send messages.jsonl").await;
+    // S1-031, S1-078.
     shell.until_refused(messages.len()).await;
     check_effect(&shell, &messages).await;
 
@@ -265,6 +280,35 @@ macro_rules! languages {
 }
 
 languages! { rust typescript javascript python go c }
+
+/// What could go wrong: a build without its toolchain fails in silence, or with words that say nothing of what to
+/// install.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_toolchain_that_is_missing_is_named() {
+    let mut shell = Shell::open("missing");
+    let programs = shell.root.join("programs");
+    std::fs::create_dir(&programs).unwrap();
+    for program in ["bash", "cat", "cmp", "cp", "dirname", "mkdir", "mktemp", "realpath", "rm"] {
+        let path = shell.ok(&format!("type -P {program}")).await;
+        std::os::unix::fs::symlink(path.trim_end(), programs.join(program)).unwrap();
+    }
+    for (language, program, remedy) in [
+        ("rust", "cargo", "install Rust"),
+        ("typescript", "node", "apt-get install nodejs npm"),
+        ("javascript", "node", "apt-get install nodejs npm"),
+        ("python", "python3", "apt-get install python3 python3-venv"),
+        ("go", "go", "install Go 1.25 or newer"),
+        ("c", "clang", "apt-get install clang-14 lld-14 wasi-libc"),
+    ] {
+        shell.ok(&format!("oncebox new {NAME} --lang {language} --dir {language}")).await;
+        let folder = std::mem::replace(&mut shell.folder, shell.root.join(language));
+        let output = shell.run(&format!("PATH='{}' ./build.sh", programs.display())).await;
+        shell.folder = folder;
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{language} builds without a toolchain");
+        assert!(stderr.lines().count() == 1 && stderr.contains(program) && stderr.contains(remedy), "{language}: {stderr}");
+    }
+}
 
 /// What could go wrong: somebody's files are written over, or a mistake is answered with a riddle.
 #[tokio::test(flavor = "multi_thread")]
@@ -359,4 +403,141 @@ async fn a_component_that_is_built_again_is_live_a_moment_later() {
     assert_eq!(send("order.opened").await, "opened");
     let status = dev.end(&[(libc::SIGTERM, Duration::from_secs(60))]);
     assert!(status.is_some_and(|status| status.success()), "{status:?}: {}", shell.dev_log());
+}
+
+/// Children of a process that compile a component, by their ids.
+fn compilers_of(dev: &Child) -> Vec<libc::pid_t> {
+    let threads = std::fs::read_dir(format!("/proc/{}/task", dev.pid())).into_iter().flatten().flatten();
+    let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    let children: Vec<libc::pid_t> =
+        children.flat_map(|pids| pids.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>()).collect();
+    let compiles = |pid: &libc::pid_t| {
+        std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.split(|byte| *byte == 0).nth(1) == Some(b"compile-component"))
+    };
+    children.into_iter().filter(compiles).collect()
+}
+
+/// What could go wrong: whoever loses patience in the first compilation has a folder in which nothing is ever compiled
+/// again; a command that comes a moment after `oncebox dev` is told that there is none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_compilation_that_was_interrupted_begins_again() {
+    let shell = Shell::open("interrupted");
+    // Functions that nobody calls, so many that the compiler is met at its work.
+    let text = guests::text(&[guests::execute("INSERT INTO said VALUES ('one')")], &End::Ok);
+    let work = "(local.set 0 (i32.xor (i32.mul (local.get 0) (i32.const 7)) (local.get 0)))".repeat(100);
+    let functions = format!("(func (param i32) (result i32) {work} (local.get 0))").repeat(2_000);
+    let text = format!("{}{functions})", text.trim_end().strip_suffix(')').unwrap());
+    std::fs::write(shell.root.join("a.wasm"), guests::encode(&text)).unwrap();
+    std::fs::write(shell.root.join("schema.sql"), "CREATE TABLE said (word text);").unwrap();
+    let line = "oncebox dev order.placed=a.wasm --schema schema.sql";
+    let message = r#"echo '{"id":"m","event_type":"order.placed"}' | oncebox send -"#;
+    for signal in [libc::SIGKILL, libc::SIGINT] {
+        let dev = shell.begin_dev(line);
+        let deadline = Instant::now() + PATIENCE;
+        let compiler = loop {
+            if let [compiler] = compilers_of(&dev)[..] {
+                break compiler;
+            }
+            let is_up = shell.folder.join(".oncebox/dev/dev.json").exists();
+            assert!(dev.is_running() && !is_up && Instant::now() < deadline, "the compiler was not met: {}", shell.dev_log());
+            sleep(Duration::from_millis(1)).await;
+        };
+        // It takes as long as the test wants.
+        // SAFETY: plain system call; the parent lives and has not reaped it.
+        assert_eq!(unsafe { libc::kill(compiler, libc::SIGSTOP) }, 0);
+        shell.until_dev_log_has("compiling a.wasm: ").await;
+        let line = format!("{message} 2> send.log");
+        let sending = shell.run(&line);
+        let ending = async {
+            let said = || std::fs::read_to_string(shell.folder.join("send.log")).unwrap_or_default();
+            while !said().contains("waiting for the `oncebox dev` of this folder, which is compiling `a.wasm`") {
+                assert!(Instant::now() < deadline, "it does not wait: {}", said());
+                sleep(Duration::from_millis(20)).await;
+            }
+            dev.signal(signal);
+        };
+        let (sent, ()) = tokio::join!(sending, ending);
+        let said = std::fs::read_to_string(shell.folder.join("send.log")).unwrap();
+        assert!(!sent.status.success() && said.contains("error: the `oncebox dev` of this folder ended before it was ready"), "{said}");
+        let status = tokio::task::spawn_blocking(move || dev.wait(PATIENCE)).await.unwrap().unwrap();
+        assert_eq!(status.success(), signal == libc::SIGINT, "{status}: {}", shell.dev_log());
+    }
+    let dev = shell.begin_dev(line);
+    shell.ok(message).await;
+    shell.until_dev_says(&["handled   m (order.placed): completed".to_owned()]).await;
+    let again = shell.run(line).await;
+    let said = String::from_utf8_lossy(&again.stderr);
+    assert!(said.starts_with("error: an `oncebox dev` is running with `.oncebox/dev` already"), "{said}");
+    assert!(dev.end(&[(libc::SIGTERM, PATIENCE)]).is_some_and(|status| status.success()), "{}", shell.dev_log());
+}
+
+/// What could go wrong: a file that changed, or is not there, is passed over in silence; what is printed does not work;
+/// Ctrl-C takes the database away before the work on it has ended; another host cannot start beside this one.
+#[tokio::test(flavor = "multi_thread")]
+async fn dev_says_what_it_does_not_do_and_what_it_prints_works() {
+    let mut shell = Shell::open("honest");
+    shell.variables.retain(|(name, _)| !name.ends_with("_LISTEN"));
+    let write = |name: &str, text: &str| std::fs::write(shell.root.join(name), text).unwrap();
+    write("schema.sql", "CREATE TABLE said (word text);");
+    std::fs::write(shell.root.join("a.wasm"), says("one")).unwrap();
+    std::fs::write(shell.root.join("b.wasm"), says("two")).unwrap();
+    for (line, error) in [
+        ("oncebox dev a.wasm --schema nowhere.sql", "failed to read the migration `nowhere.sql`: No such file"),
+        ("oncebox dev nothing.wasm", "failed to read the component `nothing.wasm`: No such file"),
+        ("oncebox dev --watch nothing", "failed to look into the folder `nothing`: No such file"),
+    ] {
+        shell.fails(line, error).await;
+    }
+    assert!(!shell.root.join(".oncebox").exists(), "something was started before the files were looked at");
+
+    let hint = |log: &str| log.lines().find(|line| line.contains("kcat -P")).unwrap_or_default().to_owned();
+    let dev = shell.dev("oncebox dev order.placed=a.wasm --schema schema.sql").await;
+    shell.until_dev_log_has("metrics   http://").await;
+    let log = shell.dev_log();
+    assert!(!log.contains(":9464") && !log.contains(":9465"), "a host's own ports are taken: {log}");
+    assert!(hint(&log).contains(" -t events ") && hint(&log).ends_with(" -H event-type=order.placed"), "{log}");
+    write("schema.sql", "CREATE TABLE said (word text, at timestamptz);");
+    let changed = "schema    schema.sql has changed, and the tables stay as they were made";
+    shell.until_dev_log_has(changed).await;
+    write("schema.sql", "CREATE TABLE said (word text);");
+    shell.until_dev_log_has("schema    schema.sql is again what the tables were made of").await;
+
+    // The differences of a shadow that was waited for are those of the next messages.
+    let slot = "--tenant dev --consumer dev --event-type order.placed";
+    shell.ok(&format!("oncebox shadow start b.wasm --handler a {slot} --wait")).await;
+    let sent: Vec<_> = (1..=3).map(|number| format!(r#"{{"id":"m-{number}","event_type":"order.placed"}}"#)).collect();
+    write("three.jsonl", &sent.join("\n"));
+    shell.ok("oncebox send three.jsonl").await;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let found = shell.json(&format!("oncebox shadow show {slot}")).await;
+        assert!(found["skipped"] == json!([]) && Instant::now() < deadline, "{found}");
+        if found["differ"] == 3 {
+            break;
+        }
+        sleep(Duration::from_millis(200)).await;
+    }
+
+    // Ctrl-C, as a terminal sends it: to the whole group. The database is there until the host has drained.
+    // SAFETY: plain system call; the group is that of the process that was started for it.
+    assert_eq!(unsafe { libc::kill(-dev.pid(), libc::SIGINT) }, 0);
+    let status = tokio::task::spawn_blocking(move || dev.wait(PATIENCE)).await.unwrap();
+    let log = shell.dev_log();
+    assert!(status.is_some_and(|status| status.success()) && log.contains("drained"), "{status:?}: {log}");
+    assert!(!log.contains("database is away") && !log.contains("not reachable"), "{log}");
+
+    // Changed while nobody looked, and one that is new; another topic.
+    write("schema.sql", "CREATE TABLE said (word text, at timestamptz);");
+    write("more.sql", "CREATE TABLE heard (word text);");
+    let dev = shell.dev("oncebox dev order.placed=a.wasm --schema schema.sql --schema more.sql --topic others").await;
+    shell.until_dev_log_has("metrics   http://").await;
+    let log = shell.dev_log();
+    assert!(log.contains(changed) && log.contains("applied   more.sql"), "{log}");
+    assert!(log.contains("topic     others is read from now on, instead of events") && hint(&log).contains(" -t others "), "{log}");
+    shell.ok(r#"echo '{"id":"m-4","event_type":"order.placed"}' | oncebox send -"#).await;
+    shell.until_dev_says(&["handled   m-4 (order.placed): completed".to_owned()]).await;
+    let columns =
+        "SELECT count(*)::int FROM information_schema.columns WHERE table_schema = current_schema AND table_name IN ('said', 'heard')";
+    assert_eq!(shell.rows(columns).await, [json!({ "count": 2 })]);
+    assert!(dev.end(&[(libc::SIGTERM, PATIENCE)]).is_some_and(|status| status.success()), "{}", shell.dev_log());
 }

@@ -136,6 +136,7 @@ async fn inventory_is_reserved_once_and_too_little_is_an_answer() {
 
     // Second delivery, of the same record and of a copy: acked, and nothing changes.
     stage.deliver(&[reserve(0, "msg-abc-123", 3), reserve(1, "msg-abc-123", 3)]).await;
+    // S4-010.
     assert_eq!(stage.row("msg-abc-123").await, first);
     assert_eq!(stage.rows(reservations).await, reservation);
     assert_eq!(stock().await, [json!({ "sku": "apple", "available": 7 })]);
@@ -144,6 +145,7 @@ async fn inventory_is_reserved_once_and_too_little_is_an_answer() {
     stage
         .deliver_twice(&[reserve(2, "msg-too-many", 8), reserve(3, "msg-rest", 7), reserve(4, "msg-none", 1), reserve(5, "msg-zero", 0)])
         .await;
+    // S0-038.
     stage.check("msg-too-many", "completed", None, Some(json!({ "status": "insufficient_stock" }))).await;
     stage.check("msg-rest", "completed", None, Some(json!({ "status": "reserved" }))).await;
     stage.check("msg-none", "completed", None, Some(json!({ "status": "insufficient_stock" }))).await;
@@ -168,6 +170,7 @@ async fn an_order_is_shipped_once_whatever_its_messages_are_called() {
     stage.check("m-2", "completed", None, Some(json!({ "status": "already_shipped" }))).await;
     stage.check("m-3", "completed", None, Some(json!({ "status": "shipped" }))).await;
     stage.check("m-4", "failed_terminal", Some("reject"), None).await;
+    // S2-006, S2-007, S3-002, S4-011.
     assert_eq!(
         stage.rows("SELECT order_id, message_id, units FROM shipments ORDER BY 1").await,
         [json!({ "order_id": "o-1", "message_id": "m-1", "units": 3 }), json!({ "order_id": "o-2", "message_id": "m-3", "units": 4 }),]
@@ -247,6 +250,7 @@ async fn orders_of_any_size_are_booked_one_by_one_and_together() {
         let booked = "SELECT id, length(note) AS length, note = repeat('né', length(note) / 2) AS whole FROM orders ORDER BY length";
         let expected = sizes.iter().enumerate().filter(|(offset, _)| *offset != 3);
         let expected: Vec<_> = expected.map(|(n, size)| json!({ "id": format!("o-{n}"), "length": 2 * size, "whole": true })).collect();
+        // S0-036, S3-011.
         assert_eq!(stage.rows(booked).await, expected, "{component}");
         assert_eq!(stage.rows("SELECT * FROM account").await, [json!({ "id": 17, "balance": 9, "n": 9 })]);
         stage.world.finish().await;

@@ -5,24 +5,35 @@
 
 use std::{
     fs,
+    io::Read,
     path::{Path, PathBuf},
     process::Command,
 };
 
-use oncebox_tests::postgres::{create_database, drop_database};
+use oncebox_tests::{
+    postgres::{create_database, drop_database},
+    services::target_dir,
+};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
 }
 
 /// Cargo in another workspace, with a database to test on or none. Its artifacts go to the folder of the guests, where most of them are already.
-fn cargo(dir: &Path, arguments: &[&str], database_url: Option<&str>) {
+fn cargo(dir: &Path, arguments: &[&str], database_url: Option<&str>) -> String {
     let mut command = Command::new(env!("CARGO"));
     command.current_dir(dir).args(arguments).arg("--target-dir").arg(root().join("guest-examples/target"));
     command.env_remove("ONCEBOX_TEST_DATABASE_URL").env("DATABASE_URL", database_url.unwrap_or_default());
-    let output = command.output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(output.status.success(), "cargo {arguments:?}:\n{}\n{}", text(&output.stdout), text(&output.stderr));
+    // What it says and what its tests say, in their order.
+    let (mut printed, writer) = std::io::pipe().unwrap();
+    command.stdout(writer.try_clone().unwrap()).stderr(writer);
+    let mut running = command.spawn().unwrap();
+    drop(command);
+    let mut text = Vec::new();
+    printed.read_to_end(&mut text).unwrap();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    assert!(running.wait().unwrap().success(), "cargo {arguments:?}:\n{text}");
+    text
 }
 
 /// What could go wrong: a handler passes under the SDK's harness, or builds on an old contract, and
@@ -31,7 +42,9 @@ fn cargo(dir: &Path, arguments: &[&str], database_url: Option<&str>) {
 async fn the_sdk_and_the_examples_pass_their_own_tests() {
     let name = format!("guest_sdk_{}", std::process::id());
     let url = create_database(&name).await.unwrap();
-    cargo(&root().join("guest-examples"), &["test", "--locked", "--workspace", "--features", "oncebox-guest/test"], Some(&url));
+    let said = cargo(&root().join("guest-examples"), &["test", "--locked", "--workspace", "--features", "oncebox-guest/test"], Some(&url));
+    // `scripts/requirements.py` reads there which of them ran.
+    fs::write(target_dir().join("guest-tests.log"), said).unwrap();
     drop_database(&name).await.unwrap();
 }
 

@@ -30,6 +30,7 @@ async fn undecodable_records_are_parked_once_with_their_bytes() {
         ("undecodable:t:0:4", "undecodable: the message id is empty"),
         ("undecodable:t:0:6", "undecodable: the message id is longer than 512 bytes"),
     ] {
+        // S1-122.
         assert_eq!(world.row(&consumer, id).await.state(), ("parked", Some(reason), 0));
     }
     let detail = world.admin.inbox_show("acme", "orders", "undecodable:t:T1:0:0").await.unwrap();
@@ -53,6 +54,7 @@ async fn positions_of_another_topic_or_partition_are_other_messages() {
             deliver(&world.host(&consumer), std::slice::from_ref(&record)).await;
         }
     }
+    // S0-016, S2-018, S3-008.
     assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await, 3);
     world.finish().await;
 }

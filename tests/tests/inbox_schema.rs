@@ -23,6 +23,7 @@ async fn the_promised_columns_are_there() {
         "SELECT message_id, reason, processed_at, last_error, payload FROM oncebox.dead_letter WHERE consumer_name = 'orders' AND message_id = 'dead'",
     ] {
         let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(&world.pool).await.unwrap();
+        // S0-011, S1-019, S1-022, S1-023, S2-001, S2-003, S3-003, S4-007.
         assert_eq!(rows.len(), 1, "`{sql}`");
     }
     world.finish().await;
@@ -47,9 +48,11 @@ async fn the_schema_refuses_impossible_rows() {
         ("message_id = repeat('x', 601)", "inbox_message_id_length"),
     ] {
         let refused = sqlx::query(AssertSqlSafe(format!("UPDATE oncebox.inbox SET {set}"))).execute(&world.pool).await.unwrap_err();
+        // S0-014, S2-004.
         assert_eq!(refused.as_database_error().unwrap().constraint(), Some(constraint), "`{set}`: {refused}");
     }
     let again = sqlx::query("INSERT INTO oncebox.inbox SELECT * FROM oncebox.inbox").execute(&world.pool).await.unwrap_err();
+    // S0-012, S1-120.
     assert!(again.as_database_error().unwrap().is_unique_violation(), "{again}");
     world.finish().await;
 }
@@ -91,6 +94,7 @@ async fn a_message_is_found_by_whatever_is_known_of_it() {
         (Filter { since: at("2026-01-31T12:00:00.000002Z"), until: at("2026-01-31T13:00:00Z"), ..Filter::default() }, &[]),
         (Filter { version: text("00"), ..Filter::default() }, &[]),
     ] {
+        // S0-042, S1-034, S1-070.
         assert_eq!(found(filter.clone()).await, expected, "{filter:?}");
     }
     let error = world.row(&consumer, "dead").await.last_error.unwrap();
@@ -116,6 +120,90 @@ async fn a_message_is_found_by_whatever_is_known_of_it() {
     let behind_the_time = InboxPlace { received_at: at("2026-01-31T13:00:00Z").unwrap(), message_id: None };
     assert_eq!(found(Filter { after: Some(behind_the_time), ..Filter::default() }).await, all[2..]);
     world.finish().await;
+}
+
+/// What could go wrong: a list reads a consumer's whole part of the inbox, for a page of fifty, and takes the longer the more
+/// there is; or a question that has to be narrower is answered with what is not all of it. S1-070.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_list_is_answered_from_an_index_or_asks_for_less() {
+    let world = World::new().await;
+    let consumer = world.simple("", "").await;
+    let rows = |consumer_id: i32, ids: &str, status: &str, reason: &str, count: u32| {
+        let times = if status == "completed" || status == "parked" { "now()" } else { "NULL" };
+        format!(
+            "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, partition, \"offset\", record_timestamp_ms, \
+                status, reason, attempts, received_at, processed_at, event_type) \
+             SELECT {consumer_id}, '{ids}' || n, 1, oncebox.bucket_at(1::smallint, now()), 't', 0, n, 0, '{status}', {reason}, 1, \
+                now() - n * interval '1 second', {times}, 't' FROM generate_series(1, {count}) n"
+        )
+    };
+    let of_us = consumer.row.consumer_id;
+    world.execute(rows(of_us, "old", "completed", "NULL", 60_000)).await;
+    world.execute(rows(of_us, "left", "parked", "'park'", 30_000)).await;
+    // Somebody else's are newer, and between ours.
+    let other = world.consumer(&consumer.tenant, "other", "").await;
+    world.execute(rows(other.row.consumer_id, "other", "completed", "NULL", 60_000)).await;
+    world.execute("UPDATE oncebox.inbox SET event_type = 'rare' WHERE message_id = 'old59999'").await;
+    world.execute("VACUUM ANALYZE").await;
+    let text = |text: &str| Some(text.to_owned());
+    let whose = Filter { tenant: text("acme"), consumer: text("orders"), limit: 50, ..Filter::default() };
+    let hours = |hours: i64| Some(Utc::now() - chrono::TimeDelta::hours(hours));
+    let asked = [
+        ("everything", whose.clone()),
+        ("of all consumers", Filter { consumer: None, ..whose.clone() }),
+        ("of all tenants", Filter { consumer: None, tenant: None, ..whose.clone() }),
+        ("completed", Filter { status: text("completed"), ..whose.clone() }),
+        ("parked", Filter { status: text("parked"), ..whose.clone() }),
+        ("of a state that none is in", Filter { status: text("failed_terminal"), ..whose.clone() }),
+        ("old", Filter { until: hours(12), ..whose.clone() }),
+        ("of an hour", Filter { since: hours(9), until: hours(8), ..whose.clone() }),
+        ("behind a place", Filter { after: Some(InboxPlace { received_at: hours(10).unwrap(), message_id: text("x") }), ..whose.clone() }),
+    ];
+    for (what, filter) in &asked {
+        assert_eq!(world.admin.inbox_list(filter).await.unwrap().len(), if what.contains("none") { 0 } else { 50 }, "{what}");
+        let (pages, plan) = pages_read(&world, filter).await;
+        println!("{what}: {pages} pages");
+        assert!(pages < 600, "{what} reads {pages} pages:\n{plan}");
+    }
+    // It is the index that does it.
+    world.execute("DROP INDEX oncebox.inbox_newest").await;
+    let (pages, _) = pages_read(&world, &asked[0].1).await;
+    assert!(pages > 1_000, "without the index it would read {pages} pages");
+    world.execute("CREATE INDEX inbox_newest ON oncebox.inbox ((consumer_id::bigint), received_at)").await;
+
+    // What no index knows is looked for among the newest only, and the answer says when that is not all.
+    let looked = async |filter: Filter| world.admin.inbox_list(&filter).await.map(|rows| rows.len()).map_err(|error| error.to_string());
+    let common = Filter { event_type: text("t"), ..whose.clone() };
+    assert_eq!(looked(common).await, Ok(50));
+    let rare = Filter { event_type: text("rare"), ..whose.clone() };
+    let refused = looked(rare.clone()).await.unwrap_err();
+    assert!(refused.contains("of the newest 20000 messages of a consumer 0 are like that") && refused.contains("`since`"), "{refused}");
+    assert_eq!(looked(Filter { until: hours(16), ..rare.clone() }).await, Ok(1));
+    let many = Filter { reason: text("park"), limit: 20_001, ..whose.clone() };
+    let refused = looked(many.clone()).await.unwrap_err();
+    assert!(refused.contains("ask for at most 20000"), "{refused}");
+    assert_eq!(looked(Filter { limit: 20_000, ..many.clone() }).await, Ok(20_000));
+    assert_eq!(
+        looked(Filter { reason: text("trap"), until: hours(5), ..many.clone() }).await,
+        Ok(0),
+        "a reason is looked for in open rows"
+    );
+    let (pages, plan) = pages_read(&world, &rare).await;
+    // A page is counted each time that a row on it is looked at.
+    assert!(pages < 30_000, "{pages} pages:\n{plan}");
+    // An export reads all of it.
+    let exported = world.admin.inbox_export("acme", "orders", &rare, false).await.unwrap();
+    assert_eq!(exported.len(), 1);
+    world.execute("DELETE FROM oncebox.inbox").await;
+    world.finish().await;
+}
+
+/// Pages that a list reads, and its plan.
+async fn pages_read(world: &World, filter: &Filter) -> (u64, String) {
+    let plan = world.admin.inbox_list_plan(filter).await.unwrap();
+    let all = plan.iter().find_map(|line| line.trim().strip_prefix("Buffers: shared ")).unwrap_or_default();
+    let counts = all.split_whitespace().filter_map(|word| word.split_once('=')).filter(|(what, _)| matches!(*what, "hit" | "read"));
+    (counts.map(|(_, count)| count.trim_end_matches(',').parse::<u64>().unwrap()).sum(), plan.join("\n"))
 }
 
 /// As a lease looks for what is due: the head of an index, not a sort of everything that waits.
@@ -162,6 +250,7 @@ async fn a_full_inbox_is_read_by_index() {
     world.until(&format!("SELECT count(*) = 0 FROM pg_stat_activity WHERE usename = '{}'", consumer.tenant.login)).await;
     let scanned = world.number("SELECT sum(seq_tup_read)::bigint FROM pg_stat_user_tables WHERE relname LIKE 'inbox_7d%'").await;
     // One scan for each of the 60 messages would read three million; autovacuum may read it once.
+    // S0-020.
     assert!(scanned < 100_000, "whole scans of the inbox read {scanned} rows");
 
     let leaf: String =
@@ -186,6 +275,7 @@ async fn a_full_inbox_is_read_by_index() {
         let plan = plan.join("\n");
         // Partitions that were analyzed when they were empty may be read whole.
         let by_index = plan.lines().any(|line| line.contains("Index") && line.contains(&format!("{leaf}_{index}")));
+        // S0-013, S1-024, S2-002, S3-004.
         assert!(by_index && !plan.contains(&format!("Seq Scan on {leaf} ")), "`{sql}`:\n{plan}");
     }
     // However much is due, the next one is found at the head of an index.
@@ -226,6 +316,7 @@ async fn preparing_the_database_can_be_repeated_while_messages_flow() {
         assert_eq!(open.unwrap(), Vec::<String>::new());
         made += partitions.unwrap();
     }
+    // S0-028, S3-016.
     assert!(made >= 12, "{made} partitions for four classes, the present bucket and two ahead");
     assert_eq!(schema::ensure_partitions(&world.pool).await.unwrap(), 0);
     flowing.await.unwrap();
@@ -260,6 +351,7 @@ async fn a_claim_touches_a_few_pages_however_full_a_new_partition_is() {
         ))
         .await;
     let full = claim(&["a", "b", "m77"]).await;
+    // S0-020.
     assert!(full < empty + 60, "three messages cost {full} pages among 20,000, {empty} among none");
     world.execute("DELETE FROM oncebox.inbox").await;
     world.finish().await;

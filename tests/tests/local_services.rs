@@ -74,6 +74,16 @@ async fn a_database_is_there_again_in_the_next_run() {
     assert_eq!(count(&second.url()).await, 1);
 }
 
+/// What could go wrong: Ctrl-C in a terminal reaches the server as well, so that a host cannot drain what it runs.
+#[test]
+fn the_database_is_no_member_of_its_parents_process_group() {
+    let folder = Folder::new("group");
+    let server = PrivatePostgres::start(PostgresOptions::new(&folder.0)).unwrap();
+    // SAFETY: plain system calls with integer arguments.
+    let (own, of_server) = unsafe { (libc::getpgid(0), libc::getpgid(server.pid().unwrap())) };
+    assert!(of_server > 0 && of_server != own, "both are in group {own}");
+}
+
 /// What could go wrong: a password file that others can read, a server without the memory
 /// limit, or a limit so tight that parallel workers do not start.
 #[tokio::test]

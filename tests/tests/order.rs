@@ -50,7 +50,7 @@ async fn sweep(world: &World, consumer: &TestConsumer) -> i64 {
 
 /// What could go wrong: a message passes one of its key that failed, in the same transaction or a later one,
 /// or waits for one of another key; what waits is not run afterwards, without its payload, or out of order.
-/// S0-034, S1-062, S1-123.
+/// S0-034, S1-062.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_failed_holds_back_its_key_and_nothing_else() {
     both(async |world| {
@@ -79,6 +79,7 @@ async fn a_message_that_failed_holds_back_its_key_and_nothing_else() {
         assert_eq!(sweep(&world, &consumer).await, 0, "they wait for something");
         world.execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'k1'").await;
         world.retry_until_settled(&world.host(&consumer)).await;
+        // S0-034, S1-062.
         assert_eq!(trail(&world, &consumer).await, ["k0", "x1", "none", "x2", "k1", "k2", "k3"]);
         assert_eq!(world.row(&consumer, "k2").await.result, Some(serde_json::json!(2)));
         // From here on the key is live again.

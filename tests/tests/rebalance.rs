@@ -49,6 +49,7 @@ async fn hosts_come_and_go(options: Options) -> Result<()> {
     sent?;
     let (second, third) = hosts?;
     scenario.wait_settled().await?;
+    // S0-004, S1-001, S4-002.
     scenario.check().await?;
     second.stop().await?;
     third.stop().await?;
@@ -89,6 +90,7 @@ async fn a_paused_host_that_wakes_up_after_its_partitions_moved_repeats_nothing(
         scenario.wait_settled().await.unwrap();
         // It finds out, and joins again.
         zombie.signal(libc::SIGCONT);
+        // S0-002, S0-004.
         scenario.check().await.unwrap();
         successor.stop().await.unwrap();
     }
@@ -110,6 +112,7 @@ async fn an_offset_reset_finds_nothing_but_duplicates() {
         host.stop().await.unwrap();
         scenario.check().await.unwrap();
         let rows = rows(&scenario).await;
+        // S1-001, S1-103.
         assert_eq!(*before.get_or_insert(rows.clone()), rows, "a second reading changed rows");
         scenario.reset_offsets(0).await.unwrap();
         assert!(scenario.positions().await.unwrap().values().all(|(committed, end)| *committed == 0 && *end > 0));
@@ -139,6 +142,7 @@ async fn an_event_published_twice_has_one_effect() {
     scenario.send(&load).await.unwrap();
     scenario.wait_settled().await.unwrap();
     scenario.check().await.unwrap();
+    // S0-003, S1-001, S4-017.
     assert_eq!(scenario.number(EFFECTS).await.unwrap(), 120);
     for host in hosts {
         host.stop().await.unwrap();
@@ -163,6 +167,7 @@ async fn a_topic_made_again_is_not_taken_for_its_predecessor() {
         }
         host.stop().await.unwrap();
         let found = scenario.found().await.unwrap();
+        // S0-016.
         assert_eq!(found.len() as i64, 20 * round);
         assert!(found.iter().all(|row| row.status == "completed" && row.effects == 1), "{found:?}");
         scenario.kafka().delete_topic(&scenario.topic).await.unwrap();

@@ -2,12 +2,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use oncebox_inbox::{Filter, InboxError, Remedied, Remedy, Verb, handler::DeliveryKind, hooks::REMEDY_POINTS, message::Record};
+use oncebox_inbox::{
+    Filter, InboxError, Remedied, Remedy, Revision, SessionSettings, Verb,
+    handler::DeliveryKind,
+    hooks::REMEDY_POINTS,
+    message::{Message, Record},
+};
 use oncebox_tests::{
     host::{Options, Scenario},
-    inbox::{TestConsumer, World, deliver, record, step},
+    inbox::{PlainHandler, PlainHandlers, Script, TestConsumer, World, deliver, record, step},
     load::{Load, Work},
 };
 use tokio::time::{Instant, sleep};
@@ -16,6 +24,8 @@ use tokio::time::{Instant, sleep};
 mod copies;
 #[path = "redrive/export.rs"]
 mod export;
+#[path = "redrive/records.rs"]
+mod records;
 #[path = "redrive/revision.rs"]
 mod revision;
 
@@ -51,6 +61,7 @@ async fn a_dead_letter_runs_again_as_what_it_is() {
     deliver(&host, std::slice::from_ref(&letter)).await;
     world.retry_until_settled(&host).await;
     let before = world.row(&consumer, "a").await;
+    // S0-008.
     assert_eq!(before.state(), ("failed_terminal", Some("sql_error:42P01"), 2));
 
     // Not mended yet: it gets the runs of a new one, and is a dead letter again.
@@ -69,18 +80,89 @@ async fn a_dead_letter_runs_again_as_what_it_is() {
     assert_eq!((row.state(), &row.result), (("completed", None, 1), &Some(serde_json::json!(7))));
     assert_eq!((&row.topic, row.partition, row.offset, &row.payload_hash), (&before.topic, 0, 0, &before.payload_hash));
     deliver(&host, &[letter]).await;
+    // S1-059, S1-060, S1-109.
     assert_eq!((world.rows().await.len(), world.effects(&consumer, "a").await), (1, 1), "it is known");
     let retries = world.control.runs("a").into_iter().filter(|ran| ran.kind == DeliveryKind::Retry);
     assert_eq!(retries.map(|ran| ran.attempt).collect::<Vec<_>>(), [2, 1, 2, 1]);
 
     let failed = |attempt| ("failed".to_owned(), Some(attempt), Some("sql_error:42P01".to_owned()), None);
     let redriven = ("redriven".to_owned(), Some(2), Some("it was mended".to_owned()), Some("test".to_owned()));
+    // S0-042, S1-059, S3-024.
     assert_eq!(history(&world, "a").await, [failed(1), failed(2), redriven.clone(), failed(1), failed(2), redriven]);
     let audit = world.admin.audit_list(Some("acme"), 10).await.unwrap();
     let of_redrive: Vec<_> = audit.iter().filter(|entry| entry.action == "inbox.redrive").collect();
     assert_eq!(of_redrive.len(), 2);
     assert_eq!((&*of_redrive[0].subject, &of_redrive[0].details["messages"]), ("acme/orders", &serde_json::json!(1)));
     world.finish().await;
+}
+
+/// Scripted handlers, and each message as they are given it, run by run.
+fn watched(world: &World) -> (Arc<PlainHandlers>, Arc<Mutex<Vec<Message>>>) {
+    let given = Arc::<Mutex<Vec<Message>>>::default();
+    let (script, seen) = (Script::handler(world.control.clone()), given.clone());
+    let handler = PlainHandler::new(1, move |tx, run| {
+        seen.lock().unwrap().push(run.message.clone());
+        let script = script.clone();
+        Box::pin(async move { script.handle(tx, run).await })
+    });
+    (PlainHandlers::of(handler), given)
+}
+
+/// What could go wrong: a message that runs again, by itself or because a person says so, is given to its handler under another
+/// id or key, at another place or time, without a header, or without what names its cause; or with another payload than the
+/// last one that a person gave it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_handler_is_given_is_what_came_however_often_it_runs() {
+    for ack in ["after_commit", "after_insert"] {
+        let world = World::new().await;
+        let policy = format!("ack = '{ack}'\norder = 'key'\n{QUICK}");
+        let consumer = world.simple("", &policy).await;
+        let (handlers, given) = watched(&world);
+        let host = world.host_with(&consumer, handlers, &SessionSettings::default());
+        let mut letter = Record { partition: 0, offset: 77, key: Some(vec![0, 0xff, b'k']), ..record(77, "a", "trap") };
+        for (name, value) in [
+            ("causation", &b"c-1"[..]),
+            ("Correlation-Id", b"r-1"),
+            ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+            ("type", b"order.placed"),
+            ("raw", &[0, 0xff]),
+            ("empty", b""),
+            ("twice", b"1"),
+            ("twice", b"2"),
+        ] {
+            letter.headers.push((name.to_owned(), value.to_vec()));
+        }
+        deliver(&host, std::slice::from_ref(&letter)).await;
+        world.retry_until_settled(&host).await;
+        assert_eq!(remedy(&world, &consumer, &all(Verb::Redrive)).await.changed, 1);
+        world.retry_until_settled(&host).await;
+        for payload in ["park", "result 7"] {
+            let revision = Revision { payload: payload.into(), reason: "a typo".to_owned(), as_of: None };
+            world.admin.revise("acme", "orders", "a", &revision).await.unwrap();
+            let shown = world.admin.inbox_show("acme", "orders", "a").await.unwrap();
+            assert_eq!((shown.key, shown.headers), (letter.key.clone(), letter.headers.clone()), "an edit is of the payload alone");
+            world.retry_until_settled(&host).await;
+        }
+        assert_eq!(world.row(&consumer, "a").await.state(), ("completed", None, 1), "{ack}");
+
+        let given = std::mem::take(&mut *given.lock().unwrap());
+        let mut payloads: Vec<_> = given.iter().map(|message| String::from_utf8_lossy(message.body().unwrap())).collect();
+        // A first run may be undone with its batch and made again.
+        payloads.dedup();
+        assert_eq!(payloads, ["trap", "park", "result 7"], "{ack}");
+        assert!(given.len() >= 6, "{ack}: twice from the broker, twice after the redrive, once after each edit: {}", given.len());
+        for message in given {
+            let Message { id, source, event_type, ordering_key, trace_parent, record, .. } = message;
+            let of_it = (id.as_str(), source.as_str(), event_type.as_str(), ordering_key.as_ref(), trace_parent.as_deref());
+            let traced = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+            // S1-059, S1-060: the id, the key, and every header with the cause among them.
+            assert_eq!(of_it, ("a", "t", "order.placed", letter.key.as_ref(), Some(traced)), "{ack}");
+            assert_eq!((&record.key, &record.headers), (&letter.key, &letter.headers), "{ack}");
+            let place = (&*record.topic, record.partition, record.offset, record.timestamp_ms);
+            assert_eq!(place, ("t", 0, 77, letter.timestamp_ms), "{ack}");
+        }
+        world.finish().await;
+    }
 }
 
 /// What could go wrong: what is open is not counted, or what is done with is. S1-070, S1-080, S2-003.
@@ -104,6 +186,7 @@ async fn what_is_open_is_counted_by_state_and_reason() {
     let (backlog, alerts) = count().await;
     let counted: Vec<_> =
         backlog.open.iter().map(|open| (&*open.status, open.reason.as_deref().unwrap_or_default(), open.messages)).collect();
+    // S1-070.
     assert_eq!(
         counted,
         [
@@ -116,6 +199,7 @@ async fn what_is_open_is_counted_by_state_and_reason() {
     );
     assert_eq!(backlog.pending(), 1);
     assert!((0.0..60.0).contains(&backlog.oldest_pending_age_s().unwrap()), "{backlog:?}");
+    // S0-048, S1-091.
     assert_eq!(alerts.iter().map(|alert| (alert.name, alert.value, alert.bound)).collect::<Vec<_>>(), [("collisions", 1.0, 1)]);
     let set_back = "UPDATE oncebox.inbox SET received_at = received_at - interval '2 hours' WHERE message_id = 'later'";
     world.execute(set_back).await;
@@ -140,13 +224,30 @@ async fn an_alert_begins_and_ends() {
     let alert = async |name: &str, value| host.until_metric("oncebox_alert", &[&format!("alert=\"{name}\"")], value).await.unwrap();
     messages("parked", 2.0).await;
     messages("failed_terminal", 1.0).await;
+    // S0-041, S0-050, S2-014.
     for (name, value) in [("parked", 1.0), ("dead_letters", 1.0), ("collisions", 0.0), ("pending_age_s", 0.0)] {
         alert(name, value).await;
     }
     host.until_metric("oncebox_inbox_pending_messages", &[], 0.0).await.unwrap();
     assert_eq!(host.metric("oncebox_inbox_oldest_pending_age_seconds", &[]).await, Some(0.0));
     let runs = host.metric("oncebox_run_duration_seconds_count", &[]).await;
+    // S1-082.
     assert!(runs >= Some(load.len() as f64), "{runs:?}: every run counts, also one that is repeated");
+    // As if the rejected one were to be tried again, later, since two hours.
+    const LATER: &str = "UPDATE oncebox.inbox SET status = 'failed_retryable', next_attempt_at = now() + interval '1 hour', \
+        received_at = now() - interval '2 hours', processed_at = NULL WHERE status = 'failed_terminal'";
+    sqlx::query(LATER).execute(&scenario.pool).await.unwrap();
+    // S1-074
+    host.until_metric("oncebox_inbox_pending_messages", &[], 1.0).await.unwrap();
+    messages("failed_retryable", 1.0).await;
+    alert("pending_age_s", 1.0).await;
+    // S1-075
+    let age = host.metric("oncebox_inbox_oldest_pending_age_seconds", &[]).await.unwrap();
+    assert!((7_200.0..7_800.0).contains(&age), "{age}");
+    const BACK: &str = "UPDATE oncebox.inbox SET status = 'failed_terminal', next_attempt_at = NULL, processed_at = now() \
+        WHERE status = 'failed_retryable'";
+    sqlx::query(BACK).execute(&scenario.pool).await.unwrap();
+    alert("pending_age_s", 0.0).await;
     let tenant = scenario.tenant.name.clone();
     let named = ["--tenant", &tenant, "--consumer", "payments"];
     let stats = scenario.ok(&[&["inbox", "stats"], &named[..]].concat()).await.unwrap();
@@ -190,6 +291,7 @@ async fn only_what_it_is_for_is_touched() {
     assert_eq!(step(&host).await.unwrap(), 1);
     assert_eq!(world.row(&consumer, "later").await.state(), ("completed", None, 2));
     assert_eq!(remedy(&world, &consumer, &Remedy { filter: by_reason("reject"), ..all(Verb::Discard) }).await.changed, 1);
+    // S0-008, S0-030, S1-030.
     assert_eq!(world.row(&consumer, "rejected").await.state(), ("discarded", Some("reject"), 1));
     assert_eq!(remedy(&world, &consumer, &these(Verb::Redrive, &["rejected"])).await.changed, 0);
     let missing = world.admin.remedy("acme", "nobody", &all(Verb::Redrive)).await.unwrap_err();
@@ -244,6 +346,7 @@ async fn asked_twice_it_is_done_once() {
         }
     });
     let changed: i64 = futures::future::join_all(people).await.into_iter().sum();
+    // S1-011.
     assert_eq!(changed, LETTERS);
     world.retry_until_settled(&host).await;
     assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await, LETTERS);
@@ -294,6 +397,7 @@ async fn ten_thousand_dead_letters_are_redriven_twice_while_hosts_die() {
         sleep(Duration::from_millis(100)).await;
     }
     scenario.check_whole().await.unwrap();
+    // S1-001, S1-011, S1-059, S3-023.
     assert_eq!(scenario.number("SELECT count(*) FROM {schema}.ledger_entry").await.unwrap(), letters as i64);
     assert_eq!(scenario.number("SELECT count(DISTINCT message_id) FROM {schema}.ledger_entry").await.unwrap(), letters as i64);
     const REDRIVEN: &str = "SELECT count(*) FROM oncebox.inbox_history WHERE event = 'redriven' AND reason = 'the account is open'";

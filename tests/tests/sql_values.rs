@@ -297,6 +297,40 @@ async fn what_does_not_fit_is_unsupported_and_harms_nothing() -> Result<()> {
     Ok(())
 }
 
+/// What could go wrong: whoever binds a text is told that it is refused, and not what to write instead.
+#[tokio::test]
+async fn a_text_that_is_refused_is_taken_as_the_error_says() -> Result<()> {
+    let session = Session::begin().await?;
+    for (name, given) in [
+        ("timestamptz", "2026-11-20 18:38:52+00"),
+        ("timestamp", "2026-11-20 18:38:52"),
+        ("date", "2026-11-20"),
+        ("time", "18:38:52"),
+        ("interval", "1 day"),
+        ("bool", "true"),
+        ("int2", "7"),
+        ("int4", "7"),
+        ("int8", "7"),
+        ("float4", "1.5"),
+        ("float8", "1.5"),
+        ("bytea", "\\x00ff"),
+        ("inet", "10.0.0.1"),
+        ("int4[]", "{1,2}"),
+        ("timestamptz[]", "{2026-11-20 18:38:52+00}"),
+    ] {
+        // The fourth of several, as in the middle of an INSERT.
+        let params = [text("a"), text("b"), text("c"), text(given)];
+        let statement = |cast: &str| format!("SELECT $1::text || $2::text || $3::text, ({cast})::text");
+        let Err(Error::Unsupported(reason)) = session.query(&statement(&format!("$4::{name}")), &params).await else {
+            bail!("{name} takes a text");
+        };
+        let cast = reason.split('`').find(|word| word.starts_with("$4::text::")).with_context(|| format!("{name}: {reason}"))?.to_owned();
+        let answer = session.query(&statement(&cast), &params).await;
+        ensure!(answer.is_ok(), "{name}: `{cast}` is not taken: {answer:?}");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn columns_carry_names_and_types_and_statements_their_counts() -> Result<()> {
     let session = Session::begin().await?;

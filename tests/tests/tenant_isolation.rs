@@ -261,6 +261,7 @@ async fn a_failed_statement_is_recorded_with_its_code() {
         "unreachable",
     ));
     cases.push(fails("the first one counts", hostile([execute("SELECT 1/0"), execute("SELECT 'x'::int")]), "sql_error:22012", "division"));
+    // S0-022, S0-024.
     arena.check(&cases).await;
     assert_eq!(arena.loot().await, [""; 0]);
     arena.finish().await;
@@ -449,6 +450,7 @@ async fn answers_and_savepoints_and_logs_do_what_they_say() {
         |name: &str, end: End, status: &'static str, reason: &str, text: &str| Case { status, ..fails(name, answers(end), reason, text) };
     let undone = || [Step::Savepoint, execute("INSERT INTO loot VALUES ('undone')"), execute("SELECT 1/0"), Step::RollBack];
     arena
+        // S0-010, S1-068, S1-115.
         .check(&[
             fails("later", answers(End::Retry(Some(60_000))), "retry", "asked to be run again"),
             fails("retry", answers(End::Retry(None)), "retry", "asked to be run again"),
@@ -464,6 +466,7 @@ async fn answers_and_savepoints_and_logs_do_what_they_say() {
         ])
         .await;
     let due = arena.world.row(&arena.consumer, "later").await.due_in_ms.unwrap();
+    // S1-067.
     assert!((30_000..=60_000).contains(&due), "{due}");
     let due = arena.world.row(&arena.consumer, "retry").await.due_in_ms.unwrap();
     assert!(due <= 1_000, "{due}");
@@ -471,6 +474,7 @@ async fn answers_and_savepoints_and_logs_do_what_they_say() {
     assert_eq!(arena.loot().await.len(), 2 * 4, "two each of what completed");
     let log = String::from_utf8_lossy(&lines.lock().unwrap()).into_owned();
     let flood: Vec<_> = log.lines().filter(|line| line.contains("message_id=\"floods\"") || line.contains("message_id=floods")).collect();
+    // S0-039.
     assert!((2..=4000 / 64 + 1).contains(&flood.len()), "{} lines", flood.len());
     assert!(flood.iter().any(|line| line.contains("log output truncated")), "{flood:?}");
     arena.finish().await;

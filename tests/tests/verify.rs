@@ -36,6 +36,7 @@ async fn passes(name: &str, schema: &[&str], warnings: &[&str]) -> Value {
     assert!(windows.iter().all(|window| window["is_failure"] == false), "`{name}`: {windows:#?}");
     // One process died in each crash window; a point that nobody passes is a window that was not tested.
     let killed = windows.iter().filter(|window| window["killed"] == 1).count();
+    // S1-126.
     assert!(killed >= 10 && windows.iter().all(|window| window["verdict"] != "not reached"), "`{name}`: {windows:#?}");
     let found: Vec<_> =
         findings(&report).filter(|finding| finding["level"] == "warning").map(|finding| finding["rule"].as_str().unwrap()).collect();
@@ -71,6 +72,7 @@ fn findings(report: &Value) -> impl Iterator<Item = &Value> {
 async fn examples_that_are_guarded_pass_without_a_warning() {
     let report = passes("inventory-reservation", &["inventory-reservation/schema.sql", "inventory-reservation/rows.sql"], &[]).await;
     assert_eq!(report["readiness"]["natural idempotency"], "yes: a fact under a second message id changes nothing");
+    assert_eq!(report["readiness"]["replay"], "under the same ids changes nothing, under other ids changes nothing");
     assert_eq!(report["not_compared"][0]["column"], "created_at");
     passes("fulfilment", &["fulfilment/schema.sql"], &[]).await;
 }
@@ -80,6 +82,10 @@ async fn examples_that_are_guarded_pass_without_a_warning() {
 async fn examples_that_rely_on_the_claim_pass_with_warnings() {
     let report = passes("ledger", &["ledger/schema.sql"], &["unguarded-insert", "delta"]).await;
     assert_eq!(report["readiness"]["natural idempotency"], "no: a fact under a second message id changes `account`, `ledger_entry`");
+    // What adds is as safe as the ids are, and it is not called more than that.
+    let replay = "under the same ids changes nothing, under other ids changes `account`, `ledger_entry`";
+    assert_eq!((&report["readiness"]["replay"], &report["readiness"]["replay safe"]), (&json!(replay), &Value::Null));
+    assert_eq!(report["readiness"]["another run"], "leaves the same, but for what is not compared");
     let report = passes("github-issues", &["github-schema.sql"], &["unguarded-insert", "delta"]).await;
     assert_eq!(report["readiness"]["order"], "did not matter in 3 other orders");
 }

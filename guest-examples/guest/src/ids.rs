@@ -71,6 +71,7 @@ mod tests {
         );
         assert_eq!(uuid5(&url, "oncebox:handler"), NAMESPACE);
         for (message_id, purpose, id) in VECTORS {
+            // S1-018, S1-039.
             assert_eq!(
                 derive_id(message_id, purpose),
                 *id,

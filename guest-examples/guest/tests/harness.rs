@@ -442,7 +442,7 @@ fn what_does_not_fit_says_so() {
         (
             "SELECT $1::int4",
             params!["1"],
-            "parameter `$1` is of type `INT4` and does not take a text; give it as text and cast it: `$1::text::int4`",
+            "parameter `$1` is of type `INT4` and does not take a text as it is; write `$1::text::int4` and PostgreSQL reads it, or give a value of that type",
         ),
         (
             "SELECT $1::uuid",
@@ -489,6 +489,7 @@ fn what_does_not_fit_says_so() {
 fn helpers_say_what_a_statement_did() {
     let (outcome, left) = run(|| {
         let once = "INSERT INTO item (id, name) VALUES ($1, $2) ON CONFLICT (id) DO NOTHING";
+        // S1-013.
         assert_eq!(insert_once(once, params![1, "one"])?, Inserted::New);
         assert_eq!(
             insert_once(once, params![1, "again"])?,
@@ -502,6 +503,7 @@ fn helpers_say_what_a_statement_did() {
             upsert_newer(newer, params![2, "third", 3])?,
             Upserted::Written
         );
+        // S1-015.
         assert_eq!(
             upsert_newer(newer, params![2, "second", 2])?,
             Upserted::Outdated
@@ -516,6 +518,7 @@ fn helpers_say_what_a_statement_did() {
         );
 
         let moves = "UPDATE item SET name = $3 WHERE id = $1 AND name = $2";
+        // S1-016.
         assert_eq!(
             transition(moves, params![1, "one", "uno"])?,
             Transition::Moved

@@ -6,6 +6,14 @@ here=$(cd "$(dirname "$0")" && pwd)
 out=$(realpath -m "${1:-$here/order-placed.wasm}")
 cd "$here"
 
+missing() { # missing <program> <what to do>
+    echo "build.sh: there is no \`$1\` on the path; $2" >&2
+    exit 1
+}
+for program in node npm; do
+    command -v "$program" >/dev/null || missing "$program" "apt-get install nodejs npm, or Node 18 or newer (https://nodejs.org)"
+done
+
 # Exact versions in package.json pin everything: the compiler has no dependencies but its own binary.
 tools=${ONCEBOX_TOOLCHAINS:+$ONCEBOX_TOOLCHAINS/javascript}
 tools=${tools:-.}

@@ -14,6 +14,7 @@ use utoipa::openapi::{OpenApi, PathItem, path::Operation};
 
 use crate::{
     Api, Mode,
+    connections::Connection,
     error::{ApiError, Code},
     origin,
     tokens::Role,
@@ -172,6 +173,9 @@ impl Gate {
         let params = path_params(parts).await;
         let anonymous = matches!(access, Ok(Access::None));
         let principal = self.principal(parts, anonymous).await.map_err(|error| (error, None))?;
+        if !anonymous && let Some(connection) = parts.extensions.get::<Arc<Connection>>() {
+            connection.authenticated();
+        }
         let refused = |error| (error, Some(principal.clone()));
         let params = params.map_err(refused)?;
         if let Ok(access) = access {

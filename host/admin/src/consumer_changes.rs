@@ -9,7 +9,7 @@ use crate::{
     Api,
     auth::Caller,
     consumers::{Consumer, check_tenants_policy, parse, shown},
-    error::ApiError,
+    error::{ApiError, Code},
     extract::{Json as Body, Path, Query},
 };
 
@@ -68,7 +68,8 @@ pub struct NothingMore {}
 ///
 /// What has consequences for messages is only described until it is accepted. Hosts finish what they run with the
 /// old policy and start again with the new one. `retention` stays. A token of a tenant leaves `kafka.properties` as
-/// they are, whatever it sends.
+/// they are, whatever it sends, and cannot add a topic that its tenant may not read, or a pattern; those that an operator
+/// put there may stay.
 #[utoipa::path(put, path = "/v1/tenants/{tenant}/consumers/{consumer}/policy", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewPolicy,
     responses((status = 200, body = PolicyChange)), extensions(("x-role" = json!("admin"))))]
@@ -78,7 +79,7 @@ pub(crate) async fn set_policy(
     Path((tenant, consumer)): Path<(String, String)>,
     Body(new): Body<NewPolicy>,
 ) -> Result<Json<PolicyChange>, ApiError> {
-    let mut policy = parse(new.policy)?;
+    let mut policy = parse(new.policy).await?;
     let before = caller.admin.consumer(&tenant, &consumer).await?;
     check_tenants_policy(&caller, &tenant, &consumer, &mut policy, Some(&before)).await?;
     api.components().check_policy(&tenant, &consumer, &policy).map_err(ApiError::invalid)?;
@@ -109,6 +110,8 @@ pub(crate) async fn pause(
 }
 
 /// Let a consumer run again
+///
+/// One that is quarantined, since a host ended while it started it, is released by this where the token is not a tenant's.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/resume", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NothingMore,
     responses((status = 200, body = Consumer)), extensions(("x-role" = json!("operator"))))]
@@ -117,6 +120,17 @@ pub(crate) async fn resume(
     Path((tenant, consumer)): Path<(String, String)>,
     Body(NothingMore {}): Body<NothingMore>,
 ) -> Result<Json<Consumer>, ApiError> {
+    let quarantine = caller.admin.consumer(&tenant, &consumer).await?.quarantine;
+    if let Some(quarantine) = quarantine {
+        if caller.principal.tenant().is_some() {
+            let text = quarantine.text(&tenant, &consumer);
+            return Err(ApiError::new(
+                Code::Forbidden,
+                format!("a token of a tenant cannot resume consumer `{tenant}/{consumer}`: {text}"),
+            ));
+        }
+        caller.admin.release_consumer(&tenant, &consumer).await?;
+    }
     caller.admin.resume_consumer(&tenant, &consumer).await?;
     Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))
 }

@@ -2,7 +2,7 @@
 
 use axum::{Json, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
-use oncebox_inbox::policy::{Policy, WireFormat};
+use oncebox_inbox::policy::{Policy, WireFormat, apart, is_pattern};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -33,15 +33,45 @@ pub struct Consumer {
     pub revision: i64,
     /// Offsets that its group is being set to.
     pub seek: Option<Vec<SeekOffset>>,
+    /// Why no host starts it, where that is so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quarantine: Option<Quarantine>,
     /// Messages in its inbox that are still to be run, up to 10,001; only where one consumer is asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open_messages: Option<i64>,
+    /// Deliveries that were refused as duplicates; only where one consumer is asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duplicates: Option<Duplicates>,
     /// How the running hosts are with it.
     pub hosts: Vec<HostRun>,
     /// Grows with every change of its deployments.
     pub generation: i64,
     /// When it was made.
     pub created_at: DateTime<Utc>,
+}
+
+/// Deliveries that hosts refused, since their message was done already.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Duplicates {
+    /// How many, at least: each host adds those that it refused every two seconds, and one that dies has not added its last.
+    pub refused: i64,
+    /// Since when they are counted.
+    pub since: DateTime<Utc>,
+    /// When a host added some last; null before the first.
+    pub last_at: Option<DateTime<Utc>>,
+}
+
+/// A consumer that no host starts, since a host ended while it started it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Quarantine {
+    /// Since when.
+    pub at: DateTime<Utc>,
+    /// The host that ended: the name of the machine and the id of the process.
+    pub host: String,
+    /// Hosts that it ended so far.
+    pub deaths: i32,
+    /// What happened, and what to do.
+    pub text: String,
 }
 
 /// The next offset of a partition.
@@ -74,12 +104,31 @@ impl Consumer {
     /// With those of the reports that are about it.
     pub(crate) fn new(consumer: oncebox_inbox::Consumer, runs: &[oncebox_inbox::HostRun]) -> Self {
         let policy = consumer.policy_shown();
+        let quarantine = consumer.quarantine.as_ref().map(|quarantine| {
+            let text = quarantine.text(&consumer.tenant, &consumer.name);
+            Quarantine { at: quarantine.at, host: quarantine.host.clone(), deaths: quarantine.deaths, text }
+        });
         let oncebox_inbox::Consumer { consumer_id, tenant, name, generation, created_at, state, tenant_state, revision, seek, .. } =
             consumer;
         let offset = |to: oncebox_inbox::SeekOffset| SeekOffset { topic: to.topic, partition: to.partition, offset: to.offset };
         let seek = seek.map(|seek| seek.offsets.into_iter().map(offset).collect());
         let hosts = runs.iter().filter(|run| run.consumer_id == consumer_id).map(host_run).collect();
-        Self { consumer_id, tenant, name, policy, state, tenant_state, revision, seek, open_messages: None, hosts, generation, created_at }
+        Self {
+            consumer_id,
+            tenant,
+            name,
+            policy,
+            state,
+            tenant_state,
+            revision,
+            seek,
+            quarantine,
+            open_messages: None,
+            duplicates: None,
+            hosts,
+            generation,
+            created_at,
+        }
     }
 }
 
@@ -119,8 +168,9 @@ pub(crate) async fn list(caller: Caller, Path(tenant): Path<String>) -> Result<J
 /// Make a consumer
 ///
 /// It starts with its first deployment. A token of a tenant cannot set `kafka.properties`: with them a
-/// consumer could speak to the brokers as somebody else. It can name topics and groups only where they are the
-/// tenant's.
+/// consumer could speak to the brokers as somebody else. It can name groups only that begin with `oncebox.<tenant>.`,
+/// and topics only that its tenant's `topics_allowed` names, which are `oncebox.<tenant>.*` until an operator says more;
+/// it can never set a pattern.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers", tag = "consumers", params(("tenant" = String, Path)),
     request_body = NewConsumer, responses((status = 201, body = Consumer)), extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn create(
@@ -129,7 +179,7 @@ pub(crate) async fn create(
     Path(tenant): Path<String>,
     extract::Json(new): extract::Json<NewConsumer>,
 ) -> Result<(StatusCode, Json<Consumer>), ApiError> {
-    let mut policy = parse(new.policy)?;
+    let mut policy = parse(new.policy).await?;
     check_tenants_policy(&caller, &tenant, &new.name, &mut policy, None).await?;
     api.components().check_policy(&tenant, &new.name, &policy).map_err(ApiError::invalid)?;
     caller.admin.create_consumer(&tenant, &new.name, &policy).await?;
@@ -174,14 +224,20 @@ pub(crate) async fn check_tenants_policy(
     }
     let limits = caller.admin.tenant(tenant).await?.limits;
     let known = before.map(|before| before.topics).unwrap_or_default();
-    match policy.topics.iter().find(|topic| !known.contains(topic) && !limits.allows_topic(topic)) {
-        Some(topic) => forbidden(format!("tenant `{tenant}` may not read topic `{topic}`; ask whoever runs the host")),
+    match policy.topics.iter().find(|topic| !known.contains(topic) && !limits.allows_topic(tenant, topic)) {
+        Some(topic) => forbidden(may_not_read(tenant, topic)),
         None => Ok(()),
     }
 }
 
-pub(crate) fn parse(policy: Map<String, Value>) -> Result<Policy, ApiError> {
-    Ok(Policy::of(Value::Object(policy))?)
+/// What a tenant's token is told of a topic that is not its own.
+pub(crate) fn may_not_read(tenant: &str, topic: &str) -> String {
+    let why = if is_pattern(topic) { "; a pattern is for whoever runs the host to set" } else { "" };
+    format!("tenant `{tenant}` may not read topic `{topic}`{why}; ask whoever runs the host for it (`oncebox tenant limits {tenant}`)")
+}
+
+pub(crate) async fn parse(policy: Map<String, Value>) -> Result<Policy, ApiError> {
+    Ok(apart(move || Policy::of(Value::Object(policy))).await??)
 }
 
 /// One consumer
@@ -191,5 +247,7 @@ pub(crate) fn parse(policy: Map<String, Value>) -> Result<Policy, ApiError> {
 pub(crate) async fn show(caller: Caller, Path((tenant, consumer)): Path<(String, String)>) -> Result<Json<Consumer>, ApiError> {
     let row = caller.admin.consumer(&tenant, &consumer).await?;
     let open_messages = Some(caller.admin.open_messages(&row).await?);
-    Ok(Json(Consumer { open_messages, ..shown(&caller.admin, &tenant, &consumer).await? }))
+    let oncebox_inbox::Duplicates { refused, since, last_at } = caller.admin.duplicates(row.consumer_id).await?;
+    let duplicates = Some(Duplicates { refused, since, last_at });
+    Ok(Json(Consumer { open_messages, duplicates, ..shown(&caller.admin, &tenant, &consumer).await? }))
 }

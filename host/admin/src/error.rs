@@ -230,6 +230,9 @@ impl From<InboxError> for ApiError {
                 Self::host(Code::Unavailable, format!("the database of tenant `{tenant}` does not answer; try again later"), &error)
             }
             InboxError::NotThereYet { text, .. } => Self::host(Code::Unavailable, text, &error),
+            InboxError::HostLocked { purpose, .. } => {
+                Self::host(Code::Unavailable, format!("another process takes too long to {purpose}; try again later"), &error)
+            }
             InboxError::InFlightElsewhere => {
                 Self::host(Code::Unavailable, "another change of the same thing is in the way; try again", &error)
             }

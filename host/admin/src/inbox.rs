@@ -145,7 +145,7 @@ pub struct Story {
 pub struct StoryEvent {
     /// When.
     pub at: DateTime<Utc>,
-    /// `failed`, `crashed`, `redriven`, `discarded`, `retried` or `revised`.
+    /// `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `revised` or `restored`.
     pub event: String,
     /// Which run, since the message was first received or last redriven.
     pub attempt: Option<i32>,

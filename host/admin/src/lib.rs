@@ -6,6 +6,7 @@ mod auth;
 mod brokers;
 mod changes;
 mod components;
+mod connections;
 mod consumer_changes;
 mod consumers;
 mod deployments;

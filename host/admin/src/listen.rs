@@ -1,36 +1,43 @@
-//! The API on a socket: connections with bounds, TLS where a certificate is configured.
+//! HTTP on a socket: connections with bounds, TLS where a certificate is configured.
 
 use std::{
+    io::{self, IoSlice},
     net::SocketAddr,
     path::{Path, PathBuf},
     pin::{Pin, pin},
     sync::Arc,
+    task::{Context, Poll},
     time::Duration,
 };
 
 use axum::{Router, body::Body};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use bytes::Bytes;
+use hyper::{
+    body::{Frame, Incoming, SizeHint},
+    server::conn::http1,
+    service::service_fn,
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use openssl::{
     error::ErrorStack,
     ssl::{AlpnError, Ssl, SslAcceptor, SslFiletype, SslMethod, select_next_proto},
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
     time::{sleep, timeout},
 };
 use tokio_openssl::SslStream;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt;
 
-use crate::{Api, Mode};
+use crate::{
+    Api, Mode,
+    connections::{Connection, Connections},
+};
 
 /// How long a handshake, and the head of a request, may take.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connections at the same time; over it, new ones wait in the system's queue.
-const CONNECTIONS_MAX: usize = 256;
 /// How long a connection may be used, so that one that is not read from ends.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(900);
 /// All that is spoken.
@@ -40,7 +47,7 @@ const ALPN: &[u8] = b"\x08http/1.1";
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// The address is taken, or not one of this machine.
-    #[error("failed to listen on `{address}`; set `api.listen` to a free address")]
+    #[error("failed to listen on `{address}`; set `api.listen` (ONCEBOX_API_LISTEN) to a free address")]
     Bind {
         /// The address.
         address: SocketAddr,
@@ -103,33 +110,8 @@ impl Listener {
             tracing::warn!(listen = %self.address, "the API is served without TLS to other machines: whoever is between sees the tokens; \
                 set `api.tls_certificate_file` and `api.tls_key_file`");
         }
-        let (router, tasks) = (crate::router(api.clone()), TaskTracker::new());
-        let turns = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        loop {
-            let accepting = async {
-                let turn = turns.clone().acquire_owned().await;
-                (self.tcp.accept().await, turn)
-            };
-            let (accepted, turn) = tokio::select! {
-                accepted = accepting => accepted,
-                () = stop.cancelled() => break,
-            };
-            match accepted {
-                Ok((stream, _)) => {
-                    let connection = connection(stream, self.tls.clone(), router.clone(), stop.clone(), grace);
-                    tasks.spawn(async move {
-                        connection.await;
-                        drop(turn);
-                    });
-                }
-                // No file descriptor is free, or the client is gone already.
-                Err(error) => {
-                    tracing::debug!(%error, "a connection was not accepted");
-                    sleep(Duration::from_millis(50)).await;
-                }
-            }
-        }
-        tasks.close();
+        let router = crate::router(api.clone());
+        let tasks = accept(self.tcp, self.tls, router, Connections::new("api"), stop, grace).await;
         let ending = async {
             tasks.wait().await;
             api.finish().await;
@@ -138,6 +120,53 @@ impl Listener {
             tracing::warn!("requests of the API still ran when their time was up");
         }
     }
+}
+
+/// Serves a router on a socket, without TLS, until told to stop; requests that run by then may take as long as `grace`. The
+/// name of the listener is a label of its metrics.
+pub async fn serve_plain(tcp: TcpListener, router: Router, listener: &'static str, stop: CancellationToken, grace: Duration) {
+    let tasks = accept(tcp, None, router, Connections::new(listener), stop, grace).await;
+    let _ = timeout(grace, tasks.wait()).await; // a client that does not read its answer by then goes without
+}
+
+/// Accepts connections until told to stop. Returns the tasks of those that are left.
+async fn accept(
+    tcp: TcpListener,
+    tls: Option<SslAcceptor>,
+    router: Router,
+    connections: Connections,
+    stop: CancellationToken,
+    grace: Duration,
+) -> TaskTracker {
+    let tasks = TaskTracker::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = tcp.accept() => accepted,
+            () = stop.cancelled() => break,
+        };
+        match accepted {
+            Ok((stream, address)) => {
+                let Some(place) = connections.admit(address.ip()) else {
+                    tracing::debug!(%address, "a connection was refused: all are used by requests that are authenticated");
+                    continue;
+                };
+                let (tls, router, stop) = (tls.clone(), router.clone(), stop.clone());
+                tasks.spawn(async move {
+                    tokio::select! {
+                        () = connection(stream, tls, router, place.clone(), stop, grace) => {}
+                        () = place.closed() => tracing::debug!(%address, "a connection was closed for another"),
+                    }
+                });
+            }
+            // No file descriptor is free, or the client is gone already.
+            Err(error) => {
+                tracing::debug!(%error, "a connection was not accepted");
+                sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+    tasks.close();
+    tasks
 }
 
 fn acceptor(certificate: &Path, key: &Path) -> Result<SslAcceptor, ErrorStack> {
@@ -149,12 +178,19 @@ fn acceptor(certificate: &Path, key: &Path) -> Result<SslAcceptor, ErrorStack> {
     Ok(builder.build())
 }
 
-async fn connection(stream: TcpStream, tls: Option<SslAcceptor>, router: Router, stop: CancellationToken, grace: Duration) {
+async fn connection(
+    stream: TcpStream,
+    tls: Option<SslAcceptor>,
+    router: Router,
+    place: Arc<Connection>,
+    stop: CancellationToken,
+    grace: Duration,
+) {
     let _ = stream.set_nodelay(true); // only slower without
     match tls {
-        None => answer(stream, router, stop, grace).await,
+        None => answer(stream, router, place, stop, grace).await,
         Some(tls) => match timeout(HEAD_TIMEOUT, handshake(stream, &tls)).await {
-            Ok(Ok(stream)) => answer(stream, router, stop, grace).await,
+            Ok(Ok(stream)) => answer(stream, router, place, stop, grace).await,
             Ok(Err(error)) => tracing::debug!(%error, "a client could not agree on TLS"),
             Err(_) => tracing::debug!("a client did not agree on TLS in time"),
         },
@@ -167,8 +203,20 @@ async fn handshake(stream: TcpStream, tls: &SslAcceptor) -> Result<SslStream<Tcp
     Ok(stream)
 }
 
-async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, stop: CancellationToken, grace: Duration) {
-    let service = service_fn(move |request: hyper::Request<Incoming>| router.clone().oneshot(request.map(Body::new)));
+async fn answer(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    router: Router,
+    place: Arc<Connection>,
+    stop: CancellationToken,
+    grace: Duration,
+) {
+    let stream = TrackedStream { stream, place: place.clone() };
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        place.requested();
+        request.extensions_mut().insert(place.clone());
+        let (answering, place) = (router.clone().oneshot(request.map(Body::new)), place.clone());
+        async move { answering.await.map(|response| response.map(|body| TrackedBody { body, place })) }
+    });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
@@ -181,6 +229,73 @@ async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, sto
         () = sleep(CONNECTION_TIMEOUT) => Ok(()),
     };
     if let Err(error) = ended {
-        tracing::debug!(%error, "a connection of the API broke");
+        tracing::debug!(%error, "a connection broke");
+    }
+}
+
+/// A body that tells when all of it was handed over to be sent.
+struct TrackedBody {
+    body: Body,
+    place: Arc<Connection>,
+}
+
+impl hyper::body::Body for TrackedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for TrackedBody {
+    fn drop(&mut self) {
+        self.place.answered();
+    }
+}
+
+/// A stream that tells when all that was handed over was sent.
+struct TrackedStream<S> {
+    stream: S,
+    place: Arc<Connection>,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for TrackedStream<S> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for TrackedStream<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        if flushed.is_ready() {
+            self.place.flushed();
+        }
+        flushed
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

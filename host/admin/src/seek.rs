@@ -3,7 +3,7 @@
 use axum::{Json, extract::State};
 use chrono::{DateTime, Utc};
 use oncebox_inbox::{
-    SeekOffset,
+    Admin, SeekOffset,
     policy::{Dedup, PastHorizon, Policy},
 };
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use crate::{
     Api,
     auth::Caller,
     brokers::{BrokerError, GroupPosition, SeekTo, SeekToOffset},
-    consumers::{Consumer, shown},
+    consumers::{Consumer, may_not_read, shown},
     error::{ApiError, Code},
     extract::{Json as Body, Path},
 };
@@ -127,14 +127,11 @@ pub(crate) async fn seek(
         // A policy with a regular expression does not say which topics it means.
         let limits = caller.admin.tenant(&tenant).await?.limits;
         let mut named = named.iter().filter_map(|to| to.topic.as_ref());
-        if let Some(topic) = named.find(|topic| !policy.topics.contains(topic) && !limits.allows_topic(topic)) {
-            return Err(ApiError::new(
-                Code::Forbidden,
-                format!("tenant `{tenant}` may not read topic `{topic}`; ask whoever runs the host"),
-            ));
+        if let Some(topic) = named.find(|topic| !policy.topics.contains(topic) && !limits.allows_topic(&tenant, topic)) {
+            return Err(ApiError::new(Code::Forbidden, may_not_read(&tenant, topic)));
         }
     }
-    let horizon = horizon(&policy);
+    let horizon = horizon(&caller.admin, &policy).await?;
     let brokers = api.brokers().ok_or_else(|| {
         ApiError::new(Code::Unavailable, "this process knows no brokers; set `kafka.brokers` (ONCEBOX_KAFKA_BROKERS), or ask a server")
     })?;
@@ -187,10 +184,12 @@ fn wanted(new: NewSeek) -> Result<SeekTo, ApiError> {
     }
 }
 
-/// What is older may be forgotten by the inbox.
-fn horizon(policy: &Policy) -> Option<DateTime<Utc>> {
-    let days = policy.retention.days()?;
-    (policy.dedup == Dedup::Inbox).then(|| Utc::now() - chrono::Duration::days(days))
+/// What is older, by the database's clock, may be forgotten by the inbox.
+async fn horizon(admin: &Admin, policy: &Policy) -> Result<Option<DateTime<Utc>>, ApiError> {
+    match policy.retention.days() {
+        Some(days) if policy.dedup == Dedup::Inbox => Ok(Some(admin.now().await? - chrono::Duration::days(days))),
+        _ => Ok(None),
+    }
 }
 
 fn partition(position: GroupPosition, policy: &Policy) -> SeekPartition {

@@ -24,6 +24,9 @@ pub struct ShadowReport {
     pub failed: i64,
     /// Not compared.
     pub skipped: Vec<ShadowSkipped>,
+    /// Tables whose changes are not captured yet, while the shadow is live: no message is compared until there is none.
+    #[serde(default)]
+    pub uncaptured_tables: Vec<String>,
     /// Wall clock of the live version, of the messages that were compared, microseconds.
     pub live_us: i64,
     /// The same of the candidate.
@@ -103,6 +106,7 @@ impl From<inbox::ShadowReport> for ShadowReport {
             differ: report.differ,
             failed: report.failed,
             skipped: skipped.collect(),
+            uncaptured_tables: report.uncaptured_tables,
             live_us: report.live_us,
             candidate_us: report.candidate_us,
             live_statements: report.live_statements,

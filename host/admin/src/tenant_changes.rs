@@ -26,14 +26,17 @@ pub struct TenantLimits {
     pub weight: u32,
     /// Database connections; none for the host's own bound.
     pub connections_max: Option<usize>,
-    /// Transactions at the same time; none for the host's own bound.
+    /// Transactions at the same time; none for the host's own bound on a tenant.
     pub transactions_max: Option<usize>,
     /// Bytes of guests' memory together; none for the host's own bound.
     pub memory_bytes_max: Option<u64>,
+    /// Longest call of a handler, milliseconds, whatever a policy says; none for the host's own bound.
+    #[serde(default)]
+    pub deadline_ms_max: Option<u64>,
     /// Messages a second; none for as many as come.
     pub messages_per_second: Option<u32>,
     /// Topics that tokens of the tenant may name in policies: whole names, or beginnings with a `*` behind them;
-    /// none for any topic.
+    /// none for `oncebox.<tenant>.*`. No token of a tenant may name a pattern, whatever this says.
     #[serde(default)]
     pub topics_allowed: Option<Vec<String>>,
 }
@@ -45,10 +48,11 @@ impl From<oncebox_inbox::TenantLimits> for TenantLimits {
             connections_max,
             transactions_max,
             memory_bytes_max,
+            deadline_ms_max,
             messages_per_second,
             topics_allowed,
         } = limits;
-        Self { weight, connections_max, transactions_max, memory_bytes_max, messages_per_second, topics_allowed }
+        Self { weight, connections_max, transactions_max, memory_bytes_max, deadline_ms_max, messages_per_second, topics_allowed }
     }
 }
 

@@ -4,7 +4,7 @@ pub use crate::{
     audit::AuditEntry,
     changes::{Ending, NewPercent, NewRollback, Promotion, Rollback},
     consumer_changes::{Consequence, NewPolicy, NothingMore, PolicyChange, PolicyDifference},
-    consumers::{Consumer, HostRun, NewConsumer, SeekOffset},
+    consumers::{Consumer, Duplicates, HostRun, NewConsumer, Quarantine, SeekOffset},
     deployments::{Deployment, Guard, NewCanary, NewDeployment, NewShadow, Retries},
     doctor::{DoctorReport, Finding},
     error::{Code, Problem, ProblemDetails},

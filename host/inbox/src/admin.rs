@@ -1,13 +1,12 @@
 //! What a person can do, as one set of functions; every change leaves an audit row in its own
 //! transaction.
 
-use sqlx::{
-    Connection, PgConnection, PgPool,
-    postgres::{PgConnectOptions, PgPoolOptions},
-};
+use sqlx::{Connection, PgPool, postgres::PgConnectOptions};
 use std::{sync::Arc, time::Duration};
 
-use crate::{credentials::Credentials, error::InboxError, keys::MasterKey, place::Places, tenant::Tenant};
+use crate::{
+    credentials::Credentials, error::InboxError, keys::MasterKey, migration::MigrationBounds, place::Places, reach, tenant::Tenant,
+};
 
 /// Connections of the host's own login, for its own work; and as many again for requests from outside.
 const CONNECTIONS_MAX: u32 = 8;
@@ -27,13 +26,20 @@ pub struct Admin {
     pub(crate) key: MasterKey,
     pub(crate) actor: String,
     pub(crate) places: Arc<Places>,
+    pub(crate) migrations: MigrationBounds,
 }
 
 impl Admin {
     /// Access for one actor; nothing is connected yet.
     pub fn new(options: PgConnectOptions, key: MasterKey, actor: impl Into<String>) -> Self {
-        let options = options.application_name("oncebox host");
-        Self { pool: pool(&options, CONNECT_TIMEOUT), options, key, actor: actor.into(), places: Arc::default() }
+        let options = reach::noticing_silence(options.application_name("oncebox host"));
+        let migrations = MigrationBounds::default();
+        Self { pool: pool(&options, CONNECT_TIMEOUT), options, key, actor: actor.into(), places: Arc::default(), migrations }
+    }
+
+    /// The same access with other bounds on tenants' migrations.
+    pub fn bounding_migrations(self, migrations: MigrationBounds) -> Self {
+        Self { migrations, ..self }
     }
 
     /// The same access for requests from outside, with connections of their own: however many of them wait for
@@ -53,11 +59,17 @@ impl Admin {
         self.key.credentials(tenant)
     }
 
+    /// Check that the database answers, and that connections to it begin with the options that they ask for.
+    pub async fn check_reach(&self) -> Result<(), InboxError> {
+        let connection = reach::connect_to_own(&self.options).await?;
+        let _ = connection.close().await; // it exists
+        reach::check_options_arrive(&self.options).await
+    }
+
     /// Whether the database answers and holds the host's schema.
     pub async fn check(&self) -> Result<(), InboxError> {
         // Not the pool: it would try again until its time is up, and then say only that.
-        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, PgConnection::connect_with(&self.options)).await;
-        let mut connection = connecting.map_err(|_| InboxError::Unreachable(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())))??;
+        let mut connection = reach::connect_to_own(&self.options).await?;
         let found: Option<String> = sqlx::query_scalar("SELECT to_regclass('oncebox.inbox')::text").fetch_one(&mut connection).await?;
         let _ = connection.close().await; // the answer is there
         found.map(drop).ok_or_else(|| InboxError::NotFound("the database holds no inbox; run `oncebox migrate` first".to_owned()))
@@ -65,7 +77,7 @@ impl Admin {
 }
 
 fn pool(options: &PgConnectOptions, patience: Duration) -> PgPool {
-    PgPoolOptions::new().max_connections(CONNECTIONS_MAX).acquire_timeout(patience).connect_lazy_with(options.clone())
+    reach::pool(CONNECTIONS_MAX, patience).connect_lazy_with(options.clone())
 }
 
 /// Whether something of a tenant, or a tenant, can have this name.

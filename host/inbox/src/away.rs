@@ -2,6 +2,7 @@
 //! worker of the tenant.
 
 use std::{
+    collections::VecDeque,
     sync::{Mutex, MutexGuard},
     time::Duration,
 };
@@ -16,6 +17,15 @@ pub(crate) struct Away {
     /// The tenant's role, for log and metrics.
     login: String,
     since: Mutex<Option<Since>>,
+    losses: Mutex<VecDeque<Loss>>,
+}
+
+/// A session that was lost.
+#[derive(Debug)]
+struct Loss {
+    at: Instant,
+    /// Who ran on it; none where nobody did.
+    who: Option<String>,
 }
 
 #[derive(Debug)]
@@ -31,12 +41,34 @@ struct Try<'a>(&'a Away);
 
 /// The first pause; it doubles.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
+/// Sessions that are remembered as lost.
+const LOSSES_MAX: usize = 64;
 /// The longest one: a database that is back is noticed within it.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 impl Away {
     pub(crate) fn new(login: &str) -> Self {
-        Self { login: login.to_owned(), since: Mutex::default() }
+        Self { login: login.to_owned(), since: Mutex::default(), losses: Mutex::default() }
+    }
+
+    /// Whether the database is known not to answer.
+    pub(crate) fn is_known(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    /// Remember that a session was lost, and who ran on it.
+    pub(crate) fn lost(&self, who: Option<&str>) {
+        let mut losses = self.losses.lock().expect("no panic while held");
+        if losses.len() == LOSSES_MAX {
+            losses.pop_front();
+        }
+        losses.push_back(Loss { at: Instant::now(), who: who.map(str::to_owned) });
+    }
+
+    /// Whether a session on which somebody else ran, or nobody, was lost since then.
+    pub(crate) fn has_lost_others(&self, who: &str, since: Instant) -> bool {
+        let losses = self.losses.lock().expect("no panic while held");
+        losses.iter().any(|loss| loss.at >= since && loss.who.as_deref() != Some(who))
     }
 
     /// Open a connection, unless the database is known to be away and it is not time to try it again.

@@ -236,6 +236,7 @@ mod tests {
         assert_eq!(names(off.clone()), [""; 0]);
         assert_eq!(names(Alerts { pending_age_s: 300, ..off.clone() }), ["pending_age_s"]);
         assert_eq!(names(Alerts { pending_age_s: 301, parked: 4, dead_letters: 5, collisions: 3 }), [""; 0]);
+        // S0-041, S1-116, S1-117, S2-014.
         assert_eq!(names(Alerts { parked: 3, dead_letters: 4, collisions: 2, ..off }), ["parked", "dead_letters", "collisions"]);
         assert!(Backlog::default().alerts(&Alerts { pending_age_s: 1, parked: 1, dead_letters: 1, collisions: 1 }).is_empty());
     }

@@ -141,18 +141,37 @@ const ROW: &str = "SELECT t.name AS tenant, c.name AS consumer, i.message_id, i.
 pub(crate) const FROM: &str = " FROM oncebox.inbox i JOIN oncebox.consumer c USING (consumer_id) JOIN oncebox.tenant t USING (tenant_id) \
     LEFT JOIN oncebox.version v USING (version_id) WHERE true";
 
+/// Messages of one consumer that are looked at, from the newest on, for what no index knows of them.
+pub const LOOKED_AT_MAX: i64 = 20_000;
+
+/// How far a list looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// At so many messages that its answer takes no time that depends on the size of the inbox. Where that is not enough, the
+    /// answer is to ask for a narrower question.
+    Bounded,
+    /// At everything, for whoever reads all of it.
+    Whole,
+}
+
 /// How long a tenant's own database may take to answer while others wait behind it.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 impl Admin {
     /// Rows of the inbox, newest first. Over all tenants, those whose own database does not answer are left
-    /// out, and the log says so.
+    /// out, and the log says so. A question that no index answers is refused where the newest `LOOKED_AT_MAX` messages
+    /// of a consumer do not hold its answer.
     pub async fn inbox_list(&self, filter: &Filter) -> Result<Vec<InboxRow>, InboxError> {
+        self.inbox_list_to(filter, Depth::Bounded).await
+    }
+
+    /// The same, as far as somebody wants to look.
+    pub(crate) async fn inbox_list_to(&self, filter: &Filter, depth: Depth) -> Result<Vec<InboxRow>, InboxError> {
         let versions = &self.versions_like(filter.version.as_deref()).await?;
         let tenants = self.tenants().await?.into_iter().filter(|tenant| filter.tenant.as_ref().is_none_or(|name| *name == tenant.name));
         let (own, hosts): (Vec<_>, Vec<_>) = tenants.partition(|tenant| tenant.database.is_some());
-        let mut rows = if hosts.is_empty() { Vec::new() } else { list(&self.pool, filter, versions).await? };
-        let asked = own.iter().map(|tenant| async move { (tenant, self.inbox_list_of(tenant, filter, versions).await) });
+        let mut rows = if hosts.is_empty() { Vec::new() } else { list(&self.pool, filter, versions, depth).await? };
+        let asked = own.iter().map(|tenant| async move { (tenant, self.inbox_list_of(tenant, filter, versions, depth).await) });
         for (tenant, found) in futures::future::join_all(asked).await {
             match found {
                 Ok(found) => rows.extend(found),
@@ -168,10 +187,16 @@ impl Admin {
     }
 
     /// The rows of a tenant with a database of its own.
-    async fn inbox_list_of(&self, tenant: &Tenant, filter: &Filter, versions: &Option<Vec<i32>>) -> Result<Vec<InboxRow>, InboxError> {
+    async fn inbox_list_of(
+        &self,
+        tenant: &Tenant,
+        filter: &Filter,
+        versions: &Option<Vec<i32>>,
+        depth: Depth,
+    ) -> Result<Vec<InboxRow>, InboxError> {
         let filter = Filter { tenant: Some(tenant.name.clone()), ..filter.clone() };
         let place = self.place(tenant)?;
-        let listed = tokio::time::timeout(ANSWER_MAX, list(&place.pool, &filter, versions)).await;
+        let listed = tokio::time::timeout(ANSWER_MAX, list(&place.pool, &filter, versions, depth)).await;
         let mut rows = listed.map_err(|_| away(tenant))??;
         self.name_versions(&mut rows).await?;
         Ok(rows)
@@ -261,22 +286,129 @@ impl Filter {
     }
 }
 
-async fn list(pool: &PgPool, filter: &Filter, versions: &Option<Vec<i32>>) -> Result<Vec<InboxRow>, InboxError> {
-    let mut query = QueryBuilder::<Postgres>::new([ROW, FROM].concat());
-    filter.push(&mut query, versions);
-    match &filter.after {
-        Some(Place { received_at, message_id: Some(id) }) => {
-            // The first condition alone is one that an index knows.
-            query.push(" AND i.received_at <= ").push_bind(received_at);
-            query.push(" AND (i.received_at < ").push_bind(received_at).push(" OR i.message_id COLLATE \"C\" > ").push_bind(id).push(")");
-        }
-        Some(Place { received_at, message_id: None }) => {
-            query.push(" AND i.received_at < ").push_bind(received_at);
-        }
-        None => {}
+impl Filter {
+    /// Whether an index answers all of it, so that a page is read from where it begins to where it ends.
+    fn is_in_an_index(&self) -> bool {
+        let Self { reason, event_type, ordering_keys, error, version, .. } = self;
+        reason.is_none() && event_type.is_none() && ordering_keys.is_empty() && error.is_none() && version.is_none()
     }
-    query.push(" ORDER BY i.received_at DESC, i.message_id COLLATE \"C\" LIMIT ").push_bind(filter.limit);
-    Ok(query.build_query_as().fetch_all(pool).await?)
+
+    /// The conditions that an index knows, on a consumer's messages.
+    fn push_indexed(&self, query: &mut QueryBuilder<Postgres>) {
+        if let Some(status) = &self.status {
+            query.push(" AND i.status = ").push_bind(status);
+            if status != "completed" {
+                // As the index of what is open says it.
+                query.push(" AND i.status <> 'completed'");
+            }
+        }
+        if let Some(since) = self.since {
+            query.push(" AND i.received_at >= ").push_bind(since);
+        }
+        if let Some(until) = self.until {
+            query.push(" AND i.received_at < ").push_bind(until);
+        }
+        match &self.after {
+            Some(Place { received_at, message_id: Some(id) }) => {
+                // The first condition alone is one that an index knows.
+                query.push(" AND i.received_at <= ").push_bind(received_at);
+                query.push(" AND (i.received_at < ").push_bind(received_at);
+                query.push(" OR i.message_id COLLATE \"C\" > ").push_bind(id).push(")");
+            }
+            Some(Place { received_at, message_id: None }) => {
+                query.push(" AND i.received_at < ").push_bind(received_at);
+            }
+            None => {}
+        }
+    }
+
+    /// The consumers that are asked for, each with its messages from the newest on.
+    fn push_newest(&self, query: &mut QueryBuilder<Postgres>, columns: &str) {
+        query.push(" FROM (SELECT c.consumer_id AS id FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) WHERE true");
+        for (condition, text) in [(" AND t.name = ", &self.tenant), (" AND c.name = ", &self.consumer)] {
+            if let Some(text) = text {
+                query.push(condition).push_bind(text);
+            }
+        }
+        query.push(") asked ");
+        let by_state = self.reason.is_some() && self.status.is_none();
+        if by_state {
+            // What has a reason is not completed, and what is not has an index by its state.
+            query.push("CROSS JOIN unnest(ARRAY[").push(OPEN).push("]) AS any_of(state) ");
+        }
+        query.push("CROSS JOIN LATERAL (SELECT ").push(columns).push(" FROM oncebox.inbox i WHERE ");
+        // The index of what is open knows the consumer as such, the index of everything as an expression.
+        let is_open = by_state || self.status.as_ref().is_some_and(|status| status != "completed");
+        query.push(if is_open { "i.consumer_id = asked.id" } else { "i.consumer_id::bigint = asked.id::bigint" });
+        if by_state {
+            query.push(" AND i.status = any_of.state AND i.status <> 'completed'");
+        }
+        self.push_indexed(query);
+        query.push(NEWEST_FIRST);
+    }
+}
+
+/// Every state but `completed`.
+const OPEN: &str = "'received', 'in_progress', 'failed_retryable', 'failed_terminal', 'parked', 'waiting', 'skipped', 'discarded'";
+const NEWEST_FIRST: &str = " ORDER BY i.received_at DESC, i.message_id COLLATE \"C\"";
+
+async fn list(pool: &PgPool, filter: &Filter, versions: &Option<Vec<i32>>, depth: Depth) -> Result<Vec<InboxRow>, InboxError> {
+    let rows: Vec<InboxRow> = question("", filter, versions, depth).build_query_as().fetch_all(pool).await?;
+    let is_short = (rows.len() as i64) < filter.limit && !filter.is_in_an_index() && depth == Depth::Bounded;
+    if is_short && goes_on(pool, filter).await? {
+        return Err(InboxError::Invalid(too_wide(rows.len())));
+    }
+    Ok(rows)
+}
+
+/// The statement that answers a filter, behind words of its own.
+fn question(words: &str, filter: &Filter, versions: &Option<Vec<i32>>, depth: Depth) -> QueryBuilder<Postgres> {
+    let mut query = QueryBuilder::<Postgres>::new([words, ROW].concat());
+    filter.push_newest(&mut query, "i.*");
+    let looked_at_max = match (filter.is_in_an_index(), depth) {
+        (true, _) => Some(filter.limit),
+        (false, Depth::Bounded) => Some(LOOKED_AT_MAX),
+        (false, Depth::Whole) => None,
+    };
+    if let Some(looked_at_max) = looked_at_max {
+        query.push(" LIMIT ").push_bind(looked_at_max);
+    }
+    query.push(
+        ") i JOIN oncebox.consumer c USING (consumer_id) JOIN oncebox.tenant t USING (tenant_id) \
+         LEFT JOIN oncebox.version v USING (version_id) WHERE true",
+    );
+    filter.push(&mut query, versions);
+    query.push(NEWEST_FIRST).push(" LIMIT ").push_bind(filter.limit);
+    query
+}
+
+#[cfg(feature = "test-hooks")]
+impl Admin {
+    /// How PostgreSQL answers a list of the host's own database, with the pages that it reads; for tests.
+    pub async fn inbox_list_plan(&self, filter: &Filter) -> Result<Vec<String>, InboxError> {
+        let versions = self.versions_like(filter.version.as_deref()).await?;
+        let mut question = question("EXPLAIN (ANALYZE, BUFFERS) ", filter, &versions, Depth::Bounded);
+        Ok(question.build_query_scalar().fetch_all(&self.pool).await?)
+    }
+}
+
+/// Whether a consumer has more messages than were looked at.
+async fn goes_on(pool: &PgPool, filter: &Filter) -> Result<bool, InboxError> {
+    let mut query = QueryBuilder::<Postgres>::new("SELECT EXISTS (SELECT");
+    filter.push_newest(&mut query, "");
+    query.push(" OFFSET ").push_bind(LOOKED_AT_MAX).push(" LIMIT 1) i)");
+    Ok(query.build_query_scalar().fetch_one(pool).await?)
+}
+
+fn too_wide(found: usize) -> String {
+    let enough = match found {
+        0 => String::new(),
+        found => format!(", or ask for at most {found}"),
+    };
+    format!(
+        "of the newest {LOOKED_AT_MAX} messages of a consumer {found} are like that, and to find more all others would be read; ask for \
+         one state (`status`) or a time (`since`, `until`){enough}"
+    )
 }
 
 fn away(tenant: &Tenant) -> InboxError {

@@ -79,6 +79,11 @@ impl Claimed {
         }
     }
 
+    /// Whether the delivery is refused, since its message is done: completed, or in a state that somebody can see.
+    pub fn is_duplicate(&self) -> bool {
+        matches!(self, Self::Known { status, .. } if !is_open(status))
+    }
+
     /// Whether this delivery made the row.
     pub fn is_ours(&self) -> bool {
         !matches!(self, Self::Known { .. })
@@ -101,7 +106,7 @@ pub struct Claimant {
     pub payload: PayloadPolicy,
 }
 
-const CLAIM: &str = "SELECT * FROM oncebox_host.claim_with_order($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)";
+const CLAIM: &str = "SELECT * FROM oncebox_host.claim_messages($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)";
 
 /// Claim a batch of one partition. One answer for each message, in order. A claim of nothing sets the
 /// guard all the same, and checks who asks.
@@ -138,9 +143,40 @@ pub async fn claim(transaction: &Transaction<'_>, claimant: Claimant, offered: &
     let mut statement = transaction.tx().statement().await;
     let rows = bounded(query.fetch_all(statement.connection())).await;
     statement.finish(rows.as_ref().err());
-    let claimed = rows?.iter().map(read).collect();
+    let rows = rows?;
+    let claimed = rows.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let mut lost = Vec::new();
+    for ((row, claimed), offered) in rows.iter().zip(&claimed).zip(offered) {
+        let is_same = matches!(claimed, Claimed::Known { same_payload: true, .. });
+        if is_same && row.try_get("lost_record")? && !hooks::sabotage("lost_record_stays") {
+            lost.push(&offered.message);
+        }
+    }
+    if !lost.is_empty() {
+        restore(transaction, claimant.consumer_id, &lost).await?;
+    }
     hooks::point("inbox:claim:after");
-    claimed
+    Ok(claimed)
+}
+
+const RESTORE: &str = "SELECT oncebox_host.restore_records($1, $2, $3, $4, $5, $6)";
+
+/// Bring back the records of dead letters that lost them, from their redelivery: in the transaction of its claim, which
+/// holds the messages' locks, so that of two that come at once the second finds nothing to do.
+async fn restore(transaction: &Transaction<'_>, consumer_id: i32, messages: &[&Message]) -> Result<(), InboxError> {
+    let query = sqlx::query_scalar::<_, i32>(RESTORE)
+        .bind(transaction.secret())
+        .bind(consumer_id)
+        .bind(messages.iter().map(|m| m.id.as_str()).collect::<Vec<_>>())
+        .bind(messages.iter().map(|m| m.payload_hash.as_ref().map(|hash| hash.as_slice())).collect::<Vec<_>>())
+        .bind(messages.iter().map(|m| headers::encode(&m.record.headers)).collect::<Vec<_>>())
+        .bind(messages.iter().map(|m| m.record.payload.as_deref()).collect::<Vec<_>>());
+    let mut statement = transaction.tx().statement().await;
+    let restored = bounded(query.fetch_one(statement.connection())).await;
+    statement.finish(restored.as_ref().err());
+    let records = restored?;
+    tracing::debug!(consumer_id, records, "records of dead letters restored");
+    Ok(())
 }
 
 fn read(row: &sqlx::postgres::PgRow) -> Result<Claimed, InboxError> {

@@ -84,6 +84,20 @@ const DELAY_MAX: Duration = Duration::from_secs(30 * 24 * 3_600);
 pub struct Completion {
     withdrawn: Vec<String>,
     rows: Vec<Row>,
+    failures: Vec<Recorded>,
+}
+
+/// A failure that becomes a row. It is told when that is committed: until then the transaction may be repeated.
+#[derive(Debug, Clone)]
+pub struct Recorded {
+    /// Id of the message.
+    pub message_id: String,
+    /// What happened.
+    pub failure: Failure,
+    /// What became of the message.
+    pub disposition: Disposition,
+    /// Which run it was, from 1.
+    pub attempt: u32,
 }
 
 #[derive(Debug)]
@@ -215,12 +229,19 @@ impl Completion {
         self.rows.iter().filter(|row| row.status != "waiting").filter_map(|row| row.delay)
     }
 
+    /// The failures that it recorded, once.
+    pub(crate) fn recorded(&mut self) -> Vec<Recorded> {
+        std::mem::take(&mut self.failures)
+    }
+
     /// A run that failed: the claim row becomes the failure record, in the same transaction.
     pub fn failed(&mut self, ran: Ran<'_>, failure: &Failure, policy: &Policy) -> Disposition {
         let disposition = disposition(failure, ran.attempt, ran.age, policy);
         // A row that is to run again needs its payload whatever the policy says.
         let keep = disposition == Disposition::FailedRetryable || policy.payload != PayloadPolicy::None;
         let record = &ran.message.record;
+        let (message_id, attempt) = (ran.message.id.clone(), ran.attempt);
+        self.failures.push(Recorded { message_id, failure: failure.clone(), disposition, attempt });
         self.rows.push(Row {
             id: ran.message.id.clone(),
             epoch: ran.epoch,
@@ -294,6 +315,7 @@ mod tests {
     // S1-067, S1-068, S1-115, S2-013: which failures are tried again, and how often.
     #[test]
     fn failures_are_retried_until_the_limit() {
+        // S1-067, S1-068, S1-115, S2-013.
         check(FailureKind::Trap, 1, Disposition::FailedRetryable);
         check(FailureKind::Trap, 3, Disposition::FailedTerminal);
         check(FailureKind::Retry { delay: None }, 2, Disposition::FailedRetryable);

@@ -1,25 +1,38 @@
 //! How far a component is from its upload to the moment it can run: queued, compiling, ready or failed.
 //!
 //! A compilation that ends its host must not be tried for ever, so its start is counted and committed
-//! before it begins. One that is held by a host that died, or that says nothing any more, is taken over.
+//! before it begins. Whoever compiles keeps a session open for it: where that has ended, or says nothing any more, the
+//! next one takes it over.
 
 use serde_json::json;
-use sqlx::AssertSqlSafe;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
-use crate::{admin::Admin, error::InboxError, problem::Problem};
+use crate::{admin::Admin, error::InboxError, problem::Problem, reach};
 
 /// Starts of a compilation that never came to an end.
 const STARTS_MAX: i32 = 3;
 
-/// Nobody works on it any more: its host said nothing for too long, or has ended.
+/// Nobody works on it any more: the session that was kept open for it has ended, or its host said nothing for too long,
+/// or has ended. A login that may not see when others' sessions began goes by the process id alone.
 const ABANDONED: &str = "(c.state_at < now() - interval '30 seconds' OR c.host_id IS NOT NULL AND NOT EXISTS \
-    (SELECT FROM oncebox.host h WHERE h.host_id = c.host_id AND h.seen_at > now() - interval '30 seconds'))";
+    (SELECT FROM oncebox.host h WHERE h.host_id = c.host_id AND h.seen_at > now() - interval '30 seconds') \
+    OR c.session_pid IS NOT NULL AND NOT EXISTS (SELECT FROM pg_catalog.pg_stat_activity a \
+        WHERE a.pid = c.session_pid AND coalesce(a.backend_start = c.session_began_at, true)))";
+
+/// The session that the row of a compilation names. The component is free again when this is dropped, or ends with its
+/// process.
+#[derive(Debug)]
+pub struct CompilationClaim {
+    session: PgConnection,
+    /// The server's process that serves it.
+    pid: i32,
+}
 
 /// Whether a host may compile a component.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Begun {
-    /// It is compiling now, and the caller's to finish.
-    Yours,
+    /// It is compiling now, and the caller's to finish, who keeps this until then.
+    Yours(CompilationClaim),
     /// It was compiled before, here or elsewhere.
     Ready,
     /// It was found not to fit.
@@ -58,7 +71,8 @@ impl Admin {
             "SELECT c.state, c.problems, c.compile_starts, c.state = 'queued' OR coalesce(c.host_id = $2, false) OR {ABANDONED} AS is_free \
              FROM oncebox.component c WHERE c.digest = $1 FOR UPDATE"
         );
-        const BEGIN: &str = "UPDATE oncebox.component SET state = 'compiling', state_at = now(), host_id = $2, \
+        const BEGIN: &str = "UPDATE oncebox.component SET state = 'compiling', state_at = now(), host_id = $2, session_pid = $3, \
+            session_began_at = (SELECT a.backend_start FROM pg_catalog.pg_stat_activity a WHERE a.pid = $3), \
             compile_starts = compile_starts + 1 WHERE digest = $1";
         let mut tx = self.pool.begin().await?;
         let row: Option<Row> = sqlx::query_as(AssertSqlSafe(look)).bind(digest).bind(host_id).fetch_optional(&mut *tx).await?;
@@ -71,22 +85,35 @@ impl Admin {
         }
         if row.compile_starts >= STARTS_MAX {
             let problems = vec![ended_the_process(row.compile_starts)];
-            const FAIL: &str =
-                "UPDATE oncebox.component SET state = 'failed', state_at = now(), host_id = NULL, problems = $2 WHERE digest = $1";
+            const FAIL: &str = "UPDATE oncebox.component SET state = 'failed', state_at = now(), host_id = NULL, session_pid = NULL, session_began_at = NULL, \
+                problems = $2 WHERE digest = $1";
             sqlx::query(FAIL).bind(digest).bind(json!(problems)).execute(&mut *tx).await?;
             tx.commit().await?;
             return Ok(Begun::Failed(problems));
         }
-        sqlx::query(BEGIN).bind(digest).bind(host_id).execute(&mut *tx).await?;
+        let claim = self.open_claim().await?;
+        sqlx::query(BEGIN).bind(digest).bind(host_id).bind(claim.pid).execute(&mut *tx).await?;
         tx.commit().await?;
-        Ok(Begun::Yours)
+        Ok(Begun::Yours(claim))
     }
 
-    /// The compilation goes on; said every few seconds.
-    pub async fn compiling_goes_on(&self, digest: &[u8], host_id: Option<i64>) -> Result<(), InboxError> {
-        const BEAT: &str = "UPDATE oncebox.component SET state_at = now() \
-            WHERE digest = $1 AND state = 'compiling' AND host_id IS NOT DISTINCT FROM $2";
-        sqlx::query(BEAT).bind(digest).bind(host_id).execute(&self.pool).await?;
+    async fn open_claim(&self) -> Result<CompilationClaim, InboxError> {
+        let mut session = reach::connect(&self.options).await?;
+        let pid = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut session).await?;
+        Ok(CompilationClaim { session, pid })
+    }
+
+    /// The compilation goes on; said every few seconds. A session that broke is replaced, unless somebody else has taken
+    /// the component over meanwhile.
+    pub async fn compiling_goes_on(&self, digest: &[u8], host_id: Option<i64>, claim: &mut CompilationClaim) -> Result<(), InboxError> {
+        const BEAT: &str = "UPDATE oncebox.component SET state_at = now(), session_pid = pg_backend_pid(), \
+            session_began_at = (SELECT a.backend_start FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_backend_pid()) \
+            WHERE digest = $1 AND state = 'compiling' AND host_id IS NOT DISTINCT FROM $2 AND session_pid = $3";
+        let before = claim.pid;
+        if claim.session.ping().await.is_err() {
+            *claim = self.open_claim().await?;
+        }
+        sqlx::query(BEAT).bind(digest).bind(host_id).bind(before).execute(&mut claim.session).await?;
         Ok(())
     }
 
@@ -94,7 +121,7 @@ impl Admin {
     /// becomes of it.
     pub async fn end_compiling(&self, digest: &[u8], host_id: Option<i64>, ended: &Compiled) -> Result<bool, InboxError> {
         const END: &str = "UPDATE oncebox.component SET state = $3, problems = $4, compile_ms = $5, state_at = now(), host_id = NULL, \
-            compile_starts = CASE WHEN $3 = 'queued' THEN greatest(compile_starts - 1, 0) ELSE compile_starts END \
+            session_pid = NULL, session_began_at = NULL, compile_starts = CASE WHEN $3 = 'queued' THEN greatest(compile_starts - 1, 0) ELSE compile_starts END \
             WHERE digest = $1 AND state = 'compiling' AND host_id IS NOT DISTINCT FROM $2";
         let (state, problems, compile_ms) = match ended {
             Compiled::Ready { compile_ms } => ("ready", &[][..], Some(*compile_ms)),

@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -15,10 +18,11 @@ use tokio::{
 use crate::{
     breaker::{BreakerState, Breakers},
     claim::{Claimant, Claimed},
-    complete::{Completion, Disposition},
+    complete::{Completion, Disposition, Recorded},
     due::Due,
     error::InboxError,
     handler::{Failure, Handler, Handlers},
+    lease::Interrupted,
     message::Message,
     order,
     pace::Pace,
@@ -55,8 +59,14 @@ pub struct ConsumerInbox {
     stale: OnceLock<Arc<Notify>>,
     /// What payloads are decoded with, where they come in the wire format of a schema registry.
     pub(crate) decoder: OnceLock<Decoder>,
+    /// Longest call of a handler that the host allows, whatever the policy says.
+    deadline_max: Option<Duration>,
     /// Event types that have metrics of their own; a producer can invent any number of them.
     event_types: Mutex<HashSet<String>>,
+    /// Deliveries that were refused, since their message was done already; the host takes the count away when it reports it.
+    duplicates: Arc<AtomicU64>,
+    /// Leases whose runs ended for no fault of their messages, which the database is still to be told.
+    interrupted: Mutex<Vec<Interrupted>>,
 }
 
 /// How long a schema is waited for at a time; it comes all the same.
@@ -82,6 +92,22 @@ impl ConsumerInbox {
         sessions: Arc<Sessions>,
         handlers: Arc<dyn Handlers>,
     ) -> Arc<Self> {
+        let schemas = Schemas::new(&policy.schemas);
+        Self::with_schemas(consumer_id, tenant, name, policy, owner, sessions, handlers, schemas)
+    }
+
+    /// The same with the schemas of its policy, which were compiled where that holds up nobody.
+    #[allow(clippy::too_many_arguments, reason = "those of `new`, and what it would compile")]
+    pub fn with_schemas(
+        consumer_id: i32,
+        tenant: String,
+        name: String,
+        policy: Policy,
+        owner: String,
+        sessions: Arc<Sessions>,
+        handlers: Arc<dyn Handlers>,
+        schemas: Schemas,
+    ) -> Arc<Self> {
         let pace = Pace::new(policy.batch.messages_max);
         let breakers = Breakers::new(&tenant, &name, policy.breaker.clone());
         let memory = policy.limits.memory_bytes as u64;
@@ -89,9 +115,10 @@ impl ConsumerInbox {
         let caps =
             ConsumerCaps { transactions_max: policy.limits.transactions_max, messages_per_second: policy.limits.messages_per_second };
         sessions.scheduler().set_caps(sessions.tenant_id, consumer_id, caps);
-        let schemas = Schemas::new(&policy.schemas);
+        let deadline_max = sessions.scheduler().deadline_max(sessions.tenant_id);
         // A counter that begins with its first case would not be seen to rise.
         metrics::counter!("oncebox_suspect_ids_total", "tenant" => tenant.clone(), "consumer" => name.clone()).increment(0);
+        metrics::counter!("oncebox_claims_withdrawn_total", "tenant" => tenant.clone(), "consumer" => name.clone()).increment(0);
         Arc::new(Self {
             consumer_id,
             tenant,
@@ -107,8 +134,16 @@ impl ConsumerInbox {
             schemas,
             stale: OnceLock::new(),
             decoder: OnceLock::new(),
+            deadline_max,
             event_types: Mutex::default(),
+            duplicates: Arc::default(),
+            interrupted: Mutex::default(),
         })
+    }
+
+    /// Its tenant's sessions.
+    pub fn sessions(&self) -> &Arc<Sessions> {
+        &self.sessions
     }
 
     /// Decode payloads by the schemas of a registry.
@@ -168,6 +203,17 @@ impl ConsumerInbox {
         self.breakers.untold();
     }
 
+    /// Stop handlers that run: their transactions are rolled back, and their messages come again with attempts
+    /// as before. Returns how many transactions were told.
+    pub fn stop_handlers(&self) -> usize {
+        self.sessions.scheduler().stop(self.consumer_id)
+    }
+
+    /// The longest call of a handler, where the host or the tenant's limits allow less than the policy says.
+    pub fn deadline_cut(&self) -> Option<Duration> {
+        self.deadline_max.filter(|most| *most < Duration::from_millis(self.policy.limits.deadline_ms))
+    }
+
     /// The live handlers.
     pub fn handlers(&self) -> Arc<dyn Handlers> {
         self.handlers.borrow().clone()
@@ -209,7 +255,8 @@ impl ConsumerInbox {
 
     /// Wall clock for one call of a handler.
     pub(crate) fn deadline(&self, handler: &Arc<dyn Handler>) -> Duration {
-        handler.deadline().unwrap_or(Duration::from_millis(self.policy.limits.deadline_ms))
+        let deadline = handler.deadline().unwrap_or(Duration::from_millis(self.policy.limits.deadline_ms));
+        self.deadline_max.map_or(deadline, |most| deadline.min(most))
     }
 
     /// What a message is in order with.
@@ -223,6 +270,16 @@ impl ConsumerInbox {
         Claimant { consumer_id: self.consumer_id, generation, payload: self.policy.payload }
     }
 
+    /// Leases that the database is still to be told of.
+    pub(crate) fn interrupted(&self) -> MutexGuard<'_, Vec<Interrupted>> {
+        self.interrupted.lock().expect("no panic while held")
+    }
+
+    /// Returns the counter of refused duplicates, which is this inbox's alone as long as it counts.
+    pub fn duplicates(&self) -> Arc<AtomicU64> {
+        self.duplicates.clone()
+    }
+
     /// The event type as a label of metrics.
     fn label(&self, event_type: &str) -> String {
         let mut known = self.event_types.lock().expect("no panic while held");
@@ -234,27 +291,46 @@ impl ConsumerInbox {
 
     /// Count and log what a claim answered (S0-009, S0-040).
     pub(crate) fn count_claim(&self, message: &Message, claimed: &Claimed) {
+        let outcome = claimed.name();
         metrics::counter!("oncebox_claims_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
-            "event_type" => self.label(&message.event_type), "outcome" => claimed.name())
+            "event_type" => self.label(&message.event_type), "outcome" => outcome)
         .increment(1);
-        if let Claimed::Known { status, same_payload, .. } = claimed {
-            tracing::debug!(
-                tenant = self.tenant,
-                consumer = self.name,
-                message_id = message.id,
-                trace_id = message.trace_id(),
-                status,
-                same_payload,
-                "duplicate skipped"
-            );
+        if claimed.is_duplicate() {
+            self.duplicates.fetch_add(1, Ordering::Relaxed);
+        }
+        let (tenant, consumer, message_id, event_type) = (&self.tenant, &self.name, &message.id, &message.event_type);
+        let trace_id = message.trace_id();
+        match claimed {
+            Claimed::Known { status, same_payload, .. } => {
+                tracing::debug!(tenant, consumer, message_id, event_type, trace_id, outcome, status, same_payload, "duplicate skipped");
+            }
+            _ => tracing::debug!(tenant, consumer, message_id, event_type, trace_id, outcome, "message claimed"),
         }
     }
 
-    /// A claim that waited in vain for another session's claim of the same message; it is made again.
-    pub(crate) fn count_elsewhere(&self) {
+    /// Count and log a claim that waited in vain for another session's claim of one of these messages; it is made again.
+    /// Which of them it was, PostgreSQL does not tell: their event type is named where they have one.
+    pub(crate) fn count_elsewhere<'a>(&self, messages: impl Iterator<Item = &'a Message>) {
+        let (mut event_type, mut count) = (None, 0);
+        for message in messages {
+            count += 1;
+            event_type = match event_type {
+                None => Some(&*message.event_type),
+                Some(known) if known == message.event_type => Some(known),
+                Some(_) => Some(""),
+            };
+        }
+        let event_type = event_type.unwrap_or_default();
         metrics::counter!("oncebox_claims_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
-            "event_type" => "", "outcome" => "in_flight_elsewhere")
+            "event_type" => self.label(event_type), "outcome" => "in_flight_elsewhere")
         .increment(1);
+        tracing::debug!(tenant = self.tenant, consumer = self.name, event_type, messages = count, "claim in flight elsewhere");
+    }
+
+    /// Count claims that were written and taken back, since there was no time to run them.
+    pub(crate) fn count_withdrawn(&self, withdrawn: usize) {
+        metrics::counter!("oncebox_claims_withdrawn_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone())
+            .increment(withdrawn as u64);
     }
 
     /// How long a handler took, also one that was stopped.
@@ -270,13 +346,27 @@ impl ConsumerInbox {
         .increment(1);
     }
 
-    /// Log a failure once, where it becomes a row.
-    pub(crate) fn log_failure(&self, message: &Message, failure: &Failure, disposition: Disposition, attempt: u32) {
-        metrics::counter!("oncebox_failures_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
-            "event_type" => self.label(&message.event_type), "reason" => failure.kind.name())
-        .increment(1);
+    /// Count and log failures whose rows are committed, of these messages.
+    pub(crate) fn tell_failures<'a>(&self, messages: impl Iterator<Item = &'a Message> + Clone, failures: impl Iterator<Item = Recorded>) {
+        for Recorded { message_id, failure, disposition, attempt } in failures {
+            if let Some(message) = messages.clone().find(|message| message.id == message_id) {
+                self.log_failure(message, &failure, disposition, attempt);
+            }
+        }
+    }
+
+    /// Count and log a failure whose row is committed. One that parks its message is logged as that (S1-088).
+    fn log_failure(&self, message: &Message, failure: &Failure, disposition: Disposition, attempt: u32) {
+        self.count_failure(&message.event_type, failure.kind.name());
+        let reason = failure.kind.reason();
         if disposition == Disposition::Parked {
-            self.count_parked(message, failure.kind.name());
+            let Message { id, event_type, .. } = message;
+            return self.log_parked(&Parked {
+                attempt: Some(attempt),
+                error: Some(&failure.text),
+                trace_id: message.trace_id(),
+                ..Parked::new(id, event_type, &reason)
+            });
         }
         tracing::warn!(
             tenant = self.tenant,
@@ -285,30 +375,52 @@ impl ConsumerInbox {
             event_type = message.event_type,
             trace_id = message.trace_id(),
             attempt,
-            reason = failure.kind.reason(),
+            reason,
             error = failure.text,
             disposition = disposition.status(),
             "message failed"
         );
     }
 
-    fn count_parked(&self, message: &Message, reason: &str) {
-        metrics::counter!("oncebox_parked_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
-            "event_type" => self.label(&message.event_type), "reason" => reason.split(':').next().unwrap_or(reason).to_owned())
+    /// Count a run that failed, or that ended without an answer.
+    pub(crate) fn count_failure(&self, event_type: &str, reason: &'static str) {
+        metrics::counter!("oncebox_failures_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
+            "event_type" => self.label(event_type), "reason" => reason)
         .increment(1);
     }
 
-    /// Log a message that is kept for a person.
-    pub(crate) fn log_parked(&self, message: &Message, reason: &str) {
-        self.count_parked(message, reason);
-        tracing::warn!(
-            tenant = self.tenant,
-            consumer = self.name,
-            message_id = message.id,
-            event_type = message.event_type,
-            trace_id = message.trace_id(),
-            reason,
-            "message parked"
-        );
+    /// Count and log a message that is kept for a person.
+    pub(crate) fn log_parked(&self, parked: &Parked<'_>) {
+        let Parked { message_id, event_type, trace_id, reason, attempt, error, collides_with } = *parked;
+        metrics::counter!("oncebox_parked_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
+            "event_type" => self.label(event_type), "reason" => reason.split(':').next().unwrap_or(reason).to_owned())
+        .increment(1);
+        let (tenant, consumer) = (&self.tenant, &self.name);
+        tracing::warn!(tenant, consumer, message_id, event_type, trace_id, reason, attempt, error, collides_with, "message parked");
+    }
+}
+
+/// A message that is kept for a person, as it is told.
+pub(crate) struct Parked<'a> {
+    /// The id of its row.
+    pub(crate) message_id: &'a str,
+    /// Its event type; empty where it has none.
+    pub(crate) event_type: &'a str,
+    /// The trace it is part of.
+    pub(crate) trace_id: Option<&'a str>,
+    /// Why, as its row says.
+    pub(crate) reason: &'a str,
+    /// Which run parked it; none where it never ran.
+    pub(crate) attempt: Option<u32>,
+    /// What that run said.
+    pub(crate) error: Option<&'a str>,
+    /// The known id that it came with, where another payload has that.
+    pub(crate) collides_with: Option<&'a str>,
+}
+
+impl<'a> Parked<'a> {
+    /// One of which no more is known.
+    pub(crate) fn new(message_id: &'a str, event_type: &'a str, reason: &'a str) -> Self {
+        Self { message_id, event_type, trace_id: None, reason, attempt: None, error: None, collides_with: None }
     }
 }

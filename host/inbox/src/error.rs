@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use sqlx::migrate::MigrateError;
+
 use crate::{
     problem::Problem,
+    scheduler::Stopped,
     tx::{StatementError, answered},
 };
 
@@ -13,6 +16,12 @@ pub enum InboxError {
     /// The database cannot be reached, or a connection broke outside a handler.
     #[error("the database is not reachable: {}", plain(.0))]
     Unreachable(#[source] sqlx::Error),
+    /// The server answers, and holds no database of this name.
+    #[error("database `{database}` does not exist; `oncebox migrate` creates it")]
+    NoDatabase {
+        /// Its name.
+        database: String,
+    },
     /// The database that a tenant named cannot be reached.
     #[error("the database of tenant `{tenant}` is not reachable: {}", plain(.source))]
     PlaceAway {
@@ -32,15 +41,33 @@ pub enum InboxError {
     /// The answer to COMMIT was lost. Claiming again finds out what became of it.
     #[error("the answer to a commit was lost: {}", plain(.0))]
     CommitUnknown(#[source] sqlx::Error),
-    /// The connection broke while a handler ran; its message is suspect now.
+    /// The connection broke alone while a handler ran; its message is suspect now.
     #[error("the connection broke while message `{message_id}` ran")]
     LostInHandler {
-        /// The message that ran.
+        /// The message that ran, or the first of those that ran together.
         message_id: String,
+        /// From the front of the batch, the messages that ran on it.
+        among: usize,
+    },
+    /// The connection broke while a handler ran, and others with it: nothing is known of its message.
+    #[error("connections to the database broke, one of them while message `{message_id}` ran; it runs again and nothing is counted")]
+    LostInOutage {
+        /// The message that ran, or the first of those that ran together.
+        message_id: String,
+        /// From the front of the batch, the messages that ran on it.
+        among: usize,
     },
     /// Another session holds a claim on one of these messages.
     #[error("a message of the batch is in flight elsewhere")]
     InFlightElsewhere,
+    /// Another process holds a lock of the host's for too long.
+    #[error("{text}")]
+    HostLocked {
+        /// What it is taken for.
+        purpose: &'static str,
+        /// For operators: who holds it, and what to do.
+        text: String,
+    },
     /// The consumer requires a newer generation of deployments than this host has loaded.
     #[error("the deployments loaded here are stale")]
     StaleDeployments,
@@ -52,11 +79,30 @@ pub enum InboxError {
         /// When to offer them again.
         again_in: Duration,
     },
+    /// The host stopped a transaction before its end. Its messages have lost nothing.
+    #[error("{}", match why {
+        Stopped::GaveWay => "a transaction held a place that is kept for other tenants for too long and was rolled back; it runs again",
+        Stopped::Withdrawn => "a transaction was rolled back: its consumer or tenant is to rest",
+    })]
+    Stopped {
+        /// Why.
+        why: Stopped,
+    },
     /// The tenant's database is away, and someone else tries it.
     #[error("the database is away; it is tried again in {} ms", again_in.as_millis())]
     DatabaseAway {
         /// When to try again.
         again_in: Duration,
+    },
+    /// Connections begin without the options that they ask for: something stands between the host and PostgreSQL.
+    #[error(
+        "the startup options {} of a connection do not reach PostgreSQL; a pooler such as PgBouncer drops them, and the \
+         host's limits and rights rest on them: connect to PostgreSQL directly",
+        named(lost)
+    )]
+    OptionsLost {
+        /// Names of the options.
+        lost: Vec<String>,
     },
     /// The schema of a payload cannot be asked for.
     #[error("{0}")]
@@ -97,8 +143,11 @@ pub enum InboxError {
     Sealed(String),
     /// A migration failed.
     #[error("a migration failed: {0}")]
-    Migration(#[from] sqlx::migrate::MigrateError),
+    Migration(#[from] MigrateError),
 }
+
+/// How long the messages of a stopped transaction wait before they ask for a place again.
+const STOPPED: Duration = Duration::from_millis(250);
 
 /// Who has to do something about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,13 +174,28 @@ impl InboxError {
 
     /// Whether the same call may succeed later.
     pub fn is_retryable(&self) -> bool {
-        self.blame() == Blame::Host && !matches!(self, Self::Migration(_) | Self::Sealed(_))
+        self.blame() == Blame::Host
+            && !matches!(self, Self::Migration(_) | Self::Sealed(_) | Self::OptionsLost { .. } | Self::NoDatabase { .. })
+    }
+
+    /// Whether the database is away, and may answer the same call later without anybody changing anything: as opposed to
+    /// one that is there and refuses.
+    pub fn is_away(&self) -> bool {
+        match self {
+            Self::Unreachable(error) | Self::PlaceAway { source: error, .. } | Self::Refused(error) | Self::CommitUnknown(error) => {
+                is_of_outage(error)
+            }
+            Self::Migration(MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) => is_of_outage(error),
+            Self::DatabaseAway { .. } | Self::InFlightElsewhere => true,
+            _ => false,
+        }
     }
 
     /// How long to wait before the same call, where that is known and nothing is wrong with the call itself.
     pub fn again_in(&self) -> Option<Duration> {
         match self {
             Self::BreakerOpen { again_in, .. } | Self::DatabaseAway { again_in } => Some(*again_in),
+            Self::Stopped { .. } => Some(STOPPED),
             _ => None,
         }
     }
@@ -140,6 +204,25 @@ impl InboxError {
     pub fn is_outcome_known(&self) -> bool {
         !matches!(self, Self::CommitUnknown(_))
     }
+}
+
+/// Whether an error of the driver comes of an outage.
+fn is_of_outage(error: &sqlx::Error) -> bool {
+    match error {
+        // A connection that is refused, broken, cut off in the middle of a message, or not answered; a name that is not
+        // resolved for now.
+        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::Protocol(_) => true,
+        sqlx::Error::Database(answer) => answer.code().is_some_and(|code| {
+            // Connections that broke, resources that ran out, operators that intervened, the system's own trouble; a
+            // standby that is about to become the primary, or was it until now; locks of others.
+            ["08", "53", "57", "58"].iter().any(|class| code.starts_with(class)) || ["25006", "55P03", "40001", "40P01"].contains(&&*code)
+        }),
+        _ => false,
+    }
+}
+
+fn named(names: &[String]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
 fn joined(problems: &[Problem]) -> String {

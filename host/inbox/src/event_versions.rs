@@ -40,6 +40,7 @@ mod tests {
     // S1-114: a handler is found by the event's type and version.
     #[test]
     fn versions_are_padded_and_words_lie_in_no_range() {
+        // S1-114.
         check("2", "2", true);
         check("2", "v2.7", true);
         check("2", "3", false);

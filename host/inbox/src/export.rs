@@ -6,7 +6,7 @@ use sqlx::{PgPool, Row};
 
 use crate::{
     admin::Admin,
-    browse::{Filter, InboxDetail, InboxRow},
+    browse::{Depth, Filter, InboxDetail, InboxRow},
     error::InboxError,
     headers,
     story::StoryEvent,
@@ -40,7 +40,8 @@ impl Admin {
         let consumer = self.consumer(tenant, consumer).await?;
         let limit = filter.limit.min(EXPORTED_MAX);
         let filter = Filter { tenant: Some(tenant.to_owned()), consumer: Some(consumer.name.clone()), limit, ..filter.clone() };
-        let mut rows = self.inbox_list(&filter).await?;
+        // Whoever exports reads all of it.
+        let mut rows = self.inbox_list_to(&filter, Depth::Whole).await?;
         let place = self.place(&self.tenant(tenant).await?)?.pool;
         let ids = |rows: &[InboxRow]| rows.iter().map(|row| row.message_id.clone()).collect::<Vec<_>>();
         let mut records = HashMap::new();

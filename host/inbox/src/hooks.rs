@@ -6,7 +6,7 @@
 //! `ONCEBOX_FAILPOINT=inbox:claim:after` kills the first time the process comes by,
 //! `inbox:claim:after@7` the seventh time. Sabotage exists with that feature only:
 //! `ONCEBOX_SABOTAGE=ack_before_commit` switches a named defect on, so that the suite can show
-//! that it would notice.
+//! that it would notice. `ONCEBOX_CLOCK_AHEAD_S` is another clock of the host's.
 
 use std::sync::{
     Mutex, PoisonError,
@@ -145,6 +145,18 @@ fn kill_self() -> ! {
     std::process::abort()
 }
 
+/// What a native library cannot bear and no bound knows of: with the feature `test-hooks`, the process aborts as soon as a
+/// consumer has subscribed to the topic that `ONCEBOX_CRASH_TOPIC` names.
+pub fn subscribed(topics: &[String]) {
+    #[cfg(feature = "test-hooks")]
+    if std::env::var("ONCEBOX_CRASH_TOPIC").is_ok_and(|topic| topics.contains(&topic)) {
+        eprintln!("a topic that a native library cannot bear: this process aborts");
+        std::process::abort();
+    }
+    #[cfg(not(feature = "test-hooks"))]
+    let _ = topics;
+}
+
 /// Whether a named defect is switched on.
 #[cfg(not(feature = "test-hooks"))]
 #[inline(always)]
@@ -153,7 +165,14 @@ pub const fn sabotage(_name: &str) -> bool {
 }
 
 #[cfg(feature = "test-hooks")]
-pub use test_hooks::{sabotage, switch_sabotage};
+pub use test_hooks::{host_clock, sabotage, switch_sabotage};
+
+/// What time it is by the clock of this host, which decides nothing.
+#[cfg(not(feature = "test-hooks"))]
+#[inline(always)]
+pub fn host_clock() -> chrono::DateTime<chrono::Utc> {
+    chrono::Utc::now()
+}
 
 #[cfg(feature = "test-hooks")]
 mod test_hooks {
@@ -180,6 +199,15 @@ mod test_hooks {
     /// Whether a named defect is switched on.
     pub fn sabotage(name: &str) -> bool {
         SABOTAGE.read().unwrap_or_else(PoisonError::into_inner).as_deref() == Some(name)
+    }
+
+    static CLOCK_AHEAD_S: LazyLock<i64> = LazyLock::new(|| {
+        std::env::var("ONCEBOX_CLOCK_AHEAD_S").map_or(0, |text| text.parse().expect("ONCEBOX_CLOCK_AHEAD_S is a number of seconds"))
+    });
+
+    /// What time it is by the clock of this host, or of one that is so many seconds ahead of it.
+    pub fn host_clock() -> chrono::DateTime<chrono::Utc> {
+        chrono::Utc::now() + chrono::TimeDelta::seconds(*CLOCK_AHEAD_S)
     }
 
     /// Switch to another defect, or to none: for tests that run the inbox in their own process.

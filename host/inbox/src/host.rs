@@ -1,8 +1,10 @@
 //! The hosts that run, and how far each is with a consumer's deployments.
 
+use std::collections::BTreeMap;
+
 use chrono::{DateTime, Utc};
 
-use crate::{admin::Admin, breaker::BreakerState, error::InboxError};
+use crate::{admin::Admin, breaker::BreakerState, error::InboxError, start::forget_starts};
 
 /// How far a host is with a generation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,6 +118,17 @@ pub struct HostRun {
     pub error: Option<String>,
 }
 
+/// Deliveries of a consumer that hosts refused, since their message was done already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
+pub struct Duplicates {
+    /// How many, at least: a host adds what it refused every two seconds, and one that dies has not added its last.
+    pub refused: i64,
+    /// Since when they are counted.
+    pub since: DateTime<Utc>,
+    /// When a host added some last; none before the first.
+    pub last_at: Option<DateTime<Utc>>,
+}
+
 /// A host that was not seen for this long is taken for gone: nobody waits for it.
 pub(crate) const GONE: &str = "interval '10 seconds'";
 
@@ -135,8 +148,10 @@ impl Admin {
 
     /// A host ends.
     pub async fn host_ends(&self, host_id: i64) -> Result<(), InboxError> {
-        sqlx::query("DELETE FROM oncebox.host WHERE host_id = $1").bind(host_id).execute(&self.pool).await?;
-        Ok(())
+        let mut tx = self.pool.begin().await?;
+        forget_starts(&mut tx, host_id).await?;
+        sqlx::query("DELETE FROM oncebox.host WHERE host_id = $1").bind(host_id).execute(&mut *tx).await?;
+        Ok(tx.commit().await?)
     }
 
     /// The hosts that live.
@@ -169,6 +184,32 @@ impl Admin {
         const BREAKERS: &str = "UPDATE oncebox.host_consumer SET breakers = $3 WHERE host_id = $1 AND consumer_id = $2";
         sqlx::query(BREAKERS).bind(host_id).bind(consumer_id).bind(sqlx::types::Json(breakers)).execute(&self.pool).await?;
         Ok(())
+    }
+
+    /// Adds duplicates that a host refused to the counts of their consumers. Those of a consumer that was deleted by now are
+    /// dropped.
+    ///
+    /// # Errors
+    /// The database does not answer. Whether they were added is not known then.
+    pub async fn add_duplicates(&self, refused: &BTreeMap<i32, u64>) -> Result<(), InboxError> {
+        const ADD: &str = "INSERT INTO oncebox.duplicates_refused AS d (consumer_id, refused, since, last_at) \
+            SELECT c.consumer_id, u.refused, c.created_at, now() FROM unnest($1::int[], $2::bigint[]) AS u(id, refused) \
+            JOIN oncebox.consumer c ON c.consumer_id = u.id ORDER BY c.consumer_id \
+            ON CONFLICT (consumer_id) DO UPDATE SET refused = d.refused + excluded.refused, last_at = excluded.last_at";
+        let (ids, counts): (Vec<i32>, Vec<i64>) = refused.iter().map(|(id, count)| (*id, count.cast_signed())).unzip();
+        sqlx::query(ADD).bind(ids).bind(counts).execute(&self.pool).await?;
+        Ok(())
+    }
+
+    /// Returns how many duplicates of a consumer hosts refused.
+    ///
+    /// # Errors
+    /// There is no such consumer, or the database does not answer.
+    pub async fn duplicates(&self, consumer_id: i32) -> Result<Duplicates, InboxError> {
+        const DUPLICATES: &str = "SELECT coalesce(d.refused, 0) AS refused, coalesce(d.since, c.created_at) AS since, d.last_at \
+            FROM oncebox.consumer c LEFT JOIN oncebox.duplicates_refused d USING (consumer_id) WHERE c.consumer_id = $1";
+        let found = sqlx::query_as(DUPLICATES).bind(consumer_id).fetch_optional(&self.pool).await?;
+        found.ok_or_else(|| InboxError::NotFound("the consumer was deleted just now".to_owned()))
     }
 
     async fn fence(&self, consumer_id: i32) -> Result<(), InboxError> {

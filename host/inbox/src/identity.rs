@@ -233,6 +233,7 @@ mod tests {
     // S0-015, S0-016, S1-050: ordered sources, the first that yields wins.
     #[test]
     fn identity_is_found_where_the_policy_says() {
+        // S0-015, S0-016, S1-050.
         check(&[("x-id", "a")], "", "id = [{header = 'x-id'}, 'position']", Ok(("a", "orders")));
         check(&[], "", "id = [{header = 'x-id'}, 'position']", Ok(("orders:T1:3:42", "orders")));
         check(
@@ -242,6 +243,7 @@ mod tests {
             Ok(("7", "paid")),
         );
         check(CE, "", "id = [{header = 'x-id'}, 'cloudevents']", Ok(("/s 1", "t")));
+        // S0-048.
         check(CE, "", "scoped_by_event_type = true", Ok(("t:/s 1", "t")));
         let typed = "scoped_by_event_type = true\nevent_type = [{header = 'x-type'}]\nid = [{header = 'x-id'}]";
         check(&[("x-type", "a:b"), ("x-id", "c")], "", typed, Ok(("a%3Ab:c", "a:b")));
@@ -253,6 +255,7 @@ mod tests {
     fn cloudevents_in_structured_mode() {
         let headers = &[("content-type", "application/cloudevents+json; charset=UTF-8")];
         let event = r#"{"specversion":"1.0","id":"1","source":"/s","type":"t","data":{"a":1}}"#;
+        // S1-051.
         check(headers, event, "", Ok(("/s 1", "t")));
         check(headers, "{", "", Err(Undecodable::BadEvent("it is not JSON".into())));
         let message = decode(record(headers, event), &Identity::default(), None, None).expect("decodes");
@@ -263,6 +266,7 @@ mod tests {
     // S1-122, A8 (c): what cannot be an id is never replaced by a made-up one.
     #[test]
     fn unusable_ids_are_undecodable() {
+        // S1-122.
         check(&[], "x", "id = ['cloudevents']", Err(Undecodable::NoId));
         check(&[("ce_source", "/s"), ("ce_id", "")], "", "", Err(Undecodable::BadId("is empty")));
         check(&[("x-id", "")], "", "id = [{header = 'x-id'}, 'position']", Err(Undecodable::BadId("is empty")));
@@ -280,6 +284,7 @@ mod tests {
             decode(record(headers, payload), &by_position, Some(&sequence), None).map(|m| m.sequence).map_err(|(_, why)| why)
         };
         let in_header = |text| version(&[("v", text)], "", "{ header = 'V' }");
+        // S1-020.
         assert_eq!(in_header("7"), Ok(Some(7)));
         assert_eq!(in_header("9223372036854775806"), Ok(Some(i64::MAX - 1)));
         for text in ["", "-1", "+1", "1.0", "9223372036854775807", "9223372036854775808", "seven"] {

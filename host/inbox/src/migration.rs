@@ -1,14 +1,44 @@
 //! Migrations of a tenant's own tables: named, applied once, by the role that owns them.
 
+use std::time::Duration;
+
 use sha2::{Digest, Sha256};
-use sqlx::{Connection, Executor, PgConnection};
+use sqlx::{Connection, Executor, PgConnection, PgPool};
+use tokio::time::sleep;
 
 use crate::{
     admin::Admin,
     error::{InboxError, plain},
     statements::{self, Statement},
     tenant::Tenant,
+    tx,
 };
+
+/// What a tenant's migration may take of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MigrationBounds {
+    /// Longest wait for a lock, milliseconds. Whatever else wants the table queues behind it.
+    pub lock_timeout_ms: u64,
+    /// Times that a migration is tried which meets locks of others.
+    pub attempts_max: u32,
+    /// Longest statement, milliseconds.
+    pub statement_timeout_ms: u64,
+}
+
+impl Default for MigrationBounds {
+    fn default() -> Self {
+        Self { lock_timeout_ms: 500, attempts_max: 10, statement_timeout_ms: 600_000 }
+    }
+}
+
+/// Pause before a migration is tried again; it doubles.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+/// The longest one.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// How often the holder of a lock is looked for while a migration waits.
+const LOOK: Duration = Duration::from_millis(50);
+/// Name of the sessions that apply migrations, in `pg_stat_activity`.
+const SESSION_NAME: &str = "oncebox migration";
 
 /// A migration that a tenant's schema holds.
 #[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
@@ -43,18 +73,83 @@ impl Admin {
         let what = format!("migration `{name}`");
         let statements = statements::read(sql).map_err(|problems| InboxError::Statements { what: what.clone(), problems })?;
         let credentials = self.credentials(tenant)?;
-        // Statements are told from each other by what a backslash in quotes means.
-        let options = [("search_path", tenant.schema_name.as_str()), ("standard_conforming_strings", "on")];
         let place = self.place(tenant)?;
-        let options = place.options.username(&tenant.owner_login).password(&credentials.owner_password).options(options);
+        self.refuse_beside_another(&place.pool, tenant).await?;
+        let MigrationBounds { lock_timeout_ms, statement_timeout_ms, .. } = self.migrations;
+        // Statements are told from each other by what a backslash in quotes means.
+        let options = [
+            ("search_path", tenant.schema_name.clone()),
+            ("standard_conforming_strings", "on".to_owned()),
+            ("lock_timeout", lock_timeout_ms.to_string()),
+            ("statement_timeout", statement_timeout_ms.to_string()),
+            ("idle_in_transaction_session_timeout", "60s".to_owned()),
+            // A migration whose host died ends, and with it its locks.
+            ("client_connection_check_interval", "500".to_owned()),
+        ];
+        let options = place
+            .options
+            .application_name(SESSION_NAME)
+            .username(&tenant.owner_login)
+            .password(&credentials.owner_password)
+            .options(options);
         let mut connection = PgConnection::connect_with(&options).await?;
-        let applied = self.run_migration(&mut connection, &credentials.secret, name, &statements, &digest).await;
+        let applied = self.try_migration(&mut connection, &place.pool, &credentials.secret, name, &statements, &digest).await;
         let _ = connection.close().await; // what is not committed by now never is
-        applied.map_err(|error| InboxError::Invalid(format!("{what} was not applied: {error}")))?;
+        applied.map_err(|refusal| refusal.into_error(&what))?;
         if let Err(error) = self.copy_migrations(tenant).await {
             tracing::warn!(tenant = tenant.name, migration = name, %error, "a migration is recorded in the tenant's own database alone; it is copied later");
         }
         Ok(true)
+    }
+
+    /// Refuses a migration while another one of the tenant runs: one whose request was given up goes on to its end,
+    /// within its bounds, and the same name and text is answered by what became of it.
+    async fn refuse_beside_another(&self, pool: &PgPool, tenant: &Tenant) -> Result<(), InboxError> {
+        // The session of one that has ended lives on for a moment, idle; it may yet read what others changed in the catalog,
+        // for which it begins a transaction of its own.
+        const RUNS: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE usename = $1 AND application_name = $2 \
+            AND xact_start IS NOT NULL AND state <> 'idle')";
+        if sqlx::query_scalar(RUNS).bind(&tenant.owner_login).bind(SESSION_NAME).fetch_one(pool).await? {
+            return Err(InboxError::conflict(format!(
+                "a migration of tenant `{}` is being applied; give this one again when that has ended. A migration goes on when its request \
+                 was given up, and the same name and text again says what became of it",
+                tenant.name
+            )));
+        }
+        Ok(())
+    }
+
+    /// Applies a migration, again after a pause where a lock was not to be had in time. Nothing of a migration is kept,
+    /// and no lock of it, while it pauses.
+    async fn try_migration(
+        &self,
+        connection: &mut PgConnection,
+        pool: &PgPool,
+        secret: &[u8; 32],
+        name: &str,
+        statements: &[Statement],
+        digest: &[u8],
+    ) -> Result<(), Refusal> {
+        let backend: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *connection).await?;
+        let (mut pause, mut attempt, mut holder) = (PAUSE_MIN, 1, None);
+        loop {
+            let ran = tokio::select! {
+                ran = self.run_migration(connection, secret, name, statements, digest) => ran,
+                never = look_for_holder(pool, backend, &mut holder) => match never {},
+            };
+            let refusal = match ran {
+                Err(refusal) if refusal.is_busy() => refusal,
+                ran => return ran,
+            };
+            if attempt >= self.migrations.attempts_max {
+                return Err(Refusal { busy: Some(Busy { attempts: attempt, holder }), ..refusal });
+            }
+            tracing::info!(migration = name, attempt, holder, "migration waits: a lock was not to be had in time");
+            connection.set_row_bytes_max(usize::MAX);
+            connection.execute("ROLLBACK").await?;
+            sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
+            (pause, attempt) = ((pause * 2).min(PAUSE_MAX), attempt + 1);
+        }
     }
 
     async fn run_migration(
@@ -72,7 +167,7 @@ impl Admin {
         for statement in statements {
             // Alone and over the extended protocol, which takes no second statement beside it.
             let query = sqlx::query(sqlx::AssertSqlSafe(statement.text.clone())).persistent(false);
-            query.execute(&mut *connection).await.map_err(|error| Refusal { line: Some(statement.line), error })?;
+            query.execute(&mut *connection).await.map_err(|error| Refusal { line: Some(statement.line), error, busy: None })?;
         }
         connection.set_row_bytes_max(usize::MAX);
         // Constraints that wait for the end are the migration's own, and their errors are read here.
@@ -100,11 +195,54 @@ struct Refusal {
     /// The line of the statement that it was said to.
     line: Option<usize>,
     error: sqlx::Error,
+    /// Set where it was tried for the last time.
+    busy: Option<Busy>,
+}
+
+/// What stood in the way of a migration.
+struct Busy {
+    attempts: u32,
+    /// Who held the lock, as far as that was seen.
+    holder: Option<String>,
+}
+
+impl Refusal {
+    /// Whether it met locks of others: another try may find none.
+    fn is_busy(&self) -> bool {
+        tx::answered(&self.error).is_some_and(|answer| matches!(answer.sqlstate.as_str(), "55P03" | "40P01"))
+    }
+
+    fn into_error(self, what: &str) -> InboxError {
+        let Some(Busy { attempts, holder }) = &self.busy else {
+            return InboxError::Invalid(format!("{what} was not applied: {self}"));
+        };
+        let held = holder.clone().unwrap_or_else(|| "who held it was gone before it was seen".to_owned());
+        InboxError::conflict(format!(
+            "{what} was not applied: {self}; it was tried {attempts} times, and gives way so that messages do not queue behind it; {held}. \
+             Wait for that to end, or end it, and apply the migration again"
+        ))
+    }
+}
+
+/// Keeps in mind who holds the lock that a session waits for. Never ends.
+async fn look_for_holder(pool: &PgPool, backend: i32, holder: &mut Option<String>) -> std::convert::Infallible {
+    const HOLDER: &str = "SELECT format('%s is held by process %s, login `%s`%s%s', \
+            coalesce((SELECT 'relation `' || l.relation::regclass || '`' FROM pg_locks l \
+                WHERE l.pid = $1 AND NOT l.granted AND l.relation IS NOT NULL LIMIT 1), 'the lock'), a.pid, a.usename, \
+            CASE WHEN a.application_name <> '' THEN ' (' || a.application_name || ')' END, \
+            ', ' || a.state || ', its transaction ' || (extract(epoch FROM clock_timestamp() - a.xact_start))::int || ' s old') \
+        FROM unnest(pg_blocking_pids($1)) AS b (pid) JOIN pg_stat_activity a USING (pid) ORDER BY a.xact_start LIMIT 1";
+    loop {
+        sleep(LOOK).await;
+        if let Ok(Some(found)) = sqlx::query_scalar(HOLDER).bind(backend).fetch_optional(pool).await {
+            *holder = Some(found);
+        }
+    }
 }
 
 impl From<sqlx::Error> for Refusal {
     fn from(error: sqlx::Error) -> Self {
-        Self { line: None, error }
+        Self { line: None, error, busy: None }
     }
 }
 

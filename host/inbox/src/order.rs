@@ -1,7 +1,8 @@
-//! What runs in order: the number of the lock that messages of one key, or of one partition, share.
+//! What runs in order: the number that messages of one key, or of one partition, share.
 //!
-//! Whoever runs or settles one of them holds that lock to its commit; the host functions `claim`, `resume` and
-//! `complete` say how. Two keys of one number would only wait for each other.
+//! Whoever runs or settles one of them holds their lock to its commit, which is the upper half of that number among the
+//! locks of their consumer; the host functions `claim_messages`, `resume` and `complete` say how. Two keys of one lock
+//! wait for each other, and are nothing else to each other.
 
 use std::collections::HashMap;
 
@@ -15,7 +16,7 @@ use crate::{
     policy::Order,
 };
 
-/// The lock of a message that was decoded. None: it is in order with nothing.
+/// The number of what a message that was decoded is in order with. None: it is in order with nothing.
 pub(crate) fn ordering(consumer_id: i32, order: Order, message: &Message) -> Option<i64> {
     let hash = Sha256::new_with_prefix(consumer_id.to_be_bytes());
     let hash = match order {

@@ -1,9 +1,14 @@
 //! How large a consumer's transactions are, how many run side by side, and whether they carry
 //! savepoints.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use tokio::sync::OwnedMutexGuard;
+
+use crate::hooks;
 
 /// Commits in a row after which the batch doubles, at first and where nothing stands against it.
 const CLEAN_COMMITS: u32 = 100;
@@ -38,7 +43,11 @@ impl Turn {
 
 #[derive(Debug)]
 struct State {
+    /// Messages of a transaction, as far as they stand in each other's way.
     size: usize,
+    /// Messages that a transaction has time for. What is claimed and not run is written, taken back and written again: the
+    /// slower the database, the more.
+    fits: usize,
     /// Transactions take turns. Large ones in turn do more than small ones side by side that run into
     /// each other, and never into a deadlock.
     in_turn: bool,
@@ -49,6 +58,21 @@ struct State {
     patience: u32,
     /// Share of failed messages, averaged over the window.
     failing: f64,
+}
+
+/// How much of what it claimed a transaction had time for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Fit {
+    /// Messages that it ran.
+    pub ran: usize,
+    /// Messages that it settled, duplicates included.
+    pub settled: usize,
+    /// Claims that it took back, since its time was over.
+    pub withdrawn: usize,
+    /// Its time was over before it came to every message.
+    pub is_cut: bool,
+    /// From the answer to its claim to the end of its last run.
+    pub took: Duration,
 }
 
 /// How a transaction guards its messages against each other.
@@ -75,7 +99,14 @@ impl Pace {
     pub fn new(messages_max: usize) -> Self {
         Self {
             messages_max,
-            state: Mutex::new(State { size: messages_max, in_turn: false, clean: 0, patience: CLEAN_COMMITS, failing: 0.0 }),
+            state: Mutex::new(State {
+                size: messages_max,
+                fits: messages_max,
+                in_turn: false,
+                clean: 0,
+                patience: CLEAN_COMMITS,
+                failing: 0.0,
+            }),
             turn: Arc::default(),
         }
     }
@@ -83,7 +114,7 @@ impl Pace {
     /// Size and mode of the next transaction.
     pub fn next(&self) -> (usize, Mode) {
         let state = self.state.lock().expect("no panic while held");
-        (state.size, if state.failing > FAILURE_SHARE { Mode::Savepoints } else { Mode::Optimistic })
+        (state.size.min(state.fits), if state.failing > FAILURE_SHARE { Mode::Savepoints } else { Mode::Optimistic })
     }
 
     /// Whether transactions take turns.
@@ -120,6 +151,24 @@ impl Pace {
     /// The server had no room for so many claims.
     pub fn crowded(&self) {
         self.state.lock().expect("no panic while held").shrink();
+    }
+
+    /// A transaction committed after it had worked on its claims for `took` of the `time` that it had. What it did not come to
+    /// is not claimed the next time. Where it came to all that it was let claim, the next one claims as many as there was time
+    /// for at this speed, at most twice as many: so no more is ever taken back than was run since the last time, and a database
+    /// that is quick again has full batches after a few.
+    pub fn fitted(&self, fit: Fit, time: Duration) {
+        let mut state = self.state.lock().expect("no panic while held");
+        if hooks::sabotage("what_fits_unlearned") {
+            return;
+        }
+        if fit.is_cut {
+            state.fits = fit.ran.max(1);
+        } else if fit.settled >= state.fits {
+            let each = fit.took.as_secs_f64() / fit.settled as f64;
+            let room = (time.as_secs_f64() / each.max(f64::MIN_POSITIVE)) as usize;
+            state.fits = room.clamp(state.fits, state.fits * 2).min(self.messages_max);
+        }
     }
 
     /// A transaction committed.
@@ -181,6 +230,56 @@ mod tests {
         assert!(pace.turn().await.0.is_some());
         commit(&pace, CLEAN_COMMITS * 2);
         assert!(pace.turn().await.0.is_none(), "side by side again");
+    }
+
+    const TIME: Duration = Duration::from_millis(50);
+
+    /// A batch of messages that take this long each, in microseconds; claims written, and messages settled.
+    fn batch(pace: &Pace, mut each_us: impl FnMut() -> u64) -> (usize, usize) {
+        let claimed = pace.next().0;
+        let (mut ran, mut took) = (0, Duration::ZERO);
+        while ran < claimed && (ran == 0 || took < TIME) {
+            took += Duration::from_micros(each_us());
+            ran += 1;
+        }
+        let withdrawn = claimed - ran;
+        pace.fitted(Fit { ran, settled: ran, withdrawn, is_cut: withdrawn > 0, took }, TIME);
+        (claimed, ran)
+    }
+
+    #[test]
+    fn what_fits_is_learned_at_once_and_grows_back() {
+        let pace = Pace::new(64);
+        assert_eq!(batch(&pace, || 10_000), (64, 5));
+        (0..10).for_each(|_| assert_eq!(batch(&pace, || 10_000), (5, 5)));
+        assert_eq!(batch(&pace, || 200_000), (5, 1));
+        (0..10).for_each(|_| assert_eq!(batch(&pace, || 200_000), (1, 1)));
+        let sizes: Vec<_> = (0..8).map(|_| batch(&pace, || 100).0).collect();
+        assert_eq!(sizes, [1, 2, 4, 8, 16, 32, 64, 64]);
+        // As many as there is time for, not twice as many.
+        assert_eq!(batch(&pace, || 1_250), (64, 40));
+        (0..10).for_each(|_| assert_eq!(batch(&pace, || 1_250), (40, 40)));
+        assert_eq!(batch(&pace, || 1_000).0, 40);
+        assert_eq!(batch(&pace, || 1_000).0, 50);
+    }
+
+    // However the database turns, from message to message or from hour to hour, a message is written twice on average at most.
+    #[test]
+    fn claims_stay_within_twice_what_completes() {
+        use rand::{Rng, SeedableRng, rngs::StdRng};
+        for seed in 0..200 {
+            let mut rng = StdRng::seed_from_u64(seed);
+            let pace = Pace::new(rng.random_range(1..=1_000));
+            let (mut claims, mut completed, mut scale) = (0, 0, 1_000);
+            for _ in 0..500 {
+                if rng.random_bool(0.1) {
+                    scale = 10_u64.pow(rng.random_range(1..6));
+                }
+                let (claimed, ran) = batch(&pace, || rng.random_range(0..=scale));
+                (claims, completed) = (claims + claimed, completed + ran);
+            }
+            assert!(claims <= 2 * completed + pace.messages_max, "seed {seed}: {claims} claims for {completed} messages");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use crate::{
     claim::{Claimed, Offered},
     complete::{Disposition, unrouted as unrouted_disposition},
-    consumer::ConsumerInbox,
+    consumer::{ConsumerInbox, Parked},
     error::InboxError,
     handler::Failure,
     identity::Undecodable,
@@ -37,6 +37,14 @@ pub fn invalid(message: Message, ordering: Option<i64>, fault: &str) -> Offered 
 pub fn is_unrouted(offered: &Offered) -> bool {
     offered.reason.as_deref() == Some(NO_ROUTE)
 }
+
+/// Whether a message is kept because its id is another one's; the id of its row holds its hash, so that it cannot be again.
+pub(crate) fn is_collision(offered: &Offered) -> bool {
+    offered.reason.as_deref() == Some(COLLISION)
+}
+
+/// What its row says.
+const COLLISION: &str = "collision";
 
 /// What its row says; the host function that settles it reads this too.
 const NO_ROUTE: &str = "no_route";
@@ -72,7 +80,11 @@ impl ConsumerInbox {
             disposition if is_unrouted(offered) => return self.count_run(&offered.message, disposition),
             _ => {}
         }
-        self.log_parked(&offered.message, offered.reason.as_deref().unwrap_or_default());
+        let Offered { message, reason, .. } = offered;
+        let reason = reason.as_deref().unwrap_or_default();
+        let collides_with = if reason == COLLISION { message.id.rsplit_once('#').map(|(known, _)| known) } else { None };
+        let (id, event_type) = (&message.id, &message.event_type);
+        self.log_parked(&Parked { trace_id: message.trace_id(), collides_with, ..Parked::new(id, event_type, reason) });
     }
 }
 
@@ -81,7 +93,7 @@ pub fn collision(message: &Message) -> Offered {
     let mut newcomer = message.clone();
     let hash = message.payload_hash.map_or_else(|| "tombstone".to_owned(), |hash| hex::encode(&hash[..8]));
     newcomer.id = format!("{}#{hash}", message.id);
-    Offered { message: newcomer, version: None, reason: Some("collision".to_owned()), ordering: None }
+    Offered { message: newcomer, version: None, reason: Some(COLLISION.to_owned()), ordering: None }
 }
 
 /// A message whose row PostgreSQL does not take.

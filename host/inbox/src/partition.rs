@@ -3,24 +3,28 @@
 
 use std::sync::Arc;
 
-use chrono::{TimeDelta, Utc};
+use chrono::TimeDelta;
 use futures::FutureExt;
 
 use crate::{
     breaker::{Admission as Passage, LOOK_AGAIN, Probe},
     claim::{As, Claimed, Offered},
+    clock::DatabaseClock,
     consumer::ConsumerInbox,
     error::InboxError,
     handler::Handlers,
     hooks,
     identity::{self, Undecodable},
     message::{Message, Record},
-    parking,
+    parking::{self, is_collision},
     policy::{Ack, Collision, PastHorizon, Policy},
     process::{Admitted, Routed, Settled},
     scheduler::Admission,
     suspects::Suspects,
 };
+
+/// Outages in a row that messages at the front may meet before they are suspected to make them.
+const OUTAGES_MAX: u32 = 2;
 
 /// Messages that are run under a lease after a sign that one of them kills the process; as many as
 /// were under way together, where those are more.
@@ -36,6 +40,11 @@ pub struct PartitionInbox {
     partition: i32,
     /// Messages that are still to be stored instead of run.
     probation: usize,
+    /// Messages at the front, one of which may have broken its connection. Half of them run together; the last one that is
+    /// left is stored, to run alone and be counted before it does.
+    suspected: usize,
+    /// Outages in a row that struck while messages ran, without progress between them.
+    outages: u32,
     /// Messages that are to be settled one by one, after a batch failed at its commit.
     singles: usize,
     /// Something new was settled: the process did not die at what it found here first. Duplicates
@@ -44,6 +53,7 @@ pub struct PartitionInbox {
     /// The probation row is gone.
     cleared: bool,
     suspects: Suspects,
+    clock: DatabaseClock,
     /// Leave to begin, got beforehand.
     admitted: Option<Admitted>,
 }
@@ -75,10 +85,13 @@ impl PartitionInbox {
             topic: topic.to_owned(),
             partition,
             probation,
+            suspected: 0,
+            outages: 0,
             singles: 0,
             moved: false,
             cleared: false,
             suspects,
+            clock: DatabaseClock::default(),
             admitted: None,
         })
     }
@@ -139,12 +152,15 @@ impl PartitionInbox {
     }
 
     async fn process_with(&mut self, admitted: &mut Admitted, handlers: &dyn Handlers, records: &[Record]) -> Result<usize, InboxError> {
-        let routes = self.route(handlers, records);
+        let horizon_ms = self.horizon_ms().await?;
+        let routes = self.route(handlers, records, horizon_ms);
         let settled = match routes.first() {
             None => return Ok(0),
             Some(Route::Park(_)) => self.park_front(&admitted.admission, handlers.generation(), &routes).await?,
             Some(Route::Run(_)) => self.run_front(admitted, handlers.generation(), routes).await?,
         };
+        self.suspected = self.suspected.saturating_sub(settled);
+        self.outages = 0;
         if self.moved {
             self.progressed(&admitted.admission).await?;
         }
@@ -163,11 +179,10 @@ impl PartitionInbox {
         }
     }
 
-    fn route(&mut self, handlers: &dyn Handlers, records: &[Record]) -> Vec<Route> {
+    fn route(&mut self, handlers: &dyn Handlers, records: &[Record], horizon_ms: Option<i64>) -> Vec<Route> {
         let generation = handlers.generation();
         let records = records.iter().take(self.batch_max()).cloned();
         let mut routes = Vec::with_capacity(records.len());
-        let horizon_ms = self.horizon_ms();
         let mut decoded = 0;
         for record in records {
             if decoded > DECODED_BYTES_MAX {
@@ -202,11 +217,13 @@ impl PartitionInbox {
     }
 
     /// Records of an earlier time may have run and be forgotten, where that matters to the policy. A message is remembered from
-    /// the time that it completed, which is no earlier than its record's. Clocks may differ by an hour.
-    fn horizon_ms(&self) -> Option<i64> {
+    /// the time that it completed, which is no earlier than its record's. Clocks of producers may be an hour ahead of the
+    /// database's; that of the host does not matter.
+    async fn horizon_ms(&mut self) -> Result<Option<i64>, InboxError> {
         let Policy { replay, retention, .. } = &self.consumer.policy;
-        let days = retention.days().filter(|_| replay.past_horizon == PastHorizon::Park)?;
-        Some((Utc::now() - TimeDelta::days(days) + TimeDelta::hours(1)).timestamp_millis())
+        let Some(days) = retention.days().filter(|_| replay.past_horizon == PastHorizon::Park) else { return Ok(None) };
+        let now = self.clock.now(self.consumer.sessions.admin()).await?;
+        Ok(Some((now - TimeDelta::days(days) + TimeDelta::hours(1)).timestamp_millis()))
     }
 
     /// Everything at the front that is to be parked.
@@ -224,31 +241,29 @@ impl PartitionInbox {
         Ok(parked.len())
     }
 
-    /// Keep messages for a person; those whose id is taken by another payload under an id of their own.
+    /// Keep messages for a person; those whose id is taken by another payload under an id of their own. Each delivery is
+    /// counted by the claim of the row that keeps it.
     async fn park(&mut self, admission: &Admission, generation: i64, parked: &[Offered]) -> Result<(), InboxError> {
         let claims = self.consumer.store(admission, generation, parked, As::Parked).await?;
         self.moved |= claims.contains(&Claimed::New);
-        for (offered, claimed) in parked.iter().zip(&claims) {
-            if *claimed == Claimed::New {
-                self.consumer.count_kept(offered);
+        let mut collisions = Vec::new();
+        for (Offered { message, .. }, claimed) in parked.iter().zip(&claims) {
+            if !is_collision(&parked[0]) && self.collides(claimed) {
+                collisions.push(parking::collision(message));
+            } else {
+                self.consumer.count_claim(message, claimed);
             }
         }
-        let messages: Vec<_> = parked.iter().map(|offered| &offered.message).collect();
-        let collisions = self.collisions(&messages, &claims);
-        if collisions.is_empty() || is_collision(&parked[0]) {
+        if collisions.is_empty() {
             return Ok(());
         }
         Box::pin(self.park(admission, generation, &collisions)).await
     }
 
-    /// What came with a known id and another payload: neither a duplicate, nor to be lost.
-    fn collisions(&self, messages: &[&Message], claims: &[Claimed]) -> Vec<Offered> {
-        if self.consumer.policy.collision == Collision::Ignore || hooks::sabotage("collisions_dropped") {
-            return Vec::new();
-        }
-        let collides = |claimed: &Claimed| matches!(claimed, Claimed::Known { same_payload: false, .. });
-        let collided = messages.iter().zip(claims).filter(|(_, claimed)| collides(claimed));
-        collided.map(|(message, _)| parking::collision(message)).collect()
+    /// Whether a message came with a known id and another payload: neither a duplicate, nor to be lost.
+    fn collides(&self, claimed: &Claimed) -> bool {
+        let is_kept = self.consumer.policy.collision != Collision::Ignore && !hooks::sabotage("collisions_dropped");
+        is_kept && matches!(claimed, Claimed::Known { same_payload: false, .. })
     }
 
     /// Everything at the front that is to be run, or stored to be run.
@@ -260,7 +275,11 @@ impl PartitionInbox {
                 Route::Park(_) => None,
             })
             .collect();
-        let (batch, settled) = if self.probation > 0 || self.consumer.policy.ack == Ack::AfterInsert {
+        let (batch, settled) = if self.probation > 0 || self.suspected == 1 || self.consumer.policy.ack == Ack::AfterInsert {
+            let mut batch = batch;
+            if self.suspected > 0 {
+                batch.truncate(self.suspected);
+            }
             let settled = self.store(&admitted.admission, generation, &batch).await?;
             (batch, settled)
         } else {
@@ -272,8 +291,8 @@ impl PartitionInbox {
             (batch, settled)
         };
         self.moved |= settled.claims.iter().any(Claimed::is_ours);
-        let messages: Vec<_> = batch.iter().map(message).collect();
-        let collisions = self.collisions(&messages, &settled.claims);
+        let collided = batch.iter().zip(&settled.claims).filter(|(_, claimed)| self.collides(claimed));
+        let collisions: Vec<_> = collided.map(|(routed, _)| parking::collision(message(routed))).collect();
         if !collisions.is_empty() {
             self.park(&admitted.admission, generation, &collisions).await?;
         }
@@ -311,16 +330,20 @@ impl PartitionInbox {
 
     /// Store messages instead of running them: the retry workers count each attempt before it runs.
     async fn store(&mut self, admission: &Admission, generation: i64, batch: &[Routed]) -> Result<Settled, InboxError> {
-        let reason = (self.probation > 0).then(|| "probation".to_owned());
+        let reason = (self.probation > 0 || self.suspected == 1).then(|| "probation".to_owned());
         let offered: Vec<_> = batch.iter().map(|routed| Offered { reason: reason.clone(), ..routed.offered.clone() }).collect();
         let claims = self.consumer.store(admission, generation, &offered, As::Received).await?;
         let new = claims.iter().filter(|claimed| **claimed == Claimed::New).count();
         self.probation = self.probation.saturating_sub(new);
-        Ok(Settled { claims, ran: Vec::new(), alone: false, sampled: Vec::new() })
+        Ok(Settled::stored(claims))
     }
 
     async fn settle(&mut self, admitted: &mut Admitted, batch: &[Routed]) -> Result<Settled, InboxError> {
-        let size = if self.singles > 0 { 1 } else { batch.len() };
+        let size = match self.suspected {
+            _ if self.singles > 0 => 1,
+            0 => batch.len(),
+            suspected => suspected.div_ceil(2).min(batch.len()),
+        };
         match self.consumer.settle(admitted, batch, size).await {
             Ok(settled) => {
                 if self.singles > 0 {
@@ -332,8 +355,15 @@ impl PartitionInbox {
             }
             Err(error) => {
                 match error {
-                    InboxError::LostInHandler { .. } => self.probation = on_probation(&self.consumer),
-                    InboxError::InFlightElsewhere => self.consumer.count_elsewhere(),
+                    InboxError::LostInHandler { among, .. } => self.suspect(among),
+                    // Where every run of the same messages meets an outage, one of them may make it.
+                    InboxError::LostInOutage { among, .. } => {
+                        self.outages += 1;
+                        if self.outages >= OUTAGES_MAX || self.suspected > 0 {
+                            self.suspect(among);
+                        }
+                    }
+                    InboxError::InFlightElsewhere => self.consumer.count_elsewhere(batch.iter().map(message)),
                     _ => {}
                 }
                 Err(error)
@@ -341,9 +371,23 @@ impl PartitionInbox {
         }
     }
 
+    /// So many messages ran on a connection that broke, the last of them when it did. Whichever it was is found by halving.
+    fn suspect(&mut self, among: usize) {
+        self.suspected = if hooks::sabotage("suspicion_forgotten") { 0 } else { among };
+        let Self { consumer, topic, partition, .. } = self;
+        tracing::warn!(
+            tenant = consumer.tenant,
+            consumer = consumer.name,
+            topic = *topic,
+            partition = *partition,
+            messages = among,
+            "a connection broke while a handler ran; the messages that ran on it run in halves"
+        );
+    }
+
     fn report(&self, batch: &[Routed], settled: &Settled) {
-        for (routed, claimed) in batch.iter().zip(&settled.claims) {
-            self.consumer.count_claim(&routed.offered.message, claimed);
+        for (routed, claimed) in batch.iter().zip(&settled.claims).filter(|(_, claimed)| !self.collides(claimed)) {
+            self.consumer.count_claim(message(routed), claimed);
         }
         for (index, disposition, _) in &settled.ran {
             self.consumer.count_run(message(&batch[*index]), *disposition);
@@ -367,11 +411,6 @@ impl PartitionInbox {
 
 fn on_probation(consumer: &ConsumerInbox) -> usize {
     PROBATION_MESSAGES.max(consumer.policy.batch.messages_max)
-}
-
-/// Whether a message is parked because its id collided; its new id holds its hash, so it cannot again.
-fn is_collision(offered: &Offered) -> bool {
-    offered.reason.as_deref() == Some("collision")
 }
 
 fn message(routed: &Routed) -> &Message {

@@ -28,15 +28,12 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{
-    Connection, PgConnection, PgPool,
-    postgres::{PgConnectOptions, PgPoolOptions},
-};
+use sqlx::{Connection, PgConnection, PgPool, postgres::PgConnectOptions};
 
 pub use address::DatabaseUrl;
 pub use mirror::Drift;
 
-use crate::{admin::Admin, error::InboxError, tenant::Tenant};
+use crate::{admin::Admin, error::InboxError, reach, tenant::Tenant};
 
 /// Connections of the host's login in a tenant's database: for people who look into its inbox, mostly.
 const CONNECTIONS_MAX: u32 = 3;
@@ -105,28 +102,19 @@ impl Places {
 
 impl Place {
     fn at(url: &DatabaseUrl) -> Self {
-        let options = url.options().clone().application_name("oncebox host");
-        let pool = PgPoolOptions::new()
-            .max_connections(CONNECTIONS_MAX)
+        let options = reach::noticing_silence(url.options().clone().application_name("oncebox host"));
+        let pool = reach::pool(CONNECTIONS_MAX, CONNECT_TIMEOUT)
             .min_connections(0)
             .idle_timeout(IDLE)
-            .acquire_timeout(CONNECT_TIMEOUT)
-            .connect_lazy_with(options.clone().options([
-                ("lock_timeout", ABSENCE_MAX_MS),
-                ("statement_timeout", STATEMENT_MAX_MS),
-                ("client_connection_check_interval", "500"),
-            ]));
+            .connect_lazy_with(options.clone().options([("lock_timeout", ABSENCE_MAX_MS), ("statement_timeout", STATEMENT_MAX_MS)]));
         Self { pool, is_own: true, options }
     }
 
     /// A connection for one piece of work. It is not the pool's: work that is given up half way closes its
     /// connection, and whoever is stopped in the middle loses its locks soon.
     async fn connect(&self) -> Result<PgConnection, InboxError> {
-        let options = self.options.clone().options([
-            ("lock_timeout", ABSENCE_MAX_MS),
-            ("idle_in_transaction_session_timeout", ABSENCE_MAX_MS),
-            ("client_connection_check_interval", "500"),
-        ]);
+        let options =
+            self.options.clone().options([("lock_timeout", ABSENCE_MAX_MS), ("idle_in_transaction_session_timeout", ABSENCE_MAX_MS)]);
         Ok(answered_within(CONNECT_TIMEOUT, PgConnection::connect_with(&options)).await??)
     }
 }

@@ -1,7 +1,9 @@
 //! What a consumer is told to do, as its owner writes it in TOML and as its row keeps it.
 
+mod apart;
 mod check;
 mod explain;
+mod native;
 mod readiness;
 mod reading;
 mod retry;
@@ -11,18 +13,19 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::schemas::Schemas;
 pub use self::{
+    apart::apart,
     check::PolicyProblem,
+    native::{TOPICS_MAX, group_fault, is_pattern, properties_fault, topic_fault, topics_fault},
     readiness::{Answer, Standing},
     reading::toml_error,
     retry::{Jitter, Preset, Retry},
-    schemas::PayloadSchema,
+    schemas::{PayloadSchema, Schemas},
 };
 
 /// The policy of one consumer. Unknown keys are refused.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table with a policy; `policy_file` names a file")]
 pub struct Policy {
     /// Topics to read.
     pub topics: Vec<String>,

@@ -7,14 +7,14 @@ use tokio::time::Instant;
 
 use crate::{
     claim::{As, Claimed, Offered, claim},
-    complete::{Completion, Disposition, Ran, complete},
+    complete::{Completion, Disposition, Ran, Recorded, complete},
     consumer::ConsumerInbox,
     error::InboxError,
     handler::{DeliveryKind, Failure, FailureKind, Handler},
     hooks,
     message::Message,
     order::Held,
-    pace::{Mode, Turn},
+    pace::{Fit, Mode, Turn},
     policy::Dedup,
     run::{Ended, Job, run},
     scheduler::Admission,
@@ -64,6 +64,17 @@ pub(crate) struct Settled {
     pub(crate) alone: bool,
     /// Messages that completed, on which candidates are to be tried.
     pub(crate) sampled: Vec<Sampled>,
+    /// Failures that it recorded, to be told.
+    pub(crate) failures: Vec<Recorded>,
+    /// How much of what it claimed it had time for.
+    pub(crate) fit: Fit,
+}
+
+impl Settled {
+    /// Messages that were claimed, in a transaction that ran none of them.
+    pub(crate) fn stored(claims: Vec<Claimed>) -> Self {
+        Self { claims, ran: Vec::new(), alone: false, sampled: Vec::new(), failures: Vec::new(), fit: Fit::default() }
+    }
 }
 
 /// What a transaction has done so far.
@@ -107,8 +118,8 @@ pub(crate) enum Stop {
     AtClaim { failure: Failure },
     /// The server's lock table has no room for this many claims.
     Crowded(InboxError),
-    /// The connection broke while a message ran.
-    Lost { index: usize },
+    /// The connection broke while a message ran, or several together; `among` so many, from the first, had run on it.
+    Lost { index: usize, among: usize },
     /// The host's own trouble.
     Host(InboxError),
 }
@@ -129,9 +140,15 @@ impl ConsumerInbox {
             admitted.turn = self.pace.try_turn();
         }
         let transaction = self.sessions.begin_admitted(&admitted.admission).await?;
+        let began = std::time::Instant::now();
         let ended = match self.work(&transaction, batch, mode).await {
             Ok(settled) => commit(transaction).await.map(|()| settled),
             Err(stop) => {
+                // Before the rollback, which may wait for a server that is away.
+                let stop = match stop {
+                    Stop::Lost { index, among } => self.lost(&batch[index].offered.message, among, began).await,
+                    stop => stop,
+                };
                 transaction.rollback().await;
                 Err(stop)
             }
@@ -142,13 +159,29 @@ impl ConsumerInbox {
         ended
     }
 
+    /// The connection broke while a message ran. It is suspect where that one broke alone; an outage says nothing of it.
+    async fn lost(&self, message: &Message, among: usize, began: std::time::Instant) -> Stop {
+        let message_id = message.id.clone();
+        let is_alone = self.sessions.broke_alone(&self.who(&message_id), began).await;
+        Stop::Host(match is_alone {
+            true => InboxError::LostInHandler { message_id, among },
+            false => InboxError::LostInOutage { message_id, among },
+        })
+    }
+
+    /// A message among all of a tenant's.
+    pub(crate) fn who(&self, message_id: &str) -> String {
+        format!("{}/{message_id}", self.consumer_id)
+    }
+
     /// Everything between BEGIN and COMMIT, in order.
     async fn work(&self, transaction: &Transaction<'_>, batch: &[Routed], mode: Mode) -> Result<Settled, Stop> {
-        let started = Instant::now();
         let claims = self.claim_live(transaction, batch).await.map_err(at_claim)?;
+        // What the claim takes, it takes for all of them.
+        let started = Instant::now();
         let sequenced = self.sequenced(transaction, batch, &claims).await?;
         let mut done = Done { claims, sequenced, ..Done::default() };
-        let mut sampled = Vec::new();
+        let (mut sampled, mut fit) = (Vec::new(), Fit::default());
         let mut next = 0;
         while let Some(routed) = batch.get(next) {
             let index = next;
@@ -159,7 +192,7 @@ impl ConsumerInbox {
                 continue; // a duplicate, settled by its row, or not its turn: nothing runs for it
             }
             if !done.ran.is_empty() && started.elapsed() >= self.batch_duration() {
-                self.withdraw(&mut done, batch, index);
+                fit = Fit { is_cut: true, withdrawn: self.withdraw(&mut done, batch, index), ..fit };
                 break;
             }
             if routed.handler.takes_batches() {
@@ -171,6 +204,7 @@ impl ConsumerInbox {
             let (disposition, kind) = self.handle(transaction, routed, index, mode, &mut done.completion, &mut sampled).await?;
             done.ended(index, routed, disposition, kind);
         }
+        fit = Fit { ran: done.ran.len(), settled: done.claims.len(), took: started.elapsed(), ..fit };
         for (routed, claimed) in batch.iter().zip(&done.claims) {
             match claimed {
                 Claimed::Waiting { is_due } => done.completion.waits(&routed.offered, *is_due),
@@ -181,7 +215,7 @@ impl ConsumerInbox {
         self.move_sequence(transaction, &done.sequenced).await.map_err(at_completion)?;
         complete(transaction, self.consumer_id, &done.completion).await.map_err(at_completion)?;
         self.due_after(&done.completion);
-        Ok(Settled { claims: done.claims, ran: done.ran, alone: false, sampled })
+        Ok(Settled { claims: done.claims, ran: done.ran, alone: false, sampled, failures: done.completion.recorded(), fit })
     }
 
     /// Claim what is about to be run. Without deduplication everything is new and no row says so; the
@@ -250,7 +284,8 @@ impl ConsumerInbox {
             }
             Ended::Contention(failure) => Err(Stop::Contention { failure }),
             Ended::Abandoned(failure) => Err(Stop::Abandoned { index, failure }),
-            Ended::Lost => Err(Stop::Lost { index }),
+            Ended::Lost => Err(Stop::Lost { index, among: index + 1 }),
+            Ended::Stopped(why) => Err(Stop::Host(InboxError::Stopped { why })),
         }
     }
 
@@ -266,9 +301,7 @@ impl ConsumerInbox {
         if self.policy.dedup == Dedup::Off {
             return Err(Stop::Abandoned { index, failure: failure.clone() });
         }
-        let disposition = completion.failed(routed.ran(), failure, &self.policy);
-        self.log_failure(&routed.offered.message, failure, disposition, 1);
-        Ok(disposition)
+        Ok(completion.failed(routed.ran(), failure, &self.policy))
     }
 
     /// Bring the front of a batch to an end, however often its transaction has to be repeated: at
@@ -286,6 +319,9 @@ impl ConsumerInbox {
                     settled.sampled.drain(..).for_each(|sampled| self.shadows.offer(sampled));
                     let failed = settled.ran.iter().filter(|(_, disposition, _)| *disposition != Disposition::Completed).count();
                     self.pace.committed(settled.ran.len(), failed);
+                    self.pace.fitted(settled.fit, self.batch_duration());
+                    self.count_withdrawn(settled.fit.withdrawn);
+                    self.tell_failures(batch.iter().map(|routed| &routed.offered.message), settled.failures.drain(..));
                     return Ok(settled);
                 }
                 Err(stop) => stop,
@@ -316,12 +352,14 @@ impl ConsumerInbox {
                 Stop::AtClaim { failure } => {
                     let Routed { offered, generation, .. } = &batch[0];
                     let claimed = self.park_unclaimable(&admitted.admission, *generation, &offered.message, &failure).await?;
-                    return Ok(Settled { claims: vec![claimed], ran: Vec::new(), alone, sampled: Vec::new() });
+                    return Ok(Settled { alone, ..Settled::stored(vec![claimed]) });
                 }
                 Stop::Abandoned { index: 0, failure } => return self.record_alone(&admitted.admission, &batch[0], failure).await,
                 // What stands before it is settled first, so that positions stay in order.
                 Stop::Abandoned { index, .. } => size = index,
-                Stop::Lost { index } => return Err(InboxError::LostInHandler { message_id: batch[index].offered.message.id.clone() }),
+                Stop::Lost { index, among } => {
+                    return Err(InboxError::LostInHandler { message_id: batch[index].offered.message.id.clone(), among });
+                }
                 Stop::Host(error) if hooks::sabotage("attempt_on_host_fault") => {
                     return self.record_alone(&admitted.admission, &batch[0], Failure::new(FailureKind::Other, error.to_string())).await;
                 }
@@ -340,7 +378,6 @@ impl ConsumerInbox {
         let mut ran = Vec::new();
         if claims[0] == Claimed::New || hooks::sabotage("failure_written_by_upsert") {
             let disposition = completion.failed(routed.ran(), &failure, &self.policy);
-            self.log_failure(message, &failure, disposition, 1);
             ran.push((0, disposition, Some(failure.kind)));
         } else if let Claimed::Waiting { is_due } = claims[0] {
             completion.waits(&routed.offered, is_due); // it failed before its turn, and runs again in its turn
@@ -348,8 +385,9 @@ impl ConsumerInbox {
         complete(&transaction, self.consumer_id, &completion).await?;
         self.due_after(&completion);
         commit(transaction).await.map_err(stopped)?;
+        self.tell_failures(std::iter::once(message), completion.recorded().into_iter());
         claims.truncate(1);
-        Ok(Settled { claims, ran, alone: false, sampled: Vec::new() })
+        Ok(Settled { ran, ..Settled::stored(claims) })
     }
 
     /// A message whose row PostgreSQL does not take is kept under its position.
@@ -362,7 +400,6 @@ impl ConsumerInbox {
     ) -> Result<Claimed, InboxError> {
         let parked = crate::parking::unclaimable(message, failure);
         let claims = self.store_together(admission, generation, std::slice::from_ref(&parked), As::Parked).await.map_err(stopped)?;
-        self.log_parked(message, parked.reason.as_deref().unwrap_or_default());
         claims.into_iter().next().ok_or_else(|| InboxError::Invalid("a claim of one message had no answer".to_owned()))
     }
 
@@ -407,8 +444,13 @@ impl ConsumerInbox {
         hooks::point("inbox:park:before");
         commit(transaction).await?;
         hooks::point("inbox:park:after");
-        if r#as == As::Received {
-            self.due.now();
+        match r#as {
+            As::Received => self.due.now(),
+            As::Parked => {
+                let kept = offered.iter().zip(&claims).filter(|(_, claimed)| **claimed == Claimed::New);
+                kept.for_each(|(offered, _)| self.count_kept(offered));
+            }
+            As::Completed => {}
         }
         Ok(claims)
     }
@@ -425,15 +467,18 @@ impl ConsumerInbox {
         }
     }
 
-    /// Claims that were not run are taken back, from `index` on; they come again.
-    fn withdraw(&self, done: &mut Done, batch: &[Routed], index: usize) {
+    /// Take back claims that were not run, from `index` on; they come again. The answer is how many were written.
+    fn withdraw(&self, done: &mut Done, batch: &[Routed], index: usize) -> usize {
+        let mut withdrawn = 0;
         for (routed, claimed) in batch.iter().zip(&done.claims).skip(index) {
             let written = claimed.is_ours() && self.policy.dedup == Dedup::Inbox;
             if written && !hooks::sabotage("withdrawn_claims_stay") {
                 done.completion.withdraw(&routed.offered.message.id);
+                withdrawn += 1;
             }
         }
         done.claims.truncate(index);
+        withdrawn
     }
 
     fn batch_duration(&self) -> Duration {

@@ -115,6 +115,7 @@ impl<'a> Rehearsal<'a> {
                 let failure = Failure::new(FailureKind::Crashed, "the connection to the database broke while the message ran");
                 return self.lost(ran, failure).await;
             }
+            Ended::Stopped(why) => return Err(InboxError::Stopped { why }),
         };
         if undo_message(self.tx()).await.is_err() {
             return self.lost(ran, failure).await;

@@ -46,6 +46,7 @@ pub async fn work(consumer: Arc<ConsumerInbox>, stop: CancellationToken) {
             Ok(()) if consumer.due.is_told() => Duration::MAX,
             Ok(()) | Err(InboxError::BreakerOpen { .. }) => IDLE,
             Err(InboxError::DatabaseAway { again_in }) => again_in,
+            Err(error @ InboxError::Stopped { .. }) => error.again_in().unwrap_or(IDLE),
             Err(error) => {
                 tracing::warn!(tenant = consumer.tenant, consumer = consumer.name, %error, "the retry worker waits");
                 TROUBLE
@@ -83,6 +84,7 @@ pub async fn step(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
         admission = consumer.admit(1, true) => admission,
         () = stop.cancelled() => return Ok(0),
     };
+    consumer.tell_interrupted(&admission).await?;
     let Some(mut leased) = consumer.lease(&admission).await? else { return Ok(0) };
     if stop.is_cancelled() {
         // The attempt did not happen.
@@ -104,8 +106,10 @@ enum Undone {
     NotRun,
     /// Its failure is to be recorded in a new transaction.
     Failed(Failure),
-    /// The connection broke while it ran: the lease runs out, and the crash is counted.
+    /// The connection broke alone while it ran: the lease ends, and the crash is counted.
     Lost,
+    /// Connections broke, its own among them: the attempt did not happen.
+    Outage,
     /// The host's trouble.
     Host(InboxError),
 }
@@ -192,8 +196,19 @@ impl ConsumerInbox {
                 Err(undone) => undone,
             };
             match undone {
-                Undone::NotRun => return Ok(()),
-                Undone::Lost => return Err(InboxError::LostInHandler { message_id: leased.message.id.clone() }),
+                Undone::NotRun => {
+                    self.has_lost(leased);
+                    return Ok(());
+                }
+                Undone::Lost => {
+                    // Where that cannot be said, the lease runs out.
+                    let _ = self.end_lease(admission, leased).await;
+                    return Err(InboxError::LostInHandler { message_id: leased.message.id.clone(), among: 1 });
+                }
+                Undone::Outage => {
+                    self.was_interrupted(leased);
+                    return Err(InboxError::LostInOutage { message_id: leased.message.id.clone(), among: 1 });
+                }
                 Undone::Failed(failure) if failure.kind == FailureKind::Contention && repeats < 5 => {
                     repeats += 1;
                     tokio::time::sleep(Duration::from_millis(rand::random_range(1..=10 << repeats))).await;
@@ -206,8 +221,7 @@ impl ConsumerInbox {
                 }
                 Undone::Host(InboxError::StaleDeployments) => return Err(InboxError::StaleDeployments),
                 Undone::Host(error) => {
-                    // Best effort: without it the lease runs out, and the attempt counts as a crash. After a
-                    // commit whose answer was lost it waits for that commit, and releases only what was
+                    // After a commit whose answer was lost it waits for that commit, and releases only what was
                     // rolled back.
                     let _ = self.release(admission, leased, TROUBLE).await;
                     return Err(error);
@@ -232,12 +246,22 @@ impl ConsumerInbox {
         routed: &Routed,
     ) -> Result<(Disposition, Option<FailureKind>), Undone> {
         let transaction = self.sessions.begin_admitted(admission).await?;
+        let began = std::time::Instant::now();
         match self.work_leased(&transaction, leased, routed).await {
-            Ok(ended) => {
+            Ok((disposition, mut completion)) => {
                 hooks::point("retry:commit:before");
                 commit(transaction).await?;
                 hooks::point("retry:commit:after");
-                Ok(ended)
+                let failures = completion.recorded();
+                let kind = failures.first().map(|recorded| recorded.failure.kind.clone());
+                self.tell_failures(std::iter::once(&leased.message), failures.into_iter());
+                Ok((disposition, kind))
+            }
+            Err(Undone::Lost) => {
+                // Before the rollback, which may wait for a server that is away.
+                let is_alone = self.sessions.broke_alone(&self.who(&leased.message.id), began).await;
+                transaction.rollback().await;
+                Err(if is_alone { Undone::Lost } else { Undone::Outage })
             }
             Err(Undone::NotRun) => {
                 commit(transaction).await?;
@@ -255,7 +279,7 @@ impl ConsumerInbox {
         transaction: &Transaction<'_>,
         leased: &Leased,
         routed: &Routed,
-    ) -> Result<(Disposition, Option<FailureKind>), Undone> {
+    ) -> Result<(Disposition, Completion), Undone> {
         let (message, tx) = (&leased.message, transaction.tx());
         if !self.resume(transaction, routed.generation, leased).await? {
             return Err(Undone::NotRun);
@@ -271,31 +295,55 @@ impl ConsumerInbox {
         let ended = run(self.job(routed, leased.attempt, DeliveryKind::Retry), tx).await;
         self.count_duration(message, began.elapsed());
         hooks::point("retry:handle:after");
-        let ended = match ended {
+        let disposition = match ended {
             Ended::Ok(result) => {
                 completion.succeeded(leased.ran(version), result, &self.policy);
                 sequenced.completed(message);
-                (Disposition::Completed, None)
+                Disposition::Completed
             }
             Ended::Failed(failure) => {
                 if let Err(error) = undo_message(tx).await {
                     return Err(if refused(&error).is_some() { Undone::Failed(failure) } else { Undone::Host(error) });
                 }
-                let disposition = completion.failed(leased.ran(version), &failure, &self.policy);
-                self.log_failure(message, &failure, disposition, leased.attempt);
-                (disposition, Some(failure.kind))
+                completion.failed(leased.ran(version), &failure, &self.policy)
             }
             Ended::Contention(failure) | Ended::Abandoned(failure) => return Err(Undone::Failed(failure)),
             Ended::Lost => return Err(Undone::Lost),
+            // The attempt did not happen.
+            Ended::Stopped(why) => return Err(Undone::Host(InboxError::Stopped { why })),
         };
         self.move_sequence(transaction, &sequenced).await.map_err(crate::process::at_completion)?;
         complete(transaction, self.consumer_id, &completion).await.map_err(crate::process::at_completion)?;
         self.due_after(&completion);
-        Ok(ended)
+        Ok((disposition, completion))
     }
 
-    /// Record a failure whose transaction is gone, under the same lease.
+    /// The message of a lease is not ours any more. Where that ran out, since the database was slow or away, whoever took it
+    /// over has counted a crash that was none.
+    fn has_lost(&self, leased: &Leased) {
+        if leased.has_run_out(Duration::from_millis(self.policy.retry.lease_ms)) {
+            self.was_interrupted(leased);
+        }
+    }
+
+    /// Record a failure whose transaction is gone, under the same lease. Where that cannot be done, the attempt did not
+    /// happen: a lease that runs out would count as a crash.
     async fn record_leased(
+        &self,
+        admission: &Admission,
+        leased: &Leased,
+        generation: i64,
+        handler: Option<&Arc<dyn Handler>>,
+        failure: Failure,
+    ) -> Result<(), InboxError> {
+        let recorded = self.record_leased_now(admission, leased, generation, handler, failure).await;
+        if recorded.as_ref().is_err_and(|error| !matches!(error, InboxError::StaleDeployments)) {
+            self.was_interrupted(leased);
+        }
+        recorded
+    }
+
+    async fn record_leased_now(
         &self,
         admission: &Admission,
         leased: &Leased,
@@ -306,7 +354,10 @@ impl ConsumerInbox {
         let transaction = self.sessions.begin_admitted(admission).await?;
         match self.resume(&transaction, generation, leased).await {
             Ok(true) => {}
-            Ok(false) => return commit(transaction).await.map_err(crate::process::stopped),
+            Ok(false) => {
+                self.has_lost(leased);
+                return commit(transaction).await.map_err(crate::process::stopped);
+            }
             Err(error) => {
                 transaction.rollback().await;
                 return Err(error);
@@ -318,7 +369,7 @@ impl ConsumerInbox {
         complete(&transaction, self.consumer_id, &completion).await?;
         self.due_after(&completion);
         commit(transaction).await.map_err(crate::process::stopped)?;
-        self.log_failure(&leased.message, &failure, disposition, leased.attempt);
+        self.tell_failures(std::iter::once(&leased.message), completion.recorded().into_iter());
         self.count_run(&leased.message, disposition);
         if let Some(handler) = handler {
             settled_first(leased, handler, disposition);

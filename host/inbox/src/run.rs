@@ -9,7 +9,7 @@ use tracing::Instrument;
 use crate::{
     handler::{Answer, BatchRun, DeliveryKind, Failure, FailureKind, Handler, Run},
     message::Message,
-    scheduler::Metered,
+    scheduler::{Metered, Stopped},
     tx::Tx,
 };
 
@@ -27,6 +27,8 @@ pub enum Ended<T> {
     Contention(Failure),
     /// The connection broke while the handler ran.
     Lost,
+    /// The host stopped it; the message has lost nothing.
+    Stopped(Stopped),
 }
 
 impl<T> Ended<T> {
@@ -38,6 +40,7 @@ impl<T> Ended<T> {
             Self::Abandoned(failure) => Ended::Abandoned(failure),
             Self::Contention(failure) => Ended::Contention(failure),
             Self::Lost => Ended::Lost,
+            Self::Stopped(why) => Ended::Stopped(why),
         }
     }
 }
@@ -101,12 +104,16 @@ pub async fn run_together(together: Together<'_>, tx: &Tx) -> Ended<Vec<Answer>>
 async fn judge<T>(job: &Job<'_>, deadline: Instant, answer: BoxFuture<'_, Result<T, Failure>>, tx: &Tx) -> Ended<T> {
     let started = Instant::now();
     tx.run_begins().await;
-    let answer = timeout_at(deadline, Metered::new(answer, tx.meter().clone())).instrument(span(job)).await;
+    let answer = timeout_at(deadline, attended(Metered::new(answer, tx.meter().clone()), tx)).instrument(span(job)).await;
     if job.kind != DeliveryKind::Shadow {
         warn_if_slow(job, started.elapsed());
     }
-    let answer =
-        answer.unwrap_or_else(|_| Err(Failure::new(FailureKind::Deadline, format!("stopped after {} ms", job.deadline.as_millis()))));
+    let answer = match answer {
+        Ok(Attended::Answered(answer)) => answer,
+        Ok(Attended::Lost) => return Ended::Lost,
+        Ok(Attended::Stopped(why)) => return Ended::Stopped(why),
+        Err(_) => Err(Failure::new(FailureKind::Deadline, format!("stopped after {} ms", job.deadline.as_millis()))),
+    };
     if tx.is_abandoned().await {
         return Ended::Abandoned(answer.err().unwrap_or_else(|| Failure::new(FailureKind::Deadline, "left a statement unfinished")));
     }
@@ -125,6 +132,33 @@ async fn judge<T>(job: &Job<'_>, deadline: Instant, answer: BoxFuture<'_, Result
             format!("a statement failed and the handler answered ok: {}", error.message),
         )),
         (Ok(answer), _) => Ended::Ok(answer),
+    }
+}
+
+/// What came first while a handler ran.
+enum Attended<T> {
+    Answered(Result<T, Failure>),
+    /// Its session is gone, whether it speaks to the database or computes.
+    Lost,
+    Stopped(Stopped),
+}
+
+/// Wait for a handler's answer for as long as it can be of use.
+async fn attended<T>(answer: impl Future<Output = Result<T, Failure>>, tx: &Tx) -> Attended<T> {
+    let mut lost = std::pin::pin!(tx.lost());
+    tokio::select! {
+        biased;
+        why = tx.meter().stopped() => Attended::Stopped(why),
+        () = &mut lost => Attended::Lost,
+        answer = answer => {
+            // The server may be asked just now whether it knows the session, and its answer is to be read.
+            tokio::select! {
+                biased;
+                () = tx.idle() => {}
+                () = &mut lost => {}
+            }
+            Attended::Answered(answer)
+        }
     }
 }
 

@@ -1,8 +1,14 @@
 //! The host's own schema: the role that owns it, its migrations, and what is taken from PUBLIC.
 
-use sqlx::{Connection, Executor, PgConnection, PgPool, postgres::PgConnectOptions};
+use sqlx::{Connection, Executor, PgConnection, PgPool, migrate::MigrateError, postgres::PgConnectOptions};
 
-use crate::{error::InboxError, tenant::lock_grants};
+use crate::{
+    error::{InboxError, plain},
+    locks::{self, HostLock, MIGRATION_WAIT},
+    reach,
+    tenant::lock_grants_for_session,
+    tx::answered,
+};
 
 pub(crate) static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
 
@@ -40,23 +46,98 @@ const GRANTS: &str = "DO $$ DECLARE g record; BEGIN \
         EXECUTE format('GRANT USAGE ON SCHEMA oncebox_host TO %s', g.roles); \
     END LOOP; END $$";
 
+/// Databases that a server has from its beginning, to connect to while the one that is wanted is created.
+const FIRST_DATABASES: [&str; 2] = ["postgres", "template1"];
+
+/// Create the database, unless it exists; its name where it was created.
+///
+/// # Errors
+/// `Conflict` where this login may not create it, with the statement for one that may.
+pub async fn create_database(options: &PgConnectOptions) -> Result<Option<String>, InboxError> {
+    let database = match reach::connect_to_own(options).await {
+        Ok(connection) => {
+            let _ = connection.close().await; // it exists
+            return Ok(None);
+        }
+        Err(InboxError::NoDatabase { database }) => database,
+        Err(error) => return Err(error),
+    };
+    let create = format!("CREATE DATABASE {}", quoted(&database));
+    let mut refusal = None;
+    for first in FIRST_DATABASES {
+        let created = match reach::connect(&options.clone().database(first)).await {
+            Ok(mut connection) => {
+                let created = connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(create.clone()))).await;
+                let _ = connection.close().await; // what it was for is done
+                created.map(drop).map_err(InboxError::Refused)
+            }
+            // A login may be shut out of one of them.
+            Err(error) => Err(error),
+        };
+        match created {
+            Ok(()) => return Ok(Some(database)),
+            // Another process was faster.
+            Err(InboxError::Refused(error)) if answered(&error).is_some_and(|answer| answer.sqlstate == DUPLICATE_DATABASE) => {
+                return Ok(None);
+            }
+            Err(error) => refusal = refusal.or(Some(error)),
+        }
+    }
+    let why = match &refusal {
+        Some(InboxError::Refused(error)) => plain(error),
+        Some(error) => error.to_string(),
+        None => String::new(),
+    };
+    let login = options.get_username();
+    Err(InboxError::conflict(format!(
+        "database `{database}` does not exist, and login `{login}` cannot create it ({why}); let a superuser run: {create} OWNER {}",
+        quoted(login)
+    )))
+}
+
+/// What PostgreSQL answers when a database of this name exists.
+const DUPLICATE_DATABASE: &str = "42P04";
+
+fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
 /// Bring a database up to date. Safe to repeat, and to run from several hosts at once. The answer
 /// lists what this login was not allowed to close.
 pub async fn migrate(options: &PgConnectOptions) -> Result<Vec<String>, InboxError> {
     let mut admin = PgConnection::connect_with(options).await?;
-    admin.execute("SELECT pg_advisory_lock(hashtextextended('oncebox migrate', 0))").await?;
+    locks::take_for_session(&mut admin, HostLock::Migrate).await?;
     let owner = owner_role(&mut admin).await?;
-    let mut migrator = PgConnection::connect_with(&options.clone().options([("role", owner.as_str()), ("search_path", "oncebox")])).await?;
+    let wait = format!("{}ms", MIGRATION_WAIT.as_millis());
+    let settings = [("role", owner.as_str()), ("search_path", "oncebox"), ("lock_timeout", wait.as_str())];
+    let mut migrator = PgConnection::connect_with(&options.clone().options(settings)).await?;
+    // Migrations write lists of privileges, and functions that have one.
+    lock_grants_for_session(&mut migrator).await?;
     // What `run` does, in a form that a task can do: its bounds hold for no lifetime in particular.
-    MIGRATIONS.run_direct(None, &mut migrator, false).await?;
-    let mut grants = migrator.begin().await?;
-    lock_grants(&mut grants).await?;
-    grants.execute(sqlx::raw_sql(GRANTS)).await?;
-    grants.commit().await?;
+    MIGRATIONS.run_direct(None, &mut migrator, false).await.map_err(waited_in_vain)?;
+    migrator.execute(sqlx::raw_sql(GRANTS)).await?;
     migrator.close().await?;
+    lock_grants_for_session(&mut admin).await?;
     let open = close_public(&mut admin, &owner).await;
     admin.close().await?;
     Ok(open)
+}
+
+/// A migration that waited for too long says what to do.
+fn waited_in_vain(error: MigrateError) -> InboxError {
+    match &error {
+        MigrateError::Execute(cause) | MigrateError::ExecuteMigration(cause, _) if locks::is_lock_timeout(cause) => {
+            InboxError::HostLocked {
+                purpose: "change the host's tables",
+                text: format!(
+                    "waited {} s to change the host's tables, since other transactions use them; stop hosts of older releases, and look in \
+                 `pg_stat_activity` for transactions that stay open ({error})",
+                    MIGRATION_WAIT.as_secs()
+                ),
+            }
+        }
+        _ => error.into(),
+    }
 }
 
 /// Whether a database lacks migrations that this program knows. One that holds more is not behind: a newer
@@ -146,15 +227,17 @@ pub async fn ensure_partitions(pool: &PgPool) -> Result<usize, InboxError> {
     for (parent, name, from, to) in &missing {
         // ATTACH takes a lock that claims do not wait for; CREATE … PARTITION OF would stop them.
         let sql = format!(
-            "BEGIN; SELECT pg_advisory_xact_lock(hashtextextended('oncebox partitions', 0)); SET LOCAL lock_timeout = '5s'; \
-             CREATE TABLE IF NOT EXISTS oncebox.{name} (LIKE oncebox.inbox INCLUDING DEFAULTS INCLUDING CONSTRAINTS); \
+            "SET LOCAL lock_timeout = '5s'; CREATE TABLE IF NOT EXISTS oncebox.{name} (LIKE oncebox.inbox INCLUDING DEFAULTS INCLUDING CONSTRAINTS); \
              DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = 'oncebox.{name}'::regclass) THEN \
              ALTER TABLE oncebox.{name} OWNER TO {owner}; \
-             ALTER TABLE oncebox.{parent} ATTACH PARTITION oncebox.{name} FOR VALUES FROM ('{from}') TO ('{to}'); END IF; END $$; COMMIT",
+             ALTER TABLE oncebox.{parent} ATTACH PARTITION oncebox.{name} FOR VALUES FROM ('{from}') TO ('{to}'); END IF; END $$",
             owner = owner_of_inbox(pool).await?,
         );
         let mut connection = pool.acquire().await?.detach();
-        connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql))).await?;
+        let mut tx = connection.begin().await?;
+        locks::take(&mut tx, HostLock::Partitions).await?;
+        tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql))).await?;
+        tx.commit().await?;
         connection.close().await?;
     }
     Ok(missing.len())

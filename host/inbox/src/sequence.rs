@@ -8,7 +8,7 @@ use sqlx::Row;
 use crate::{
     claim::{Claimed, Offered},
     complete::{Completion, Ran},
-    consumer::ConsumerInbox,
+    consumer::{ConsumerInbox, Parked},
     error::InboxError,
     hooks,
     message::Message,
@@ -231,7 +231,9 @@ impl ConsumerInbox {
                 completion.waits_for_gap(ran, &place, self.gap_wait());
             }
             Verdict::Overdue(place) => {
-                self.log_parked(ran.message, crate::complete::GAP);
+                let Message { id, event_type, .. } = ran.message;
+                let attempt = Some(ran.attempt);
+                self.log_parked(&Parked { trace_id: ran.message.trace_id(), attempt, ..Parked::new(id, event_type, crate::complete::GAP) });
                 completion.parked_for_gap(ran, &place);
             }
         }

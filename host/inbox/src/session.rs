@@ -17,9 +17,11 @@ use crate::{
     away::Away,
     credentials::Credentials,
     error::InboxError,
+    hooks,
+    reach::{CONNECT_TIMEOUT, NOTICE_SILENCE},
     scheduler::{Admission, HostBounds, Meter, Scheduler},
     tenant::Tenant,
-    tx::{Tx, bounded},
+    tx::{Silence, Tx, bounded},
 };
 
 /// Settings of every session of a tenant. They travel as startup options, so that they hold after
@@ -36,7 +38,7 @@ pub struct SessionSettings {
 
 impl Default for SessionSettings {
     fn default() -> Self {
-        Self { statement_timeout_ms: 5_000, lock_timeout_ms: 2_000, idle_in_transaction_timeout_ms: 60_000 }
+        Self { statement_timeout_ms: 5_000, lock_timeout_ms: 2_000, idle_in_transaction_timeout_ms: 10_000 }
     }
 }
 
@@ -53,6 +55,11 @@ pub struct Sessions {
     admin: PgPool,
     idle: Mutex<VecDeque<Session>>,
     away: Away,
+    /// When a new connection was last tried because one had broken, and for how long the server had been up; none where it
+    /// did not answer.
+    asked: tokio::sync::Mutex<Option<(Instant, Option<Duration>)>>,
+    /// Since when nothing has been answered, though something was asked; none while all is.
+    silence: Arc<Silence>,
 }
 
 /// What a connection is opened with and host functions are called with. Connections keep what they were
@@ -86,7 +93,7 @@ pub struct Budget {
 impl Budget {
     /// A budget of this many connections.
     pub fn new(connections_max: usize) -> Arc<Self> {
-        Self::of(connections_max, HostBounds { transactions_max: connections_max, memory_bytes_max: MEMORY_BYTES_MAX })
+        Self::of(connections_max, HostBounds::new(connections_max, MEMORY_BYTES_MAX))
     }
 
     /// The same, with bounds on what runs; never more transactions than connections.
@@ -150,12 +157,17 @@ impl Budget {
         self.connections_max - self.permits.available_permits()
     }
 
-    /// Close one idle connection, of whichever tenant.
+    /// Closes the idle connection that is least likely to be used soon, of whichever tenant: the one whose last use but
+    /// one is longest ago (LRU-2: O'Neil, O'Neil and Weikum, 1993). By the last use alone, tenants whose transactions
+    /// are long would close the connections of one that has a short one every now and then.
     fn close_idle(&self) {
         let mut tenants = self.tenants.lock().expect("no panic while held");
         tenants.retain(|tenant| tenant.upgrade().is_some());
-        let idle = tenants.iter().filter_map(Weak::upgrade).find_map(|sessions| sessions.take_oldest());
-        drop(idle);
+        let least = tenants.iter().filter_map(Weak::upgrade).filter_map(|sessions| Some((sessions.least_used()?, sessions)));
+        // Of equal ones the first counts, so a tenant that is there for longer has no better place.
+        if let Some(((_, backend), sessions)) = least.min_by_key(|(least, _)| *least) {
+            drop(sessions.take(backend));
+        }
     }
 }
 
@@ -164,10 +176,15 @@ struct Session {
     connection: PgConnection,
     backend: i32,
     access: Arc<Access>,
-    /// When it was used last.
-    used_at: Instant,
+    /// When its last transaction ended, if it had one.
+    used_at: Option<Instant>,
+    /// When the one before that did.
+    used_before: Option<Instant>,
     _permit: OwnedSemaphorePermit,
 }
+
+/// When the last transaction but one on a connection ended, and when the last one did, as far as there were any.
+type LastUses = (Option<Instant>, Option<Instant>);
 
 /// An open transaction of a tenant.
 pub struct Transaction<'a> {
@@ -175,6 +192,8 @@ pub struct Transaction<'a> {
     tx: Option<Tx>,
     backend: i32,
     access: Arc<Access>,
+    /// When the transaction before this one ended on its connection, if there was one.
+    used_before: Option<Instant>,
     permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -184,8 +203,18 @@ const IDLE_MAX: usize = 8;
 /// What shadows' connections are called in `pg_stat_activity`.
 const SHADOW_NAME: &str = "oncebox shadow";
 
-/// How long a connection may take to open.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a server may take to answer who asks whether it is there.
+const PROBE: Duration = Duration::from_secs(3);
+
+/// How long sessions that broke together may take to notice.
+const OTHERS_NOTICE: Duration = Duration::from_millis(100);
+
+/// How long ending a backend may take.
+const TERMINATE_MAX: Duration = Duration::from_secs(6);
+
+/// How much longer than a statement may take its answer is waited for, milliseconds. A server that is heard of no
+/// more is noticed by that, also where something in between still acknowledges what is sent.
+const ANSWER_MARGIN_MS: u64 = 3_000;
 
 impl Sessions {
     /// The sessions of a tenant's guest role, under the host's budget.
@@ -210,11 +239,13 @@ impl Sessions {
             ("statement_timeout", settings.statement_timeout_ms.to_string()),
             ("lock_timeout", settings.lock_timeout_ms.to_string()),
             ("idle_in_transaction_session_timeout", settings.idle_in_transaction_timeout_ms.to_string()),
-            ("client_connection_check_interval", "500".to_owned()),
             ("default_transaction_read_only", "on".to_owned()),
             ("search_path", schema.to_owned()),
             ("application_name", "oncebox".to_owned()),
         ]);
+        // The server ends every statement before that.
+        let answer_max = Duration::from_millis(settings.statement_timeout_ms.saturating_add(ANSWER_MARGIN_MS));
+        let options = options.options(NOTICE_SILENCE).answer_timeout(answer_max);
         let access = Arc::new(watch::Sender::new(Arc::new(Access { options, secret })));
         Self::with(tenant_id, access, None, admin, budget)
     }
@@ -227,7 +258,17 @@ impl Sessions {
         budget: Arc<Budget>,
     ) -> Arc<Self> {
         let away = Away::new(access.borrow().options.get_username());
-        let sessions = Arc::new(Self { tenant_id, access, giving_way, budget, admin, idle: Mutex::default(), away });
+        let sessions = Arc::new(Self {
+            tenant_id,
+            access,
+            giving_way,
+            budget,
+            admin,
+            idle: Mutex::default(),
+            away,
+            asked: tokio::sync::Mutex::default(),
+            silence: Arc::default(),
+        });
         sessions.budget.tenants.lock().expect("no panic while held").push(Arc::downgrade(&sessions));
         sessions
     }
@@ -278,6 +319,7 @@ impl Sessions {
             if let Ok(transaction) = self.begin_on(session, meter).await {
                 return Ok(transaction);
             }
+            self.away.lost(None);
             // The others are as old.
             self.idle.lock().expect("no panic while held").clear();
         }
@@ -301,9 +343,99 @@ impl Sessions {
         self.begin_on(session, meter).await.map(Some)
     }
 
+    /// Find out whether a session that broke while somebody ran on it, begun at that moment, broke alone: the server answers
+    /// another connection and was not started meanwhile, and nobody else's session was lost. An outage is nobody's fault.
+    pub(crate) async fn broke_alone(&self, who: &str, began: Instant) -> bool {
+        self.away.lost(Some(who));
+        if hooks::sabotage("outages_charged") {
+            return true;
+        }
+        !self.away.is_known() && self.answers(began).await && self.idle_ones_live().await && {
+            // The others may be just about to notice.
+            tokio::time::sleep(OTHERS_NOTICE).await;
+            !self.away.has_lost_others(who, began.into())
+        }
+    }
+
+    /// Whether the server answers a new connection of the host, and is the one that was there at that time. Those who lost
+    /// their sessions together ask once.
+    async fn answers(&self, began: Instant) -> bool {
+        const STARTED: &str = "SELECT extract(epoch FROM now() - pg_postmaster_start_time())::float8";
+        let broke_at = Instant::now();
+        let mut asked = self.asked.lock().await;
+        if let Some((at, uptime)) = *asked
+            && at >= broke_at
+        {
+            return uptime.is_some_and(|uptime| uptime > at.duration_since(began));
+        }
+        let at = Instant::now();
+        let asking = async {
+            let mut connection = PgConnection::connect_with(&self.admin.connect_options()).await?;
+            let uptime: f64 = sqlx::query_scalar(STARTED).fetch_one(&mut connection).await?;
+            let _ = connection.close().await;
+            Ok::<_, sqlx::Error>(uptime)
+        };
+        let uptime = match tokio::time::timeout(PROBE, asking).await {
+            Ok(Ok(uptime)) => Some(Duration::try_from_secs_f64(uptime).unwrap_or_default()),
+            // It is there, and has no room.
+            Ok(Err(error)) if is_full(&error) => Some(Duration::MAX),
+            _ => None,
+        };
+        *asked = Some((Instant::now(), uptime));
+        uptime.is_some_and(|uptime| uptime > at.duration_since(began))
+    }
+
+    /// Whether the sessions of this tenant that nobody uses, and those of the host, are still there.
+    async fn idle_ones_live(&self) -> bool {
+        let idle = std::mem::take(&mut *self.idle.lock().expect("no panic while held"));
+        let pinged = idle.into_iter().map(|mut session| async move {
+            let answer = tokio::time::timeout(PROBE, session.connection.ping()).await;
+            matches!(answer, Ok(Ok(()))).then_some(session)
+        });
+        let mut live = true;
+        for session in futures::future::join_all(pinged).await {
+            match session {
+                Some(session) => self.keep(session),
+                None => live = false,
+            }
+        }
+        while live && let Some(mut connection) = self.admin.try_acquire() {
+            match tokio::time::timeout(PROBE, connection.ping()).await {
+                Ok(Ok(())) => break,
+                _ => {
+                    drop(connection.detach());
+                    live = false;
+                }
+            }
+        }
+        live
+    }
+
     /// Whether someone waits for a connection, or to begin.
     pub(crate) fn is_short(&self) -> bool {
         self.budget.is_short() || self.scheduler().is_crowded(self.tenant_id)
+    }
+
+    /// For how long the database has left a question of this host without an answer; none while it has not.
+    pub fn silent_for(&self) -> Option<Duration> {
+        self.silence.lasts()
+    }
+
+    /// Ask the database whether it answers, on a connection that counts against no budget and is closed again.
+    pub async fn is_in_reach(&self) -> bool {
+        let access = self.access();
+        let asking = self.away.connect(async {
+            let silent = |_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into());
+            let connection = tokio::time::timeout(PROBE, self.log_in(&access)).await.map_err(silent)??;
+            let _ = connection.close().await; // that it opened is the answer
+            Ok(())
+        });
+        let is_in_reach = asking.await.is_ok();
+        if is_in_reach {
+            // Whoever asked before may have gone without waiting.
+            self.silence.answered();
+        }
+        is_in_reach
     }
 
     /// The host's own connections.
@@ -314,11 +446,13 @@ impl Sessions {
     async fn begin_on(&self, mut session: Session, meter: &Arc<Meter>) -> Result<Transaction<'_>, InboxError> {
         const BEGIN: &str = "RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
         let sent = Instant::now();
+        self.silence.asked();
         bounded(session.connection.execute(sqlx::raw_sql(BEGIN))).await?;
+        self.silence.answered();
         meter.add_database(sent.elapsed());
-        let Session { connection, backend, access, _permit, .. } = session;
-        let tx = Tx::metered(connection, meter.clone());
-        Ok(Transaction { sessions: self, tx: Some(tx), backend, access, permit: Some(_permit) })
+        let Session { connection, backend, access, used_at, _permit, .. } = session;
+        let tx = Tx::metered(connection, meter.clone(), self.silence.clone());
+        Ok(Transaction { sessions: self, tx: Some(tx), backend, access, used_before: used_at, permit: Some(_permit) })
     }
 
     async fn connect(&self) -> Result<Session, InboxError> {
@@ -327,6 +461,7 @@ impl Sessions {
     }
 
     async fn connect_with(&self, permit: OwnedSemaphorePermit) -> Result<Session, InboxError> {
+        self.silence.asked();
         self.away.connect(self.open(permit)).await
     }
 
@@ -347,8 +482,13 @@ impl Sessions {
             }
             Err(error) => return Err(error.into()),
         };
-        let backend = bounded(sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut connection)).await?;
-        Ok(Session { connection, backend, access, used_at: Instant::now(), _permit: permit })
+        // What a tenant's session may do rests on its startup options; a pooler may have been put in between since.
+        const BEGUN: &str = "SELECT pg_backend_pid(), current_setting('default_transaction_read_only')::bool";
+        let (backend, has_options): (i32, bool) = bounded(sqlx::query_as(BEGUN).fetch_one(&mut connection)).await?;
+        if !has_options {
+            return Err(InboxError::OptionsLost { lost: vec!["default_transaction_read_only".to_owned()] });
+        }
+        Ok(Session { connection, backend, access, used_at: None, used_before: None, _permit: permit })
     }
 
     async fn log_in(&self, access: &Access) -> Result<PgConnection, sqlx::Error> {
@@ -364,12 +504,21 @@ impl Sessions {
     /// The front has rested longest: sessions are taken from the back and put there.
     fn take_unused(&self, unused: Duration) -> Vec<Session> {
         let mut idle = self.idle.lock().expect("no panic while held");
-        let old = idle.iter().take_while(|session| session.used_at.elapsed() >= unused).count();
+        let old = idle.iter().take_while(|session| session.used_at.is_none_or(|at| at.elapsed() >= unused)).count();
         idle.drain(..old).collect()
     }
 
-    fn take_oldest(&self) -> Option<Session> {
-        self.idle.lock().expect("no panic while held").pop_front()
+    /// The idle connection whose last use but one is longest ago: its last uses, and its backend.
+    fn least_used(&self) -> Option<(LastUses, i32)> {
+        let idle = self.idle.lock().expect("no panic while held");
+        let least = idle.iter().map(|session| ((session.used_before, session.used_at), session.backend)).min();
+        if hooks::sabotage("connections_unranked") { least.map(|(_, backend)| ((None, None), backend)) } else { least }
+    }
+
+    fn take(&self, backend: i32) -> Option<Session> {
+        let mut idle = self.idle.lock().expect("no panic while held");
+        let at = idle.iter().position(|session| session.backend == backend)?;
+        idle.remove(at)
     }
 
     /// An idle connection; one that was opened with what is no longer good is closed instead.
@@ -385,9 +534,13 @@ impl Sessions {
             return;
         }
         let mut idle = self.idle.lock().expect("no panic while held");
-        // A waiting tenant is better served by the budget than this one by a warm connection.
-        if idle.len() < IDLE_MAX && !self.budget.is_short() {
-            idle.push_back(session);
+        if idle.len() >= IDLE_MAX {
+            return;
+        }
+        idle.push_back(session);
+        drop(idle);
+        if self.budget.is_short() {
+            self.budget.close_idle();
         }
     }
 }
@@ -425,7 +578,10 @@ impl Transaction<'_> {
                     self.rollback().await;
                     Err(CommitError::RolledBack(answered))
                 }
-                None => Err(CommitError::Unknown(error)),
+                None => {
+                    self.sessions.away.lost(None);
+                    Err(CommitError::Unknown(error))
+                }
             },
         }
     }
@@ -451,21 +607,36 @@ impl Transaction<'_> {
         match (tx.into_connection(), permit) {
             (Some(connection), Some(permit)) => {
                 let (backend, access) = (self.backend, self.access.clone());
-                self.sessions.keep(Session { connection, backend, access, used_at: Instant::now(), _permit: permit });
+                let (used_at, used_before) = (Some(Instant::now()), self.used_before);
+                self.sessions.keep(Session { connection, backend, access, used_at, used_before, _permit: permit });
             }
-            _ => self.terminate().await,
+            _ => {
+                self.sessions.silence.asked();
+                self.terminate().await;
+            }
         }
     }
 
     async fn terminate(&self) {
+        if self.sessions.away.is_known() {
+            // Nothing that is asked arrives; the server notices by itself that nobody is there.
+            return;
+        }
         // Process ids are used again; the role makes sure that it is still one of ours.
         const TERMINATE: &str = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid = $1 AND usename = $2";
         let terminate = sqlx::query(TERMINATE).bind(self.backend).bind(self.access.options.get_username());
-        let ended = bounded(terminate.execute(&self.sessions.admin)).await;
+        // A little longer than it waits there; a server that is out of reach keeps nobody waiting for it.
+        let ended = tokio::time::timeout(TERMINATE_MAX, terminate.execute(&self.sessions.admin)).await;
+        let ended = ended.unwrap_or_else(|_| Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())));
         if let Err(error) = ended {
             tracing::warn!(backend = self.backend, %error, "failed to end the backend of an abandoned statement");
         }
     }
+}
+
+/// Whether a server answered that it takes no more connections.
+fn is_full(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "53300")
 }
 
 /// PostgreSQL knows the role and refuses the password, or does not tell which of the two it is.

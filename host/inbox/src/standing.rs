@@ -10,6 +10,7 @@ use crate::{
     error::InboxError,
     hooks,
     host::GONE,
+    start::{QUARANTINE, Quarantine},
     subscription::{Consumer, consumer_in},
 };
 
@@ -36,6 +37,9 @@ pub struct Standing {
     pub tenant_state: String,
     /// Grows with every change of the tenant that hosts have to hear of.
     pub tenant_revision: i64,
+    /// Why no host starts it, where that is so. What runs goes on.
+    #[sqlx(json(nullable))]
+    pub quarantine: Option<Quarantine>,
 }
 
 /// What a host does with a consumer.
@@ -74,10 +78,13 @@ const OPEN_MAX: i64 = 10_000;
 impl Admin {
     /// What hosts are to do with each consumer.
     pub async fn standings(&self) -> Result<Vec<Standing>, InboxError> {
-        const LIST: &str = "SELECT c.consumer_id, c.tenant_id, t.name AS tenant, c.name, c.state, c.revision, c.generation, \
-            c.seek IS NOT NULL AS is_sought, t.state AS tenant_state, t.revision AS tenant_revision \
-            FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) ORDER BY c.consumer_id";
-        Ok(sqlx::query_as(LIST).fetch_all(&self.pool).await?)
+        let list = format!(
+            "SELECT c.consumer_id, c.tenant_id, t.name AS tenant, c.name, c.state, c.revision, c.generation, \
+                c.seek IS NOT NULL AS is_sought, t.state AS tenant_state, t.revision AS tenant_revision, {QUARANTINE} \
+             FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) LEFT JOIN oncebox.consumer_start s USING (consumer_id) \
+             ORDER BY c.consumer_id"
+        );
+        Ok(sqlx::query_as(sqlx::AssertSqlSafe(list)).fetch_all(&self.pool).await?)
     }
 
     /// Hosts finish the batches that they run, leave the group, and let retries rest.

@@ -1,11 +1,17 @@
 //! The whole story of one message: what became of it run by run, what it waits for, and what can be done about it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use chrono::{DateTime, Utc};
 use sqlx::PgPool;
 
-use crate::{admin::Admin, browse::InboxDetail, error::InboxError, policy::Policy};
+use crate::{
+    admin::Admin,
+    browse::InboxDetail,
+    deployment::{Role, Slot},
+    error::InboxError,
+    policy::Policy,
+};
 
 /// Entries of a story, the newest; what people and failures leave behind is bounded by `retry.attempts_max` between
 /// two redrives.
@@ -37,7 +43,7 @@ pub struct Story {
 pub struct StoryEvent {
     /// When.
     pub at: DateTime<Utc>,
-    /// `failed`, `crashed`, `redriven`, `discarded`, `retried` or `revised`.
+    /// `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `revised` or `restored`.
     pub event: String,
     /// Which run, since the message was first received or last redriven.
     pub attempt: Option<i32>,
@@ -129,7 +135,27 @@ impl Admin {
             next: Next { text: String::new(), commands: Vec::new() },
         };
         story.next = story.what_comes_next(&row.policy()?);
+        if story.detail.row.reason.as_deref() == Some("no_route") {
+            story.next.text.push_str(&self.deployed_types(found.consumer_id).await?);
+        }
         Ok(story)
+    }
+
+    /// Returns a sentence with the event types that deployments of a consumer take.
+    async fn deployed_types(&self, consumer_id: i32) -> Result<String, InboxError> {
+        const SHOWN_MAX: usize = 10;
+        let live = self.deployment_list(consumer_id, false).await?;
+        let slot = |slot: &Slot| match &slot.event_versions {
+            Some(versions) => format!("`{}` in versions `{versions}`", slot.event_type),
+            None => format!("`{}`", slot.event_type),
+        };
+        let types: BTreeSet<_> = live.iter().filter(|deployment| deployment.role == Role::Stable).map(|d| slot(&d.slot)).collect();
+        let shown: Vec<_> = types.iter().take(SHOWN_MAX).map(String::as_str).collect();
+        Ok(match types.len() {
+            0 => " Nothing is deployed.".to_owned(),
+            count if count > SHOWN_MAX => format!(" Deployed are {}, and {} more.", shown.join(", "), count - SHOWN_MAX),
+            _ => format!(" Deployed: {}.", shown.join(", ")),
+        })
     }
 
     /// What became of messages, by id.
@@ -242,7 +268,9 @@ impl Story {
         let reason = row.reason.as_deref().unwrap_or_default();
         let kind = reason.split(':').next().unwrap_or_default();
         if !self.detail.is_kept && !matches!(kind, "undecodable" | "unclaimable") {
-            let why = "The policy did not keep its record (`payload = \"none\"`), so that it cannot be run again: have it produced again.";
+            let why = "The policy did not keep its record (`payload = \"none\"`), so that it cannot be run again yet. Have it delivered again, \
+                under the same id and with the same payload: produced again, or read again by `oncebox consumer seek`. That brings the \
+                record back to this row; then redrive it.";
             return (why.to_owned(), &["discard"]);
         }
         let text = match kind {

@@ -7,8 +7,10 @@ use crate::{
     admin::{Admin, check_name, taken},
     audit::Subject,
     error::InboxError,
+    locks::{self, HostLock},
     policy::Policy,
     seek::Seek,
+    start::{QUARANTINE, Quarantine},
 };
 
 /// A consumer's row.
@@ -37,6 +39,9 @@ pub struct Consumer {
     pub seek: Option<Seek>,
     /// State of its tenant: of one that is not `active`, no consumer runs.
     pub tenant_state: String,
+    /// Why no host starts it, where that is so.
+    #[sqlx(json(nullable))]
+    pub quarantine: Option<Quarantine>,
     /// When it was created.
     pub created_at: chrono::DateTime<chrono::Utc>,
 }
@@ -55,14 +60,20 @@ impl Consumer {
     }
 }
 
-const SELECT: &str = "SELECT c.consumer_id, c.tenant_id, t.name AS tenant, c.name, c.policy, c.state, c.revision, c.generation, c.seek, \
-    t.state AS tenant_state, c.created_at FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) ";
+/// All of it, before `what` of them.
+fn select(what: &str) -> sqlx::AssertSqlSafe<String> {
+    sqlx::AssertSqlSafe(format!(
+        "SELECT c.consumer_id, c.tenant_id, t.name AS tenant, c.name, c.policy, c.state, c.revision, c.generation, c.seek, \
+            t.state AS tenant_state, c.created_at, {QUARANTINE} FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) \
+            LEFT JOIN oncebox.consumer_start s USING (consumer_id) {what}"
+    ))
+}
 
 impl Admin {
     /// Create a consumer with its policy.
     pub async fn create_consumer(&self, tenant: &str, name: &str, policy: &Policy) -> Result<Consumer, InboxError> {
         check_name("consumer", name)?;
-        policy.check()?;
+        policy.check_apart().await?;
         let tenant = self.tenant(tenant).await?;
         if tenant.state == "deleting" {
             return Err(InboxError::conflict(format!("tenant `{}` is being deleted", tenant.name)));
@@ -85,13 +96,12 @@ impl Admin {
 
     /// All consumers, by tenant and name.
     pub async fn consumers(&self) -> Result<Vec<Consumer>, InboxError> {
-        let list = sqlx::AssertSqlSafe([SELECT, "ORDER BY t.name, c.name"].concat());
-        Ok(sqlx::query_as(list).fetch_all(&self.pool).await?)
+        Ok(sqlx::query_as(select("ORDER BY t.name, c.name")).fetch_all(&self.pool).await?)
     }
 
     /// One consumer.
     pub async fn consumer(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
-        let one = sqlx::AssertSqlSafe([SELECT, "WHERE t.name = $1 AND c.name = $2"].concat());
+        let one = select("WHERE t.name = $1 AND c.name = $2");
         let found = sqlx::query_as(one).bind(tenant).bind(name).fetch_optional(&self.pool).await?;
         found.ok_or_else(|| {
             InboxError::NotFound(format!("there is no consumer `{tenant}/{name}`; `oncebox consumer list` shows those there are"))
@@ -100,7 +110,7 @@ impl Admin {
 
     /// One consumer by its key, which a consumer of the same name that is made later does not have.
     pub async fn consumer_by_id(&self, consumer_id: i32) -> Result<Option<Consumer>, InboxError> {
-        let one = sqlx::AssertSqlSafe([SELECT, "WHERE c.consumer_id = $1"].concat());
+        let one = select("WHERE c.consumer_id = $1");
         Ok(sqlx::query_as(one).bind(consumer_id).fetch_optional(&self.pool).await?)
     }
 }
@@ -108,7 +118,7 @@ impl Admin {
 /// A consumer as an open transaction sees it. Whoever holds its lock must not wait for another connection:
 /// all of them may be held by those who wait for the lock.
 pub(crate) async fn consumer_in(connection: &mut PgConnection, consumer: &Consumer) -> Result<Consumer, InboxError> {
-    let one = sqlx::AssertSqlSafe([SELECT, "WHERE c.consumer_id = $1"].concat());
+    let one = select("WHERE c.consumer_id = $1");
     let found = sqlx::query_as(one).bind(consumer.consumer_id).fetch_optional(connection).await?;
     found.ok_or_else(|| InboxError::NotFound(format!("consumer `{}/{}` was deleted", consumer.tenant, consumer.name)))
 }
@@ -119,7 +129,7 @@ pub(crate) async fn group_is_free(connection: &mut PgConnection, tenant: &str, n
     const TAKEN: &str = "SELECT t.name || '/' || c.name FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) \
         WHERE (t.name, c.name) <> ($1, $2) \
           AND coalesce(nullif(c.policy->'kafka'->>'group', ''), format('oncebox.%s.%s', t.name, c.name)) = $3 LIMIT 1";
-    sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('oncebox groups', 0))").execute(&mut *connection).await?;
+    locks::take(connection, HostLock::Groups).await?;
     let group = policy.group(tenant, name);
     let taken: Option<String> = sqlx::query_scalar(TAKEN).bind(tenant).bind(name).bind(&group).fetch_optional(connection).await?;
     match taken {

@@ -10,6 +10,8 @@ use crate::{
     credentials::Credentials,
     error::InboxError,
     keys::secret_hash,
+    locks::{self, HostLock},
+    policy::is_pattern,
     scram,
 };
 
@@ -22,26 +24,35 @@ pub struct TenantLimits {
     pub weight: u32,
     /// Database connections; none for the host's own bound.
     pub connections_max: Option<usize>,
-    /// Transactions, hence instances of handlers, at the same time; none for the host's own bound.
+    /// Transactions, hence instances of handlers, at the same time; none for the host's own bound on a tenant.
     pub transactions_max: Option<usize>,
     /// Bytes of guests' memory together; none for the host's own bound.
     pub memory_bytes_max: Option<u64>,
+    /// Longest call of a handler, milliseconds, whatever a policy says; none for the host's own bound.
+    pub deadline_ms_max: Option<u64>,
     /// Messages a second, over all of its consumers; none for as many as come.
     pub messages_per_second: Option<u32>,
     /// Topics that tokens of the tenant may name in policies: whole names, or beginnings with a `*` behind them;
-    /// none for any topic. Whoever runs the host is not bound by it.
+    /// none for `oncebox.<tenant>.*`. Whoever runs the host is not bound by it.
     pub topics_allowed: Option<Vec<String>>,
 }
 
 impl TenantLimits {
-    /// Whether a token of the tenant may name a topic. A regular expression stands for topics that nobody knows.
-    pub fn allows_topic(&self, topic: &str) -> bool {
-        let Some(allowed) = &self.topics_allowed else { return true };
+    /// What tokens of the tenant may name: what an operator said, or what bears the tenant's name. Brokers know nothing of
+    /// tenants, so what nobody said anything of is nobody's but the operator's to give.
+    pub fn topics_allowed(&self, tenant: &str) -> Vec<String> {
+        self.topics_allowed.clone().unwrap_or_else(|| vec![format!("oncebox.{tenant}.*")])
+    }
+
+    /// Whether a token of the tenant may name a topic. A regular expression stands for topics that nobody knows, so that none
+    /// is allowed; nor is what it would compile to any tenant's to choose.
+    pub fn allows_topic(&self, tenant: &str, topic: &str) -> bool {
+        let allowed = self.topics_allowed(tenant);
         let matches = |pattern: &String| match pattern.strip_suffix('*') {
             Some(beginning) => topic.starts_with(beginning),
             None => topic == pattern,
         };
-        !topic.starts_with('^') && allowed.iter().any(matches)
+        !is_pattern(topic) && allowed.iter().any(matches)
     }
 }
 
@@ -52,6 +63,7 @@ impl Default for TenantLimits {
             connections_max: None,
             transactions_max: None,
             memory_bytes_max: None,
+            deadline_ms_max: None,
             messages_per_second: None,
             topics_allowed: None,
         }
@@ -130,7 +142,7 @@ impl Admin {
     pub(crate) async fn restrict_logs(&self, pool: &PgPool, login: &str, owner: &str) {
         let settings = ["log_parameter_max_length = 0", "temp_file_limit = '256MB'", "deadlock_timeout = '100ms'"];
         // The owner's session binds the secret, too, with which it records a migration.
-        for (role, setting) in settings.map(|setting| (login, setting)).into_iter().chain([(owner, settings[0])]) {
+        for (role, setting) in settings.map(|setting| (login, setting)).into_iter().chain([(owner, settings[0]), (owner, settings[1])]) {
             let statement = format!("ALTER ROLE {role} SET {setting}");
             if let Err(error) = pool.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(statement))).await {
                 tracing::warn!(%error, setting, "failed to set a default of the tenant's role; a superuser has to");
@@ -175,10 +187,14 @@ impl Admin {
 /// Two transactions at a time would write the same lists of privileges, which PostgreSQL refuses to one of them.
 /// A process that stops in the middle holds up the others for a minute.
 pub(crate) async fn lock_grants(connection: &mut PgConnection) -> Result<(), InboxError> {
-    const LOCK: &str = "SET LOCAL idle_in_transaction_session_timeout = '60s'; \
-        SELECT pg_advisory_xact_lock(hashtextextended('oncebox grants', 0))";
-    connection.execute(sqlx::raw_sql(LOCK)).await?;
-    Ok(())
+    connection.execute("SET LOCAL idle_in_transaction_session_timeout = '60s'").await?;
+    locks::take(connection, HostLock::Grants).await
+}
+
+/// The same until the connection ends.
+pub(crate) async fn lock_grants_for_session(connection: &mut PgConnection) -> Result<(), InboxError> {
+    connection.execute("SET idle_session_timeout = '60s'; SET idle_in_transaction_session_timeout = '60s'").await?;
+    locks::take_for_session(connection, HostLock::Grants).await
 }
 
 /// What makes the roles and the schema of a tenant in a database, or what is missing of them, and sets the

@@ -9,6 +9,7 @@ use crate::{
     audit::Subject,
     deploy::CHANNEL,
     error::InboxError,
+    policy::{is_pattern, topic_fault},
     tenant::{Tenant, TenantLimits},
 };
 
@@ -102,6 +103,7 @@ const BOUNDS: &[(&str, u64, u64, bool)] = &[
     ("connections_max", 1, 10_000, true),
     ("transactions_max", 1, 10_000, true),
     ("memory_bytes_max", 1 << 20, 1 << 40, true),
+    ("deadline_ms_max", 1, 600_000, true),
     ("messages_per_second", 1, 10_000_000, true),
 ];
 
@@ -120,16 +122,22 @@ impl TenantLimits {
     }
 }
 
+/// Whether a name of a topic may be this, or begin so.
+fn is_topic_part(text: &str) -> bool {
+    !is_pattern(text) && (topic_fault(text).is_none() || [".", ".."].contains(&text))
+}
+
 /// Topics that a tenant's tokens may name, at most.
 const TOPICS_MAX: usize = 1_000;
 
 fn problem(name: &str, value: &Value) -> Option<String> {
     if name == "topics_allowed" {
         // A regular expression would say nothing of the topics that a policy names.
-        let is_topic = |topic: &Value| topic.as_str().is_some_and(|topic| !topic.is_empty() && !topic.starts_with('^'));
+        let is_beginning = |topic: &str| topic.strip_suffix('*').is_some_and(|begins| begins.is_empty() || is_topic_part(begins));
+        let is_topic = |topic: &Value| topic.as_str().is_some_and(|topic| is_topic_part(topic) || is_beginning(topic));
         let fits = value.is_null() || value.as_array().is_some_and(|all| all.len() <= TOPICS_MAX && all.iter().all(is_topic));
         let wanted = format!("it must be a list of at most {TOPICS_MAX} topics, or beginnings of topics with `*` behind them, or none");
-        return (!fits).then(|| format!("`topics_allowed` is {value}; {wanted}"));
+        return (!fits).then(|| format!("`topics_allowed` is {:.200}; {wanted}", value.to_string()));
     }
     let Some((_, min, max, can_be_none)) = BOUNDS.iter().find(|(known, ..)| *known == name) else {
         let known = BOUNDS.iter().map(|(known, ..)| *known).chain(["topics_allowed"]);
@@ -157,8 +165,12 @@ mod tests {
         assert_eq!((limits.weight, limits.messages_per_second, limits.connections_max), (7, Some(50), Some(3)));
         assert_eq!(changed(json!({ "connections_max": null })).expect("limits"), TenantLimits::default());
         let limits = changed(json!({ "topics_allowed": ["acme.*", "shared"] })).expect("limits");
-        let allowed = ["acme.orders", "shared", "acme", "shared.too", "^acme.*"].map(|topic| limits.allows_topic(topic));
-        assert_eq!(allowed, [true, true, false, false, false]);
+        let allowed =
+            ["acme.orders", "shared", "acme", "shared.too", "^acme.*", "oncebox.t.a"].map(|topic| limits.allows_topic("t", topic));
+        assert_eq!(allowed, [true, true, false, false, false, false]);
+        let limits = TenantLimits::default();
+        let allowed = ["oncebox.t.a", "oncebox.t", "oncebox.tt.a", "acme", "^oncebox.t.a"].map(|topic| limits.allows_topic("t", topic));
+        assert_eq!(allowed, [true, false, false, false, false], "nothing but its own until more is said");
     }
 
     #[test]

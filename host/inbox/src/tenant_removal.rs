@@ -25,6 +25,7 @@ use crate::{
     audit::Subject,
     error::InboxError,
     hooks,
+    locks::{self, HostLock},
     place::mirror,
     tenant::{Tenant, lock_grants},
     tenant_change::set_state,
@@ -76,11 +77,10 @@ impl Admin {
     /// Take away everything of a tenant that is being deleted. Safe to repeat after a crash at any step.
     /// False: someone else is at it, or it is gone.
     pub async fn remove_tenant(&self, tenant: &Tenant) -> Result<bool, InboxError> {
-        const TURN: &str = "SELECT pg_try_advisory_lock(hashtextextended('oncebox tenant removal', $1))";
         const STANDS: &str = "SELECT EXISTS (SELECT FROM oncebox.tenant WHERE tenant_id = $1 AND state = 'deleting')";
         // A connection of its own: the turn ends with it, also when this is dropped half way.
         let mut turn = self.pool.acquire().await?.detach();
-        let is_ours = sqlx::query_scalar(TURN).bind(i64::from(tenant.tenant_id)).fetch_one(&mut turn).await?;
+        let is_ours = locks::try_for_session(&mut turn, HostLock::Removal(tenant.tenant_id)).await?;
         let stands = is_ours && sqlx::query_scalar(STANDS).bind(tenant.tenant_id).fetch_one(&mut turn).await?;
         let removed = if stands { self.remove_everything(tenant).await.map(|()| true) } else { Ok(false) };
         let _ = turn.close().await; // the turn ends either way

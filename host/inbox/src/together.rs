@@ -6,6 +6,7 @@ use crate::{
     claim::Claimed,
     complete::Disposition,
     consumer::ConsumerInbox,
+    error::InboxError,
     handler::{DeliveryKind, Failure, FailureKind},
     hooks,
     process::{Done, Routed, Stop, host_statement, refused, undo_message},
@@ -73,7 +74,9 @@ impl ConsumerInbox {
                 },
                 Ended::Contention(failure) => return Err(Stop::Contention { failure }),
                 Ended::Abandoned(failure) => return Err(alone_or(&group, failure)),
-                Ended::Lost => return Err(Stop::Lost { index: group[0] }),
+                // Nobody can say which of them.
+                Ended::Lost => return Err(Stop::Lost { index: group[0], among: group[group.len() - 1] + 1 }),
+                Ended::Stopped(why) => return Err(Stop::Host(InboxError::Stopped { why })),
             };
             self.undo_group(tx, &group, &failed).await?;
             if failed.is_empty() {

@@ -1,20 +1,45 @@
 //! The open transaction, as a handler may use it.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex as Lock, PoisonError},
     time::{Duration, Instant},
 };
 
-use sqlx::{PgConnection, postgres::PgDatabaseError, postgres::PgSeverity};
+use sqlx::{Connection, PgConnection, postgres::PgDatabaseError, postgres::PgSeverity};
 use tokio::sync::{Mutex, MutexGuard};
 
 use crate::scheduler::Meter;
+
+/// How often the server is asked whether it still knows a session whose handler sends nothing.
+const PULSE: Duration = Duration::from_secs(1);
+
+/// Since when a database has left a question of this host without an answer.
+#[derive(Debug, Default)]
+pub(crate) struct Silence(Lock<Option<Instant>>);
+
+impl Silence {
+    /// Something is asked.
+    pub(crate) fn asked(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(Instant::now);
+    }
+
+    /// Something was answered: the database is there, whatever else was asked.
+    pub(crate) fn answered(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// For how long, if something is asked.
+    pub(crate) fn lasts(&self) -> Option<Duration> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).map(|since| since.elapsed())
+    }
+}
 
 /// A handle on the host's open transaction. Clones share it; one statement runs at a time.
 #[derive(Clone)]
 pub struct Tx {
     state: Arc<Mutex<State>>,
     meter: Arc<Meter>,
+    silence: Arc<Silence>,
 }
 
 /// The connection and what is known about the transaction on it.
@@ -66,13 +91,13 @@ pub(crate) fn is_contention(sqlstate: &str) -> bool {
 impl Tx {
     /// A handle on the transaction that was begun on this connection.
     pub fn on(connection: PgConnection) -> Self {
-        Self::metered(connection, Arc::default())
+        Self::metered(connection, Arc::default(), Arc::default())
     }
 
-    /// The same, whose statements are added up by a meter.
-    pub(crate) fn metered(connection: PgConnection, meter: Arc<Meter>) -> Self {
+    /// The same, whose statements are added up by a meter, and noted as questions to the database.
+    pub(crate) fn metered(connection: PgConnection, meter: Arc<Meter>, silence: Arc<Silence>) -> Self {
         let state = State { connection, in_flight: false, broken: false, forgot: false, error: None, contention: None, statements: 0 };
-        Self { state: Arc::new(Mutex::new(state)), meter }
+        Self { state: Arc::new(Mutex::new(state)), meter, silence }
     }
 
     /// What adds up its statements, and what its handlers compute.
@@ -86,7 +111,8 @@ impl Tx {
         let mut state = self.state.lock().await;
         state.in_flight = true;
         state.statements += 1;
-        Statement { state, meter: &self.meter, sent: Instant::now() }
+        self.silence.asked();
+        Statement { state, meter: &self.meter, silence: &self.silence, sent: Instant::now() }
     }
 
     /// Statements sent so far, the host's included.
@@ -97,6 +123,31 @@ impl Tx {
     /// The first error since the transaction was last sound; the transaction is aborted.
     pub async fn error(&self) -> Option<StatementError> {
         self.state.lock().await.error.clone()
+    }
+
+    /// Wait until the connection is found to be lost, which nobody hears of while a handler sends nothing. Asks the
+    /// server every [`PULSE`], where no statement is under way. Dropping this in the middle of a question condemns
+    /// the connection: wait for [`Tx::idle`] before.
+    pub(crate) async fn lost(&self) {
+        loop {
+            tokio::time::sleep(PULSE).await;
+            let Ok(mut state) = self.state.try_lock() else { continue };
+            if !state.broken && !state.in_flight {
+                state.in_flight = true;
+                // A message that asks for an answer and nothing else, in a transaction that failed as well.
+                let answer = state.connection.ping().await;
+                state.in_flight = false;
+                state.broken |= answer.is_err();
+            }
+            if state.broken {
+                return;
+            }
+        }
+    }
+
+    /// Wait for the end of what is under way on the connection.
+    pub(crate) async fn idle(&self) {
+        drop(self.state.lock().await);
     }
 
     /// A handler is about to run.
@@ -142,6 +193,7 @@ impl Tx {
 pub struct Statement<'a> {
     state: MutexGuard<'a, State>,
     meter: &'a Meter,
+    silence: &'a Silence,
     sent: Instant,
 }
 
@@ -163,9 +215,10 @@ impl Statement<'_> {
     pub fn finish(mut self, error: Option<&sqlx::Error>) {
         self.state.in_flight = false;
         match error {
-            None => {}
+            None => self.silence.answered(),
             Some(error) => match answered(error) {
                 Some(answered) => {
+                    self.silence.answered();
                     self.state.forgot |= answered.sqlstate == UNKNOWN_STATEMENT;
                     if answered.is_contention() {
                         self.state.contention.get_or_insert_with(|| answered.clone());

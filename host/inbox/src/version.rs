@@ -138,8 +138,8 @@ impl Admin {
         let digest: [u8; 32] = Sha256::digest(new.component).into();
         let mut tx = self.pool.begin().await?;
         const COMPONENT: &str = "INSERT INTO oncebox.component AS c (digest, bytes, state, report) VALUES ($1, $2, $3, $4) \
-            ON CONFLICT (digest) DO UPDATE SET state = excluded.state, problems = '[]', compile_starts = 0, state_at = now(), host_id = NULL \
-            WHERE c.state = 'failed' OR (c.state <> 'ready' AND excluded.state = 'ready')";
+            ON CONFLICT (digest) DO UPDATE SET state = excluded.state, problems = '[]', compile_starts = 0, state_at = now(), host_id = NULL, \
+                session_pid = NULL, session_began_at = NULL WHERE c.state = 'failed' OR (c.state <> 'ready' AND excluded.state = 'ready')";
         let state = if new.is_compiled { "ready" } else { "queued" };
         let report = Some(new.report).filter(|report| !report.is_null());
         sqlx::query(COMPONENT).bind(&digest[..]).bind(new.component).bind(state).bind(report).execute(&mut *tx).await?;

@@ -15,7 +15,13 @@ use rdkafka::{
 };
 use tokio::sync::Semaphore;
 
-use crate::{flow::Partition, offsets::OffsetStore, rebalance::Context};
+use crate::{
+    flow::Partition,
+    offsets::{OffsetStore, ToCommit},
+    position::{Committed, note, noted},
+    rebalance::Context,
+    topic_id::TopicId,
+};
 
 /// Questions to brokers that may be under way at the same time; each holds a thread of
 /// the blocking pool.
@@ -28,10 +34,10 @@ pub(crate) struct Client {
 }
 
 /// What brokers know of a partition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Bearings {
     /// The group's committed offset.
-    pub(crate) committed: Option<i64>,
+    pub(crate) committed: Option<Committed>,
     /// The first offset that still exists.
     pub(crate) low: i64,
     /// The offset after the last one.
@@ -60,18 +66,19 @@ impl Client {
     }
 
     fn ask_bearings(&self, partition: &Partition, within: Duration) -> KafkaResult<Bearings> {
-        let mut list = TopicPartitionList::new();
-        list.add_partition(&partition.topic, partition.number);
-        let list = self.consumer.committed_offsets(list, within)?;
-        let mut committed = None;
-        for element in list.elements() {
-            element.error()?;
-            if let Offset::Offset(offset) = element.offset() {
-                committed = Some(offset);
-            }
-        }
+        let committed = self.committed(std::slice::from_ref(partition), within)?.pop().flatten();
         let (low, high) = self.watermarks(partition, within)?;
         Ok(Bearings { committed, low, high })
+    }
+
+    /// What the group has committed, by partition, from its coordinator.
+    pub(crate) fn committed(&self, partitions: &[Partition], within: Duration) -> KafkaResult<Vec<Option<Committed>>> {
+        let mut list = TopicPartitionList::new();
+        for partition in partitions {
+            list.add_partition(&partition.topic, partition.number);
+        }
+        let list = self.consumer.committed_offsets(list, within)?;
+        partitions.iter().map(|partition| committed_in(&list, &partition.topic, partition.number)).collect()
     }
 
     /// Watermarks, from the broker.
@@ -109,12 +116,38 @@ impl Client {
         list.elements().iter().try_for_each(|element| element.error())
     }
 
+    /// Commits, for partitions of a topic whose id is this, the low watermark in place of offsets of other topics;
+    /// what was replaced by what.
+    pub(crate) fn start_over(
+        &self,
+        partitions: Vec<Partition>,
+        id: &TopicId,
+        lookup: Duration,
+        commit: Duration,
+    ) -> Result<Vec<(Partition, i64, i64)>, String> {
+        let replace = || -> KafkaResult<_> {
+            let mut replaced = Vec::new();
+            for (partition, committed) in partitions.iter().zip(self.committed(&partitions, lookup)?) {
+                if let Some(committed) = committed.filter(|committed| !committed.is_of(id)) {
+                    let (low, _) = self.watermarks(partition, lookup)?;
+                    replaced.push((partition.clone(), committed.offset, low));
+                }
+            }
+            if !replaced.is_empty() {
+                let offsets: Vec<_> = replaced.iter().map(|(partition, _, low)| (partition.clone(), *low, id.clone())).collect();
+                self.commit(&offsets, commit)?;
+            }
+            Ok(replaced)
+        };
+        replace().map_err(|error| error.to_string())
+    }
+
     /// Commits and waits for the broker's answer, for `within` at most. The safe wrapper
     /// would wait as long as a session lasts.
-    pub(crate) fn commit(&self, offsets: &[(Partition, i64)], within: Duration) -> KafkaResult<()> {
+    pub(crate) fn commit(&self, offsets: &[ToCommit], within: Duration) -> KafkaResult<()> {
         let mut list = TopicPartitionList::new();
-        for (partition, next) in offsets {
-            list.add_partition_offset(&partition.topic, partition.number, Offset::Offset(*next))?;
+        for (partition, next, topic_id) in offsets {
+            add_offset(&mut list, &partition.topic, partition.number, *next, topic_id)?;
         }
         let queue = ReplyQueue::new(self);
         // SAFETY: client and queue are alive; librdkafka copies the list; without a
@@ -127,11 +160,58 @@ impl Client {
 }
 
 impl OffsetStore for Client {
-    fn store_offset(&self, partition: &Partition, next: i64) -> Result<(), KafkaError> {
+    fn store_offset(&self, partition: &Partition, next: i64, topic_id: &TopicId) -> Result<(), KafkaError> {
         // `Consumer::store_offset` would add one, which is wrong where offsets have gaps.
         let mut list = TopicPartitionList::new();
-        list.add_partition_offset(&partition.topic, partition.number, Offset::Offset(next))?;
+        add_offset(&mut list, &partition.topic, partition.number, next, topic_id)?;
         self.consumer.store_offsets(&list)
+    }
+}
+
+/// Adds an offset to a list, with the topic's id noted beside it. Every offset that is stored or committed goes
+/// through here.
+pub(crate) fn add_offset(list: &mut TopicPartitionList, topic: &str, partition: i32, next: i64, topic_id: &TopicId) -> KafkaResult<()> {
+    let mut element = list.add_partition(topic, partition);
+    element.set_offset(Offset::Offset(next))?;
+    let note = note(topic_id);
+    if !note.is_empty() {
+        element.set_metadata(note);
+    }
+    Ok(())
+}
+
+/// What a group has committed for a partition, in a list that its coordinator has filled in.
+pub(crate) fn committed_in(list: &TopicPartitionList, topic: &str, partition: i32) -> KafkaResult<Option<Committed>> {
+    let Some(element) = list.find_partition(topic, partition) else { return Ok(None) };
+    element.error()?;
+    let Offset::Offset(offset) = element.offset() else { return Ok(None) };
+    // SAFETY: the list is alive, and nobody else uses it.
+    let elements = unsafe { elements(list.ptr()) };
+    let found = elements.iter().find(|element| {
+        // SAFETY: an element of a list has a name, which lives as long as the list.
+        element.partition == partition && unsafe { text(element.topic) } == topic
+    });
+    Ok(Some(Committed { offset, topic_id: found.and_then(noted_beside) }))
+}
+
+/// The topic's id that is noted beside an offset. The safe wrapper panics where somebody noted what is no UTF-8.
+pub(crate) fn noted_beside(element: &rd::rd_kafka_topic_partition_t) -> TopicId {
+    if element.metadata.is_null() || element.metadata_size == 0 {
+        return None;
+    }
+    // SAFETY: an element's metadata is that many bytes, which live as long as the element.
+    noted(unsafe { std::slice::from_raw_parts(element.metadata.cast::<u8>(), element.metadata_size) })
+}
+
+/// # Safety
+/// `list` is null or a list that is alive for as long as the answer is used.
+pub(crate) unsafe fn elements<'a>(list: *const rd::rd_kafka_topic_partition_list_t) -> &'a [rd::rd_kafka_topic_partition_t] {
+    // SAFETY: by this function's contract, and a list has as many elements as it says.
+    unsafe {
+        match list.as_ref() {
+            Some(list) if list.cnt > 0 => std::slice::from_raw_parts(list.elems, list.cnt as usize),
+            _ => &[],
+        }
     }
 }
 

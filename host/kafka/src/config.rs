@@ -80,6 +80,22 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("fetch.message.max.bytes", "262144"),
     // A partition that is resumed waits for the fetch that is under way to return.
     ("fetch.wait.max.ms", "100"),
+    // How long the partitions of a host that died wait for another one.
+    ("session.timeout.ms", "10000"),
+    ("heartbeat.interval.ms", "3000"),
+    // How long a partition that was added, or a topic that matches a pattern, waits to be read.
+    ("topic.metadata.refresh.interval.ms", "5000"),
+    // Three times that, unless it is said: what is known of a topic would be forgotten while brokers are away.
+    ("metadata.max.age.ms", "900000"),
+];
+
+/// The same for every connection to brokers: one that has gone silent is given up after eight seconds, and another
+/// one is tried soon.
+const CONNECTION: &[(&str, &str)] = &[
+    ("socket.timeout.ms", "8000"),
+    ("socket.connection.setup.timeout.ms", "5000"),
+    ("socket.keepalive.enable", "true"),
+    ("reconnect.backoff.max.ms", "2000"),
 ];
 
 /// Static members share out all partitions in one step. A static member that dies between the two steps
@@ -147,6 +163,8 @@ const HOST_ONLY: &[&str] = &[
     "fetch.message.max.bytes",
     "max.partition.fetch.bytes",
     "test.mock.num.brokers",
+    // Patterns, which the client has the C library compile.
+    "topic.blacklist",
 ];
 const HOST_ONLY_ENDINGS: &[&str] = &[".location", ".file", ".cmd", ".url"];
 const HOST_ONLY_REASON: &str = "it reaches into the host; ask for it in the host's configuration";
@@ -164,6 +182,12 @@ impl ConsumerConfig {
     pub fn check(&self) -> Result<(), ConsumerError> {
         if self.topics.is_empty() {
             return Err(ConsumerError::NoTopics { consumer: self.consumer.clone() });
+        }
+        // The last door before a native library: a row may be older than the rule that would refuse it.
+        let names = policy::topics_fault(&self.topics).or_else(|| policy::group_fault(&self.kafka.group));
+        let fault = names.or_else(|| policy::properties_fault(self.kafka.properties.iter()).map(|(_, text)| text));
+        if let Some(text) = fault {
+            return Err(ConsumerError::Unfit { consumer: self.consumer.clone(), text });
         }
         let bounds = [("kafka.prefetch_messages", self.kafka.prefetch_messages), ("kafka.prefetch_bytes", self.kafka.prefetch_bytes)];
         if let Some((name, _)) = bounds.into_iter().find(|(_, bound)| *bound == 0) {
@@ -188,15 +212,16 @@ impl ConsumerConfig {
 
     /// Whether a name of a topic is a regular expression.
     pub fn has_patterns(&self) -> bool {
-        self.topics.iter().any(|topic| topic.starts_with('^'))
+        self.topics.iter().any(|topic| policy::is_pattern(topic))
     }
 
     /// What it connects with. Consumers for which this is the same see the same brokers with the same rights.
     pub(crate) fn connection_properties(&self) -> BTreeMap<String, String> {
+        let defaults = CONNECTION.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let all = self.host_properties.iter().chain(&self.kafka.properties);
         let of_reading =
             |name: &str| OF_READING.contains(&name) || OF_READING_BEGINNINGS.iter().any(|beginning| name.starts_with(beginning));
-        all.filter(|(name, _)| !of_reading(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
+        defaults.chain(all.filter(|(name, _)| !of_reading(name)).map(|(name, value)| (name.clone(), value.clone()))).collect()
     }
 
     fn property(&self, name: &str) -> Option<&String> {
@@ -213,7 +238,7 @@ impl ConsumerConfig {
         self.check()?;
         let mut config = ClientConfig::new();
         config.set_log_level(RDKafkaLogLevel::Info);
-        for (name, value) in DEFAULTS {
+        for (name, value) in DEFAULTS.iter().chain(CONNECTION) {
             config.set(*name, *value);
         }
         let (member, strategy) = STATIC_MEMBER;
@@ -289,6 +314,33 @@ mod tests {
         assert_eq!(client.get("auto.offset.reset"), Some("earliest"));
         assert_eq!(client.get("enable.auto.offset.store"), Some("false"));
         assert_eq!(client.get("group.id"), Some("oncebox.t.c"));
+    }
+
+    /// What keeps a host's partitions, or a broken connection, waiting for long has to be asked for. S4-002.
+    #[test]
+    fn what_is_lost_is_noticed_within_seconds() {
+        let ms = |config: &ClientConfig, name: &str| config.get(name).unwrap().parse::<u64>().unwrap();
+        let client = with(&[], &[]).client_config().unwrap();
+        assert_eq!((ms(&client, "session.timeout.ms"), ms(&client, "heartbeat.interval.ms")), (10_000, 3_000));
+        assert_eq!(ms(&client, "topic.metadata.refresh.interval.ms"), 5_000);
+        // Also of connections that are not a consumer's.
+        let mut other = ClientConfig::new();
+        for (name, value) in with(&[], &[]).connection_properties() {
+            other.set(name, value);
+        }
+        for config in [&client, &other] {
+            let silent =
+                ms(config, "socket.timeout.ms") + ms(config, "reconnect.backoff.max.ms") + ms(config, "socket.connection.setup.timeout.ms");
+            assert!(silent <= 15_000, "{silent}");
+            assert_eq!(config.get("socket.keepalive.enable"), Some("true"));
+        }
+        let (policy, host) = ([("socket.timeout.ms", "20000")], [("session.timeout.ms", "45000"), ("reconnect.backoff.max.ms", "9000")]);
+        let chosen = with(&policy, &host);
+        let client = chosen.client_config().unwrap();
+        assert_eq!((ms(&client, "socket.timeout.ms"), ms(&client, "session.timeout.ms")), (20_000, 45_000));
+        let connection = chosen.connection_properties();
+        assert_eq!((connection["socket.timeout.ms"].as_str(), connection["reconnect.backoff.max.ms"].as_str()), ("20000", "9000"));
+        assert!(!connection.contains_key("session.timeout.ms"), "it is of reading");
     }
 
     #[test]

@@ -1,6 +1,11 @@
 //! A consumer: starting it, and the loop that owns its state.
 
-use std::{collections::HashMap, sync::Arc, thread, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
 
 use oncebox_inbox::{hooks, message::Record};
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
@@ -18,7 +23,7 @@ use crate::{
     flow::{Bounds, Flow, Partition},
     handle::{ConsumerHandle, Ending},
     metric::Labels,
-    offsets::Ledger,
+    offsets::{Ledger, ToCommit},
     pause::PauseList,
     poll::{BATCH_MESSAGES, BATCHES_WAITING, Poller},
     rebalance::{Context, Event},
@@ -70,6 +75,8 @@ impl Consumer {
             labels,
             pauses,
             lookup: config.timing.lookup,
+            commit: config.timing.commit,
+            replacing: tokio::sync::Mutex::default(),
             bell: tokio::sync::Notify::new(),
         });
         let (drain, drain_asked) = watch::channel(None);
@@ -84,6 +91,7 @@ impl Consumer {
             leaving: HashMap::new(),
             failure: None,
             measuring: None,
+            checking: None,
             drain: drain_asked,
             snapshot,
             stop,
@@ -99,6 +107,7 @@ fn connect(config: &ConsumerConfig, context: Context) -> Result<BaseConsumer<Con
     let consumer: BaseConsumer<Context> = config.client_config()?.create_with_context(context).map_err(failed)?;
     let topics: Vec<&str> = config.topics.iter().map(String::as_str).collect();
     consumer.subscribe(&topics).map_err(failed)?;
+    hooks::subscribed(&config.topics);
     Ok(consumer)
 }
 
@@ -145,6 +154,8 @@ struct Loop {
     /// An error that came up while something else was awaited.
     failure: Option<ConsumerError>,
     measuring: Option<JoinHandle<()>>,
+    /// A look at the ids of topics; the first topic whose id is another one than it was.
+    checking: Option<JoinHandle<Option<Arc<str>>>>,
     drain: watch::Receiver<Option<Duration>>,
     snapshot: watch::Sender<Snapshot>,
     /// Tells the poll thread to leave the group.
@@ -167,8 +178,9 @@ impl Loop {
                 (self.config.timing.revoke, Err(error))
             }
         };
-        // Offsets of a topic that was created anew mean nothing in it: committed, they would skip records.
-        let lost = matches!(result, Err(ConsumerError::WentBack { .. }));
+        // Offsets of a topic that was made again mean nothing in it. What librdkafka has stored of them it commits
+        // nevertheless, with the id of the topic that is gone beside it.
+        let lost = result.as_ref().is_err_and(ConsumerError::is_of_another_topic);
         let unfinished = self.end(within, lost).await;
         Ending { result, unfinished }
     }
@@ -184,7 +196,7 @@ impl Loop {
                 Some(ended) = self.workers.0.join_next_with_id() => self.worker_ended(ended)?,
                 () = self.shared.bell.notified() => self.regulate_all(),
                 Some(event) = self.events.recv() => self.handle(event).await?,
-                _ = tick.tick() => self.tick(),
+                _ = tick.tick() => self.tick().await?,
                 () = self.left.cancelled() => return Err(ConsumerError::Panicked),
             }
         }
@@ -282,8 +294,6 @@ impl Loop {
             let Some(assigned) = self.assigned.remove(partition) else { continue };
             assigned.leave.ask(lost);
             assigned.flow.set_leaving();
-            assigned.flow.meters.lag.set(0.0);
-            assigned.flow.meters.paused.set(0.0);
             self.leaving.insert(assigned.task, (partition.clone(), assigned.leave.done.clone()));
             tasks.push(assigned.task);
         }
@@ -333,7 +343,7 @@ impl Loop {
     }
 
     /// A commit that fails is only a redelivery.
-    async fn commit(&self, offsets: Vec<(Partition, i64)>) {
+    async fn commit(&self, offsets: Vec<ToCommit>) {
         let (client, within) = (Arc::clone(&self.shared.client), self.config.timing.commit);
         hooks::point("kafka:commit:before");
         let committed = tokio::task::spawn_blocking(move || client.commit(&offsets, within)).await;
@@ -350,9 +360,42 @@ impl Loop {
     }
 
     /// Also repeats what failed: a partition must not stay paused for want of an event.
-    fn tick(&mut self) {
+    async fn tick(&mut self) -> Result<(), ConsumerError> {
         self.regulate_all();
         self.measure_lag();
+        self.check_topics().await
+    }
+
+    /// Notices a topic that was made again and has records beyond the offset of its predecessor: those below are
+    /// not read, and no record goes back. What was stored meanwhile has the id of the predecessor beside it, so
+    /// the consumer that starts anew begins at the beginning.
+    async fn check_topics(&mut self) -> Result<(), ConsumerError> {
+        if let Some(checking) = self.checking.take_if(|checking| checking.is_finished()) {
+            match checking.await {
+                Ok(Some(topic)) => {
+                    self.shared.ledger.of_topic(&topic).iter().for_each(|partition| self.shared.labels.topic_made_again(partition));
+                    return Err(ConsumerError::MadeAgain { topic: topic.to_string() });
+                }
+                Ok(None) => {}
+                Err(_) => return Err(ConsumerError::Panicked),
+            }
+        }
+        if self.checking.is_none() {
+            let known = self.assigned.values().filter_map(|assigned| assigned.flow.topic_id());
+            let known: HashSet<_> = known.collect();
+            let (shared, lookup) = (Arc::clone(&self.shared), self.config.timing.lookup);
+            self.checking = Some(tokio::spawn(async move {
+                for (topic, id) in known {
+                    // No answer says nothing; the next tick asks again.
+                    let present = shared.topic_ids.of(&shared.client, &topic, std::time::Instant::now(), lookup).await;
+                    if present.is_ok_and(|present| present.is_some_and(|present| present != id)) {
+                        return Some(topic);
+                    }
+                }
+                None
+            }));
+        }
+        Ok(())
     }
 
     /// Asks brokers only for paused partitions; the others' high watermark comes with
@@ -370,7 +413,7 @@ impl Loop {
                 // The next tick asks again; one silent broker is enough for this one.
                 let Ok((_, high)) = known else { return };
                 if let Some(next) = flow.next_offset() {
-                    flow.meters.lag.set((high - next).max(0) as f64);
+                    flow.set_lag((high - next).max(0));
                 }
             }
         }));
@@ -392,6 +435,9 @@ impl Loop {
         self.wait_for(&earlier, deadline.saturating_duration_since(Instant::now()).mul_f64(0.5)).await;
         if let Some(measuring) = self.measuring.take() {
             let _ = timeout_at(deadline, measuring).await;
+        }
+        if let Some(checking) = self.checking.take() {
+            let _ = timeout_at(deadline, checking).await;
         }
         self.shared.pauses.quiet(deadline).await;
         self.publish(ConsumerState::Ended);

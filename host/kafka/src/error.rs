@@ -25,6 +25,20 @@ pub enum ConsumerError {
         /// Name of the consumer.
         consumer: String,
     },
+    /// What the client library must not be handed.
+    #[error("the policy of consumer `{consumer}` is not handed to kafka's client: {text}")]
+    Unfit {
+        /// Name of the consumer.
+        consumer: String,
+        /// What is wrong, with the key.
+        text: String,
+    },
+    /// It was not started at all.
+    #[error("{text}")]
+    NotStarted {
+        /// Why, and what to do.
+        text: String,
+    },
     /// A bound that cannot work.
     #[error("`{name}` of consumer `{consumer}` must be at least 1")]
     ZeroBound {
@@ -57,9 +71,15 @@ pub enum ConsumerError {
         /// `topic/partition`.
         partition: String,
     },
-    /// A topic was truncated or created anew under a running consumer.
+    /// A topic was deleted and made again; the consumer's offsets are of the one that is gone.
+    #[error("topic `{topic}` was deleted and made again; the consumer starts again, at the beginning of the new topic")]
+    MadeAgain {
+        /// Name of the topic.
+        topic: String,
+    },
+    /// A topic was made again under a running consumer.
     #[error(
-        "partition `{partition}` went back from offset `{expected}` to `{found}`: its topic was truncated or created anew; start the consumer again"
+        "partition `{partition}` went back from offset `{expected}` to `{found}`: its topic was deleted and made again; the consumer starts again, at the beginning of the new topic"
     )]
     WentBack {
         /// `topic/partition`.
@@ -75,9 +95,21 @@ pub enum ConsumerError {
 }
 
 impl ConsumerError {
+    /// Whether offsets of a topic mean nothing any more, so that nothing more of them is to be committed.
+    pub(crate) fn is_of_another_topic(&self) -> bool {
+        matches!(self, Self::WentBack { .. } | Self::MadeAgain { .. })
+    }
+
     /// Whether starting the consumer again, with nothing changed, may help.
     pub fn is_retryable(&self) -> bool {
-        !matches!(self, Self::RefusedProperty { .. } | Self::InvalidProperty { .. } | Self::NoTopics { .. } | Self::ZeroBound { .. })
+        !matches!(
+            self,
+            Self::RefusedProperty { .. }
+                | Self::InvalidProperty { .. }
+                | Self::NoTopics { .. }
+                | Self::Unfit { .. }
+                | Self::ZeroBound { .. }
+        )
     }
 
     /// Translates an error of client creation. `ClientConfig` carries the property's

@@ -10,7 +10,7 @@ use std::{
 
 use oncebox_inbox::message::Record;
 
-use crate::metric::PartitionMeters;
+use crate::{metric::PartitionMeters, topic_id::TopicId};
 
 /// A partition of a topic.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -53,6 +53,8 @@ pub(crate) struct Flow {
     pause: Mutex<Pause>,
     leaving: AtomicBool,
     next_offset: AtomicI64,
+    /// The topic's id, once its worker knows it.
+    topic_id: Mutex<TopicId>,
 }
 
 impl Flow {
@@ -67,6 +69,7 @@ impl Flow {
             pause: Mutex::default(),
             leaving: AtomicBool::new(false),
             next_offset: AtomicI64::new(-1),
+            topic_id: Mutex::default(),
         }
     }
 
@@ -96,7 +99,9 @@ impl Flow {
     pub(crate) fn with_pause<T>(&self, change: impl FnOnce(&mut Pause) -> T) -> T {
         let mut pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut pause);
-        self.meters.paused.set(if pause.done { 1.0 } else { 0.0 });
+        if !self.is_leaving() {
+            self.meters.paused.set(if pause.done { 1.0 } else { 0.0 });
+        }
         result
     }
 
@@ -104,9 +109,31 @@ impl Flow {
         self.with_pause(|pause| pause.done)
     }
 
-    /// The partition is being given up.
+    /// The partition is being given up. Its gauges end: what they said is another host's to say, and a later
+    /// assignment's.
     pub(crate) fn set_leaving(&self) {
+        // Gauges are set under this lock, so that none is set after its end.
+        let _pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
         self.leaving.store(true, Ordering::Release);
+        self.meters.end_gauges();
+    }
+
+    /// How many records are between the first that is not settled and the end.
+    pub(crate) fn set_lag(&self, records: i64) {
+        let _pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.is_leaving() {
+            self.meters.lag.set(records as f64);
+        }
+    }
+
+    pub(crate) fn set_topic_id(&self, id: &TopicId) {
+        *self.topic_id.lock().unwrap_or_else(PoisonError::into_inner) = id.clone();
+    }
+
+    /// The topic, and its id if it has one that is known.
+    pub(crate) fn topic_id(&self) -> Option<(Arc<str>, Arc<str>)> {
+        let id = self.topic_id.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        id.map(|id| (Arc::clone(&self.partition.topic), id))
     }
 
     pub(crate) fn is_leaving(&self) -> bool {

@@ -33,10 +33,20 @@ impl Labels {
         counter!("oncebox_kafka_commit_errors_total", self.consumer()).increment(1);
     }
 
-    pub(crate) fn partition(&self, partition: &Partition) -> PartitionMeters {
+    /// Times that a partition's topic was found to be another one of the same name.
+    pub(crate) fn topic_made_again(&self, partition: &Partition) {
+        counter!("oncebox_kafka_topic_made_again_total", self.of(partition)).increment(1);
+    }
+
+    fn of(&self, partition: &Partition) -> Vec<Label> {
         let mut labels = self.consumer();
         labels.push(Label::new("topic", partition.topic.to_string()));
         labels.push(Label::new("partition", partition.number.to_string()));
+        labels
+    }
+
+    pub(crate) fn partition(&self, partition: &Partition) -> PartitionMeters {
+        let labels = self.of(partition);
         PartitionMeters {
             read: counter!("oncebox_kafka_records_read_total", labels.clone()),
             acked: counter!("oncebox_kafka_records_acked_total", labels.clone()),
@@ -62,4 +72,12 @@ pub(crate) struct PartitionMeters {
     pub(crate) sink_errors: Counter,
     /// Times that records were deleted by the broker before they were settled.
     pub(crate) head_lost: Counter,
+}
+
+impl PartitionMeters {
+    /// Ends the gauges. A metric cannot be taken back; one that is not a number is left out of what a host tells.
+    pub(crate) fn end_gauges(&self) {
+        self.lag.set(f64::NAN);
+        self.paused.set(f64::NAN);
+    }
 }

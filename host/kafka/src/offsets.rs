@@ -9,12 +9,13 @@ use std::{
 use oncebox_inbox::hooks;
 use rdkafka::error::KafkaError;
 
-use crate::flow::Partition;
+use crate::{flow::Partition, topic_id::TopicId};
 
 /// Where offsets are stored for the next commit; librdkafka, or a list in tests.
 pub(crate) trait OffsetStore {
-    /// `next` is the offset of the next record to read, not of the last one settled.
-    fn store_offset(&self, partition: &Partition, next: i64) -> Result<(), KafkaError>;
+    /// `next` is the offset of the next record to read, not of the last one settled; the topic's id is noted
+    /// beside it.
+    fn store_offset(&self, partition: &Partition, next: i64, topic_id: &TopicId) -> Result<(), KafkaError>;
 }
 
 /// What an attempt to store came to.
@@ -28,6 +29,9 @@ pub(crate) enum Stored {
     Failed(KafkaError),
 }
 
+/// An offset to commit, and the id of the topic that it is of.
+pub(crate) type ToCommit = (Partition, i64, TopicId);
+
 /// Assigned partitions and what was stored for them.
 #[derive(Default)]
 pub(crate) struct Ledger {
@@ -36,7 +40,7 @@ pub(crate) struct Ledger {
 
 struct Entry {
     generation: u64,
-    stored: Option<i64>,
+    stored: Option<(i64, TopicId)>,
 }
 
 impl Ledger {
@@ -46,27 +50,32 @@ impl Ledger {
     }
 
     /// The partitions are no longer ours. Returns what was stored, for a last commit.
-    pub(crate) fn revoke<'a>(&self, partitions: impl Iterator<Item = &'a Partition>) -> Vec<(Partition, i64)> {
+    pub(crate) fn revoke<'a>(&self, partitions: impl Iterator<Item = &'a Partition>) -> Vec<ToCommit> {
         let mut entries = self.entries();
         partitions
             .filter_map(|partition| entries.remove_entry(partition))
-            .filter_map(|(partition, entry)| Some((partition, entry.stored?)))
+            .filter_map(|(partition, entry)| entry.stored.map(|(next, topic_id)| (partition, next, topic_id)))
             .collect()
+    }
+
+    /// The partitions of a topic that are ours.
+    pub(crate) fn of_topic(&self, topic: &str) -> Vec<Partition> {
+        self.entries().keys().filter(|partition| &*partition.topic == topic).cloned().collect()
     }
 
     /// Stores an offset under the lock, so that no revocation comes between the check
     /// and the store.
-    pub(crate) fn store(&self, to: &impl OffsetStore, partition: &Partition, generation: u64, next: i64) -> Stored {
+    pub(crate) fn store(&self, to: &impl OffsetStore, partition: &Partition, generation: u64, next: i64, topic_id: &TopicId) -> Stored {
         let mut entries = self.entries();
         let Some(entry) = entries.get_mut(partition).filter(|entry| entry.generation == generation) else {
             return Stored::NotOurs;
         };
         hooks::point("kafka:ack:before");
-        if let Err(error) = to.store_offset(partition, next) {
+        if let Err(error) = to.store_offset(partition, next, topic_id) {
             return Stored::Failed(error);
         }
         hooks::point("kafka:ack:after");
-        entry.stored = Some(next);
+        entry.stored = Some((next, topic_id.clone()));
         Stored::Yes
     }
 
@@ -83,7 +92,7 @@ mod tests {
     struct List(Mutex<Vec<i64>>);
 
     impl OffsetStore for List {
-        fn store_offset(&self, _: &Partition, next: i64) -> Result<(), KafkaError> {
+        fn store_offset(&self, _: &Partition, next: i64, _: &TopicId) -> Result<(), KafkaError> {
             self.0.lock().unwrap().push(next);
             Ok(())
         }
@@ -95,15 +104,15 @@ mod tests {
 
     #[test]
     fn only_the_present_assignment_stores() {
-        let (ledger, list) = (Ledger::default(), List::default());
-        assert!(matches!(ledger.store(&list, &partition(), 1, 10), Stored::NotOurs));
+        let (ledger, list, id) = (Ledger::default(), List::default(), Some("an-id".into()));
+        assert!(matches!(ledger.store(&list, &partition(), 1, 10, &id), Stored::NotOurs));
         ledger.assign(partition(), 1);
-        assert!(matches!(ledger.store(&list, &partition(), 1, 11), Stored::Yes));
-        assert_eq!(ledger.revoke([partition()].iter()), vec![(partition(), 11)]);
-        assert!(matches!(ledger.store(&list, &partition(), 1, 12), Stored::NotOurs));
+        assert!(matches!(ledger.store(&list, &partition(), 1, 11, &id), Stored::Yes));
+        assert_eq!(ledger.revoke([partition()].iter()), vec![(partition(), 11, id.clone())]);
+        assert!(matches!(ledger.store(&list, &partition(), 1, 12, &id), Stored::NotOurs));
         ledger.assign(partition(), 2);
-        assert!(matches!(ledger.store(&list, &partition(), 1, 13), Stored::NotOurs));
-        assert!(matches!(ledger.store(&list, &partition(), 2, 14), Stored::Yes));
+        assert!(matches!(ledger.store(&list, &partition(), 1, 13, &id), Stored::NotOurs));
+        assert!(matches!(ledger.store(&list, &partition(), 2, 14, &id), Stored::Yes));
         assert_eq!(*list.0.lock().unwrap(), [11, 14]);
     }
 

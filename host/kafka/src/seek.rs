@@ -1,7 +1,7 @@
 //! Where a group stands, setting it elsewhere, and its end: each with a client that lives for that alone and
 //! is no member of the group.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
@@ -13,7 +13,12 @@ use rdkafka::{
     types::RDKafkaErrorCode,
 };
 
-use crate::{config::ConsumerConfig, error::ConsumerError};
+use crate::{
+    client::{add_offset, committed_in},
+    config::ConsumerConfig,
+    error::ConsumerError,
+    topic_id::{self, TopicId},
+};
 
 /// One question to the brokers.
 const ASK: Duration = Duration::from_secs(5);
@@ -40,7 +45,8 @@ pub struct GroupPosition {
     pub topic: String,
     /// The partition.
     pub partition: i32,
-    /// The offset that the group goes on at; none where it never committed one.
+    /// The offset that the group goes on at; none where it never committed one, or only for a topic of this name
+    /// that is gone.
     pub committed: Option<i64>,
     /// The offset that is asked for; none where nothing is.
     pub target: Option<i64>,
@@ -189,14 +195,27 @@ impl Asking {
     }
 
     fn fill_committed(&self, positions: &mut [GroupPosition]) -> Result<(), SeekError> {
-        let committed =
-            self.0.committed_offsets(list(positions), ASK).map_err(SeekError::broker("failed to ask for the group's offsets"))?;
+        let ids = self.topic_ids(positions.iter().map(|position| position.topic.as_str()))?;
+        let failed = SeekError::broker("failed to ask for the group's offsets");
+        let committed = self.0.committed_offsets(list(positions), ASK).map_err(&failed)?;
         for position in positions {
-            if let Some(Offset::Offset(offset)) = committed.find_partition(&position.topic, position.partition).map(|e| e.offset()) {
-                position.committed = Some(offset);
-            }
+            let found = committed_in(&committed, &position.topic, position.partition).map_err(&failed)?;
+            position.committed = found.filter(|found| found.is_of(&ids[&position.topic])).map(|found| found.offset);
         }
         Ok(())
+    }
+
+    /// The ids of topics, as far as the brokers have any.
+    fn topic_ids<'a>(&self, topics: impl Iterator<Item = &'a str>) -> Result<HashMap<String, TopicId>, SeekError> {
+        let mut ids = HashMap::new();
+        for topic in topics {
+            if !ids.contains_key(topic) {
+                let id = topic_id::describe(&self.0, topic, ASK);
+                let id = id.map_err(|error| SeekError::Broker { what: "failed to ask for the topic's id", error })?;
+                ids.insert(topic.to_owned(), id);
+            }
+        }
+        Ok(ids)
     }
 
     fn fill_targets(&self, config: &ConsumerConfig, to: &SeekTo, positions: &mut [GroupPosition]) -> Result<(), SeekError> {
@@ -248,26 +267,33 @@ impl Asking {
 
     /// Without those that the group is past.
     fn leave_behind(&self, offsets: &mut Vec<(String, i32, i64)>) -> Result<(), SeekError> {
+        let ids = self.topic_ids(offsets.iter().map(|(topic, ..)| topic.as_str()))?;
         let mut asked = TopicPartitionList::new();
         for (topic, partition, _) in offsets.iter() {
             asked.add_partition(topic, *partition);
         }
-        let committed = self.0.committed_offsets(asked, ASK).map_err(SeekError::broker("failed to ask for the group's offsets"))?;
-        offsets.retain(|(topic, partition, offset)| {
-            let now = committed.find_partition(topic, *partition).map(|element| element.offset());
-            !matches!(now, Some(Offset::Offset(now)) if now > *offset)
-        });
+        let failed = SeekError::broker("failed to ask for the group's offsets");
+        let committed = self.0.committed_offsets(asked, ASK).map_err(&failed)?;
+        let mut kept = Vec::new();
+        for (topic, partition, offset) in std::mem::take(offsets) {
+            let now = committed_in(&committed, &topic, partition).map_err(&failed)?;
+            if !now.is_some_and(|now| now.is_of(&ids[&topic]) && now.offset > offset) {
+                kept.push((topic, partition, offset));
+            }
+        }
+        *offsets = kept;
         Ok(())
     }
 
     fn set(&self, config: &ConsumerConfig, offsets: &[(String, i32, i64)]) -> Result<(), SeekError> {
-        let mut wanted = TopicPartitionList::new();
-        for (topic, partition, offset) in offsets {
-            let added = wanted.add_partition_offset(topic, *partition, Offset::Offset(*offset));
-            added.map_err(SeekError::broker("failed to name an offset"))?;
-        }
         if offsets.is_empty() {
             return Ok(());
+        }
+        let ids = self.topic_ids(offsets.iter().map(|(topic, ..)| topic.as_str()))?;
+        let mut wanted = TopicPartitionList::new();
+        for (topic, partition, offset) in offsets {
+            let added = add_offset(&mut wanted, topic, *partition, *offset, &ids[topic]);
+            added.map_err(SeekError::broker("failed to name an offset"))?;
         }
         // Without a membership the brokers take it only while the group is empty.
         self.0.commit(&wanted, CommitMode::Sync).map_err(|error| match error.rdkafka_error_code() {

@@ -2,5 +2,6 @@
 
 mod flow;
 mod group;
+mod pauses;
 pub(crate) mod support;
 mod watcher;

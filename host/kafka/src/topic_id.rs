@@ -13,40 +13,41 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rdkafka::{bindings as rd, consumer::Consumer as _, types::RDKafkaRespErr};
+use rdkafka::{
+    bindings as rd,
+    consumer::{BaseConsumer, Consumer as _, ConsumerContext},
+    types::RDKafkaRespErr,
+};
 use tokio::sync::Mutex;
 
 use crate::client::{Client, ReplyQueue, text};
 
-/// Partitions of one rebalance share an answer.
-const FRESH: Duration = Duration::from_secs(5);
-
 /// A topic's id as far as the broker has one.
 pub(crate) type TopicId = Option<Arc<str>>;
 
-/// Answers so far.
+/// Answers so far, with when they were asked for.
 #[derive(Default)]
 pub(crate) struct TopicIds {
     known: Mutex<HashMap<Arc<str>, (TopicId, Instant)>>,
 }
 
 impl TopicIds {
-    /// The topic's id; `anew` asks the broker even if it has answered just now.
-    pub(crate) async fn of(&self, client: &Arc<Client>, topic: &Arc<str>, anew: bool, within: Duration) -> Result<TopicId, String> {
+    /// The topic's id, as of `since` or later. Partitions of one rebalance share an answer that way, and none is
+    /// opened with the id of a topic that was gone before it was assigned.
+    pub(crate) async fn of(&self, client: &Arc<Client>, topic: &Arc<str>, since: Instant, within: Duration) -> Result<TopicId, String> {
         let mut known = self.known.lock().await;
         let before = known.get(topic).cloned();
         match &before {
             Some((None, _)) => return Ok(None),
-            Some((id, at)) if !anew && at.elapsed() < FRESH => return Ok(id.clone()),
+            Some((id, asked_at)) if *asked_at >= since => return Ok(id.clone()),
             _ => {}
         }
-        let name = Arc::clone(topic);
-        let id = client.lookup(move |client| describe(client, &name, within)).await?;
+        let (name, asked_at) = (Arc::clone(topic), Instant::now());
+        let id = client.lookup(move |client| describe(&client.consumer, &name, within)).await?;
         if before.is_some() && id.is_none() {
             return Err(format!("the broker no longer tells the id of topic `{topic}`"));
         }
-        let id: TopicId = id.map(Into::into);
-        known.insert(Arc::clone(topic), (id.clone(), Instant::now()));
+        known.insert(Arc::clone(topic), (id.clone(), asked_at));
         Ok(id)
     }
 }
@@ -73,19 +74,19 @@ impl Drop for Topics {
 
 /// Any broker can tell, while the controller, which librdkafka would ask, may not be
 /// reachable for a consumer (and the mock cluster has none).
-fn any_broker(client: &Client, topic: &str, within: Duration) -> Result<i32, String> {
-    let metadata = client.consumer.fetch_metadata(Some(topic), within).map_err(|error| error.to_string())?;
+fn any_broker(consumer: &BaseConsumer<impl ConsumerContext>, topic: &str, within: Duration) -> Result<i32, String> {
+    let metadata = consumer.fetch_metadata(Some(topic), within).map_err(|error| error.to_string())?;
     let first = metadata.brokers().first().map(|broker| broker.id());
     first.ok_or_else(|| "no broker is known yet".to_owned())
 }
 
 /// Asks a broker with DescribeTopics. `Ok(None)`: it answered and has no ids.
-fn describe(client: &Client, topic: &str, within: Duration) -> Result<Option<String>, String> {
+pub(crate) fn describe(consumer: &BaseConsumer<impl ConsumerContext>, topic: &str, within: Duration) -> Result<TopicId, String> {
     let name = CString::new(topic).map_err(|error| error.to_string())?;
-    let rk = client.consumer.client().native_ptr();
+    let rk = consumer.client().native_ptr();
     let timeout_ms = i32::try_from(within.as_millis()).unwrap_or(i32::MAX);
-    let broker = any_broker(client, topic, within)?;
-    let queue = ReplyQueue::new(client);
+    let broker = any_broker(consumer, topic, within)?;
+    let queue = ReplyQueue::of(rk);
     // SAFETY: the client is alive during all of these calls; names, options and queue
     // outlive the request, which copies what it needs.
     unsafe {
@@ -108,7 +109,7 @@ fn describe(client: &Client, topic: &str, within: Duration) -> Result<Option<Str
 
 /// # Safety
 /// `event` is alive and the answer to a DescribeTopics request.
-unsafe fn first_id(event: *mut rd::rd_kafka_event_t) -> Result<Option<String>, String> {
+unsafe fn first_id(event: *mut rd::rd_kafka_event_t) -> Result<TopicId, String> {
     // SAFETY: by this function's contract; pointers are checked before use, and all of
     // them live as long as the event.
     unsafe {
@@ -126,8 +127,19 @@ unsafe fn first_id(event: *mut rd::rd_kafka_event_t) -> Result<Option<String>, S
         if !error.is_null() {
             return Err(text(rd::rd_kafka_error_string(error)));
         }
+        Ok(id_of(topic))
+    }
+}
+
+/// The id in a topic's description; none where the broker has none, which is told as zero.
+///
+/// # Safety
+/// `topic` is a description that is alive during the call.
+pub(crate) unsafe fn id_of(topic: *const rd::rd_kafka_TopicDescription_t) -> TopicId {
+    // SAFETY: by this function's contract; the id lives as long as the description.
+    unsafe {
         let id = rd::rd_kafka_TopicDescription_topic_id(topic);
         let zero = id.is_null() || (rd::rd_kafka_Uuid_most_significant_bits(id) == 0 && rd::rd_kafka_Uuid_least_significant_bits(id) == 0);
-        Ok((!zero).then(|| text(rd::rd_kafka_Uuid_base64str(id))).filter(|id| !id.is_empty()))
+        (!zero).then(|| text(rd::rd_kafka_Uuid_base64str(id))).filter(|id| !id.is_empty()).map(Into::into)
     }
 }

@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use oncebox_inbox::message::Record;
@@ -14,13 +14,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     backoff::Backoff,
-    client::Client,
+    client::{Bearings, Client},
     error::ConsumerError,
-    flow::Flow,
+    flow::{Flow, Partition},
     metric::Labels,
     offsets::{Ledger, Stored},
     pause::PauseList,
-    position::{Start, start},
+    position::{Committed, Start, start},
     sabotage,
     sink::{Inbox, PartitionInbox, SinkError},
     topic_id::{TopicId, TopicIds},
@@ -52,6 +52,10 @@ pub(crate) struct Shared {
     pub(crate) labels: Labels,
     pub(crate) pauses: Arc<PauseList>,
     pub(crate) lookup: Duration,
+    /// How long a synchronous commit may take.
+    pub(crate) commit: Duration,
+    /// Held while offsets of a topic that is gone are replaced.
+    pub(crate) replacing: tokio::sync::Mutex<()>,
     /// Rung when a partition may have to be paused or resumed.
     pub(crate) bell: Notify,
 }
@@ -68,6 +72,7 @@ pub(crate) struct Worker {
     pending: Vec<Record>,
     backoff: Backoff,
     topic_id: TopicId,
+    assigned_at: Instant,
     /// First offset not settled.
     next: i64,
     /// First offset not taken from the queue; none before the first record.
@@ -102,6 +107,7 @@ impl Worker {
             pending: Vec::new(),
             backoff: Backoff::default(),
             topic_id: None,
+            assigned_at: Instant::now(),
             next: 0,
             expected: Expected::Told(0),
         }
@@ -110,7 +116,7 @@ impl Worker {
     /// Opens the partition, works until asked to leave, closes it.
     pub(crate) async fn run(mut self) -> Result<(), ConsumerError> {
         let _done = self.leave.done.clone().drop_guard();
-        let Some(mut inbox) = self.open().await else { return Ok(()) };
+        let Some(mut inbox) = self.open().await? else { return Ok(()) };
         let result = self.work(inbox.as_mut()).await;
         if !self.leave.lost.load(Ordering::Acquire) {
             inbox.close(self.next).await;
@@ -119,15 +125,22 @@ impl Worker {
     }
 
     /// None when the partition was taken away meanwhile.
-    async fn open(&mut self) -> Option<Box<dyn PartitionInbox>> {
+    async fn open(&mut self) -> Result<Option<Box<dyn PartitionInbox>>, ConsumerError> {
         for predecessor in std::mem::take(&mut self.predecessors) {
             tokio::select! {
-                () = self.leave.asked.cancelled() => return None,
+                () = self.leave.asked.cancelled() => return Ok(None),
                 () = predecessor.cancelled() => {}
             }
         }
-        self.find_position().await?;
-        self.find_topic_id().await?;
+        match self.find_position().await {
+            None => return Ok(None),
+            Some(Start::MadeAgain { .. }) => return self.start_over().await.map_or(Ok(None), Err),
+            Some(_) => {}
+        }
+        Ok(self.open_inbox().await)
+    }
+
+    async fn open_inbox(&mut self) -> Option<Box<dyn PartitionInbox>> {
         let shared = Arc::clone(&self.shared);
         let (topic, number) = (Arc::clone(&self.flow.partition.topic), self.flow.partition.number);
         loop {
@@ -142,37 +155,87 @@ impl Worker {
         }
     }
 
-    async fn find_position(&mut self) -> Option<()> {
-        let bearings = loop {
-            match self.shared.client.bearings(&self.flow.partition, self.shared.lookup).await {
-                Ok(bearings) => break bearings,
-                Err(text) => self.trouble("find the partition's position", &text).await?,
-            }
-        };
-        let start = start(bearings);
+    /// Asks for the topic's id first: a position that is older than the id could be of the topic's predecessor,
+    /// and would be taken for one in this topic. The other way round it is found out later, by [`Self::is_same_topic`]
+    /// or the loop's look at the ids.
+    async fn find_position(&mut self) -> Option<Start> {
+        self.find_topic_id(self.assigned_at).await?;
+        let mut bearings = self.find_bearings().await?;
+        if let Start::MadeAgain { .. } = start(&bearings, &self.topic_id) {
+            // Unless another host heard of the new topic before this one.
+            self.find_topic_id(Instant::now()).await?;
+            bearings = self.find_bearings().await?;
+        }
+        let start = start(&bearings, &self.topic_id);
         match start {
-            Start::Committed(_) | Start::Beginning(_) => {}
+            Start::Committed(next) => self.note_topic(&bearings.committed, next).await,
+            Start::Beginning(_) | Start::MadeAgain { .. } => {}
             Start::HeadLost { committed, low } => self.head_lost(committed, low),
             Start::BeyondEnd { committed, low } => self.beyond_end(committed, low, bearings.high),
         }
         self.advance(start.next());
         self.expected = Expected::Told(self.next);
-        Some(())
+        Some(start)
     }
 
-    async fn find_topic_id(&mut self) -> Option<()> {
+    async fn find_bearings(&mut self) -> Option<Bearings> {
+        loop {
+            match self.shared.client.bearings(&self.flow.partition, self.shared.lookup).await {
+                Ok(bearings) => return Some(bearings),
+                Err(text) => self.trouble("find the partition's position", &text).await?,
+            }
+        }
+    }
+
+    async fn find_topic_id(&mut self, since: Instant) -> Option<()> {
         self.topic_id = loop {
-            match self.ask_topic_id(false).await {
+            match self.ask_topic_id(since).await {
                 Ok(id) => break id,
                 Err(text) => self.trouble("find the topic's id", &text).await?,
             }
         };
+        self.flow.set_topic_id(&self.topic_id);
         Some(())
     }
 
-    async fn ask_topic_id(&self, anew: bool) -> Result<TopicId, String> {
+    /// Notes the topic beside an offset that has none, of an earlier version or another program: it is taken as
+    /// it is, and could wait long for the next record. What fails here is done with that one.
+    async fn note_topic(&self, committed: &Option<Committed>, next: i64) {
+        if self.topic_id.is_none() || committed.as_ref().is_none_or(|committed| committed.topic_id.is_some()) {
+            return;
+        }
+        let (offsets, within) = (vec![(self.flow.partition.clone(), next, self.topic_id.clone())], self.shared.commit);
+        let noted = self.shared.client.lookup(move |client| client.commit(&offsets, within).map_err(|error| error.to_string())).await;
+        if let Err(error) = noted {
+            let Labels { tenant, consumer } = &self.shared.labels;
+            tracing::debug!(tenant, consumer, partition = %self.flow.partition, error, "the topic's id was not noted beside the offset");
+        }
+    }
+
+    /// Replaces the offsets of the topic's predecessor by the beginning of this one, for all of its partitions
+    /// that are ours, and ends the consumer: librdkafka reads already, from where the predecessor was left, and a
+    /// consumer that starts anew reads from where its group's offsets are. If the host dies before the commit,
+    /// the next one finds the same; after it, it finds the beginning. None when asked to leave.
+    async fn start_over(&mut self) -> Option<ConsumerError> {
+        let (shared, topic) = (Arc::clone(&self.shared), Arc::clone(&self.flow.partition.topic));
+        let _only = shared.replacing.lock().await;
+        loop {
+            let (partitions, id) = (shared.ledger.of_topic(&topic), self.topic_id.clone());
+            let (lookup, commit) = (shared.lookup, shared.commit);
+            let replaced = shared.client.lookup(move |client| client.start_over(partitions, &id, lookup, commit)).await;
+            match replaced {
+                Ok(replaced) => {
+                    replaced.iter().for_each(|(partition, committed, low)| self.made_again(partition, *committed, *low));
+                    return Some(ConsumerError::MadeAgain { topic: topic.to_string() });
+                }
+                Err(text) => self.trouble("replace the offsets of a topic that was deleted", &text).await?,
+            }
+        }
+    }
+
+    async fn ask_topic_id(&self, since: Instant) -> Result<TopicId, String> {
         let shared = &self.shared;
-        shared.topic_ids.of(&shared.client, &self.flow.partition.topic, anew, shared.lookup).await
+        shared.topic_ids.of(&shared.client, &self.flow.partition.topic, since, shared.lookup).await
     }
 
     /// The protocol: offer, wait until settled, store the offset. The same records come
@@ -233,10 +296,13 @@ impl Worker {
 
     /// Looks at a record's place in the log before it is offered.
     async fn take(&mut self, mut record: Record) -> Result<(), ConsumerError> {
-        match self.expected {
-            Expected::Seen(expected) if record.offset < expected => self.went_back(expected, record.offset).await?,
-            Expected::Seen(expected) | Expected::Told(expected) if record.offset > expected => self.gap(expected),
-            _ => {}
+        let (Expected::Told(expected) | Expected::Seen(expected)) = self.expected;
+        // The first record may be of a topic that was made since the partition was opened, where nothing shows it.
+        if matches!(self.expected, Expected::Told(_)) || record.offset < expected {
+            self.is_same_topic(expected, record.offset).await?;
+        }
+        if record.offset > expected {
+            self.gap(expected);
         }
         self.expected = Expected::Seen(record.offset + 1);
         record.topic_id = self.topic_id.clone();
@@ -257,19 +323,28 @@ impl Worker {
     /// After a leader changed, a broker may deliver records again, which the inbox takes
     /// for the duplicates they are. In a re-created topic it is another record, and
     /// would be taken for a duplicate too if the topic's id were not asked anew.
-    async fn went_back(&mut self, expected: i64, found: i64) -> Result<(), ConsumerError> {
+    async fn is_same_topic(&mut self, expected: i64, found: i64) -> Result<(), ConsumerError> {
         let partition = self.flow.partition.to_string();
         loop {
-            match self.ask_topic_id(true).await {
+            match self.ask_topic_id(Instant::now()).await {
                 Ok(id) if id == self.topic_id => break,
-                Ok(_) => return Err(ConsumerError::WentBack { partition, expected, found }),
+                Ok(_) => {
+                    self.shared.labels.topic_made_again(&self.flow.partition);
+                    return Err(if found < expected {
+                        ConsumerError::WentBack { partition, expected, found }
+                    } else {
+                        ConsumerError::MadeAgain { topic: self.flow.partition.topic.to_string() }
+                    });
+                }
                 // Nothing is running; leaving is noticed by `fill`, which offers nothing more.
                 Err(text) if self.trouble("find the topic's id", &text).await.is_none() => break,
                 Err(_) => {}
             }
         }
-        let Labels { tenant, consumer } = &self.shared.labels;
-        tracing::warn!(tenant, consumer, partition, expected, found, "records were delivered again");
+        if found < expected {
+            let Labels { tenant, consumer } = &self.shared.labels;
+            tracing::warn!(tenant, consumer, partition, expected, found, "records were delivered again");
+        }
         Ok(())
     }
 
@@ -293,7 +368,7 @@ impl Worker {
         let Shared { client, ledger, labels, .. } = &*self.shared;
         let Labels { tenant, consumer } = labels;
         let partition = &self.flow.partition;
-        match ledger.store(&**client, partition, self.generation, next) {
+        match ledger.store(&**client, partition, self.generation, next, &self.topic_id) {
             Stored::Yes => self.flow.meters.acked.increment(count as u64),
             Stored::NotOurs => {
                 tracing::info!(tenant, consumer, %partition, next, "settled after the partition was given up; not acked");
@@ -331,6 +406,20 @@ impl Worker {
         }
     }
 
+    fn made_again(&self, partition: &Partition, committed: i64, low_watermark: i64) {
+        let Labels { tenant, consumer } = &self.shared.labels;
+        self.shared.labels.topic_made_again(partition);
+        tracing::error!(
+            tenant,
+            consumer,
+            topic = &*partition.topic,
+            partition = partition.number,
+            committed,
+            low_watermark,
+            "the topic was deleted and made again: the committed offset is of the one that is gone; going on from the low watermark"
+        );
+    }
+
     fn head_lost(&self, next_offset: i64, low_watermark: i64) {
         self.flow.meters.head_lost.increment(1);
         let Labels { tenant, consumer } = &self.shared.labels;
@@ -355,7 +444,7 @@ impl Worker {
             committed,
             low_watermark,
             high_watermark,
-            "the committed offset is above the high watermark: the topic was truncated or created anew; \
+            "the committed offset is above the high watermark: the topic was truncated, or made again by brokers that tell no ids; \
              going on from the low watermark"
         );
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use oncebox_inbox::{Admin, HostBounds, MasterKey, SessionSettings, policy::toml_error};
+use oncebox_inbox::{Admin, HostBounds, MasterKey, MigrationBounds, SessionSettings, policy::toml_error};
 use oncebox_registry::{Decoder, HttpRegistry, HttpRegistryOptions};
 use oncebox_runtime::Compiler;
 use serde::Deserialize;
@@ -53,12 +53,32 @@ pub struct Database {
     pub lock_timeout_ms: u64,
     /// Longest pause between two statements of an open transaction.
     pub idle_in_transaction_timeout_ms: u64,
+    /// Longest wait of a tenant's migration for a lock, behind which messages queue.
+    pub migration_lock_timeout_ms: u64,
+    /// Times that a tenant's migration is tried which meets locks of others.
+    pub migration_attempts_max: u32,
+    /// Longest statement of a tenant's migration.
+    pub migration_statement_timeout_ms: u64,
+    /// After how long out of reach of a consumer's database this host leaves the consumer's group; 0 for never.
+    pub leave_after_ms: u64,
 }
 
 impl Default for Database {
     fn default() -> Self {
         let SessionSettings { statement_timeout_ms, lock_timeout_ms, idle_in_transaction_timeout_ms } = SessionSettings::default();
-        Self { url: String::new(), connections_max: 32, statement_timeout_ms, lock_timeout_ms, idle_in_transaction_timeout_ms }
+        let MigrationBounds { lock_timeout_ms: migration_lock_timeout_ms, attempts_max, statement_timeout_ms: longest } =
+            MigrationBounds::default();
+        Self {
+            url: String::new(),
+            connections_max: 32,
+            statement_timeout_ms,
+            lock_timeout_ms,
+            idle_in_transaction_timeout_ms,
+            migration_lock_timeout_ms,
+            migration_attempts_max: attempts_max,
+            migration_statement_timeout_ms: longest,
+            leave_after_ms: 4_000,
+        }
     }
 }
 
@@ -177,6 +197,11 @@ pub struct Runtime {
     /// Transactions of all tenants at the same time; none for as many as there are connections, which is
     /// also the most.
     pub transactions_max: Option<usize>,
+    /// Transactions of one tenant at the same time, where its limits say nothing and the host has other tenants; none
+    /// for half of all.
+    pub tenant_transactions_max: Option<usize>,
+    /// Longest call of a handler, whatever a policy says. A tenant's limits may say less.
+    pub deadline_ms_max: u64,
     /// Bytes of all guests' memory together, each instance counted with what its consumer allows.
     pub memory_bytes_max: u64,
     /// Folder for compiled code; none for memory only.
@@ -196,6 +221,8 @@ impl Default for Runtime {
         Self {
             instances_max: 128,
             transactions_max: None,
+            tenant_transactions_max: None,
+            deadline_ms_max: 60_000,
             memory_bytes_max: 4 << 30,
             cache_dir: None,
             component_bytes_max: 64 << 20,
@@ -219,11 +246,14 @@ impl Runtime {
 pub struct Http {
     /// Address of `/healthz`, `/readyz` and `/metrics`.
     pub listen: SocketAddr,
+    /// Whether somebody chose it; `oncebox dev` takes a free one otherwise.
+    #[serde(skip)]
+    pub(crate) is_chosen: bool,
 }
 
 impl Default for Http {
     fn default() -> Self {
-        Self { listen: SocketAddr::from(([127, 0, 0, 1], 9464)) }
+        Self { listen: SocketAddr::from(([127, 0, 0, 1], 9464)), is_chosen: false }
     }
 }
 
@@ -233,6 +263,9 @@ impl Default for Http {
 pub struct Api {
     /// Address of the API.
     pub listen: SocketAddr,
+    /// Whether somebody chose it; `oncebox dev` takes a free one otherwise.
+    #[serde(skip)]
+    pub(crate) is_chosen: bool,
     /// Certificate and those it was signed by, PEM.
     pub tls_certificate_file: Option<PathBuf>,
     /// Its private key, PEM.
@@ -251,7 +284,7 @@ fn tokens() -> oncebox_admin::Mode {
 impl Default for Api {
     fn default() -> Self {
         let listen = SocketAddr::from(([127, 0, 0, 1], 9465));
-        Self { listen, tls_certificate_file: None, tls_key_file: None, request_timeout_ms: 30_000, mode: tokens() }
+        Self { listen, is_chosen: false, tls_certificate_file: None, tls_key_file: None, request_timeout_ms: 30_000, mode: tokens() }
     }
 }
 
@@ -316,6 +349,10 @@ const OVERRIDES: &[(&str, &str, &str)] = &[
     ("database", "statement_timeout_ms", "ONCEBOX_DATABASE_STATEMENT_TIMEOUT_MS"),
     ("database", "lock_timeout_ms", "ONCEBOX_DATABASE_LOCK_TIMEOUT_MS"),
     ("database", "idle_in_transaction_timeout_ms", "ONCEBOX_DATABASE_IDLE_IN_TRANSACTION_TIMEOUT_MS"),
+    ("database", "migration_lock_timeout_ms", "ONCEBOX_DATABASE_MIGRATION_LOCK_TIMEOUT_MS"),
+    ("database", "migration_attempts_max", "ONCEBOX_DATABASE_MIGRATION_ATTEMPTS_MAX"),
+    ("database", "migration_statement_timeout_ms", "ONCEBOX_DATABASE_MIGRATION_STATEMENT_TIMEOUT_MS"),
+    ("database", "leave_after_ms", "ONCEBOX_DATABASE_LEAVE_AFTER_MS"),
     ("kafka", "brokers", "ONCEBOX_KAFKA_BROKERS"),
     ("kafka", "idle_after_ms", "ONCEBOX_KAFKA_IDLE_AFTER_MS"),
     ("schema_registry", "url", "ONCEBOX_SCHEMA_REGISTRY_URL"),
@@ -326,6 +363,8 @@ const OVERRIDES: &[(&str, &str, &str)] = &[
     ("keys", "previous_master_key_file", "ONCEBOX_KEYS_PREVIOUS_MASTER_KEY_FILE"),
     ("runtime", "instances_max", "ONCEBOX_RUNTIME_INSTANCES_MAX"),
     ("runtime", "transactions_max", "ONCEBOX_RUNTIME_TRANSACTIONS_MAX"),
+    ("runtime", "tenant_transactions_max", "ONCEBOX_RUNTIME_TENANT_TRANSACTIONS_MAX"),
+    ("runtime", "deadline_ms_max", "ONCEBOX_RUNTIME_DEADLINE_MS_MAX"),
     ("runtime", "memory_bytes_max", "ONCEBOX_RUNTIME_MEMORY_BYTES_MAX"),
     ("runtime", "cache_dir", "ONCEBOX_RUNTIME_CACHE_DIR"),
     ("runtime", "component_bytes_max", "ONCEBOX_RUNTIME_COMPONENT_BYTES_MAX"),
@@ -361,7 +400,10 @@ impl Config {
                 set(&mut table, section, key, &value);
             }
         }
+        let is_chosen = |section: &str| table.get(section).is_some_and(|section| section.get("listen").is_some());
+        let (http, api) = (is_chosen("http"), is_chosen("api"));
         let mut config: Self = table.try_into().map_err(|error| from_environment(&error))?;
+        (config.http.is_chosen, config.api.is_chosen) = (http, api);
         config.keys.master_key = std::env::var("ONCEBOX_MASTER_KEY").ok();
         config.keys.previous_master_key = std::env::var("ONCEBOX_PREVIOUS_MASTER_KEY").ok();
         Ok(config)
@@ -393,14 +435,26 @@ impl Config {
     /// The functions of a person's commands.
     pub fn admin(&self) -> Result<Admin> {
         let actor = std::env::var("USER").unwrap_or_else(|_| "cli".to_owned());
-        Ok(Admin::new(self.connect_options()?, self.master_key()?, actor))
+        let Database { migration_lock_timeout_ms, migration_attempts_max, migration_statement_timeout_ms, .. } = self.database;
+        let migrations = MigrationBounds {
+            lock_timeout_ms: migration_lock_timeout_ms.max(1),
+            attempts_max: migration_attempts_max,
+            statement_timeout_ms: migration_statement_timeout_ms,
+        };
+        Ok(Admin::new(self.connect_options()?, self.master_key()?, actor).bounding_migrations(migrations))
     }
 
     /// What all tenants of the host share.
     pub fn host_bounds(&self) -> HostBounds {
         let connections_max = self.database.connections_max;
         let transactions_max = self.runtime.transactions_max.unwrap_or(connections_max).clamp(1, connections_max.max(1));
-        HostBounds { transactions_max, memory_bytes_max: self.runtime.memory_bytes_max }
+        let of_tenant = self.runtime.tenant_transactions_max.unwrap_or(transactions_max.div_ceil(2));
+        HostBounds {
+            transactions_max,
+            memory_bytes_max: self.runtime.memory_bytes_max,
+            tenant_transactions_max: Some(of_tenant.max(1)),
+            deadline_max: Some(Duration::from_millis(self.runtime.deadline_ms_max.max(1))),
+        }
     }
 
     /// Settings of tenants' sessions.
@@ -450,6 +504,7 @@ mod tests {
         default.keys.master_key_file = config.keys.master_key_file.clone();
         default.keys.previous_master_key_file = config.keys.previous_master_key_file.clone();
         default.runtime.transactions_max = config.runtime.transactions_max;
+        default.runtime.tenant_transactions_max = config.runtime.tenant_transactions_max;
         default.runtime.cache_dir = config.runtime.cache_dir.clone();
         default.api.tls_certificate_file = config.api.tls_certificate_file.clone();
         default.api.tls_key_file = config.api.tls_key_file.clone();

@@ -72,6 +72,8 @@ struct Member {
     change_due: Instant,
     was_tried: bool,
     is_gone: bool,
+    /// Whether the metric says that it is quarantined.
+    is_told_quarantined: bool,
 }
 
 /// What is to be done for a consumer now.
@@ -81,11 +83,20 @@ pub(crate) enum Step {
     /// Load its deployments, beside what runs.
     Load(Consumer),
     /// Bring what runs to its end.
-    Stop(Box<Current>),
+    Stop(Box<Current>, Urgency),
     /// Carry out what was asked for: the end of a drain, a seek, a removal.
     Change(Standing),
     /// Look how its canary does.
     Judge(Box<Consumer>),
+}
+
+/// How long what runs may go on when it is stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    /// Until the messages that are under way are done, within reason.
+    Finish,
+    /// No longer than stopping takes: nothing is wanted of the tenant or the consumer any more.
+    Now,
 }
 
 /// All consumers.
@@ -102,6 +113,7 @@ impl Fleet {
                 None => drop(self.0.insert(standing.consumer_id, Member::new(standing))),
             }
         }
+        self.0.values_mut().for_each(Member::tell_quarantine);
         self.0.retain(|_, member| !(member.is_gone && matches!(member.state, State::Stopped) && !member.is_changing));
     }
 
@@ -217,6 +229,22 @@ impl Member {
             change_due,
             was_tried: false,
             is_gone: false,
+            is_told_quarantined: false,
+        }
+    }
+
+    fn quarantine(&self) -> Option<String> {
+        self.standing.quarantine.as_ref().map(|quarantine| quarantine.text(&self.standing.tenant, &self.standing.name))
+    }
+
+    /// Alerts look at the metric.
+    fn tell_quarantine(&mut self) {
+        let is_quarantined = self.standing.quarantine.is_some() && !self.is_gone;
+        if is_quarantined != self.is_told_quarantined {
+            let Standing { tenant, name, .. } = &self.standing;
+            let gauge = metrics::gauge!("oncebox_consumer_quarantined", "tenant" => tenant.clone(), "consumer" => name.clone());
+            gauge.set(if is_quarantined { 1.0 } else { 0.0 });
+            self.is_told_quarantined = is_quarantined;
         }
     }
 
@@ -235,6 +263,11 @@ impl Member {
             State::Starting | State::Stopping { .. } => None,
             State::Stopped if work == Work::Rest => {
                 (self.failing, self.was_tried) = (None, true);
+                None
+            }
+            // What runs goes on; what does not is left alone.
+            State::Stopped if self.standing.quarantine.is_some() => {
+                self.was_tried = true;
                 None
             }
             State::Stopped => {
@@ -266,8 +299,10 @@ impl Member {
     fn stop(&mut self) -> Option<Step> {
         let State::Running(current) = &self.state else { return None };
         let stopping = State::Stopping { revision: current.revision };
+        let is_unwanted = self.is_gone || self.standing.tenant_state != "active" || self.standing.state == "deleting";
+        let urgency = if is_unwanted { Urgency::Now } else { Urgency::Finish };
         match std::mem::replace(&mut self.state, stopping) {
-            State::Running(current) => Some(Step::Stop(current)),
+            State::Running(current) => Some(Step::Stop(current, urgency)),
             _ => None,
         }
     }
@@ -334,6 +369,7 @@ impl Member {
             State::Starting => (RunState::Starting, *revision),
             State::Stopped if rests && *generation == 0 && state == "running" && !self.standing.is_sought => (RunState::Idle, *revision),
             State::Stopped if rests => (RunState::Stopped, *revision),
+            State::Stopped if self.standing.quarantine.is_some() => (RunState::Failing, *revision),
             State::Stopped => (RunState::Failing, self.failing.as_ref().map_or(*revision, |failing| failing.version.0)),
         };
         let is_still = rests && matches!(self.state, State::Stopped);
@@ -343,6 +379,7 @@ impl Member {
             State::Running(_) => self.note.clone(),
             State::Starting if run == RunState::Starting => None,
             State::Stopped if is_still => self.note.clone(),
+            State::Stopped => self.quarantine().or(error),
             _ => error,
         };
         Run { consumer_id: *consumer_id, state: run, revision, error, rests_at: is_still.then_some(*generation) }

@@ -15,6 +15,17 @@ use tokio_util::sync::CancellationToken;
 /// What `/readyz` answers: when the host last looked at what it is to do, or why it is not ready.
 pub(crate) type Readiness = Result<Instant, String>;
 
+/// Say how the host is from now on, with a line in the log where that is news.
+pub(crate) fn announce(to: &watch::Sender<Readiness>, readiness: Readiness) {
+    let before = to.send_replace(readiness.clone());
+    match (&before, &readiness) {
+        (Err(_), Ok(_)) => tracing::info!("ready"),
+        (Err(known), Err(why)) if known == why => {}
+        (_, Err(why)) => tracing::warn!(why, "not ready"),
+        _ => {}
+    }
+}
+
 /// A host whose loop has not come round for this long hangs.
 const STALE: Duration = Duration::from_secs(30);
 
@@ -26,7 +37,7 @@ struct Shared {
 /// Bind before anything else starts, so that a taken address is an error at once.
 pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
     let bound = TcpListener::bind(address).await;
-    bound.with_context(|| format!("failed to listen on `{address}`; set `http.listen` to a free address"))
+    bound.with_context(|| format!("failed to listen on `{address}`; set `http.listen` (ONCEBOX_HTTP_LISTEN) to a free address"))
 }
 
 /// Upper bounds of the buckets of histograms, in seconds.
@@ -41,13 +52,16 @@ pub(crate) fn recorder() -> Result<PrometheusHandle> {
     builder.install_recorder().context("failed to install the metrics recorder")
 }
 
+/// How long answers may still take at the end.
+const GRACE: Duration = Duration::from_secs(1);
+
 /// Serve until told to stop.
 pub(crate) async fn serve(
     listener: TcpListener,
     metrics: PrometheusHandle,
     readiness: watch::Receiver<Readiness>,
     stop: CancellationToken,
-) -> Result<()> {
+) {
     let upkeep = metrics.clone();
     let kept = tokio::spawn(async move {
         loop {
@@ -59,11 +73,15 @@ pub(crate) async fn serve(
     let router = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
-        .route("/metrics", get(|State(shared): State<Arc<Shared>>| async move { shared.metrics.render() }))
+        .route("/metrics", get(|State(shared): State<Arc<Shared>>| async move { told(&shared.metrics.render()) }))
         .with_state(shared);
-    let served = axum::serve(listener, router).with_graceful_shutdown(async move { stop.cancelled().await }).await;
+    oncebox_admin::listen::serve_plain(listener, router, "metrics", stop, GRACE).await;
     kept.abort();
-    Ok(served?)
+}
+
+/// The samples that say something: a gauge that has ended, as of a partition that was given up, is not a number.
+fn told(rendered: &str) -> String {
+    rendered.split_inclusive('\n').filter(|line| line.starts_with('#') || !line.trim_end().ends_with(" NaN")).collect()
 }
 
 async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {

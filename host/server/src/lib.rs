@@ -1,6 +1,10 @@
 //! The host: configuration, wiring, supervision and the command line.
 
+#[macro_use]
+mod terminal;
+
 mod announcements;
+mod away;
 mod brokers;
 mod changes;
 pub mod cli;
@@ -10,6 +14,7 @@ mod copies;
 mod deletions;
 mod demo;
 mod dev;
+mod duplicates;
 mod fleet;
 mod handlers;
 mod http;
@@ -26,6 +31,7 @@ mod running;
 mod scratch;
 mod serve;
 mod sessions;
+mod starts;
 mod supervisor;
 mod tables;
 mod tasks;

@@ -13,6 +13,8 @@ use std::{
     time::Duration,
 };
 
+use futures::{FutureExt, future::BoxFuture};
+use oncebox_inbox::{Sessions, hooks};
 use oncebox_kafka::{
     Consumer, ConsumerConfig, ConsumerError, ConsumerHandle, ConsumerStatus, Drained, Inbox, PartitionStatus, Sight, Watched, Watchers,
 };
@@ -21,10 +23,16 @@ use tokio::{
     time::{Instant, timeout},
 };
 
+use crate::starts::{Mark, Proving, Trial};
+
 /// How long the first look at a consumer's topics may take.
 const FIRST_LOOK: Duration = Duration::from_secs(3);
 /// How long what runs may take when it closes.
 const CLOSE: Duration = Duration::from_secs(20);
+/// The same when its database is out of reach: little of that will come to an end.
+const LEAVE: Duration = Duration::from_secs(2);
+/// How often the database is asked meanwhile, and how often a consumer that never rests looks whether it is away.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Time beyond a drain's own, for the task to say that it is over.
 const MARGIN: Duration = Duration::from_secs(3);
 /// Openings at the same time, of those that have something to read and of the others.
@@ -49,21 +57,41 @@ pub(crate) struct Openings {
     watchers: Watchers,
     /// After how long without anything to do a consumer closes; none for never.
     idle_after: Option<Duration>,
+    /// After how long without an answer of its database, and out of its reach, it closes; none for never.
+    leave_after: Option<Duration>,
     keep: (Duration, Duration),
     eager: Arc<Semaphore>,
     careful: Arc<Semaphore>,
 }
 
 impl Openings {
-    /// `idle_after`: zero for never.
-    pub(crate) fn new(idle_after: Duration) -> Arc<Self> {
-        Self::with(idle_after, (KEEP_FIRST, KEEP))
+    /// Zero stands for never.
+    pub(crate) fn new(idle_after: Duration, leave_after: Duration) -> Arc<Self> {
+        Self::with(idle_after, leave_after, (KEEP_FIRST, KEEP))
     }
 
-    fn with(idle_after: Duration, keep: (Duration, Duration)) -> Arc<Self> {
+    fn with(idle_after: Duration, leave_after: Duration, keep: (Duration, Duration)) -> Arc<Self> {
         let permits = || Arc::new(Semaphore::new(AT_ONCE));
-        let idle_after = Some(idle_after).filter(|idle_after| !idle_after.is_zero());
-        Arc::new(Self { watchers: Watchers::default(), idle_after, keep, eager: permits(), careful: permits() })
+        let [idle_after, leave_after] = [idle_after, leave_after].map(|after| Some(after).filter(|after| !after.is_zero()));
+        Arc::new(Self { watchers: Watchers::default(), idle_after, leave_after, keep, eager: permits(), careful: permits() })
+    }
+}
+
+/// The database of a consumer's inbox, as far as this host reaches it.
+pub(crate) trait Database: Send + Sync {
+    /// For how long it has left a question without an answer; none while it has not.
+    fn silent_for(&self) -> Option<Duration>;
+    /// Ask it whether it answers.
+    fn answers(&self) -> BoxFuture<'_, bool>;
+}
+
+impl Database for Sessions {
+    fn silent_for(&self) -> Option<Duration> {
+        self.silent_for()
+    }
+
+    fn answers(&self) -> BoxFuture<'_, bool> {
+        self.is_in_reach().boxed()
     }
 }
 
@@ -79,16 +107,31 @@ type Ended = Result<Drained, ConsumerError>;
 
 impl Reading {
     /// Begin to read, or to watch. Must be called on a tokio runtime.
-    pub(crate) fn start(openings: Arc<Openings>, config: ConsumerConfig, inbox: Arc<dyn Inbox>) -> Result<Self, ConsumerError> {
+    pub(crate) fn start(
+        openings: Arc<Openings>,
+        config: ConsumerConfig,
+        inbox: Arc<dyn Inbox>,
+        trial: Option<Trial>,
+        mark: Option<Mark>,
+        database: Arc<dyn Database>,
+    ) -> Result<Self, ConsumerError> {
         config.check()?;
+        let is_proven = Arc::<AtomicBool>::default();
         // One that never closes opens here, so that a property that is refused is refused here.
         let never_closes = openings.idle_after.is_none() || config.has_patterns();
-        let first = never_closes.then(|| Consumer::start(config.clone(), inbox.clone())).transpose()?;
+        let first = match never_closes {
+            true => {
+                let proving = Proving::new(inbox.clone(), mark, config.has_patterns(), &is_proven);
+                Some((Consumer::start(config.clone(), proving.clone())?, proving))
+            }
+            // Nothing native was begun; the mark of that is written when it opens.
+            false => None,
+        };
         let watched = if never_closes { None } else { Some(openings.watchers.watch(&config)?) };
         let (drain, drain_asked) = watch::channel(None);
         let (end, ended) = watch::channel(None);
         let is_open = Arc::new(AtomicBool::new(first.is_some()));
-        let task = Task { openings, config, inbox, drain: drain_asked, is_open: is_open.clone() };
+        let task = Task { openings, config, inbox, database, drain: drain_asked, is_open: is_open.clone(), trial, is_proven };
         tokio::spawn(async move { end.send_replace(Some(task.run(first, watched).await)) });
         Ok(Self { drain, ended, is_open })
     }
@@ -132,6 +175,8 @@ enum Why {
 enum Closed {
     /// Nothing to do; it is watched.
     Idle(Watched),
+    /// Its database is out of this host's reach; another host may reach it.
+    CutOff,
     /// It was told to.
     Drained(Drained),
 }
@@ -141,27 +186,73 @@ struct Task {
     openings: Arc<Openings>,
     config: ConsumerConfig,
     inbox: Arc<dyn Inbox>,
+    database: Arc<dyn Database>,
     drain: watch::Receiver<Option<Duration>>,
     is_open: Arc<AtomicBool>,
+    /// Under which its client is made; none in tests of this alone.
+    trial: Option<Trial>,
+    is_proven: Arc<AtomicBool>,
 }
 
 impl Task {
-    async fn run(mut self, first: Option<ConsumerHandle>, watched: Option<Watched>) -> Ended {
-        if let Some(handle) = first {
-            let _counted = Counted::new("open");
-            return self.read_for_ever(&handle).await;
+    async fn run(mut self, first: Option<(ConsumerHandle, Arc<Proving>)>, watched: Option<Watched>) -> Ended {
+        if let Some((handle, proving)) = first {
+            proving.started().await;
+            tokio::spawn(proving.give_up_later());
+            return self.read_for_ever(handle).await;
         }
         let (mut watched, mut keep) = (watched, self.openings.keep.0);
-        while let Some(resting) = watched.take() {
-            let Some(why) = self.rest(resting, keep).await else { return Ok(Drained::Clean) };
+        loop {
+            let why = match watched.take() {
+                Some(resting) => self.rest(resting, keep).await,
+                // What came meanwhile is not known.
+                None => self.database_is_back().await.then_some(Why::Blind),
+            };
+            let Some(why) = why else { return Ok(Drained::Clean) };
             let Some(permit) = self.permit(why).await else { return Ok(Drained::Clean) };
-            match self.open(why, permit).await? {
+            let Some(mark) = self.mark().await? else { return Ok(Drained::Clean) };
+            match self.open(why, permit, mark).await? {
                 Closed::Drained(drained) => return Ok(drained),
                 Closed::Idle(idle) => watched = Some(idle),
+                Closed::CutOff => {}
             }
             keep = self.openings.keep.1;
         }
-        Err(ConsumerError::Panicked)
+    }
+
+    /// Wait until the database answers. False: told to drain.
+    async fn database_is_back(&self) -> bool {
+        let _counted = Counted::new("cut_off");
+        let back = async {
+            while !self.database.answers().await {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = asked(self.drain.clone()) => false,
+            () = back => {
+                tracing::info!(tenant = self.config.tenant, consumer = self.config.consumer, "consumer opened: its database answers again");
+                true
+            }
+        }
+    }
+
+    /// Leave the group where the database has been out of reach for too long. Whoever takes over meets the claims of
+    /// what still runs here.
+    async fn left(&self, handle: &ConsumerHandle) -> bool {
+        let Some(silent_for) = self.database.silent_for().filter(|_| !hooks::sabotage("cut_off_stays")) else { return false };
+        if self.openings.leave_after.is_none_or(|leave_after| silent_for < leave_after) || self.database.answers().await {
+            return false;
+        }
+        handle.drain(LEAVE).await;
+        tracing::warn!(
+            tenant = self.config.tenant,
+            consumer = self.config.consumer,
+            silent_ms = silent_for.as_millis() as u64,
+            "consumer closed: its database is out of reach, so it left its group to other hosts"
+        );
+        true
     }
 
     /// Wait for a reason to open. None: told to drain.
@@ -185,9 +276,31 @@ impl Task {
         }
     }
 
+    /// The mark under which its client is made, where this process has not survived that yet. None: told to drain.
+    async fn mark(&mut self) -> Result<Option<Option<Mark>>, ConsumerError> {
+        let Some(trial) = self.trial.as_ref().filter(|_| !self.is_proven.load(Ordering::Acquire)) else { return Ok(Some(None)) };
+        tokio::select! {
+            biased;
+            () = asked(self.drain.clone()) => Ok(None),
+            begun = trial.begin() => match begun {
+                Ok(mark) => Ok(Some(Some(mark))),
+                Err(error) => Err(ConsumerError::NotStarted { text: crate::report::one_line(&error) }),
+            },
+        }
+    }
+
+    /// Makes the client under a mark, if it needs one, and takes the mark away once the start is survived.
+    async fn start(&self, mark: Option<Mark>) -> Result<ConsumerHandle, ConsumerError> {
+        let proving = Proving::new(self.inbox.clone(), mark, self.config.has_patterns(), &self.is_proven);
+        let handle = Consumer::start(self.config.clone(), proving.clone())?;
+        proving.started().await;
+        tokio::spawn(proving.give_up_later());
+        Ok(handle)
+    }
+
     /// Join the group and read until there is nothing more to do.
-    async fn open(&mut self, why: Why, permit: OwnedSemaphorePermit) -> Result<Closed, ConsumerError> {
-        let handle = Consumer::start(self.config.clone(), self.inbox.clone())?;
+    async fn open(&mut self, why: Why, permit: OwnedSemaphorePermit, mark: Option<Mark>) -> Result<Closed, ConsumerError> {
+        let handle = self.start(mark).await?;
         self.is_open.store(true, Ordering::Release);
         let _counted = Counted::new("open");
         tracing::info!(tenant = self.config.tenant, consumer = self.config.consumer, ?why, "consumer opened");
@@ -204,12 +317,15 @@ impl Task {
         let (opened_at, mut permit) = (Instant::now(), Some(permit));
         let mut quiet = Quiet::new(self.idle_after(why));
         loop {
-            let step = if permit.is_some() { Duration::from_millis(25) } else { quiet.step() };
+            let step = if permit.is_some() { Duration::from_millis(25) } else { quiet.step().min(LOOK_AGAIN) };
             tokio::select! {
                 biased;
                 () = asked(self.drain.clone()) => return Ok(Closed::Drained(self.drain_now(handle).await)),
                 ended = handle.join() => return Err(ended.err().unwrap_or(ConsumerError::Panicked)),
                 () = tokio::time::sleep(step) => {}
+            }
+            if self.left(handle).await {
+                return Ok(Closed::CutOff);
             }
             let status = handle.status();
             if !status.partitions.is_empty() || opened_at.elapsed() >= hold {
@@ -239,11 +355,27 @@ impl Task {
         matches!(watched.first(FIRST_LOOK).await, Sight::Nothing { .. }).then_some(watched)
     }
 
-    async fn read_for_ever(&mut self, handle: &ConsumerHandle) -> Ended {
-        tokio::select! {
-            biased;
-            () = asked(self.drain.clone()) => Ok(self.drain_now(handle).await),
-            ended = handle.join() => Err(ended.err().unwrap_or(ConsumerError::Panicked)),
+    /// Read, but for when the database is out of reach, until told to drain.
+    async fn read_for_ever(&mut self, mut handle: ConsumerHandle) -> Ended {
+        loop {
+            {
+                let _counted = Counted::new("open");
+                while !self.left(&handle).await {
+                    tokio::select! {
+                        biased;
+                        () = asked(self.drain.clone()) => return Ok(self.drain_now(&handle).await),
+                        ended = handle.join() => return Err(ended.err().unwrap_or(ConsumerError::Panicked)),
+                        () = tokio::time::sleep(LOOK_AGAIN) => {}
+                    }
+                }
+            }
+            self.is_open.store(false, Ordering::Release);
+            if !self.database_is_back().await {
+                return Ok(Drained::Clean);
+            }
+            let Some(mark) = self.mark().await? else { return Ok(Drained::Clean) };
+            handle = self.start(mark).await?;
+            self.is_open.store(true, Ordering::Release);
         }
     }
 

@@ -1,11 +1,11 @@
 //! This host among the hosts: that it lives, and how far it is with each consumer.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use oncebox_inbox::{Admin, BreakerState, InboxError, Progress, Run};
 use tokio::time::Instant;
 
-use crate::compilations::Compilations;
+use crate::{compilations::Compilations, duplicates::Duplicates, starts::Starts};
 
 /// How often a host says that it lives.
 const BEAT: Duration = Duration::from_secs(2);
@@ -14,6 +14,8 @@ const BEAT: Duration = Duration::from_secs(2);
 pub(crate) struct Presence {
     admin: Admin,
     components: Compilations,
+    starting: Arc<Starts>,
+    duplicates: Arc<Duplicates>,
     name: String,
     host_id: Option<i64>,
     beat_due: Instant,
@@ -29,8 +31,8 @@ pub(crate) struct Reporter {
 }
 
 impl Presence {
-    pub(crate) fn new(admin: Admin, components: Compilations, name: String) -> Self {
-        Self { admin, components, name, host_id: None, beat_due: Instant::now(), said: HashMap::new() }
+    pub(crate) fn new(admin: Admin, components: Compilations, starting: Arc<Starts>, duplicates: Arc<Duplicates>, name: String) -> Self {
+        Self { admin, components, starting, duplicates, name, host_id: None, beat_due: Instant::now(), said: HashMap::new() }
     }
 
     /// Say that this host lives, where it is time. One that was silent for so long that it was forgotten
@@ -46,10 +48,12 @@ impl Presence {
         if !is_known {
             let host_id = self.admin.host_starts(&self.name).await?;
             self.components.on_host(host_id);
+            self.starting.on_host(host_id);
             self.host_id = Some(host_id);
             self.said.clear();
         }
         self.beat_due = Instant::now() + BEAT;
+        self.duplicates.report(&self.admin).await;
         Ok(!is_known)
     }
 
@@ -85,6 +89,7 @@ impl Presence {
 
     /// Nobody is to wait for this host any more.
     pub(crate) async fn end(&self) {
+        self.duplicates.report(&self.admin).await;
         if let Some(host_id) = self.host_id
             && let Err(error) = self.admin.host_ends(host_id).await
         {

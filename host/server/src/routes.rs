@@ -351,6 +351,7 @@ mod tests {
             ("orders.placed", Some("2024-01-01"), 4),
             ("orders.paid", Some("9.1"), 7),
         ] {
+            // S1-114.
             assert_eq!(version(&routes, &message(event_type, event_version, None), None), Some(expected), "{event_type} {event_version:?}");
         }
     }

@@ -2,17 +2,29 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use futures::{FutureExt, future::BoxFuture};
 use oncebox_inbox::{
-    BreakerState, Consumer, ConsumerInbox, InboxError, PartitionInbox, Sessions, Work, handler::Handlers, message::Record,
-    policy::WireFormat, retry,
+    BreakerState, Consumer, ConsumerInbox, InboxError, PartitionInbox, Sessions, Work,
+    handler::Handlers,
+    message::Record,
+    policy::{Schemas, WireFormat},
+    retry,
 };
 use oncebox_kafka::{Drained, SinkError};
 use tokio::{sync::Notify, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-use crate::{copies, open::Reading, routes::Routes, supervisor::Supervisor};
+use crate::{
+    copies,
+    open::Reading,
+    routes::Routes,
+    starts::{Mark, Trial},
+    supervisor::Supervisor,
+};
+
+/// How often handlers are stopped of a consumer that is to end: one more may have begun meanwhile.
+const STOP_AGAIN: Duration = Duration::from_millis(250);
 
 /// What a started consumer does now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,18 +45,26 @@ pub(crate) struct Running {
     stop: CancellationToken,
 }
 
+/// What a consumer is started with.
+pub(crate) struct Prepared {
+    pub(crate) routes: Arc<Routes>,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) schemas: Schemas,
+    /// Under which its client is made, again and again.
+    pub(crate) trial: Trial,
+    /// The mark of this start.
+    pub(crate) mark: Mark,
+}
+
 impl Running {
     /// Start to consume, or, of a consumer that is drained, only to run what is due. `look` is told when
     /// claims are refused because newer deployments are required.
-    pub(crate) fn start(
-        host: &Supervisor,
-        consumer: &Consumer,
-        routes: Arc<Routes>,
-        sessions: Arc<Sessions>,
-        look: Arc<Notify>,
-        work: Work,
-    ) -> Result<Self> {
+    pub(crate) fn start(host: &Supervisor, consumer: &Consumer, prepared: Prepared, look: Arc<Notify>, work: Work) -> Result<Self> {
+        let Prepared { routes, sessions, schemas, trial, mark } = prepared;
         let policy = consumer.policy()?;
+        if let Some((_, fault)) = policy.native_fault() {
+            bail!("its policy cannot be used, and would be refused today: {fault}");
+        }
         let (deadline_ms, idle_ms) = (policy.limits.deadline_ms, host.settings.idle_in_transaction_timeout_ms);
         if deadline_ms >= idle_ms {
             tracing::warn!(
@@ -56,7 +76,7 @@ impl Running {
             );
         }
         let (tenant, name) = (consumer.tenant.clone(), consumer.name.clone());
-        let inbox = ConsumerInbox::new(
+        let inbox = ConsumerInbox::with_schemas(
             consumer.consumer_id,
             tenant.clone(),
             name.clone(),
@@ -64,7 +84,17 @@ impl Running {
             host.owner.clone(),
             sessions,
             routes.clone(),
+            schemas,
         );
+        if let Some(most) = inbox.deadline_cut() {
+            tracing::warn!(
+                tenant = consumer.tenant,
+                consumer = consumer.name,
+                deadline_ms,
+                deadline_ms_max = most.as_millis() as u64,
+                "policy's deadline cut: `runtime.deadline_ms_max` or the tenant's limits allow less"
+            );
+        }
         inbox.tell_when_stale(look);
         if policy.wire_format == WireFormat::Confluent {
             let decoder = host.decoder.clone();
@@ -76,10 +106,14 @@ impl Running {
         let config = host.kafka.config(&tenant, &name, &policy);
         let copying = config.clone();
         let reading = match work {
-            Work::Read => Some(Reading::start(host.openings.clone(), config, Arc::new(Sink(inbox.clone())))?),
+            Work::Read => {
+                let (sink, database) = (Arc::new(Sink(inbox.clone())), inbox.sessions().clone());
+                Some(Reading::start(host.openings.clone(), config, sink, Some(trial), Some(mark), database)?)
+            }
             Work::Retry | Work::Rest => None,
         };
         host.lookout.look_after(&inbox);
+        host.duplicates.watch(inbox.consumer_id, inbox.duplicates());
         let stop = CancellationToken::new();
         let work = |_| tokio::spawn(retry::work(inbox.clone(), stop.clone()));
         let mut workers: Vec<_> = (0..policy.retry.workers).map(work).collect();
@@ -131,6 +165,26 @@ impl Running {
         match self.reading.as_ref().and_then(Reading::failure) {
             None => Status::Running,
             Some(error) => Status::Ended(error.to_string()),
+        }
+    }
+
+    /// Finish what runs. A handler that runs for longer than `patience` is stopped: its transaction is rolled back,
+    /// and its message comes again. True: all of it came to its end in time.
+    pub(crate) async fn drain_within(self, patience: Duration, within: Duration) -> bool {
+        let inbox = self.inbox.clone();
+        let stop = async {
+            tokio::time::sleep(patience).await;
+            loop {
+                let stopped = inbox.stop_handlers();
+                if stopped > 0 {
+                    tracing::info!(tenant = inbox.tenant, consumer = inbox.name, transactions = stopped, "handlers stopped");
+                }
+                tokio::time::sleep(STOP_AGAIN).await;
+            }
+        };
+        tokio::select! {
+            clean = self.drain(within) => clean,
+            () = stop => false,
         }
     }
 

@@ -1,17 +1,12 @@
 //! One host, from its configuration to the end of its last transaction.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use oncebox_admin::Limits;
 use oncebox_inbox::{Admin, Budget, schema};
 use oncebox_kafka::Drained;
 use oncebox_runtime::{Runtime, RuntimeConfig};
-use rdkafka::{
-    ClientConfig,
-    consumer::{BaseConsumer, Consumer},
-    error::KafkaError,
-};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
@@ -19,12 +14,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    brokers::Kafka, compilations::Compilations, config::Config, deletions, handlers::Loader, http, open::Openings, supervisor::Supervisor,
-    uploads::Uploads,
+    away, brokers::Kafka, compilations::Compilations, config::Config, deletions, handlers::Loader, http, open::Openings,
+    supervisor::Supervisor, uploads::Uploads,
 };
-
-/// How long the first answer of a broker may take.
-const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long requests of the API may still take at the end.
 const API_GRACE: Duration = Duration::from_secs(5);
@@ -38,17 +30,17 @@ pub(crate) async fn serve(config: &Config) -> Result<()> {
     outcome
 }
 
-/// Serve until told to stop, then drain.
+/// Serve until told to stop, then drain. What the configuration says wrong ends it at once; a database or a broker
+/// that is away is waited for.
 pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()> {
     let metrics = http::recorder()?;
     let admin = config.admin()?;
     let kafka = Kafka::of(config)?;
+    let brokers = away::brokers(kafka.properties())?;
     let listener = http::bind(config.http.listen).await?;
     let address = listener.local_addr()?;
     let api_listener = oncebox_admin::listen::Listener::bind(config.api.listen, config.api.certificate()?, config.api.mode).await?;
     let api_url = api_listener.url();
-    migrate(config).await?;
-    check_brokers(&config.kafka.brokers, kafka.properties()).await?;
     let runtime = Runtime::new(RuntimeConfig {
         // A transaction that was let in never waits for an instance, which would count against a deadline;
         // neither does it while components are started for a trial.
@@ -60,14 +52,30 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
         ..RuntimeConfig::default()
     })?;
     let decoder = config.schema_registry.decoder()?;
+    let (readiness, ready) = watch::channel(Err("starting".to_owned()));
+    let http_stop = CancellationToken::new();
+    let http = tokio::spawn(http::serve(listener, metrics, ready, http_stop.clone()));
+    let whole = async {
+        away::wait(&readiness, || away::database(config)).await?;
+        away::wait(&readiness, || away::answered(brokers.clone(), &config.kafka.brokers)).await
+    };
+    let is_told_to_stop = tokio::select! {
+        biased;
+        () = stop.cancelled() => true,
+        waited = whole => {
+            waited?;
+            false
+        }
+    };
+    if is_told_to_stop {
+        http_stop.cancel();
+        return Ok(());
+    }
     let components = Compilations::new(admin.clone(), runtime, config.runtime.compile_workers);
     let compiling = tokio::spawn({
         let (components, stop) = (components.clone(), stop.clone());
         async move { components.run(stop).await }
     });
-    let (readiness, ready) = watch::channel(Err("starting".to_owned()));
-    let http_stop = CancellationToken::new();
-    let http = tokio::spawn(http::serve(listener, metrics, ready, http_stop.clone()));
     let api_serving =
         tokio::spawn(api_listener.serve(api(config, &admin, components.clone(), kafka.clone()), http_stop.clone(), API_GRACE));
     let deleting = tokio::spawn(deletions::carry_on(admin.clone()));
@@ -79,7 +87,7 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
         kafka,
         decoder,
         format!("{}/{}", hostname(), std::process::id()),
-        Openings::new(Duration::from_millis(config.kafka.idle_after_ms)),
+        Openings::new(Duration::from_millis(config.kafka.idle_after_ms), Duration::from_millis(config.database.leave_after_ms)),
         readiness,
     );
     tracing::info!(http = %address, api = api_url, brokers = config.kafka.brokers, "oncebox {} serves", env!("CARGO_PKG_VERSION"));
@@ -89,7 +97,7 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     compiling.await?;
     // A client that keeps its request open does not keep the process.
     if let Ok(ended) = tokio::time::timeout(Duration::from_secs(1), http).await {
-        ended??;
+        ended?;
     }
     if let Ok(ended) = tokio::time::timeout(2 * API_GRACE, api_serving).await {
         ended?;
@@ -111,9 +119,19 @@ fn api(config: &Config, admin: &Admin, components: Compilations, kafka: Kafka) -
     oncebox_admin::Api::new(admin.for_requests(), Arc::new(Uploads { components }), limits, config.api.mode).with_brokers(Arc::new(kafka))
 }
 
+/// Create the database, unless it exists; its name where it was created. Nothing is created for a configuration that
+/// could not go on with it.
+pub(crate) async fn create_database(config: &Config) -> Result<Option<String>> {
+    let options = config.connect_options()?;
+    config.master_key()?;
+    schema::create_database(&options).await.context("failed to prepare the database")
+}
+
 /// Bring the database up to date and say what could not be closed.
 pub(crate) async fn migrate(config: &Config) -> Result<()> {
     let (options, admin) = (config.connect_options()?, config.admin()?);
+    // Before anything is made under the wrong name.
+    admin.check_reach().await.context("failed to prepare the database")?;
     let open = schema::migrate(&options).await.context("failed to prepare the database")?;
     for what in &open {
         tracing::warn!(what, "the database is less closed than it should be");
@@ -123,26 +141,8 @@ pub(crate) async fn migrate(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// A broker that cannot be reached at the start is an error; later it is an outage to wait for.
-async fn check_brokers(brokers: &str, properties: &BTreeMap<String, String>) -> Result<()> {
-    let mut config = ClientConfig::new();
-    for (name, value) in properties {
-        config.set(name, value);
-    }
-    // librdkafka would repeat every refused connection on standard error.
-    config.set_log_level(rdkafka::config::RDKafkaLogLevel::Emerg);
-    let client: BaseConsumer = config.create().map_err(|error| match error {
-        // Its text shows the value, which may be a password.
-        KafkaError::ClientConfig(_, _, name, _) => {
-            anyhow!("kafka property `{name}` is unknown or its value is not accepted; check `kafka.properties`")
-        }
-        other => anyhow::Error::new(other).context("failed to start the kafka client; check `kafka.properties`"),
-    })?;
-    let answered = tokio::task::spawn_blocking(move || client.fetch_metadata(None, BROKER_TIMEOUT).map(drop)).await?;
-    answered.with_context(|| format!("no broker answers at `{brokers}`; check `kafka.brokers` (ONCEBOX_KAFKA_BROKERS)"))
-}
-
-async fn cancel_on_signal(stop: CancellationToken) -> Result<()> {
+/// Cancel on the first SIGTERM or SIGINT.
+pub(crate) async fn cancel_on_signal(stop: CancellationToken) -> Result<()> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {
         _ = term.recv() => {}

@@ -11,7 +11,10 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use oncebox_inbox::{Admin, Budget, Consumer, Lookout, Progress, SessionSettings};
+use oncebox_inbox::{
+    Admin, Budget, Consumer, InboxError, Lookout, Progress, Quarantined, SessionSettings,
+    policy::{Schemas, apart},
+};
 use oncebox_kafka::Drained;
 use oncebox_registry::Decoder;
 use tokio::{
@@ -23,15 +26,17 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     announcements,
     brokers::Kafka,
+    duplicates::Duplicates,
     fleet::{Fleet, Step},
     handlers::Loader,
-    http::Readiness,
+    http::{self, Readiness},
     open::Openings,
     places,
     presence::Presence,
     report,
-    running::Running,
+    running::{Prepared, Running},
     sessions::TenantSessions,
+    starts::Starts,
     tasks::{Done, Tasks},
     wakeups,
 };
@@ -42,6 +47,8 @@ const POLL: Duration = Duration::from_millis(500);
 const PARTITIONS: Duration = Duration::from_secs(600);
 /// How often the triggers that shadows need are looked at.
 const CAPTURE: Duration = Duration::from_secs(2);
+/// How long the loop waits for one answer of the database.
+const ANSWER_MAX: Duration = Duration::from_secs(15);
 /// A host is ready when it has tried to start what it found, and after this long in any case: one consumer
 /// that takes its time keeps nobody from it.
 const FIRST_STARTS: Duration = Duration::from_secs(10);
@@ -70,6 +77,10 @@ pub(crate) struct Supervisor {
     pub(crate) look: Arc<Notify>,
     pub(crate) starts: Semaphore,
     pub(crate) changes: Semaphore,
+    /// Marks of starts, which tell a host that comes back what ended the one before.
+    starting: Arc<Starts>,
+    /// Duplicates that consumers refused, to be reported.
+    pub(crate) duplicates: Arc<Duplicates>,
     group_attempts: Mutex<HashMap<i32, u32>>,
 }
 
@@ -87,9 +98,11 @@ impl Supervisor {
         openings: Arc<Openings>,
         readiness: watch::Sender<Readiness>,
     ) -> Self {
+        let admin = admin.acting_as("oncebox");
         Self {
+            starting: Starts::new(admin.clone(), owner.clone()),
             // What a host does by itself is nobody's in the audit log.
-            admin: admin.acting_as("oncebox"),
+            admin,
             loader,
             budget,
             settings,
@@ -103,6 +116,7 @@ impl Supervisor {
             look: Arc::default(),
             starts: Semaphore::new(STARTS_MAX),
             changes: Semaphore::new(CHANGES_MAX),
+            duplicates: Arc::default(),
             group_attempts: Mutex::default(),
         }
     }
@@ -110,7 +124,13 @@ impl Supervisor {
     /// Run until told to stop, then drain everything.
     pub(crate) async fn run(self, stop: CancellationToken, drain: Duration) -> Drained {
         let host = Arc::new(self);
-        let mut presence = Presence::new(host.admin.clone(), host.loader.components().clone(), host.owner.clone());
+        let mut presence = Presence::new(
+            host.admin.clone(),
+            host.loader.components().clone(),
+            host.starting.clone(),
+            host.duplicates.clone(),
+            host.owner.clone(),
+        );
         let (mut fleet, mut tasks) = (Fleet::default(), Tasks::new(host.clone(), drain));
         let announcements = tokio::spawn(announcements::listen(host.admin.clone(), host.look.clone()));
         let partitions = tokio::spawn(make_partitions(host.admin.clone()));
@@ -153,11 +173,14 @@ impl Supervisor {
         let is_due = *look_due <= Instant::now();
         if is_due {
             *look_due = Instant::now() + POLL;
-            if presence.beat().await? {
+            if answered(presence.beat()).await? {
                 fleet.breakers_untold(None);
             }
-            let standings = self.admin.standings().await?;
-            self.sessions.renew(&self.admin, self.budget.scheduler(), &standings).await?;
+            for Quarantined { tenant, consumer, host } in answered(self.admin.judge_gone_starts()).await? {
+                tracing::error!(tenant, consumer, host, "consumer quarantined: a host ended while it started it");
+            }
+            let standings = answered(self.admin.standings()).await?;
+            answered(self.sessions.renew(&self.admin, self.budget.scheduler(), &standings)).await?;
             fleet.see(standings);
         }
         let mut judged = Vec::new();
@@ -168,7 +191,7 @@ impl Supervisor {
                 step => tasks.begin(presence, consumer_id, step),
             }
         }
-        presence.say(fleet.runs()).await?;
+        answered(presence.say(fleet.runs())).await?;
         for (consumer_id, breakers) in fleet.breakers_changed() {
             if !presence.report_breakers(consumer_id, &breakers).await {
                 fleet.breakers_untold(Some(consumer_id));
@@ -193,25 +216,19 @@ impl Supervisor {
     }
 
     fn announce(&self, readiness: Readiness) {
-        let before = self.readiness.send_replace(readiness.clone());
-        match (&before, &readiness) {
-            (Err(_), Ok(_)) => tracing::info!("ready"),
-            (Err(known), Err(why)) if known == why => {}
-            (_, Err(why)) => tracing::warn!(why, "not ready"),
-            _ => {}
-        }
+        http::announce(&self.readiness, readiness);
     }
 
     /// Count what canaries did, and withdraw those that fail too often.
     async fn judge(&self, consumer: &Consumer) -> Result<()> {
         let counts = self.loader.counts().take();
         if !counts.is_empty()
-            && let Err(error) = self.admin.count_outcomes(&counts).await
+            && let Err(error) = answered(self.admin.count_outcomes(&counts)).await
         {
             self.loader.counts().put_back(&counts);
             return Err(error.into());
         }
-        for withdrawn in self.admin.judge_canaries(consumer).await? {
+        for withdrawn in answered(self.admin.judge_canaries(consumer)).await? {
             let (deployment, tenant, name) = (&withdrawn.deployment, &consumer.tenant, &consumer.name);
             metrics::counter!("oncebox_canary_rollbacks_total", "tenant" => tenant.clone(), "consumer" => name.clone()).increment(1);
             tracing::warn!(
@@ -259,9 +276,21 @@ impl Supervisor {
         self.admin.prepare_place(&tenant).await?;
         let routes = self.loader.load(&tenant, consumer, &policy).await?;
         let sessions = self.sessions.of(self, &tenant)?;
-        Running::start(self, consumer, routes, sessions, self.look.clone(), work)
+        let schemas = policy.schemas.clone();
+        let schemas = apart(move || Schemas::new(&schemas)).await?;
+        let trial = self.starting.trial(consumer);
+        // Last: whatever takes its time happens before.
+        let mark = trial.begin().await?;
+        Running::start(self, consumer, Prepared { routes, sessions, schemas, trial, mark }, self.look.clone(), work)
             .with_context(|| format!("failed to start consumer `{}/{}`", consumer.tenant, consumer.name))
     }
+}
+
+/// The database's answer, or that there is none: on a connection that something in between has forgotten, none would
+/// ever come, and the loop would wait for it.
+async fn answered<T>(asked: impl Future<Output = Result<T, InboxError>>) -> Result<T, InboxError> {
+    let silent = |_| InboxError::Unreachable(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()));
+    tokio::time::timeout(ANSWER_MAX, asked).await.map_err(silent)?
 }
 
 async fn make_partitions(admin: Admin) {

@@ -10,7 +10,7 @@ use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
 use crate::{
     changes,
-    fleet::{Current, Fleet, Step},
+    fleet::{Current, Fleet, Step, Urgency},
     presence::{Presence, Reporter},
     report,
     routes::Routes,
@@ -20,6 +20,11 @@ use crate::{
 
 /// How long a consumer that is stopped may finish what it runs: longer than its partitions may.
 const STOP: Duration = Duration::from_secs(30);
+
+/// How long handlers that run may go on when their consumer is stopped.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long they may when the tenant or the consumer is to do nothing any more.
+const PATIENCE_SUSPENDED: Duration = Duration::from_secs(1);
 
 /// What a task brings.
 pub(crate) enum Done {
@@ -78,8 +83,8 @@ impl Tasks {
                 let (consumer, routes) = load(&host, &reporter, consumer).await;
                 Done::Loaded { consumer: Box::new(consumer), made_for, routes }
             }),
-            Step::Stop(current) => self.spawn(Meant::Stop(consumer_id), async move {
-                stop(*current).await;
+            Step::Stop(current, urgency) => self.spawn(Meant::Stop(consumer_id), async move {
+                stop(*current, urgency).await;
                 Done::Stopped { consumer_id }
             }),
             Step::Change(standing) => self.spawn(Meant::Change(consumer_id), async move {
@@ -180,9 +185,13 @@ async fn load(host: &Supervisor, reporter: &Reporter, consumer: Consumer) -> (Co
     }
 }
 
-async fn stop(current: Current) {
+async fn stop(current: Current, urgency: Urgency) {
     let Consumer { tenant, name, .. } = &current.consumer;
-    let clean = current.running.drain(STOP).await;
+    let patience = match urgency {
+        Urgency::Finish => PATIENCE,
+        Urgency::Now => PATIENCE_SUSPENDED,
+    };
+    let clean = current.running.drain_within(patience, STOP).await;
     if clean {
         tracing::info!(tenant, consumer = name, revision = current.revision, "consumer stopped");
     } else {

@@ -14,7 +14,7 @@ pub struct Guest {
     pub consumer_id: i32,
 }
 
-const CLAIM: &str = "SELECT outcome, known_result FROM oncebox_host.claim_with_order($1, $2, 0, 'completed', '{}', 't', 0, $3, $4, $4, \
+const CLAIM: &str = "SELECT outcome, known_result FROM oncebox_host.claim_messages($1, $2, 0, 'completed', '{}', 't', 0, $3, $4, $4, \
     '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', NULL, NULL)";
 
 impl Guest {
@@ -68,6 +68,16 @@ impl Guest {
         let leased = sqlx::query_as(LEASE).bind(&self.secret).bind(self.consumer_id).bind(lease_ms).fetch_all(&mut self.connection).await?;
         self.execute("COMMIT").await?;
         Ok(leased)
+    }
+
+    /// Say that the run of a lease was interrupted, as its host does; what becomes of the message.
+    pub async fn interrupted(&mut self, id: &str, epoch: i64) -> Result<String, sqlx::Error> {
+        const TELL: &str = "SELECT outcome FROM oncebox_host.lease_interrupted($1, $2, $3, $4, 3, 5)";
+        self.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await?;
+        let query = sqlx::query_scalar(TELL).bind(&self.secret).bind(self.consumer_id).bind(vec![id]).bind(vec![epoch]);
+        let outcome = query.fetch_one(&mut self.connection).await?;
+        self.execute("COMMIT").await?;
+        Ok(outcome)
     }
 
     /// Begin the work of a lease. False: it is lost.

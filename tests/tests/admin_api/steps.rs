@@ -104,7 +104,7 @@ pub fn steps(desk: &Desk) -> Vec<Step> {
     const DEPLOYMENTS: &str = "/v1/tenants/{tenant}/consumers/{consumer}/deployments";
     const DEPLOYMENT: &str = "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}";
     const CANARIES: &str = "/v1/tenants/{tenant}/consumers/{consumer}/canaries";
-    let policy = json!({ "topics": ["t"], "ack": "after_commit" });
+    let policy = json!({ "topics": ["oncebox.acme.t"], "ack": "after_commit" });
     vec![
         get("/openapi.json"),
         get("/v1/whoami"),

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::desk::Desk;
 
-const DEADLINE: Duration = Duration::from_secs(30);
+pub const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A certificate for `localhost`, signed by itself, and its key.
 pub struct Certificate {

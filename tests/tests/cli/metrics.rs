@@ -164,6 +164,7 @@ fn the_dashboard_shows_what_is_measured_and_nothing_else() {
     }
     let panels = said.iter().filter(|(key, _)| *key == "expr").flat_map(|(_, query)| series(query));
     let shown: BTreeSet<_> = panels.map(|(name, _)| metric(name)).collect();
+    // S0-050, S1-085, S1-124.
     assert_eq!(shown, known.into_keys().collect::<BTreeSet<_>>());
 }
 

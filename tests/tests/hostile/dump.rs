@@ -9,6 +9,11 @@ const OWN_BUSINESS: &[&str] = &[
     "oncebox.host",
     "oncebox.host_consumer",
     "oncebox.probation",
+    // What the host survived of starting a consumer.
+    "oncebox.consumer_start",
+    "oncebox.start_mark",
+    // How many deliveries they refused.
+    "oncebox.duplicates_refused",
     "oncebox.guard",
     "oncebox.inbox",
     "oncebox.inbox_history",

@@ -58,11 +58,13 @@ async fn old_versions_are_skipped_and_gaps_are_waited_for() {
             ("k2", "skipped", "old_version"),
             ("x2", "completed", ""),
         ];
+        // S1-014, S1-044, S1-061, S1-107, S1-108.
         check_reasons(&reasons(&world).await, &expected);
         assert_eq!(sweep(&world, &consumer).await, 0, "the gap is open");
         // One that makes version 3 again, under another id, and the missing one.
         deliver(&world.host(&consumer), &[version(6, "k3-again", "k", 3, ""), version(7, "k4", "k", 4, "")]).await;
         world.retry_until_settled(&host).await;
+        // S0-034, S1-020.
         assert_eq!(trail(&world, &consumer).await, ["k3", "x1", "x2", "k4", "k5", "k6"]);
         assert_eq!(world.row(&consumer, "k3-again").await.status, "skipped");
         // Redeliveries are duplicates as ever.
@@ -122,6 +124,7 @@ async fn a_gap_that_stays_open_is_parked_and_cured() {
     overdue(&world).await;
     assert_eq!(sweep(&world, &consumer).await, 2, "the first of each key");
     world.retry_until_settled(&host).await;
+    // S1-045, S1-062.
     check_reasons(&reasons(&world).await, &[("k2", "parked", "gap"), ("k3", "waiting", "gap"), ("x2", "parked", "gap")]);
     let row = world.row(&consumer, "k2").await;
     assert_eq!(row.last_error.as_deref(), Some("it makes version 2, and its aggregate is at version 0"));
@@ -355,6 +358,7 @@ async fn shuffled_versions_take_effect_in_their_sequence() {
         let expected: Vec<_> = (1..=20).map(|number| format!("{number:02}")).collect();
         assert_eq!(of_keys.len(), 6, "seed {seed}");
         for (key, of_key) in of_keys {
+            // S1-021.
             assert_eq!(of_key, expected, "key {key}, seed {seed}");
         }
         world.finish().await;

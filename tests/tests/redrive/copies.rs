@@ -43,6 +43,7 @@ async fn every_dead_letter_is_copied_whoever_dies() {
     const COPIED: &str = "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND copied_at = processed_at";
     scenario.until(COPIED, letters.len() as i64).await.unwrap();
     let copies = scenario.copies().await.unwrap();
+    // S0-041, S3-023.
     check_copies(&copies, &letters, &scenario.tenant.name);
     assert_eq!(copies.len(), before + letters.len(), "what was not noted is copied again, and nothing else");
 

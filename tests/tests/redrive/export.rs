@@ -35,6 +35,7 @@ async fn messages_are_exported_and_followed() {
     let discarded = exported.iter().find(|line| line["status"] == "discarded").unwrap();
     let events =
         |line: &Value| line["history"].as_array().unwrap().iter().map(|e| e["event"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+    // S0-042, S1-034.
     assert_eq!(events(discarded), ["failed", "discarded"]);
     assert_eq!(discarded["history"][1]["reason"], "they are of no use");
     let rejected = exported.iter().find(|line| line["status"] == "failed_terminal").unwrap();

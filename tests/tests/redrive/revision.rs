@@ -1,9 +1,7 @@
 //! A dead letter that gets another payload.
 
-use chrono::{DateTime, Utc};
-use oncebox_inbox::Revision;
-
 use super::*;
+use chrono::{DateTime, Utc};
 
 async fn revise(world: &World, id: &str, payload: &str, as_of: Option<DateTime<Utc>>) -> Result<(), String> {
     let revision = Revision { payload: payload.into(), reason: "a typo".to_owned(), as_of };
@@ -39,6 +37,7 @@ async fn a_revised_letter_is_the_same_message() {
     assert_eq!((row.state(), &row.result), (("completed", None, 1), &Some(serde_json::json!(7))));
     assert_eq!((row.offset, &row.payload_hash), (before.offset, &before.payload_hash));
     deliver(&host, &[letter]).await;
+    // S1-059, S1-060.
     assert_eq!((world.rows().await.len(), world.effects(&consumer, "a").await), (1, 1), "what comes again is what came");
 
     const REVISIONS: &str = "SELECT revision, payload FROM oncebox.inbox_revision WHERE message_id = 'a' ORDER BY revision";
@@ -48,6 +47,7 @@ async fn a_revised_letter_is_the_same_message() {
     let failed = |reason: &str| ("failed".to_owned(), Some(1), Some(reason.to_owned()), None);
     let (redriven, revised) = (person("redriven", Some(1)), person("revised", None));
     let expected = [failed("reject"), redriven.clone(), revised.clone(), failed("park"), redriven, revised];
+    // S0-042.
     assert_eq!(history(&world, "a").await, expected);
     let audit = world.admin.audit_list(Some("acme"), 10).await.unwrap();
     let of_revisions: Vec<_> = audit.iter().filter(|entry| entry.action == "inbox.revise").collect();

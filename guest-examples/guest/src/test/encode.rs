@@ -45,6 +45,11 @@ fn param(number: usize, described: &Type, value: &Value) -> Result<Encoded, Stri
     encode(shape, value)
         .map(Encoded)
         .map_err(|problem| match problem {
+            Problem::Mismatch("a text") => format!(
+                "parameter `${number}` is of type `{name}` and does not take a text as it is; \
+                 write `${number}::text::{}` and PostgreSQL reads it, or give a value of that type",
+                name.to_lowercase()
+            ),
             Problem::Mismatch(given) => format!(
                 "parameter `${number}` is of type `{name}` and does not take {given}; {cast}"
             ),

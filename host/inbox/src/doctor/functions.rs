@@ -19,7 +19,7 @@ pub(super) const CHECKS: &[Check] = &[
                 {close}
          FROM (SELECT p.oid, p.proname, p.oid::regprocedure::text AS what, p.proacl, p.proowner FROM pg_proc p WHERE p.oid IN ({revoked})) f
               CROSS JOIN LATERAL aclexplode(coalesce(f.proacl, acldefault('f', f.proowner))) a JOIN grantee g ON g.oid = a.grantee CROSS JOIN host h
-         WHERE f.proname ~ '^(pg_(try_)?advisory_|lo_|lo(read|write)|pg_notify|pg_logical_emit_message|pg_export_snapshot|pg_lock_status)'
+         WHERE f.proname ~ '^(pg_(try_)?advisory_|lo_|lo(read|write)|pg_notify|pg_logical_emit_message|pg_export_snapshot|pg_lock_status|pg_get_|pg_partition_tree|pg_sequence_last_value|fmgr_sql_validator|plpgsql_validator)'
          GROUP BY g.name, g.oid, h.owner_name, h.login_name",
     )
     .advice(MANAGED),
@@ -31,7 +31,7 @@ pub(super) const CHECKS: &[Check] = &[
                 {close}
          FROM (SELECT p.oid, p.proname, p.oid::regprocedure::text AS what, p.proacl, p.proowner FROM pg_proc p WHERE p.oid IN ({revoked})) f
               CROSS JOIN LATERAL aclexplode(coalesce(f.proacl, acldefault('f', f.proowner))) a JOIN grantee g ON g.oid = a.grantee CROSS JOIN host h
-         WHERE f.proname !~ '^(pg_(try_)?advisory_|lo_|lo(read|write)|pg_notify|pg_logical_emit_message|pg_export_snapshot|pg_lock_status)'
+         WHERE f.proname !~ '^(pg_(try_)?advisory_|lo_|lo(read|write)|pg_notify|pg_logical_emit_message|pg_export_snapshot|pg_lock_status|pg_get_|pg_partition_tree|pg_sequence_last_value|fmgr_sql_validator|plpgsql_validator)'
          GROUP BY g.name, g.oid, h.owner_name, h.login_name",
     )
     .advice(MANAGED),

@@ -7,6 +7,7 @@
 
 mod access;
 mod functions;
+mod ids;
 mod logins;
 mod memory;
 mod objects;
@@ -15,6 +16,7 @@ mod roles;
 mod server;
 mod shipped;
 mod storage;
+mod topics;
 
 use std::collections::BTreeMap;
 
@@ -140,6 +142,7 @@ impl Admin {
         for look in self.looks(limits, &mut findings).await? {
             findings.extend(look.all().await);
         }
+        findings.extend(self.topics_are_apart().await);
         findings.sort_by(|a, b| (a.severity, &a.place).cmp(&(b.severity, &b.place)));
         Ok(findings)
     }
@@ -205,6 +208,7 @@ impl Look<'_> {
         }
         findings.extend(self.functions_are_as_shipped().await);
         findings.extend(self.partitions_are_made_ahead().await);
+        findings.extend(self.ids_stand_once().await);
         findings.extend(self.logins_work().await);
         findings.extend(self.server_bears_the_hosts().await);
         findings.extend(self.memory_is_bounded().await);

@@ -87,10 +87,11 @@ pub(super) const CHECKS: &[Check] = &[
     ),
     Check::new(
         "temporary_files",
-        "what handlers may spill to disk is bounded",
-        "SELECT 'warning', format('temporary files of the handlers of tenant `%s` are not bounded: one query can fill the disk', l.tenant),
+        "what handlers and migrations may spill to disk is bounded",
+        "SELECT 'warning', format('temporary files of the %s of tenant `%s` are not bounded: one query can fill the disk',
+                       CASE WHEN l.is_owner THEN 'migrations' ELSE 'handlers' END, l.tenant),
                 format('ALTER ROLE %I SET temp_file_limit = ''256MB''', l.rolname)
-         FROM login l WHERE NOT l.is_owner AND current_setting('temp_file_limit') = '-1' AND NOT EXISTS (
+         FROM login l WHERE current_setting('temp_file_limit') = '-1' AND NOT EXISTS (
             SELECT FROM pg_db_role_setting s, unnest(s.setconfig) c WHERE s.setrole = l.oid AND c LIKE 'temp_file_limit=%' AND c <> 'temp_file_limit=-1')",
     )
     .advice("only a superuser may set it; where there is none, watch the disk, and give strangers a database of their own"),

@@ -123,7 +123,7 @@ mod tests {
         let functions = shipped();
         assert!(functions.len() > 15 && functions.keys().all(|name| name.starts_with("oncebox")), "{:?}", functions.keys());
         assert!(functions.values().all(|function| !function.body.trim().is_empty()), "{functions:#?}");
-        assert!(functions["oncebox_host.claim_with_order"].body.contains("v_locks") && functions["oncebox_host.claim"].has_owners_rights);
+        assert!(functions["oncebox_host.claim_messages"].body.contains("v_locks") && functions["oncebox_host.claim"].has_owners_rights);
         assert!(functions["oncebox_host.release"].statements.len() == 3, "its plan's settings came later");
         assert!(!functions.contains_key("oncebox.message_lock"), "it was dropped");
     }

@@ -14,6 +14,7 @@ use crate::{
     admin::Admin,
     error::InboxError,
     hooks,
+    locks::{self, HostLock},
     tenant::{Tenant, lock_grants, role_statements},
 };
 
@@ -154,9 +155,7 @@ impl Admin {
 
 /// One writer at a time for a tenant, in whatever process.
 pub(crate) async fn lock(connection: &mut PgConnection, tenant_id: i32) -> Result<(), InboxError> {
-    const LOCK: &str = "SELECT pg_advisory_xact_lock(hashtextextended('oncebox mirror', $1::bigint))";
-    sqlx::query(LOCK).bind(tenant_id).execute(connection).await?;
-    Ok(())
+    locks::take(connection, HostLock::Mirror(tenant_id)).await
 }
 
 impl Held {

@@ -6,7 +6,7 @@ use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
 use super::{DatabaseUrl, Place, answered_within};
-use crate::{admin::Admin, error::InboxError, schema, tenant::Tenant};
+use crate::{admin::Admin, error::InboxError, reach, schema, tenant::Tenant};
 
 /// The oldest server that the host functions and the sessions' settings are made for.
 const VERSION_MIN: i32 = 15;
@@ -31,6 +31,7 @@ impl Admin {
             return Ok(());
         }
         let preparing = async {
+            reach::check_options_arrive(&place.options).await?;
             let mut connection = place.connect().await?;
             check_server(&mut connection, tenant.database.as_deref().unwrap_or_default()).await?;
             check_is_ours(&mut connection, self.installation().await?, tenant).await?;
@@ -46,6 +47,7 @@ impl Admin {
     /// Take a database that nobody uses as a place of this installation.
     pub(super) async fn take_place(&self, url: &DatabaseUrl) -> Result<(), InboxError> {
         let (place, id) = (Place::at(url), self.installation().await?);
+        reach::check_options_arrive(&place.options).await.map_err(|error| unfit(url.shown(), &error.to_string()))?;
         let mut connection = place.connect().await.map_err(|error| unfit(url.shown(), &error.to_string()))?;
         check_server(&mut connection, url.shown()).await?;
         if holder(&mut connection).await? != Some((id, true)) {

@@ -108,12 +108,16 @@ impl Policy {
     fn remembers(&self) -> String {
         let mut replay = if self.replay.allowed { String::new() } else { " Nobody may set its offsets back.".to_owned() };
         if self.replay.past_horizon == PastHorizon::Park {
-            replay.push_str(" One that is older than that and is not known is parked, since it may have run before.");
+            replay.push_str(" One that is older than its retention and is not known is parked, since it may have run before.");
         }
         match self.dedup {
             Dedup::Inbox => {
+                let (least, longer) = match self.retention {
+                    Retention::Permanent => ("", ""),
+                    _ => (" at least", " Nothing is removed today, so that it is remembered for longer."),
+                };
                 format!(
-                    "A message that completed is remembered {}: another delivery of it is acked and has no effect.{replay}",
+                    "A message that completed is remembered {}{least}: another delivery of it is acked and has no effect.{longer}{replay}",
                     self.retention.explain()
                 )
             }
@@ -216,7 +220,7 @@ impl Policy {
             PayloadPolicy::Failed => "Payload and headers stay in the row of a message until it completes.",
             PayloadPolicy::All => "Payload and headers stay in the row of every message for as long as the row does.",
             PayloadPolicy::None => {
-                "Payload and headers leave the row of a message as soon as it is settled, also of a dead letter: it cannot be run again."
+                "Payload and headers leave the row of a message as soon as it is settled, also of a dead letter: it cannot be run again before a redelivery brings its record back."
             }
         }
         .to_owned()
@@ -335,6 +339,7 @@ mod tests {
             "until it completes",
             "more than 50 % of a version's first runs within 30 s fail, of 20 at least",
         ] {
+            // S0-017.
             assert!(text.contains(part), "`{part}` is missing in\n{text}");
         }
     }
@@ -344,7 +349,11 @@ mod tests {
     fn every_choice_is_in_the_sentences() {
         for (policy, part) in [
             ("dedup = 'off'", "has its effect again"),
-            ("retention = 'permanent'", "remembered for ever"),
+            ("retention = 'permanent'", "remembered for ever: another delivery"),
+            (
+                "retention = '30d'",
+                "remembered for 30 days at least: another delivery of it is acked and has no effect. Nothing is removed today",
+            ),
             ("payload = 'none'", "cannot be run again"),
             ("payload = 'all'", "of every message"),
             ("no_route = 'skip'", "is skipped"),
@@ -372,6 +381,7 @@ mod tests {
             ("identity = { ordering_key = { json_pointer = '/k' } }", "(`/k` of the payload)"),
         ] {
             let text = explained(policy);
+            // S1-048.
             assert!(text.contains(part), "`{part}` is missing for `{policy}` in\n{text}");
         }
         let policy = Policy::parse("topics = ['a', 'b']\nack = 'after_insert'\nretry = { workers = 1 }").expect("a policy of the test");

@@ -1,6 +1,6 @@
 //! The questions to ask of a consumer before it is relied on, answered as far as its policy answers them.
 
-use super::{Ack, Collision, Dedup, IdSource, Order, Policy, explain::duration};
+use super::{Ack, Collision, Dedup, IdSource, Order, PayloadPolicy, Policy, Retention, explain::duration};
 
 /// How it stands with one question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -47,10 +47,7 @@ impl Policy {
                 look("give what carries such a row out the message's id, or one derived from it, as its idempotency key"),
             ),
             ("May messages be replayed?", self.replay()),
-            (
-                "Does a dead letter keep its id?",
-                holds("a dead letter is the row of the message, under the same id and with the same headers"),
-            ),
+            ("Does a dead letter keep its id?", self.dead_letters()),
             ("How long is a message remembered?", self.memory()),
             ("Is that longer than it can come again?", self.outlasts()),
             ("What if messages of one thing come out of order?", self.out_of_order()),
@@ -69,6 +66,20 @@ impl Policy {
             ),
         ];
         asked.into_iter().map(|(question, (standing, answer))| Answer { question, standing, answer }).collect()
+    }
+
+    fn dead_letters(&self) -> (Standing, String) {
+        match self.payload {
+            PayloadPolicy::None => (
+                Look,
+                "a dead letter is the row of the message, under the same id, but without its headers and payload (`payload = \"none\"`): \
+                 it can be redriven once the same message was delivered again, which brings them back"
+                    .to_owned(),
+            ),
+            PayloadPolicy::Failed | PayloadPolicy::All => {
+                holds("a dead letter is the row of the message, under the same id and with the same headers")
+            }
+        }
     }
 
     fn out_of_order(&self) -> (Standing, String) {
@@ -144,18 +155,23 @@ impl Policy {
 
     fn memory(&self) -> (Standing, String) {
         match self.dedup {
-            Dedup::Inbox => (Holds, format!("{}, by `retention`", self.retention.explain())),
+            Dedup::Inbox if self.retention == Retention::Permanent => holds("for ever, by `retention`"),
+            Dedup::Inbox => {
+                (Holds, format!("{} at least, by `retention`; nothing is removed today, so that it is longer", self.retention.explain()))
+            }
             Dedup::Off => (Missing, "not at all".to_owned()),
         }
     }
 
     fn outlasts(&self) -> (Standing, String) {
         match self.dedup {
+            Dedup::Inbox if self.retention == Retention::Permanent => holds("it is never forgotten"),
             Dedup::Inbox => (
                 Look,
                 format!(
-                    "it is remembered {}: compare that with the topic's `retention.ms` and with your longest replay or backfill",
-                    self.retention.explain()
+                    "nothing is removed today; `retention` promises {}: compare that with the topic's `retention.ms` and with your longest \
+                     replay or backfill",
+                    self.retention.explain().trim_start_matches("for ")
                 ),
             ),
             Dedup::Off => (Missing, "no".to_owned()),
@@ -201,6 +217,7 @@ mod tests {
     #[test]
     fn every_question_has_an_answer_of_the_policy() {
         let usual = standings("");
+        // S1-128.
         assert_eq!(usual.len(), 18);
         assert!(!usual.contains(&Missing), "{usual:?}");
         let missing = |text: &str| standings(text).iter().filter(|standing| **standing == Missing).count();
@@ -209,6 +226,8 @@ mod tests {
         assert_eq!(missing("dedup = 'off'\nreplay = { allowed = false }"), 4);
         assert_eq!(missing("collision = 'ignore'"), 0);
         assert_eq!(standings("collision = 'ignore'")[2], Look);
+        assert_eq!((standings("")[10], standings("payload = 'none'")[10]), (Holds, Look), "what keeps no record cannot run again");
+        assert_eq!((standings("")[12], standings("retention = 'permanent'")[12]), (Look, Holds));
         assert_eq!(standings("identity = { id = ['cloudevents', 'position'] }")[..2], [Holds, Look]);
     }
 }

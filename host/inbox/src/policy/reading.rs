@@ -211,8 +211,28 @@ pub fn toml_error(text: &str, error: &toml::de::Error) -> String {
     }
 }
 
+/// Replaces the names of Rust types, which mean nothing to the author of a file.
+fn in_words_of_toml(message: &str) -> String {
+    const KINDS: [(&str, &str); 5] = [
+        ("tuple struct ", "a value"),
+        ("newtype struct ", "a value"),
+        ("struct ", "a table"),
+        ("data did not match any variant of untagged enum ", "it has none of the forms that are known"),
+        ("enum ", "one of its words"),
+    ];
+    let found = KINDS.iter().find_map(|(kind, plain)| Some((message.split_once(kind)?, plain)));
+    match found {
+        Some(((before, name), plain)) => {
+            let rest = name.trim_start_matches(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+            format!("{before}{plain}{rest}")
+        }
+        None => message.to_owned(),
+    }
+}
+
 /// A message that quotes no string that was written.
 fn without_values(message: &str) -> String {
+    let message = &in_words_of_toml(message);
     match message.split_once(" string \"") {
         Some((before, value)) => format!("{before} string{}", value.rfind("\", ").map_or("", |end| &value[end + 1..])),
         None => message.to_owned(),
@@ -230,6 +250,41 @@ mod tests {
     }
 
     const GOOD: &str = "topics = ['t']\nack = 'after_commit'\n";
+
+    // What could go wrong: a person who gives a table a word is told the name of a Rust type.
+    #[test]
+    fn no_type_of_rust_is_named() {
+        let keys = [
+            "identity",
+            "batch",
+            "retry",
+            "limits",
+            "breaker",
+            "alerts",
+            "dead_letters",
+            "replay",
+            "sequence",
+            "kafka",
+            "schemas",
+            "order",
+            "dedup",
+            "retention",
+            "payload",
+            "collision",
+            "no_route",
+            "wire_format",
+        ];
+        for key in keys {
+            for value in ["5", "'word'", "[1]", "{ nothing = 1 }", "true", "1.5", "[[1]]"] {
+                for problem in problems(&format!("{GOOD}{key} = {value}\n")) {
+                    assert!(
+                        !["struct", "enum", "::", "newtype", "variant index"].iter().any(|word| problem.contains(word)),
+                        "{key} = {value}: {problem}"
+                    );
+                }
+            }
+        }
+    }
 
     // What could go wrong: a person mends one line after the other and is told the next each time.
     #[test]

@@ -20,7 +20,8 @@ pub struct Retry {
     pub backoff_factor: u32,
     /// How the delay is taken from its bound.
     pub jitter: Jitter,
-    /// How long a leased attempt may take before another worker takes it over, milliseconds.
+    /// How long a leased attempt may take before another worker takes it over, milliseconds; by `LEASE_ROOM_MS` more than
+    /// a handler's deadline, so that a run that ends at its deadline is recorded in time.
     pub lease_ms: u64,
     /// Messages one host retries at the same time for this consumer.
     pub workers: usize,
@@ -28,6 +29,12 @@ pub struct Retry {
     /// no bound.
     pub age_max_ms: Option<u64>,
 }
+
+/// What a lease has left when a handler is stopped at its deadline in the middle of a statement, milliseconds: half a second
+/// until PostgreSQL has noticed that nobody waits for the statement any more and has let go of the row (sessions look every
+/// 500 ms whether their client is there), a second for a new login, a second to record the failure. A database that takes
+/// longer costs nobody anything but time: who had the lease says so afterwards, and what was counted is taken back.
+pub const LEASE_ROOM_MS: u64 = 500 + 1_000 + 1_000;
 
 /// How a delay is taken from its bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -194,7 +201,9 @@ mod tests {
     #[test]
     fn seed_002_is_the_ladder_of_its_article() {
         let ladder = retry("preset = 'seed-002'");
+        // S2-010.
         assert_eq!(bounds(&ladder, 1..=6), [30_000, 120_000, 480_000, 1_920_000, 3_600_000, 3_600_000]);
+        // S2-013.
         assert_eq!((ladder.attempts_max, ladder.delay(2)), (3, Duration::from_secs(120)));
         let more = retry("preset = 'seed-002'\nattempts_max = 5");
         assert_eq!((more.attempts_max, more.delay(4)), (5, Duration::from_secs(1_920)));
@@ -204,6 +213,7 @@ mod tests {
     #[test]
     fn exponential_jitter_spreads_ten_attempts() {
         let ladder = retry("preset = 'exponential-jitter'");
+        // S1-117.
         assert_eq!((ladder.attempts_max, ladder.jitter), (10, Jitter::Full));
         let delays: Vec<_> = (0..200).map(|_| ladder.delay(3)).collect();
         assert!(delays.iter().all(|delay| *delay <= Duration::from_secs(4)), "{delays:?}");

@@ -26,9 +26,13 @@ const SCHEMA_VALUES_MAX: usize = 5_000;
 /// Values within each other in the same.
 const DEPTH_MAX: usize = 128;
 /// Schemas of a policy.
-pub(super) const SCHEMAS_MAX: usize = 32;
-/// Patterns of a schema.
+const SCHEMAS_MAX: usize = 32;
+/// Patterns of a schema, and of all schemas of a policy together.
 const PATTERNS_MAX: usize = 64;
+/// Values of all schemas of a policy together, references replaced.
+const VALUES_MAX: usize = 20_000;
+/// Bytes of all schemas of a policy together, as JSON.
+const BYTES_MAX: usize = 1 << 20;
 /// Bytes of a payload times values of its schema.
 const COST_MAX: usize = 1 << 31;
 /// Bytes of a payload of which it is told where it is wrong: to say so copies parts of it, once for each branch.
@@ -39,8 +43,8 @@ const PATTERN_BYTES_MAX: usize = 1 << 20;
 const FAULT_BYTES_MAX: usize = 400;
 
 impl PayloadSchema {
-    /// The schema, ready to be looked at.
-    pub(super) fn compile(&self) -> Result<Compiled, String> {
+    /// The schema, with what it costs to compile.
+    fn measured(&self) -> Result<(Value, Cost), String> {
         let schema = match &self.json_schema {
             Value::String(text) if text.len() > SCHEMA_BYTES_MAX => return Err(too_large()),
             Value::String(text) => serde_json::from_str(text).map_err(|error| format!("it is no JSON: {error}"))?,
@@ -52,7 +56,14 @@ impl PayloadSchema {
         }
         let mut walk = Walk { root: &schema, within: Vec::new(), depth: 0, values: 0, patterns: 0, unevaluated: false };
         walk.check(&schema, Place::Schema)?;
-        let values = walk.values;
+        let cost = Cost { bytes: text.len(), values: walk.values, patterns: walk.patterns };
+        Ok((schema, cost))
+    }
+
+    /// The schema, ready to be looked at.
+    fn compile(&self) -> Result<Compiled, String> {
+        let (schema, Cost { values, .. }) = self.measured()?;
+        let text = schema.to_string();
         let patterns = PatternOptions::regex().size_limit(PATTERN_BYTES_MAX).dfa_size_limit(PATTERN_BYTES_MAX);
         let compiled = jsonschema::options().offline().with_pattern_options(patterns).build(&schema);
         match compiled {
@@ -63,6 +74,42 @@ impl PayloadSchema {
             })),
         }
     }
+}
+
+/// What compiling a schema takes, known before.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cost {
+    bytes: usize,
+    values: usize,
+    patterns: usize,
+}
+
+/// What is wrong with the schemas of a policy, by event type; empty where it is all of them together. They are compiled only
+/// where all of them together cost what a policy may cost.
+pub(super) fn faults(schemas: &BTreeMap<String, PayloadSchema>) -> Vec<(String, String)> {
+    let of = |event_type: &String, fault: String| (event_type.clone(), fault);
+    if schemas.len() > SCHEMAS_MAX {
+        return vec![(String::new(), format!("there are {}; at most {SCHEMAS_MAX} can be looked at", schemas.len()))];
+    }
+    let (mut found, mut sum) = (Vec::new(), Cost::default());
+    for (event_type, schema) in schemas {
+        match schema.measured() {
+            Ok((_, Cost { bytes, values, patterns })) => {
+                sum = Cost { bytes: sum.bytes + bytes, values: sum.values + values, patterns: sum.patterns + patterns };
+            }
+            Err(fault) => found.push(of(event_type, fault)),
+        }
+    }
+    for (what, has, most) in [("bytes", sum.bytes, BYTES_MAX), ("values", sum.values, VALUES_MAX), ("patterns", sum.patterns, PATTERNS_MAX)]
+    {
+        if has > most {
+            found.push((String::new(), format!("together they have {has} {what}, and may have at most {most}")));
+        }
+    }
+    if found.is_empty() {
+        found.extend(schemas.iter().filter_map(|(event_type, schema)| Some(of(event_type, schema.compile().err()?))));
+    }
+    found
 }
 
 fn too_large() -> String {
@@ -202,9 +249,9 @@ impl<'s> Walk<'s> {
     }
 }
 
-/// The schemas of a policy, compiled.
+/// The schemas of a policy, compiled, which takes a processor for a while.
 #[derive(Debug, Default)]
-pub(crate) struct Schemas(BTreeMap<String, Result<Compiled, String>>);
+pub struct Schemas(BTreeMap<String, Result<Compiled, String>>);
 
 /// A schema that can be looked at.
 #[derive(Debug)]
@@ -218,7 +265,7 @@ pub(crate) struct Compiled {
 
 impl Schemas {
     /// Those of a policy.
-    pub(crate) fn new(schemas: &BTreeMap<String, PayloadSchema>) -> Self {
+    pub fn new(schemas: &BTreeMap<String, PayloadSchema>) -> Self {
         Self(schemas.iter().map(|(event_type, schema)| (event_type.clone(), schema.compile())).collect())
     }
 

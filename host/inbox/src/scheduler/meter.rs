@@ -3,19 +3,23 @@
 use std::{
     pin::Pin,
     sync::{
-        Arc, LazyLock,
-        atomic::{AtomicU64, Ordering},
+        Arc, LazyLock, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::PollSemaphore;
 
-/// A poll that takes longer than this is that of a guest that computes: its next one is measured by the
+/// A poll that takes longer than this may be that of a handler that computes: the next one is measured by the
 /// processor's clock. Well below the time after which a spinning guest yields.
 const LONG_POLL: Duration = Duration::from_micros(250);
+
+/// A handler computes when long polls in a row took this much of a processor. More than an instance takes to begin and
+/// to send a statement, also where nothing is in the processor's caches; a spinning guest has it in a few polls.
+const COMPUTES: Duration = Duration::from_millis(2);
 
 /// Turns of handlers that compute, each for one poll: on all processors but one, so that what only sends
 /// statements, of this tenant and of the others, finds one at once. Who has had a turn queues behind the rest.
@@ -25,14 +29,20 @@ fn turns() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).saturating_sub(1).max(1)
 }
 
-/// A tenant's places in the queue for turns: as many as there are turns, so that tenants alternate however
-/// many handlers of each compute.
+/// What is known of a tenant's handlers, shared by all of its transactions.
 #[derive(Debug, Clone)]
-pub(crate) struct TenantTurns(Arc<Semaphore>);
+pub(crate) struct TenantTurns {
+    /// Places in the queue for turns: as many as there are turns, so that tenants alternate however many handlers
+    /// of each compute.
+    places: Arc<Semaphore>,
+    /// Whether the one that was polled last computes. Handlers begin with it: otherwise the first polls of many that
+    /// begin together took no turn.
+    computes: Arc<AtomicBool>,
+}
 
 impl Default for TenantTurns {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(turns())))
+        Self { places: Arc::new(Semaphore::new(turns())), computes: Arc::default() }
     }
 }
 
@@ -42,6 +52,19 @@ pub struct Meter {
     cpu_ns: AtomicU64,
     database_ns: AtomicU64,
     turns: TenantTurns,
+    /// Why its handlers are to stop.
+    stopped: OnceLock<Stopped>,
+    /// Told when they are to.
+    stopping: Notify,
+}
+
+/// Why a transaction is stopped before its end. Its messages have lost nothing and run again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopped {
+    /// It held a place that is kept for other tenants for longer than that was lent.
+    GaveWay,
+    /// Its consumer or tenant is to rest.
+    Withdrawn,
 }
 
 /// What a transaction used.
@@ -76,6 +99,24 @@ impl Meter {
         self.database_ns.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
+    /// Tell the handlers of this transaction to stop. False: they were told already.
+    pub(crate) fn stop(&self, why: Stopped) -> bool {
+        let is_first = self.stopped.set(why).is_ok();
+        self.stopping.notify_waiters();
+        is_first
+    }
+
+    /// Wait until the transaction is told to stop.
+    pub(crate) async fn stopped(&self) -> Stopped {
+        loop {
+            let told = self.stopping.notified();
+            if let Some(why) = self.stopped.get() {
+                return *why;
+            }
+            told.await;
+        }
+    }
+
     /// What was used so far.
     pub fn usage(&self) -> Usage {
         let nanos = |of: &AtomicU64| Duration::from_nanos(of.load(Ordering::Relaxed));
@@ -90,7 +131,8 @@ impl Meter {
 pub(crate) struct Metered<F> {
     future: F,
     meter: Arc<Meter>,
-    computes: bool,
+    /// Processor time of the long polls up to the last one, in a row; none where that was short.
+    computed: Option<Duration>,
     place: PollSemaphore,
     /// A place in the queue, until its turn has been.
     waits: Option<OwnedSemaphorePermit>,
@@ -99,8 +141,13 @@ pub(crate) struct Metered<F> {
 
 impl<F> Metered<F> {
     pub(crate) fn new(future: F, meter: Arc<Meter>) -> Self {
-        let place = PollSemaphore::new(meter.turns.0.clone());
-        Self { future, meter, computes: false, place, waits: None, turns: PollSemaphore::new(TURNS.clone()) }
+        let place = PollSemaphore::new(meter.turns.places.clone());
+        let computed = meter.turns.computes.load(Ordering::Relaxed).then_some(COMPUTES);
+        Self { future, meter, computed, place, waits: None, turns: PollSemaphore::new(TURNS.clone()) }
+    }
+
+    fn computes(&self) -> bool {
+        self.computed.is_some_and(|computed| computed >= COMPUTES)
     }
 }
 
@@ -109,7 +156,7 @@ impl<F: Future + Unpin> Future for Metered<F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let this = &mut *self;
-        let _turn = if this.computes {
+        let _turn = if this.computes() {
             if this.waits.is_none() {
                 this.waits = ready!(this.place.poll_acquire(context));
             }
@@ -117,12 +164,16 @@ impl<F: Future + Unpin> Future for Metered<F> {
         } else {
             None
         };
-        let (started, processor) = (Instant::now(), self.computes.then(thread_time).flatten());
+        let (started, processor) = (Instant::now(), self.computed.and_then(|_| thread_time()));
         let polled = Pin::new(&mut self.future).poll(context);
         let wall = started.elapsed();
-        let used = processor.and_then(|before| Some(thread_time()?.saturating_sub(before))).unwrap_or(wall);
+        let measured = processor.and_then(|before| Some(thread_time()?.saturating_sub(before)));
+        let used = measured.unwrap_or(wall);
         self.meter.add_cpu(used);
-        self.computes = wall >= LONG_POLL;
+        // A poll that was not measured may have been long because the machine ran something else.
+        let before = self.computed.unwrap_or_default();
+        self.computed = (used >= LONG_POLL).then(|| before + measured.unwrap_or_default());
+        self.meter.turns.computes.store(self.computes(), Ordering::Relaxed);
         self.waits = None;
         polled
     }
@@ -152,6 +203,15 @@ mod tests {
         })
     }
 
+    /// Compute for long, as the processor's clock has it: whatever else runs, a poll that does this computed.
+    fn compute() {
+        let since = thread_time().expect("there is such a clock");
+        while thread_time().expect("there is such a clock") - since < COMPUTES {}
+    }
+
+    /// Polls of a handler until it is known that it computes: one is long, and the next one is measured.
+    const UNKNOWN_POLLS: u64 = 2;
+
     /// What only sends statements could wait behind handlers that compute, for as long as those do.
     #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
     async fn handlers_that_compute_leave_a_processor() {
@@ -160,10 +220,9 @@ mod tests {
         let computing = (0..16).map(|_| {
             let mut polls = 0;
             let future = futures::future::poll_fn(move |context| {
-                // The first poll tells that it computes.
-                let counts = u64::from(polls > 0);
+                let counts = u64::from(polls >= UNKNOWN_POLLS);
                 MOST.fetch_max(RUNNING.fetch_add(counts, Ordering::SeqCst) + counts, Ordering::SeqCst);
-                std::thread::sleep(Duration::from_millis(1));
+                compute();
                 RUNNING.fetch_sub(counts, Ordering::SeqCst);
                 polls += 1;
                 context.waker().wake_by_ref();
@@ -183,20 +242,82 @@ mod tests {
         let metered = |of: &TenantTurns, mut polls: u64, counted: u64| {
             let future = futures::future::poll_fn(move |context| {
                 OTHERS.fetch_add(counted, Ordering::SeqCst);
-                std::thread::sleep(Duration::from_millis(1));
+                compute();
                 polls -= 1;
                 context.waker().wake_by_ref();
                 if polls == 0 { Poll::Ready(()) } else { Poll::Pending }
             });
             Metered::new(future, Arc::new(Meter::of(of.clone())))
         };
-        // This executor has one thread, so all polls come one after the other.
+        // This executor has one thread, so all polls come one after the other; and all of them wait for a turn before the
+        // first one has any.
+        let all_turns = TURNS.clone().acquire_many_owned(turns() as u32).await.expect("it is never closed");
         let crowd: Vec<_> = (0..16 * turns()).map(|_| tokio::spawn(metered(&many, 1_000, 1))).collect();
-        tokio::spawn(metered(&one, 20, 0)).await.expect("it does not panic");
-        let others = OTHERS.load(Ordering::SeqCst) as usize;
-        // The first poll of each tells that it computes.
-        assert!(others <= crowd.len() + (turns() + 2) * 20, "{others} turns of another tenant");
+        let alone = tokio::spawn(metered(&one, 20, 0));
+        for _ in 0..8 * UNKNOWN_POLLS {
+            tokio::task::yield_now().await;
+        }
+        let unknown = OTHERS.load(Ordering::SeqCst) as usize;
+        assert!(unknown <= crowd.len() * UNKNOWN_POLLS as usize, "{unknown} polls of {} handlers without a turn", crowd.len());
+        drop(all_turns);
+        alone.await.expect("it does not panic");
+        let others = OTHERS.load(Ordering::SeqCst) as usize - unknown;
+        assert!(others <= (turns() + 2) * 20, "{others} turns of another tenant");
         crowd.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+
+    /// Handlers that begin together could have all processors, each for one poll, as often as they begin: nothing was
+    /// known of them before.
+    #[tokio::test]
+    async fn a_handler_begins_as_the_last_one_of_its_tenant_was() {
+        let tenant = TenantTurns::default();
+        let begun = AtomicU64::new(0);
+        let handler = |computes: bool| {
+            let mut left = 8;
+            let begun = &begun;
+            let future = futures::future::poll_fn(move |context| {
+                begun.fetch_add(1, Ordering::SeqCst);
+                if computes {
+                    compute();
+                }
+                left -= 1;
+                context.waker().wake_by_ref();
+                if left == 0 { Poll::Ready(()) } else { Poll::Pending }
+            });
+            Metered::new(future, Arc::new(Meter::of(tenant.clone())))
+        };
+        let polls_without_a_turn = async |computes: bool| {
+            let _all_turns = TURNS.clone().acquire_many_owned(turns() as u32).await.expect("it is never closed");
+            begun.store(0, Ordering::SeqCst);
+            let mut handler = handler(computes);
+            for _ in 0..8 {
+                let _ = futures::poll!(&mut handler);
+            }
+            begun.load(Ordering::SeqCst)
+        };
+        assert_eq!(polls_without_a_turn(true).await, UNKNOWN_POLLS);
+        assert_eq!(polls_without_a_turn(true).await, 0, "it is known");
+        handler(false).await;
+        assert_eq!(polls_without_a_turn(false).await, 8, "it is known that they compute no more");
+    }
+
+    /// A handler that only sends statements could queue behind all that compute because the machine ran something else
+    /// during one of its polls.
+    #[tokio::test]
+    async fn a_handler_whose_processor_was_taken_away_needs_no_turn() {
+        let _all_turns = TURNS.clone().acquire_many_owned(turns() as u32).await.expect("it is never closed");
+        let mut polls = 8;
+        let future = futures::future::poll_fn(|context| {
+            std::thread::sleep(4 * LONG_POLL);
+            polls -= 1;
+            context.waker().wake_by_ref();
+            if polls == 0 { Poll::Ready(()) } else { Poll::Pending }
+        });
+        let mut metered = Metered::new(future, Arc::default());
+        for _ in 0..7 {
+            assert!(futures::poll!(&mut metered).is_pending());
+        }
+        assert!(futures::poll!(&mut metered).is_ready());
     }
 
     #[tokio::test]

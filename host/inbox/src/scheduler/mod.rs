@@ -6,9 +6,16 @@
 //!
 //! Between tenants the order is that of weighted fair queueing: each has a clock that goes on by what its
 //! transactions cost, processor time of handlers and time of their statements, divided by its weight; the
-//! clock that is furthest behind is next. What runs is charged what the tenant's transactions cost lately,
-//! until it has ended and its real cost is known. A tenant that had nothing to do begins where the others
-//! are. Among a tenant's consumers turns go round, and each consumer's queue goes by arrival.
+//! clock that is furthest behind is next. What runs is charged for as long as it has held its place, and at
+//! least what the tenant's transactions cost lately, until it has ended and its real cost is known. A tenant
+//! that had nothing to do begins where the others are. Among a tenant's consumers turns go round, and each
+//! consumer's queue goes by arrival.
+//!
+//! An eighth of the places, and of the memory, is kept for tenants that run nothing, whatever their clocks
+//! say. A kept place is lent for a second: when it is wanted then, the transaction is stopped, rolled back and
+//! run again later, in a place that is not kept. A tenant whose transactions hold their places for long is
+//! lent none, and tenants of which nothing is known yet have half of the kept places at most. So slow tenants,
+//! however many there are, share the other places.
 //!
 //! (Start-time fair queueing: Goyal, Vin and Cheng, 1996, with costs that are known only afterwards.)
 
@@ -30,7 +37,7 @@ use std::{
 
 use tokio::{sync::oneshot, time::Instant};
 
-pub use meter::{Meter, Usage};
+pub use meter::{Meter, Stopped, Usage};
 pub(crate) use meter::{Metered, TenantTurns};
 use state::State;
 
@@ -43,6 +50,18 @@ pub struct HostBounds {
     pub transactions_max: usize,
     /// Bytes that instances of handlers may have together, each counted with what its consumer allows.
     pub memory_bytes_max: u64,
+    /// Transactions of one tenant at the same time, where its limits have no bound and the host has other tenants;
+    /// none for the host's bound.
+    pub tenant_transactions_max: Option<usize>,
+    /// Longest call of a handler, whatever its consumer's policy says; none for the policy's bound.
+    pub deadline_max: Option<Duration>,
+}
+
+impl HostBounds {
+    /// Bounds on what all tenants have together, and none on what one has of it.
+    pub fn new(transactions_max: usize, memory_bytes_max: u64) -> Self {
+        Self { transactions_max, memory_bytes_max, tenant_transactions_max: None, deadline_max: None }
+    }
 }
 
 /// What a consumer may have.
@@ -87,12 +106,14 @@ struct Grant {
     consumer_id: i32,
     messages: u32,
     memory: u64,
-    /// Charged to the tenant's clock until it ends.
-    owed: f64,
     /// Transactions that others began while it waited.
     overtaken: u64,
-    /// It runs in the part that is kept for tenants that run nothing.
-    is_reserved: bool,
+    /// It runs in a place that is kept for tenants that run nothing.
+    is_kept: bool,
+    /// Its memory is of what is kept for them.
+    is_memory_kept: bool,
+    /// It runs in a kept place, and nothing was known of its tenant when it began.
+    is_trial: bool,
     turns: TenantTurns,
 }
 
@@ -138,6 +159,8 @@ pub struct TenantCounts {
     pub waiting: usize,
     /// The longest wait of one, in transactions that other tenants began meanwhile.
     pub overtaken_max: u64,
+    /// Transactions that were told to stop.
+    pub stopped: u64,
     /// Processor time of its handlers.
     pub cpu: Duration,
     /// Time of its statements.
@@ -156,11 +179,30 @@ struct Inner {
     /// Whom to tell, by place in the queue.
     waiting: HashMap<u64, oneshot::Sender<Admission>>,
     meters: HashMap<i32, TenantMeters>,
+    /// What was let in and has not ended, by its place in the queue before.
+    running: HashMap<u64, Open>,
     /// When the next look is due by a clock.
     look_at: Option<Duration>,
 }
 
+/// A transaction that was let in.
+struct Open {
+    tenant_id: i32,
+    consumer_id: i32,
+    meter: Arc<Meter>,
+}
+
 impl Inner {
+    /// Tell a transaction to stop. False: it was told already, or has ended.
+    fn stop(&self, id: u64, why: Stopped) -> bool {
+        let Some(open) = self.running.get(&id) else { return false };
+        let is_first = open.meter.stop(why);
+        if let (true, Some(meters)) = (is_first, self.meters.get(&open.tenant_id)) {
+            meters.stopped(why);
+        }
+        is_first
+    }
+
     fn count_waiting(&self, tenant_id: i32, one_more: bool) {
         if let Some(meters) = self.meters.get(&tenant_id) {
             meters.waits(one_more);
@@ -232,8 +274,9 @@ impl Drop for Place<'_> {
 impl Scheduler {
     /// A scheduler with nobody in it.
     pub fn new(host: HostBounds) -> Arc<Self> {
-        let host = HostBounds { transactions_max: host.transactions_max.max(1), memory_bytes_max: host.memory_bytes_max.max(1) };
-        let inner = Inner { state: State::new(host), waiting: HashMap::new(), meters: HashMap::new(), look_at: None };
+        let host = HostBounds { transactions_max: host.transactions_max.max(1), memory_bytes_max: host.memory_bytes_max.max(1), ..host };
+        let inner =
+            Inner { state: State::new(host), waiting: HashMap::new(), meters: HashMap::new(), running: HashMap::new(), look_at: None };
         Arc::new_cyclic(|own| Self { own: own.clone(), inner: Mutex::new(inner), started: Instant::now() })
     }
 
@@ -288,8 +331,27 @@ impl Scheduler {
 
     /// Be let in at once, or not at all: where nobody waits for room.
     pub fn admit_spare(&self, ask: Ask) -> Option<Admission> {
-        let grant = self.lock().state.ask_spare(ask, self.now())?;
-        Some(self.admission(grant))
+        let mut inner = self.lock();
+        let grant = inner.state.ask_spare(ask, self.now())?;
+        Some(self.admission(&mut inner, grant))
+    }
+
+    /// Tell the transactions of a consumer that run handlers to stop: they are rolled back, and their messages
+    /// come again. Returns how many were told.
+    pub(crate) fn stop(&self, consumer_id: i32) -> usize {
+        let mut inner = self.lock();
+        let of_consumer = inner.running.iter().filter(|(_, open)| open.consumer_id == consumer_id);
+        let ids: Vec<_> = of_consumer.map(|(id, open)| (*id, open.tenant_id)).collect();
+        let told: Vec<_> = ids.into_iter().filter(|(id, _)| inner.stop(*id, Stopped::Withdrawn)).collect();
+        for (_, tenant_id) in &told {
+            inner.state.count_stopped(*tenant_id, 1);
+        }
+        told.len()
+    }
+
+    /// Longest call of a tenant's handlers, whatever a policy says.
+    pub(crate) fn deadline_max(&self, tenant_id: i32) -> Option<Duration> {
+        self.lock().state.deadline_max(tenant_id)
     }
 
     /// Whether somebody waits for what this tenant's transactions hold.
@@ -304,6 +366,7 @@ impl Scheduler {
 
     fn end(&self, grant: &Grant, usage: Usage, settled: u32) {
         let mut inner = self.lock();
+        inner.running.remove(&grant.id);
         inner.state.end(grant, usage, settled, self.now());
         if let Some(meters) = inner.meters.get(&grant.tenant_id) {
             meters.ended(usage, settled);
@@ -315,15 +378,20 @@ impl Scheduler {
     /// Let in whoever has room, and tell them. The answer is for `own`, where that is one of them.
     fn look(&self, mut inner: MutexGuard<'_, Inner>, own: Option<u64>) -> Option<Admission> {
         let looked = inner.state.look(self.now());
+        for id in looked.called_back {
+            inner.stop(id, Stopped::GaveWay);
+        }
         let mut mine = None;
         let mut told = Vec::with_capacity(looked.grants.len());
         for grant in looked.grants {
             let sender = inner.waiting.remove(&grant.id);
             inner.count_waiting(grant.tenant_id, false);
-            if own == Some(grant.id) {
-                mine = Some(grant);
-            } else if let Some(sender) = sender {
-                told.push((sender, grant));
+            let is_own = own == Some(grant.id);
+            let admission = self.admission(&mut inner, grant);
+            if is_own {
+                mine = Some(admission);
+            } else {
+                told.push((sender, admission));
             }
         }
         let due = looked.again_at.filter(|at| inner.look_at.is_none_or(|known| *at < known));
@@ -331,17 +399,17 @@ impl Scheduler {
             inner.look_at = Some(at);
         }
         drop(inner);
-        for (sender, grant) in told {
+        for (sender, admission) in told {
             // Where nobody waits any more the admission comes back, and is dropped.
-            drop(sender.send(self.admission(grant)));
+            drop(sender.map(|sender| sender.send(admission)));
         }
         if let Some(at) = due {
             self.look_later(at);
         }
-        mine.map(|grant| self.admission(grant))
+        mine
     }
 
-    /// A rate lets the next one in by the clock alone.
+    /// A rate lets the next one in by the clock alone, and a loan ends by it.
     fn look_later(&self, at: Duration) {
         let (own, until) = (self.own.clone(), self.started + at);
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
@@ -357,9 +425,11 @@ impl Scheduler {
         });
     }
 
-    fn admission(&self, grant: Grant) -> Admission {
+    fn admission(&self, inner: &mut Inner, grant: Grant) -> Admission {
         let scheduler = self.own.upgrade().expect("whoever calls holds it");
         let meter = Arc::new(Meter::of(grant.turns.clone()));
+        let open = Open { tenant_id: grant.tenant_id, consumer_id: grant.consumer_id, meter: meter.clone() };
+        inner.running.insert(grant.id, open);
         Admission { scheduler, grant, meter, settled: AtomicU32::new(0) }
     }
 
@@ -381,6 +451,8 @@ struct TenantMeters {
     database: metrics::Gauge,
     waiting: metrics::Gauge,
     overtaken: metrics::Gauge,
+    gave_way: metrics::Counter,
+    withdrawn: metrics::Counter,
 }
 
 impl TenantMeters {
@@ -393,6 +465,8 @@ impl TenantMeters {
             database: metrics::gauge!("oncebox_tenant_database_seconds_total", "tenant" => tenant()),
             waiting: metrics::gauge!("oncebox_scheduler_waiting", "tenant" => tenant()),
             overtaken: metrics::gauge!("oncebox_scheduler_overtaken_max", "tenant" => tenant()),
+            gave_way: metrics::counter!("oncebox_transactions_stopped_total", "tenant" => tenant(), "reason" => "gave_way"),
+            withdrawn: metrics::counter!("oncebox_transactions_stopped_total", "tenant" => tenant(), "reason" => "withdrawn"),
         }
     }
 
@@ -401,6 +475,13 @@ impl TenantMeters {
         self.messages.increment(settled.into());
         self.cpu.increment(usage.cpu.as_secs_f64());
         self.database.increment(usage.database.as_secs_f64());
+    }
+
+    fn stopped(&self, why: Stopped) {
+        match why {
+            Stopped::GaveWay => self.gave_way.increment(1),
+            Stopped::Withdrawn => self.withdrawn.increment(1),
+        }
     }
 
     /// `waits`: one more of it waits, or one less.

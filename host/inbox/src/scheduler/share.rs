@@ -11,14 +11,22 @@ use super::{
     meter::{TenantTurns, Usage},
     state::Room,
 };
-use crate::tenant::TenantLimits;
+use crate::{hooks, tenant::TenantLimits};
 
 /// What a tenant's transactions are taken to cost before one of them has ended.
 const FIRST_COST_NS: f64 = 1e6;
 /// The least that a transaction costs, so that even free ones cannot go on for ever before another's.
 const COST_MIN_NS: f64 = 20e3;
-/// Transactions over which the cost is averaged.
+/// Transactions over which the cost, and the time that places are held, are averaged.
 const AVERAGED: f64 = 8.0;
+/// A tenant whose transactions hold their places for longer than this, on average, gets none that is kept for
+/// others' short ones.
+const SLOW: Duration = Duration::from_millis(500);
+/// How long a place that is kept is lent. Whoever still holds it then gives it back when another tenant waits
+/// for it.
+pub(super) const LOAN: Duration = Duration::from_secs(1);
+/// How long a tenant is lent no kept place after it had to be told to give one back.
+pub(super) const DISTRUST: Duration = Duration::from_secs(60);
 
 /// Why a tenant's next transaction may begin, or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +65,26 @@ impl Line {
     }
 }
 
+/// A transaction that runs.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) id: u64,
+    /// When it was let in.
+    since: Duration,
+    /// What it is charged at least, nanoseconds.
+    cost_ns: f64,
+    /// It holds a place that is kept for tenants that run nothing.
+    is_kept: bool,
+    /// It was told to stop.
+    is_called_back: bool,
+}
+
+impl Running {
+    fn held(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.since)
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Share {
     limits: TenantLimits,
@@ -64,10 +92,15 @@ pub(super) struct Share {
     revision: i64,
     /// Cost over weight of what has ended: the tenant's own time.
     paid: f64,
-    /// The same of what runs, by what the tenant's transactions cost lately.
-    owed: f64,
+    /// Cost of its transactions lately, nanoseconds.
     average_ns: f64,
-    running: usize,
+    /// Time for which they held their places lately, nanoseconds.
+    held_ns: f64,
+    /// Until then it is lent no kept place.
+    distrusted_until: Duration,
+    /// Transactions with messages that have ended.
+    ended: u64,
+    running: Vec<Running>,
     memory: u64,
     /// Short transactions of the host itself, before the tenant's others.
     first: VecDeque<Waiting>,
@@ -89,9 +122,11 @@ impl Share {
             limits: TenantLimits::default(),
             revision: 0,
             paid: 0.0,
-            owed: 0.0,
             average_ns: FIRST_COST_NS,
-            running: 0,
+            held_ns: 0.0,
+            distrusted_until: Duration::ZERO,
+            ended: 0,
+            running: Vec::new(),
             memory: 0,
             first: VecDeque::new(),
             lines: BTreeMap::new(),
@@ -133,10 +168,16 @@ impl Share {
         f64::from(self.limits.weight.max(1))
     }
 
-    /// Transactions at the same time; each has one connection.
-    fn transactions_max(&self) -> usize {
+    /// Transactions at the same time; each has one connection. `default_max` holds where the tenant's limits
+    /// say nothing.
+    fn transactions_max(&self, default_max: Option<usize>) -> usize {
         let or_all = |max: Option<usize>| max.map_or(usize::MAX, |max| max.max(1));
-        or_all(self.limits.transactions_max).min(or_all(self.limits.connections_max))
+        or_all(self.limits.transactions_max.or(default_max)).min(or_all(self.limits.connections_max))
+    }
+
+    /// Longest call of a handler, where the tenant's limits have one.
+    pub(super) fn deadline_max(&self) -> Option<Duration> {
+        self.limits.deadline_ms_max.map(Duration::from_millis)
     }
 
     fn memory_max(&self) -> u64 {
@@ -148,16 +189,56 @@ impl Share {
     }
 
     pub(super) fn runs(&self) -> bool {
-        self.running > 0
+        !self.running.is_empty()
+    }
+
+    /// Whether nothing is known of how long its transactions take.
+    pub(super) fn is_new(&self) -> bool {
+        self.ended == 0
+    }
+
+    /// Whether its transactions hold their places for long: lately, or one of them now.
+    pub(super) fn is_slow(&self, now: Duration) -> bool {
+        now < self.distrusted_until || self.held_ns > SLOW.as_nanos() as f64 || self.running.iter().any(|running| running.held(now) > LOAN)
+    }
+
+    /// When the loan of a kept place ends, of the one that it has had for longest.
+    pub(super) fn loan_ends(&self) -> Option<Duration> {
+        let lent = self.running.iter().filter(|running| running.is_kept && !running.is_called_back);
+        lent.map(|running| running.since + LOAN).min()
+    }
+
+    /// Places that it was told to give back and has not given back yet.
+    pub(super) fn called_back(&self) -> usize {
+        self.running.iter().filter(|running| running.is_called_back).count()
+    }
+
+    /// Tell its longest loan of a kept place to end. From here on the tenant is known to be slow.
+    pub(super) fn call_back(&mut self, now: Duration) -> Option<u64> {
+        let lent = self.running.iter_mut().filter(|running| running.is_kept && !running.is_called_back);
+        let longest = lent.min_by_key(|running| running.since)?;
+        longest.is_called_back = true;
+        self.distrusted_until = now + DISTRUST;
+        self.held_ns = self.held_ns.max(LOAN.as_nanos() as f64);
+        self.counts.stopped += 1;
+        Some(longest.id)
+    }
+
+    /// Count transactions that were told to stop because their consumer is to rest.
+    pub(super) fn count_stopped(&mut self, transactions: u64) {
+        self.counts.stopped += transactions;
     }
 
     pub(super) fn is_active(&self) -> bool {
         self.runs() || self.waits()
     }
 
-    /// Its place among the tenants: the least goes first.
-    pub(super) fn key(&self) -> f64 {
-        self.paid + self.owed
+    /// Its place among the tenants: the least goes first. What runs is charged for as long as it has held its
+    /// place, and at least what the tenant's transactions cost lately.
+    pub(super) fn key(&self, now: Duration) -> f64 {
+        let until = if hooks::sabotage("running_uncharged") { Duration::ZERO } else { now };
+        let charged = self.running.iter().map(|running| running.cost_ns.max(running.held(until).as_nanos() as f64));
+        self.paid + charged.sum::<f64>() / self.weight()
     }
 
     /// What it had and paid for.
@@ -171,8 +252,8 @@ impl Share {
     }
 
     /// By share; of equals, whoever has less to do.
-    pub(super) fn order(&self) -> (f64, usize) {
-        (self.key(), self.running + self.counts.waiting)
+    pub(super) fn order(&self, now: Duration) -> (f64, usize) {
+        (self.key(now), self.running.len() + self.counts.waiting)
     }
 
     pub(super) fn ask(&mut self, id: u64, ask: Ask, floor: f64, granted: u64, now: Duration) {
@@ -225,9 +306,9 @@ impl Share {
     }
 
     /// Whether a transaction could begin at once, apart from rates.
-    pub(super) fn has_room(&self, ask: &Ask, room: Room) -> bool {
+    pub(super) fn has_room(&self, ask: &Ask, room: Room, default_max: Option<usize>) -> bool {
         let is_full = self.lines.get(&ask.consumer_id).is_some_and(Line::is_full);
-        !is_full && self.running < self.transactions_max() && fits(ask.memory, room) && fits(ask.memory, self.own_room())
+        !is_full && self.running.len() < self.transactions_max(default_max) && fits(ask.memory, room) && fits(ask.memory, self.own_room())
     }
 
     fn own_room(&self) -> Room {
@@ -235,9 +316,9 @@ impl Share {
     }
 
     /// What may begin next. A consumer that may not keeps its turn, and others go before it.
-    pub(super) fn next(&mut self, room: Room, now: Duration) -> Next {
+    pub(super) fn next(&mut self, room: Room, default_max: Option<usize>, now: Duration) -> Next {
         self.is_crowded = false;
-        if self.running >= self.transactions_max() {
+        if self.running.len() >= self.transactions_max(default_max) {
             self.is_crowded = true;
             return Next::Capped;
         }
@@ -276,8 +357,9 @@ impl Share {
         }
     }
 
-    /// Let the next one of a consumer begin. `granted`: transactions of all tenants until now.
-    pub(super) fn grant(&mut self, consumer_id: Option<i32>, memory_max: u64, granted: u64, now: Duration) -> Grant {
+    /// Let the next one of a consumer begin, in a place that is kept or not. `granted`: transactions of all
+    /// tenants until now.
+    pub(super) fn grant(&mut self, consumer_id: Option<i32>, is_kept: bool, memory_max: u64, granted: u64, now: Duration) -> Grant {
         let waiting = match consumer_id {
             None => self.first.pop_front(),
             Some(consumer_id) => self.take_turn(consumer_id),
@@ -296,15 +378,13 @@ impl Share {
         };
         self.bucket.take(messages);
         let memory = ask.memory.min(memory_max);
-        let owed = self.average_ns / self.weight();
-        self.owed += owed;
-        self.running += 1;
+        self.running.push(Running { id, since: now, cost_ns: self.average_ns, is_kept, is_called_back: false });
         self.memory += memory;
         let overtaken = granted - self.counts.granted - others;
         let counts = &mut self.counts;
         counts.waiting -= 1;
         counts.granted += 1;
-        counts.running_peak = counts.running_peak.max(self.running);
+        counts.running_peak = counts.running_peak.max(self.running.len());
         counts.memory_bytes_peak = counts.memory_bytes_peak.max(self.memory);
         counts.overtaken_max = counts.overtaken_max.max(overtaken);
         Grant {
@@ -313,9 +393,10 @@ impl Share {
             consumer_id: ask.consumer_id,
             messages,
             memory,
-            owed,
             overtaken,
-            is_reserved: false,
+            is_kept,
+            is_memory_kept: false,
+            is_trial: is_kept && self.ended == 0,
             turns: self.cpu_turns.clone(),
         }
     }
@@ -337,6 +418,12 @@ impl Share {
         let cost = usage.cost_ns().max(COST_MIN_NS);
         self.paid += cost / self.weight();
         self.average_ns += (cost - self.average_ns) / AVERAGED;
+        if grant.messages > 0
+            && let Some(running) = self.running.iter().find(|running| running.id == grant.id)
+        {
+            self.ended += 1;
+            self.held_ns += (running.held(now).as_nanos() as f64 - self.held_ns) / AVERAGED;
+        }
         let unused = grant.messages.saturating_sub(settled);
         self.bucket.put_back(unused);
         self.line(grant.consumer_id, now).bucket.put_back(unused);
@@ -347,10 +434,8 @@ impl Share {
 
     /// It holds nothing any more.
     pub(super) fn leave(&mut self, grant: &Grant) {
-        self.running -= 1;
+        self.running.retain(|running| running.id != grant.id);
         self.memory -= grant.memory;
-        // What is owed is a sum of fractions; where nothing runs it is nothing.
-        self.owed = if self.running == 0 { 0.0 } else { (self.owed - grant.owed).max(0.0) };
         if let Some(line) = self.lines.get_mut(&grant.consumer_id) {
             line.running -= 1;
         }
@@ -361,7 +446,7 @@ impl Share {
     }
 
     pub(super) fn counted(&self) -> TenantCounts {
-        TenantCounts { running: self.running, memory_bytes: self.memory, weight: self.limits.weight, ..self.counts.clone() }
+        TenantCounts { running: self.running.len(), memory_bytes: self.memory, weight: self.limits.weight, ..self.counts.clone() }
     }
 }
 

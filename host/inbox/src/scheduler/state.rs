@@ -10,7 +10,7 @@ use super::{
     meter::Usage,
     share::{Next, Share},
 };
-use crate::tenant::TenantLimits;
+use crate::{hooks, tenant::TenantLimits};
 
 /// What the room for one more transaction depends on besides its tenant.
 #[derive(Debug, Clone, Copy)]
@@ -26,8 +26,33 @@ pub(super) struct Room {
 pub(super) struct Looked {
     /// Who may begin.
     pub(super) grants: Vec<Grant>,
-    /// When somebody who waits for nothing but a rate may begin.
+    /// When to look again: somebody waits for nothing but a rate, or for the end of a loan.
     pub(super) again_at: Option<Duration>,
+    /// Transactions that are to give back the kept places that they were lent.
+    pub(super) called_back: Vec<u64>,
+}
+
+/// The least memory that is worth keeping for tenants that run nothing: what a consumer's policy allows an
+/// instance unless it says otherwise.
+const KEPT_MEMORY_MIN: u64 = 64 << 20;
+
+/// Whose transaction begins next, and in which part.
+#[derive(Debug, Clone, Copy)]
+struct Picked {
+    tenant_id: i32,
+    /// None for what goes first.
+    consumer_id: Option<i32>,
+    /// In a place that is kept for tenants that run nothing.
+    is_kept: bool,
+    /// With memory that is kept for them.
+    is_memory_kept: bool,
+}
+
+impl Picked {
+    /// Beside what is kept.
+    fn free(tenant_id: i32, consumer_id: Option<i32>) -> Self {
+        Self { tenant_id, consumer_id, is_kept: false, is_memory_kept: false }
+    }
 }
 
 /// The scheduler without its clock. Time is passed in, counted from any beginning.
@@ -46,7 +71,11 @@ pub(super) struct State {
     memory: u64,
     memory_peak: u64,
     /// Transactions that run in the part that is kept for tenants that run nothing.
-    reserved: usize,
+    kept: usize,
+    /// Those of them whose tenants were not known yet.
+    trials: usize,
+    /// Bytes of guests' memory that are held in that part.
+    kept_memory: u64,
     granted: u64,
     waiting: usize,
     next_id: u64,
@@ -65,7 +94,9 @@ impl State {
             running_peak: 0,
             memory: 0,
             memory_peak: 0,
-            reserved: 0,
+            kept: 0,
+            trials: 0,
+            kept_memory: 0,
             granted: 0,
             waiting: 0,
             next_id: 0,
@@ -134,10 +165,41 @@ impl State {
     /// Let in whoever has room.
     pub(super) fn look(&mut self, now: Duration) -> Looked {
         let mut looked = Looked::default();
-        while let Some((tenant_id, consumer_id)) = self.pick(now, &mut looked.again_at) {
-            looked.grants.push(self.grant(tenant_id, consumer_id, now));
+        while let Some(picked) = self.pick(now, &mut looked.again_at) {
+            looked.grants.push(self.grant(picked, now));
         }
+        self.call_back(now, &mut looked);
         looked
+    }
+
+    /// Where tenants that run nothing wait for a kept place and none is left, tell as many of those that hold one
+    /// for longer than it is lent to give it back.
+    fn call_back(&mut self, now: Duration, looked: &mut Looked) {
+        let is_left = self.kept < self.reserve() && self.trials < self.trials_max();
+        if self.waiting == 0 || is_left || hooks::sabotage("loans_never_end") {
+            return;
+        }
+        let default_max = self.default_max();
+        let any = Room { memory: u64::MAX, is_empty: true };
+        let mut wanted = 0;
+        let mut given_back = 0;
+        for tenant_id in &self.active {
+            let Some(share) = self.shares.get_mut(tenant_id) else { continue };
+            given_back += share.called_back();
+            let is_full = self.kept >= self.host.transactions_max / 8 || share.is_new();
+            let waits = is_full && share.waits() && !share.runs() && !share.is_slow(now);
+            wanted += usize::from(waits && matches!(share.next(any, default_max, now), Next::Ready(_)));
+        }
+        while given_back < wanted {
+            let loans = self.active.iter().filter_map(|id| Some((self.shares.get(id)?.loan_ends()?, *id)));
+            let Some((ends_at, tenant_id)) = loans.min() else { return };
+            if ends_at > now {
+                looked.again_at = Some(looked.again_at.map_or(ends_at, |known| known.min(ends_at)));
+                return;
+            }
+            looked.called_back.extend(self.shares.get_mut(&tenant_id).and_then(|share| share.call_back(now)));
+            given_back += 1;
+        }
     }
 
     /// A transaction for nobody's account but its tenant's spare time: never waited for, and only where
@@ -146,14 +208,14 @@ impl State {
         if self.is_crowded(ask.tenant_id) || !self.is_free() {
             return None;
         }
-        let room = self.room();
-        let fits = self.share(ask.tenant_id, now).has_room(&ask, room);
+        let (room, default_max) = (self.room(), self.default_max());
+        let fits = self.share(ask.tenant_id, now).has_room(&ask, room, default_max);
         if !fits {
             return None;
         }
         let id = self.ask(ask, now);
         let granted = self.shares.get_mut(&ask.tenant_id).is_some_and(|share| share.move_to_front(id));
-        granted.then(|| self.grant(ask.tenant_id, None, now))
+        granted.then(|| self.grant(Picked::free(ask.tenant_id, None), now))
     }
 
     /// Whether somebody waits for what this tenant's transactions hold.
@@ -165,7 +227,9 @@ impl State {
     pub(super) fn end(&mut self, grant: &Grant, usage: Usage, settled: u32, now: Duration) {
         self.running -= 1;
         self.memory -= grant.memory;
-        self.reserved -= usize::from(grant.is_reserved);
+        self.kept -= usize::from(grant.is_kept);
+        self.trials -= usize::from(grant.is_trial);
+        self.kept_memory -= if grant.is_memory_kept { grant.memory } else { 0 };
         if let Some(share) = self.shares.get_mut(&grant.tenant_id) {
             share.pay(grant, usage, settled, now);
         }
@@ -184,8 +248,15 @@ impl State {
         self.floor = least.map_or(self.floor, |least| self.floor.max(least));
     }
 
+    /// Memory that is left beside what is kept.
     fn room(&self) -> Room {
-        Room { memory: self.host.memory_bytes_max.saturating_sub(self.memory), is_empty: self.memory == 0 }
+        let (all, held) = (self.host.memory_bytes_max - self.memory_reserve(), self.memory - self.kept_memory);
+        Room { memory: all.saturating_sub(held), is_empty: held == 0 }
+    }
+
+    /// Memory that is left of what is kept.
+    fn kept_room(&self) -> Room {
+        Room { memory: self.memory_reserve() - self.kept_memory, is_empty: false }
     }
 
     /// Transactions that are kept for tenants that run nothing: a tenant with slow ones does not hold every
@@ -194,38 +265,78 @@ impl State {
         self.host.transactions_max / 8
     }
 
+    /// Kept places that tenants of which nothing is known may have: the others are left to those that are known
+    /// to give them back soon.
+    fn trials_max(&self) -> usize {
+        if hooks::sabotage("reserve_for_newcomers") {
+            return self.reserve();
+        }
+        self.reserve().div_ceil(2)
+    }
+
+    /// Bytes of guests' memory that are kept for them.
+    fn memory_reserve(&self) -> u64 {
+        let eighth = self.host.memory_bytes_max / 8;
+        if self.reserve() > 0 && eighth >= KEPT_MEMORY_MIN { eighth } else { 0 }
+    }
+
     /// Whether there is room beside what is kept.
     fn is_free(&self) -> bool {
-        self.host.transactions_max - self.running > self.reserve() - self.reserved
+        self.running - self.kept < self.host.transactions_max - self.reserve()
+    }
+
+    /// Transactions of a tenant at the same time, where its own limits say nothing. One that is alone on the host
+    /// may have all of it.
+    fn default_max(&self) -> Option<usize> {
+        self.host.tenant_transactions_max.filter(|_| self.shares.len() > 1)
+    }
+
+    /// Longest call of a tenant's handlers.
+    pub(super) fn deadline_max(&self, tenant_id: i32) -> Option<Duration> {
+        let own = self.shares.get(&tenant_id).and_then(Share::deadline_max);
+        [own, self.host.deadline_max].into_iter().flatten().min()
+    }
+
+    /// Count transactions of a tenant that were told to stop.
+    pub(super) fn count_stopped(&mut self, tenant_id: i32, transactions: u64) {
+        if let Some(share) = self.shares.get_mut(&tenant_id) {
+            share.count_stopped(transactions);
+        }
     }
 
     /// The tenant whose turn it is, with the consumer; none of it for what goes first.
-    fn pick(&mut self, now: Duration, again_at: &mut Option<Duration>) -> Option<(i32, Option<i32>)> {
+    fn pick(&mut self, now: Duration, again_at: &mut Option<Duration>) -> Option<Picked> {
         *again_at = None;
         self.crowded = false;
         if self.waiting == 0 {
             return None;
         }
-        if self.running >= self.host.transactions_max {
-            self.crowded = true;
-            return None;
-        }
-        let mut waiting: Vec<_> = self.active().filter(|(_, share)| share.waits()).map(|(id, share)| (share.order(), id)).collect();
+        let mut waiting: Vec<_> = self.active().filter(|(_, share)| share.waits()).map(|(id, share)| (share.order(now), id)).collect();
         waiting.sort_by(|(one, _), (other, _)| one.partial_cmp(other).expect("clocks are numbers"));
-        let mut room = self.room();
-        let (free, floor) = (self.is_free(), self.floor);
-        let front = if free { f64::INFINITY } else { self.active().map(|(_, share)| share.key()).fold(f64::INFINITY, f64::min) };
+        let (mut room, kept_room, default_max) = (self.room(), self.kept_room(), self.default_max());
+        let (is_free, floor) = (self.is_free(), self.floor);
+        let (is_kept_left, is_trial_left) = (self.kept < self.reserve(), self.trials < self.trials_max());
         for (_, tenant_id) in waiting {
             let share = self.shares.get_mut(&tenant_id)?;
-            // What is kept is for whoever runs nothing, and only within its share.
-            if !free && (share.runs() || share.key() > front) {
+            // What is kept is for whoever runs nothing and is not known to be slow, whatever the clocks say.
+            let may_have_kept = !share.runs() && !share.is_slow(now);
+            let is_kept = !is_free;
+            if is_kept && !(may_have_kept && is_kept_left && (is_trial_left || !share.is_new())) {
                 self.crowded = true;
+                if hooks::sabotage("kept_places_by_clock") {
+                    break;
+                }
                 continue;
             }
-            let next = share.next(room, now);
+            let mut is_memory_kept = false;
+            let mut next = share.next(room, default_max, now);
+            if next == Next::Memory && may_have_kept {
+                next = share.next(kept_room, default_max, now);
+                is_memory_kept = true;
+            }
             share.is_held_back = matches!(next, Next::Rate(_) | Next::Capped);
             match next {
-                Next::Ready(consumer_id) => return Some((tenant_id, consumer_id)),
+                Next::Ready(consumer_id) => return Some(Picked { tenant_id, consumer_id, is_kept, is_memory_kept }),
                 Next::Rate(at) => {
                     share.catch_up(floor);
                     *again_at = Some(again_at.map_or(at, |known| known.min(at)));
@@ -241,16 +352,19 @@ impl State {
         None
     }
 
-    fn grant(&mut self, tenant_id: i32, consumer_id: Option<i32>, now: Duration) -> Grant {
-        let is_reserved = !self.is_free();
+    fn grant(&mut self, picked: Picked, now: Duration) -> Grant {
+        let Picked { tenant_id, consumer_id, is_kept, is_memory_kept } = picked;
+        let memory_max = self.host.memory_bytes_max - self.memory_reserve();
         let share = self.shares.get_mut(&tenant_id).expect("a tenant that was picked is there");
-        let mut grant = share.grant(consumer_id, self.host.memory_bytes_max, self.granted, now);
-        grant.is_reserved = is_reserved;
+        let mut grant = share.grant(consumer_id, is_kept, memory_max, self.granted, now);
+        grant.is_memory_kept = is_memory_kept;
         self.granted += 1;
         self.waiting -= 1;
         self.running += 1;
         self.memory += grant.memory;
-        self.reserved += usize::from(is_reserved);
+        self.kept += usize::from(is_kept);
+        self.trials += usize::from(grant.is_trial);
+        self.kept_memory += if is_memory_kept { grant.memory } else { 0 };
         self.running_peak = self.running_peak.max(self.running);
         self.memory_peak = self.memory_peak.max(self.memory);
         grant
@@ -264,7 +378,13 @@ impl State {
     /// Nothing runs, nothing waits, and no tenant is taken to do either.
     #[cfg(test)]
     pub(super) fn is_at_rest(&self) -> bool {
-        let is_free = self.running == 0 && self.memory == 0 && self.reserved == 0 && self.waiting == 0 && self.active.is_empty();
+        let is_free = self.running == 0
+            && self.memory == 0
+            && self.kept == 0
+            && self.trials == 0
+            && self.kept_memory == 0
+            && self.waiting == 0
+            && self.active.is_empty();
         is_free && self.shares.values().all(|share| !share.is_active())
     }
 

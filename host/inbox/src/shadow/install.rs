@@ -9,7 +9,7 @@ use super::table::quoted;
 use crate::{
     admin::Admin,
     error::{InboxError, plain},
-    tenant::Tenant,
+    tenant::{Tenant, lock_grants},
     tx::{answered, is_contention},
 };
 
@@ -50,9 +50,14 @@ impl Admin {
         Ok(sqlx::query_as(WITH_CAPTURE).fetch_all(&self.pool).await?)
     }
 
+    /// Tables of a tenant without the trigger.
+    pub(super) async fn uncaptured_tables(&self, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
+        self.tables(MISSING, tenant).await
+    }
+
     /// Put the trigger on every table of a tenant that is without it.
     pub async fn install_capture(&self, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
-        let missing = self.tables(MISSING, tenant).await?;
+        let missing = self.uncaptured_tables(tenant).await?;
         if missing.is_empty() {
             return Ok(missing);
         }
@@ -61,7 +66,7 @@ impl Admin {
         let grant =
             format!("GRANT USAGE ON SCHEMA oncebox_host TO {owner}; GRANT EXECUTE ON FUNCTION oncebox_host.capture_row() TO {owner}");
         let mut tx = self.place(tenant)?.pool.begin().await?;
-        tx.execute("SELECT pg_advisory_xact_lock(hashtextextended('oncebox capture', 0))").await?;
+        lock_grants(&mut tx).await?;
         tx.execute(sqlx::raw_sql(AssertSqlSafe(grant))).await?;
         tx.commit().await?;
         // A trigger of that name that does not work is one that was switched off.

@@ -120,6 +120,7 @@ impl Shared {
             Ended::Contention(_) => Err(Unfit::Skipped("busy")),
             Ended::Abandoned(_) => Err(Unfit::Skipped("time")),
             Ended::Lost => Err(Unfit::Skipped("database")),
+            Ended::Stopped(_) => Err(Unfit::Skipped("no_connection")),
         }
     }
 

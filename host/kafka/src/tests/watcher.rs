@@ -106,3 +106,40 @@ async fn many_groups_at_rest_share_a_few_requests() {
         assert_eq!(watched.something().await, Sight::Something);
     }
 }
+
+/// A broker that comes and goes while groups rest could end the host: librdkafka answers a question that timed
+/// out while it waited for its coordinator a second time, once the broker is back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_comes_and_goes_ends_nothing() {
+    const BOUNCES: usize = 20;
+    const GROUPS: usize = 8;
+    const OFFSET_FETCH: i16 = 9;
+    let cluster = Cluster::new(TOPIC);
+    let watchers = Watchers::default();
+    let fresh = |name: String| watchers.watch(&config(&cluster.address, "t", &name, TOPIC)).unwrap();
+    let mut resting = Vec::new();
+    for bounce in 0..BOUNCES {
+        for group in 0..GROUPS {
+            resting.push(fresh(format!("rests-{bounce}-{group}")));
+        }
+        for watched in &mut resting {
+            assert!(matches!(watched.first(SOON).await, Sight::Nothing { .. } | Sight::Blind));
+        }
+        // The questions about these find the coordinator known and away; they time out, and it is back.
+        let asked = (0..GROUPS).map(|group| fresh(format!("asked-{bounce}-{group}"))).collect::<Vec<_>>();
+        cluster.set_down(true);
+        for mut watched in asked {
+            // Those that were answered before the broker went away are known; the others cannot be told.
+            let sight = watched.first(SOON).await;
+            assert!(matches!(sight, Sight::Nothing { .. } | Sight::Blind), "{sight:?}");
+        }
+        cluster.set_down(false);
+        // Not only does the process live: it goes on asking, and is answered.
+        let (_, sight) = watch(&watchers, &config(&cluster.address, "t", &format!("after-{bounce}"), TOPIC)).await;
+        assert!(matches!(sight, Sight::Nothing { .. } | Sight::Blind), "{sight:?}");
+        resting.truncate(GROUPS);
+    }
+    let (_, sight) = watch(&watchers, &config(&cluster.address, "t", "last", TOPIC)).await;
+    assert_eq!(sight, Sight::Nothing { committed: false });
+    assert!(cluster.requests(OFFSET_FETCH, Duration::from_secs(3)).await < 100, "questions that timed out are not asked again and again");
+}

@@ -11,10 +11,11 @@ use rdkafka::{
     types::RDKafkaRespErr,
 };
 
-use super::subject::{Committed, Offsets, Topics};
+use super::subject::{Committed, Offsets, Topic, Topics};
 use crate::{
-    client::{ReplyEvent, ReplyQueue, text},
+    client::{ReplyEvent, ReplyQueue, elements, noted_beside, text},
     flow::Partition,
+    position, topic_id,
 };
 
 /// How long brokers may take to answer.
@@ -275,9 +276,9 @@ unsafe fn described(event: *mut rd::rd_kafka_event_t) -> Result<Topics, String> 
                     let mut count = 0;
                     let partitions = rd::rd_kafka_TopicDescription_partitions(*topic, &raw mut count);
                     let numbers = slice(partitions, count).iter().map(|partition| rd::rd_kafka_TopicPartitionInfo_partition(*partition));
-                    found.insert(name, numbers.collect());
+                    found.insert(name, Topic { partitions: numbers.collect(), id: topic_id::id_of(*topic) });
                 }
-                RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART => drop(found.insert(name, Vec::new())),
+                RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART => drop(found.insert(name, Topic::default())),
                 _ => {}
             }
         }
@@ -327,7 +328,9 @@ unsafe fn fetched(event: *mut rd::rd_kafka_event_t) -> Result<(String, Committed
         for element in elements(rd::rd_kafka_group_result_partitions(group)) {
             // What failed is left out, so that it is not taken for a partition without an offset.
             if element.err == NO_ERROR {
-                committed.insert(partition(element), Some(element.offset).filter(|offset| *offset >= 0));
+                let offset = Some(element.offset).filter(|offset| *offset >= 0);
+                let noted = offset.map(|offset| position::Committed { offset, topic_id: noted_beside(element) });
+                committed.insert(partition(element), noted);
             }
         }
         Ok((text(rd::rd_kafka_group_result_name(group)), committed))
@@ -338,18 +341,6 @@ fn partition(element: &rd::rd_kafka_topic_partition_t) -> Partition {
     // SAFETY: an element of a list has a name, which lives as long as the list.
     let topic = unsafe { text(element.topic) };
     Partition { topic: topic.into(), number: element.partition }
-}
-
-/// # Safety
-/// `list` is null or a list that is alive for as long as the answer is used.
-unsafe fn elements<'a>(list: *const rd::rd_kafka_topic_partition_list_t) -> &'a [rd::rd_kafka_topic_partition_t] {
-    // SAFETY: by this function's contract, and a list has as many elements as it says.
-    unsafe {
-        match list.as_ref() {
-            Some(list) if list.cnt > 0 => std::slice::from_raw_parts(list.elems, list.cnt as usize),
-            _ => &[],
-        }
-    }
 }
 
 /// # Safety

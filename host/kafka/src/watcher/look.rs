@@ -33,8 +33,8 @@ const GROUPS_MAX: usize = 256;
 /// How often a group's offsets are asked for when nothing says that they moved; spread, so that not all
 /// groups are asked for at once.
 const GROUP_FRESH: Duration = Duration::from_secs(30);
-/// How often topics are looked at for new partitions.
-const TOPICS_FRESH: Duration = Duration::from_secs(10);
+/// How often topics are looked at: for new partitions, and whether they were made again.
+const TOPICS_FRESH: Duration = Duration::from_secs(3);
 /// How long a watcher without consumers stays.
 const LINGER: Duration = Duration::from_secs(60);
 
@@ -125,7 +125,7 @@ impl Look {
     fn look(&mut self) {
         let mut subjects = self.next();
         self.find_topics(&subjects);
-        let due = subjects.iter_mut().filter(|subject| subject.ask_at <= Instant::now()).take(GROUPS_MAX).collect();
+        let due = subjects.iter_mut().filter(|subject| subject.is_due(&self.topics)).take(GROUPS_MAX).collect();
         self.find_committed(due);
         let (ends, mut starts) = (self.find_ends(&subjects), Offsets::new());
         self.find_starts(&subjects, &ends, &mut starts);
@@ -162,8 +162,11 @@ impl Look {
         let mut found = self.asker.topics(&due);
         for topic in due {
             match found.remove(&topic) {
-                Some(partitions) => {
-                    self.topics.insert(Arc::clone(&topic), partitions);
+                Some(mut found) => {
+                    // After an id was seen, its absence is taken for an error.
+                    let known = self.topics.get(&topic).and_then(|known| known.id.clone());
+                    found.id = found.id.or(known);
+                    self.topics.insert(Arc::clone(&topic), found);
                     self.topics_at.insert(topic, Instant::now());
                 }
                 None => drop((self.topics.remove(&topic), self.topics_at.remove(&topic))),
@@ -195,10 +198,7 @@ impl Look {
 
     /// First offsets are of use only for partitions that have an end and a group without an offset.
     fn find_starts(&self, subjects: &[Subject], ends: &Offsets, starts: &mut Offsets) {
-        let without = |subject: &Subject| {
-            let committed = subject.committed.iter().flatten();
-            committed.filter(|(_, offset)| offset.is_none()).map(|(partition, _)| partition.clone()).collect::<Vec<_>>()
-        };
+        let without = |subject: &Subject| subject.without_offset(&self.topics).cloned().collect::<Vec<_>>();
         let wanted = |partition: &Partition| ends.get(partition).is_some_and(|end| *end > 0) && !starts.contains_key(partition);
         let partitions: BTreeSet<_> = subjects.iter().flat_map(without).filter(wanted).collect();
         let partitions: Vec<_> = partitions.into_iter().collect();

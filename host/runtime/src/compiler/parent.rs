@@ -113,7 +113,9 @@ fn start(compiler: &Compiler, settings: &CompileSettings, files: &Files) -> io::
         .env("RAYON_NUM_THREADS", threads.to_string())
         .stdin(files.component.try_clone()?)
         .stdout(files.code.try_clone()?)
-        .stderr(files.words.try_clone()?);
+        .stderr(files.words.try_clone()?)
+        // What a terminal sends to the host's group is the host's to answer.
+        .process_group(0);
     // SAFETY: `Bounds::apply` makes system calls and allocates nothing, so it may run between fork and exec.
     unsafe { command.pre_exec(move || bounds.apply()) };
     command.spawn()
@@ -197,7 +199,7 @@ fn ended_badly(compiler: &Compiler, status: ExitStatus, words: &str) -> LoadErro
         Some(libc::SIGXFSZ) => LoadError::CompilerCrashed(format!("it wrote more than {CODE_BYTES_MAX} bytes of code")),
         // By a person, or by the kernel when the machine has no memory left: not the component's fault, as
         // far as anyone knows.
-        Some(libc::SIGKILL) => LoadError::Compiler("it was killed from outside".to_owned()),
+        Some(libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGHUP) => LoadError::Compiler("it was killed from outside".to_owned()),
         _ if words.is_empty() => LoadError::CompilerCrashed(status.to_string()),
         _ => LoadError::CompilerCrashed(format!("{status}: {words}")),
     }

@@ -17,7 +17,10 @@ use axum::{
 };
 use oncebox_admin::Principal;
 use serde::{Serialize, de::DeserializeOwned};
+use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
+
+use crate::compilations::Compilations;
 
 /// Largest answer that is read.
 const ANSWER_MAX: usize = 64 << 20;
@@ -30,13 +33,31 @@ const UPLOAD_TIMEOUT: Duration = Duration::from_secs(900);
 /// Who answers.
 #[derive(Clone)]
 pub(crate) enum Api {
-    /// The routes themselves, in this process, for whoever may do everything.
-    Here(Router, Principal),
+    /// The routes themselves, in this process, for whoever may do everything, and what compiles for them.
+    Here(Router, Principal, Compilations),
     /// A server.
     There(Remote),
 }
 
 impl Api {
+    /// Compile a version that is waited for, where that is done in this process and nobody else does it: whoever began may
+    /// have been ended. A server looks for such by itself.
+    pub(crate) fn compile(&self, digest: &str) {
+        if let (Self::Here(_, _, components), Ok(digest)) = (self, hex::decode(digest)) {
+            // With too many before it, it is asked for again.
+            let _ = components.submit(&digest);
+        }
+    }
+
+    /// Give back what this process compiles, so that the next one begins at once and without a mark on it.
+    pub(crate) async fn give_back(&self) {
+        if let Self::Here(_, _, components) = self {
+            let ended = CancellationToken::new();
+            ended.cancel();
+            components.run(ended).await;
+        }
+    }
+
     /// Ask for something.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         self.json(Method::GET, path, Body::empty(), None).await
@@ -86,7 +107,7 @@ impl Api {
         let within = if matches!(self, Self::Here(..)) { HOUR } else { within };
         let answering = async {
             let response = match self {
-                Self::Here(routes, principal) => {
+                Self::Here(routes, principal, _) => {
                     request.extensions_mut().insert(principal.clone());
                     routes.clone().oneshot(request).await?
                 }

@@ -5,7 +5,7 @@ use clap::Args;
 
 use super::{
     api::{Api, path, with_query},
-    output,
+    arguments, output,
     wire::AuditEntry,
 };
 
@@ -20,7 +20,8 @@ pub(super) struct AuditArgs {
 }
 
 pub(super) async fn run(api: &Api, args: AuditArgs, json: bool) -> Result<()> {
-    let path = args.tenant.as_ref().map_or_else(|| path(&["audit"]), |tenant| path(&["tenants", tenant, "audit"]));
+    let tenant = arguments::named_or_own(api, args.tenant).await?;
+    let path = tenant.as_ref().map_or_else(|| path(&["audit"]), |tenant| path(&["tenants", tenant, "audit"]));
     let entries: Vec<AuditEntry> = api.get(&with_query(&path, &[("limit", Some(args.limit.to_string()))])).await?;
     if json {
         return output::json(&entries);

@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use super::{
     api::Api,
     deploy::{SlotArgs, WhatArgs},
+    deployments::{self, DeploymentsArgs},
     hosts::{self, Waiting},
     output,
     upload::short,
@@ -17,6 +18,13 @@ use super::{
 pub(super) enum CanaryCommand {
     /// Give a version a share of the ordering keys
     Start(StartArgs),
+    /// List the canaries that run
+    List(TrialsArgs),
+    /// Show a canary: its version, its share, what ends it, and how far the hosts are
+    Show {
+        #[command(flatten)]
+        slot: SlotArgs,
+    },
     /// Give it another share; a key that is its own stays so while the share grows
     Grow {
         #[command(flatten)]
@@ -33,13 +41,35 @@ pub(super) enum CanaryCommand {
         waiting: Waiting,
     },
     /// Take it away; the live version takes all keys again
-    End {
+    Stop {
         #[command(flatten)]
         slot: SlotArgs,
         /// Why; it is kept with the deployment
         #[arg(long)]
         reason: Option<String>,
     },
+}
+
+/// Of which tenant or consumer the canaries or shadows are listed.
+#[derive(Args)]
+pub(super) struct TrialsArgs {
+    /// Only this tenant's
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Only this consumer's
+    #[arg(long)]
+    consumer: Option<String>,
+    /// Also those that have ended
+    #[arg(long)]
+    history: bool,
+}
+
+impl TrialsArgs {
+    /// Lists the deployments of a role.
+    pub(super) async fn list(self, api: &Api, role: &'static str, json: bool) -> Result<()> {
+        let Self { tenant, consumer, history } = self;
+        deployments::run(api, DeploymentsArgs { tenant, consumer, history, role: Some(role) }, json).await
+    }
 }
 
 #[derive(Args)]
@@ -65,6 +95,8 @@ pub(super) struct StartArgs {
 pub(super) async fn run(api: &Api, command: CanaryCommand, json: bool) -> Result<()> {
     match command {
         CanaryCommand::Start(args) => start(api, args, json).await,
+        CanaryCommand::List(args) => args.list(api, "canary", json).await,
+        CanaryCommand::Show { slot } => show(&slot.latest(api, "canary").await?, json),
         CanaryCommand::Grow { slot, percent } => {
             let canary = live(api, &slot).await?;
             let grown: Deployment =
@@ -81,7 +113,7 @@ pub(super) async fn run(api: &Api, command: CanaryCommand, json: bool) -> Result
             }
             hosts::report(api, &slot, promoted, &waiting, json).await
         }
-        CanaryCommand::End { slot, reason } => {
+        CanaryCommand::Stop { slot, reason } => {
             let canary = live(api, &slot).await?;
             end(api, &slot, &canary, reason, json).await
         }
@@ -102,6 +134,32 @@ async fn start(api: &Api, args: StartArgs, json: bool) -> Result<()> {
         println!("imports: {}", version::imports(&version));
     }
     hosts::report(api, slot, canary, &waiting, json).await
+}
+
+fn show(canary: &Deployment, json: bool) -> Result<()> {
+    if json {
+        return output::json(canary);
+    }
+    let mut rows = vec![
+        vec!["version".to_owned(), format!("{} of handler `{}`", short(&canary.digest), canary.handler)],
+        vec!["share".to_owned(), format!("{} % of the ordering keys", canary.percent.unwrap_or_default())],
+        vec!["started".to_owned(), format!("{} by {}", output::time(canary.created_at), canary.created_by)],
+    ];
+    if let Some(guard) = &canary.guard {
+        let Guard { margin_percent, window_s, messages_min } = guard;
+        let text =
+            format!("by itself when it fails {margin_percent} points more often, over {window_s} s and {messages_min} messages or more");
+        rows.push(vec!["ends".to_owned(), text]);
+    }
+    if canary.ended_at.is_some() {
+        rows.push(vec!["ended".to_owned(), deployments::ended(canary)]);
+    }
+    output::table(&["WHAT", "VALUE"], &rows);
+    if canary.ended_at.is_none() {
+        println!();
+        hosts::table(canary);
+    }
+    Ok(())
 }
 
 async fn live(api: &Api, slot: &SlotArgs) -> Result<Deployment> {

@@ -17,9 +17,10 @@ use oncebox_kafka::{ConsumerConfig, Timing};
 
 use super::{
     api::{Api, path},
+    arguments,
     migration::{Open, read_text},
     output,
-    wire::{Consumer, NewConsumer, Tenant},
+    wire::{Consumer, NewConsumer},
 };
 
 #[derive(Subcommand)]
@@ -162,11 +163,11 @@ pub(crate) fn check_kafka(tenant: &str, name: &str, policy: &Policy) -> Result<(
     Ok(config.check()?)
 }
 
-/// The consumers of a tenant, or of all.
+/// Returns the consumers of a tenant, or of all that the caller sees.
 pub(super) async fn all(api: &Api, tenant: Option<&str>) -> Result<Vec<Consumer>> {
     let tenants = match tenant {
         Some(tenant) => vec![tenant.to_owned()],
-        None => api.get::<Vec<Tenant>>(&path(&["tenants"])).await?.into_iter().map(|tenant| tenant.name).collect(),
+        None => arguments::tenants(api).await?.into_iter().map(|tenant| tenant.name).collect(),
     };
     let mut all = Vec::new();
     for tenant in tenants {

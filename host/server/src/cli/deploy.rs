@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 
 use super::{
-    api::{Api, path},
+    api::{Api, path, with_query},
     hosts::{self, Waiting},
     upload::{self, Upload, short},
     version,
@@ -115,6 +115,13 @@ impl SlotArgs {
         Ok(live.into_iter().find(|deployment| deployment.role == role && self.is_of(deployment)))
     }
 
+    /// Returns the deployment of a role that runs here, else the last that did.
+    pub(super) async fn latest(&self, api: &Api, role: &str) -> Result<Deployment> {
+        let all: Vec<Deployment> = api.get(&with_query(&self.path(&["deployments"]), &[("history", Some("true".to_owned()))])).await?;
+        let found = all.into_iter().filter(|deployment| deployment.role == role && self.is_of(deployment));
+        found.max_by_key(|deployment| deployment.deployment_id).with_context(|| format!("no {role} ever ran for {}", self.shown()))
+    }
+
     /// Whether a deployment is for this place.
     pub(super) fn is_of(&self, deployment: &Deployment) -> bool {
         deployment.event_type == self.event_type && deployment.event_versions == self.event_versions
@@ -157,6 +164,9 @@ impl WhatArgs {
                 // A misspelt name is told before anything is uploaded.
                 let _: Value = api.get(&self.slot.path(&[])).await?;
                 let handler = self.handler.clone().unwrap_or_else(|| handler_name(file));
+                if self.handler.is_some() {
+                    self.tell_of_new_handler(api, &handler).await?;
+                }
                 Upload { tenant, handler: &handler, name: file.display().to_string(), bytes }.until_ready(api).await?
             }
             (None, digest) => {
@@ -180,6 +190,22 @@ impl WhatArgs {
             retries: self.retries.into(),
         };
         Ok((version, new))
+    }
+
+    /// Warns of a name that makes a new handler where another one is live: it may be misspelt.
+    async fn tell_of_new_handler(&self, api: &Api, handler: &str) -> Result<()> {
+        let handlers: Vec<wire::Handler> = api.get(&path(&["tenants", &self.slot.tenant, "handlers"])).await?;
+        if handlers.iter().any(|known| known.name == handler) {
+            return Ok(());
+        }
+        if let Some(live) = self.slot.live(api, "stable").await? {
+            let of = self.slot.shown();
+            eprintln!(
+                "note: handler `{handler}` is new; `{}` is live for {of}; `--handler {}` makes it a version of that",
+                live.handler, live.handler
+            );
+        }
+        Ok(())
     }
 }
 

@@ -14,13 +14,16 @@ use super::{
 pub(super) struct DeploymentsArgs {
     /// Only this tenant's
     #[arg(long)]
-    tenant: Option<String>,
+    pub(super) tenant: Option<String>,
     /// Only this consumer's
-    #[arg(long, requires = "tenant")]
-    consumer: Option<String>,
+    #[arg(long)]
+    pub(super) consumer: Option<String>,
     /// Also those that have ended
     #[arg(long)]
-    history: bool,
+    pub(super) history: bool,
+    /// Only those of this role
+    #[arg(skip)]
+    pub(super) role: Option<&'static str>,
 }
 
 /// A consumer with its deployments.
@@ -37,7 +40,8 @@ pub(super) async fn run(api: &Api, args: DeploymentsArgs, json: bool) -> Result<
     for (tenant, consumer) in consumers(api, &args).await? {
         let path = path(&["tenants", &tenant, "consumers", &consumer, "deployments"]);
         let found: Vec<Deployment> = api.get(&with_query(&path, &[("history", args.history.then(|| "true".to_owned()))])).await?;
-        all.extend(found.into_iter().map(|deployment| Of { tenant: tenant.clone(), consumer: consumer.clone(), deployment }));
+        let found = found.into_iter().filter(|deployment| args.role.is_none_or(|role| deployment.role == role));
+        all.extend(found.map(|deployment| Of { tenant: tenant.clone(), consumer: consumer.clone(), deployment }));
     }
     if json {
         return output::json(&all);
@@ -46,13 +50,14 @@ pub(super) async fn run(api: &Api, args: DeploymentsArgs, json: bool) -> Result<
     Ok(())
 }
 
-/// Those that are asked for. A tenant's token can see one tenant only, which it names.
+/// Returns the consumers that are asked for.
 async fn consumers(api: &Api, args: &DeploymentsArgs) -> Result<Vec<(String, String)>> {
     if let (Some(tenant), Some(consumer)) = (&args.tenant, &args.consumer) {
         return Ok(vec![(tenant.clone(), consumer.clone())]);
     }
     let consumers = consumer::all(api, args.tenant.as_deref()).await?;
-    Ok(consumers.into_iter().map(|consumer| (consumer.tenant, consumer.name)).collect())
+    let wanted = consumers.into_iter().filter(|consumer| args.consumer.as_ref().is_none_or(|name| *name == consumer.name));
+    Ok(wanted.map(|consumer| (consumer.tenant, consumer.name)).collect())
 }
 
 fn print(all: &[Of], history: bool) {
@@ -92,7 +97,8 @@ fn hosts(deployment: &Deployment) -> String {
     format!("{} of {of} switched{}", of - late.len(), late.concat())
 }
 
-fn ended(deployment: &Deployment) -> String {
+/// Returns when a deployment ended, how and why; nothing while it lives.
+pub(super) fn ended(deployment: &Deployment) -> String {
     let (Some(at), Some(how)) = (deployment.ended_at, &deployment.ended_how) else { return String::new() };
     let reason = deployment.ended_reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
     format!("{} {}{reason}", output::time(at), how.replace('_', " "))

@@ -14,7 +14,7 @@ use super::{
 };
 
 /// How often the hosts are asked for.
-const POLL: Duration = Duration::from_millis(200);
+pub(super) const POLL: Duration = Duration::from_millis(200);
 
 /// Whether to wait.
 #[derive(Args)]
@@ -22,6 +22,13 @@ pub(super) struct Waiting {
     /// Wait until every running host has switched, for so many seconds
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "60")]
     wait: Option<u64>,
+}
+
+impl Waiting {
+    /// For how long, where it is asked for.
+    pub(super) fn seconds(&self) -> Option<u64> {
+        self.wait
+    }
 }
 
 pub(super) async fn run(api: &Api, json: bool) -> Result<()> {
@@ -112,7 +119,8 @@ pub(super) fn state<'a>(deployment: &Deployment, host: &'a HostProgress) -> &'a 
     }
 }
 
-fn table(deployment: &Deployment) {
+/// Prints how far each host is with a deployment.
+pub(super) fn table(deployment: &Deployment) {
     if deployment.hosts.is_empty() {
         println!("no host is running; the first that starts takes it up");
         return;

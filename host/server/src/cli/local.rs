@@ -35,10 +35,10 @@ pub(crate) fn api(config: &Config, admin: Admin) -> Result<Api> {
         ..Limits::default()
     };
     let principal = Principal::local(std::env::var("USER").unwrap_or_else(|_| "cli".to_owned()));
-    let mut state = oncebox_admin::Api::new(admin, Arc::new(Uploads { components }), limits, Mode::Tokens);
+    let mut state = oncebox_admin::Api::new(admin, Arc::new(Uploads { components: components.clone() }), limits, Mode::Tokens);
     // Most commands need no brokers; those that do say what is missing.
     if let Ok(kafka) = Kafka::of(config) {
         state = state.with_brokers(Arc::new(kafka));
     }
-    Ok(Api::Here(oncebox_admin::router(state), principal))
+    Ok(Api::Here(oncebox_admin::router(state), principal, components))
 }

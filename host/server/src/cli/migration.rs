@@ -11,7 +11,7 @@ use super::{
 };
 
 /// How the files are read that somebody names.
-pub(super) type Open<'a> = &'a dyn Fn(&Path) -> std::io::Result<Vec<u8>>;
+pub(crate) type Open<'a> = &'a dyn Fn(&Path) -> std::io::Result<Vec<u8>>;
 
 /// A file that is a text.
 pub(super) fn read_text(path: &Path, open: Open<'_>) -> std::io::Result<String> {
@@ -20,26 +20,26 @@ pub(super) fn read_text(path: &Path, open: Open<'_>) -> std::io::Result<String> 
 
 /// A migration, as it was read.
 #[derive(Debug)]
-pub(super) struct Migration {
+pub(crate) struct Migration {
     /// The file's stem.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Where it is.
-    pub(super) path: PathBuf,
+    pub(crate) path: PathBuf,
     /// Its statements.
     pub(super) sql: String,
     /// SHA-256 of its text.
-    pub(super) digest: String,
+    pub(crate) digest: String,
 }
 
 impl Migration {
     /// Read a file.
-    pub(super) fn read(path: &Path, open: Open<'_>) -> Result<Self> {
+    pub(crate) fn read(path: &Path, open: Open<'_>) -> Result<Self> {
         let sql = read_text(path, open).with_context(|| format!("failed to read the migration `{}`", path.display()))?;
         Ok(Self { name: migration_name(path), path: path.to_owned(), digest: hex::encode(Sha256::digest(&sql)), sql })
     }
 
     /// What the API takes.
-    pub(super) fn to_send(&self) -> NewMigration {
+    pub(crate) fn to_send(&self) -> NewMigration {
         NewMigration { name: self.name.clone(), sql: self.sql.clone() }
     }
 

@@ -2,8 +2,10 @@
 
 mod api;
 mod apply;
+mod arguments;
 mod audit;
 mod canary;
+mod completions;
 mod component;
 mod consumer;
 mod deploy;
@@ -28,24 +30,29 @@ mod verify;
 mod version;
 mod why;
 
-pub(crate) use api::Api;
+pub(crate) use api::{Api, path as api_path};
 pub(crate) use apply::apply;
 pub(crate) use consumer::check_kafka;
 pub(crate) use deploy::{SlotArgs, handler_name};
 pub(crate) use hosts::wait as wait_until_switched;
 pub(crate) use local::api as local_api;
+pub(crate) use migration::Migration;
+pub(crate) use new::quoted;
 pub(crate) use output::table;
 pub(crate) use tenant::create_with_tables;
 pub(crate) use upload::Unfit;
 
-use oncebox_admin::wire;
+pub(crate) use oncebox_admin::wire;
 
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use self::api::{Remote, Server};
+use self::{
+    api::{Remote, Server},
+    arguments::Arguments,
+};
 use crate::{config::Config, demo, dev, logs, report, serve};
 
 /// Message handlers as WebAssembly components, each effect exactly once.
@@ -68,7 +75,7 @@ struct Cli {
 enum Command {
     /// Run a host: consume, run handlers, commit, ack
     Serve,
-    /// Bring the database up to date
+    /// Create the database where it does not exist, and bring it up to date
     Migrate,
     /// The master key
     #[command(subcommand)]
@@ -85,12 +92,6 @@ enum Command {
     Test(test::TestArgs),
     /// Kill a handler at every step, deliver its messages in every way, compare the effects
     Verify(verify::VerifyArgs),
-    /// A process that `verify` kills
-    #[command(name = crate::verify::SUBCOMMAND, hide = true)]
-    VerifyWorker,
-    /// The process that compiles for a host
-    #[command(name = oncebox_runtime::COMPILE_SUBCOMMAND, hide = true)]
-    Compile { settings: String },
     /// Components as files
     #[command(subcommand)]
     Component(component::ComponentCommand),
@@ -99,6 +100,8 @@ enum Command {
     Policy(policy::PolicyCommand),
     /// Print the OpenAPI document of the HTTP API
     Openapi,
+    /// Print a script that completes commands in a shell
+    Completions(completions::CompletionsArgs),
     #[command(flatten)]
     OfApi(ApiCommand),
 }
@@ -148,27 +151,38 @@ enum ApiCommand {
 impl Command {
     /// Whether it only asks and prints: nothing is left half done when it ends in the middle.
     fn is_short(&self) -> bool {
-        matches!(self, Self::OfApi(_) | Self::Component(_) | Self::Policy(_) | Self::New(_) | Self::Openapi)
+        matches!(self, Self::OfApi(_) | Self::Component(_) | Self::Policy(_) | Self::New(_) | Self::Openapi | Self::Completions(_))
     }
 }
 
-/// Parse, run, and end with one clear line when something is wrong.
+/// Parses the command line, runs the command, and ends with one clear line when something is wrong.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let mut words = std::env::args_os().skip(1);
+    // What a host and `verify` start of this program is no command of a person.
+    match words.next().as_ref().and_then(|word| word.to_str()) {
+        // Neither a configuration nor threads of ours: it reads a component and writes its code.
+        Some(oncebox_runtime::COMPILE_SUBCOMMAND) => {
+            return oncebox_runtime::compile_stdin(&words.next().unwrap_or_default().to_string_lossy());
+        }
+        Some(crate::verify::SUBCOMMAND) => return on_executor(crate::verify::work()),
+        _ => {}
+    }
+    let (cli, arguments) = arguments::parse();
     if cli.command.is_short() {
         // A reader that has seen enough ends the command, as everywhere, and not with a panic.
         // SAFETY: no other thread runs yet, and the default action needs no handler.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
-    if let Command::Compile { settings } = &cli.command {
-        // Neither a configuration nor threads of ours: it reads a component and writes its code.
-        return oncebox_runtime::compile_stdin(settings);
-    }
+    on_executor(run(cli, arguments))
+}
+
+/// Runs a future to its end on an executor of its own.
+fn on_executor(work: impl Future<Output = Result<()>>) -> ExitCode {
     let runtime = match oncebox_runtime::executor() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error.into()),
     };
-    let outcome = runtime.block_on(run(cli));
+    let outcome = runtime.block_on(work);
     // What still runs after the drain's deadline holds no promise any more.
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));
     match outcome {
@@ -184,7 +198,7 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-async fn run(cli: Cli) -> Result<()> {
+async fn run(cli: Cli, arguments: Arguments) -> Result<()> {
     let config = Config::load(cli.config.as_deref())?;
     let json = cli.json;
     if !matches!(cli.command, Command::OfApi(_)) {
@@ -197,6 +211,10 @@ async fn run(cli: Cli) -> Result<()> {
         }
         Command::Migrate => {
             logs::start(&config.log)?;
+            let created = serve::create_database(&config).await?;
+            if let Some(database) = created.filter(|_| !json) {
+                println!("database `{database}` created");
+            }
             serve::migrate(&config).await?;
             output::done(json, "the database is up to date")
         }
@@ -210,12 +228,17 @@ async fn run(cli: Cli) -> Result<()> {
         Command::Demo(args) => demo::run(args, json).await,
         Command::Test(args) => test::run(&config, args, json).await,
         Command::Verify(args) => verify::run(args, json).await,
-        Command::Compile { .. } => unreachable!("it has ended before"),
-        Command::VerifyWorker => crate::verify::work().await,
         Command::Component(command) => component::run(command, json),
         Command::Policy(command) => policy::run(command, json),
         Command::Openapi => output::json(&oncebox_admin::document()),
-        Command::OfApi(command) => speak(&api(&config, &cli.server).await?, command, json).await,
+        Command::Completions(args) => completions::run(&args),
+        command @ Command::OfApi(_) => {
+            let api = api(&config, &cli.server).await?;
+            match arguments.complete(&api, command).await? {
+                Command::OfApi(command) => speak(&api, command, json).await,
+                _ => unreachable!("names alone were added"),
+            }
+        }
     }
 }
 
@@ -254,7 +277,7 @@ async fn api(config: &Config, server: &Server) -> Result<Api> {
 /// that of the `oncebox dev` that runs in this folder.
 async fn ready(config: &Config) -> Result<oncebox_inbox::Admin> {
     let mut config = config.clone();
-    dev::running::fill_in(&mut config)?;
+    dev::running::fill_in(&mut config).await?;
     let admin = config.admin()?;
     admin.check().await?;
     Ok(admin)

@@ -83,7 +83,7 @@ fn write(path: &Path, content: &[u8]) -> Result<()> {
 fn commands(dir: &Path, name: &str) -> Vec<String> {
     let mut commands = Vec::new();
     if let Some(folder) = folder_to_add_to_path() {
-        commands.push(format!("export PATH={}:\"$PATH\"", quoted(&folder)));
+        commands.push(format!("export PATH={}:\"$PATH\"", quoted(folder)));
     }
     commands.push(format!("cd {}", quoted(dir)));
     commands.push("./build.sh".to_owned());
@@ -102,8 +102,8 @@ fn folder_to_add_to_path() -> Option<PathBuf> {
 }
 
 /// A path as one word of a shell.
-fn quoted(path: &Path) -> String {
-    let text = path.to_string_lossy();
+pub(crate) fn quoted(path: impl AsRef<Path>) -> String {
+    let text = path.as_ref().to_string_lossy();
     let is_plain = !text.is_empty() && !text.starts_with('-') && text.chars().all(|c| c.is_alphanumeric() || "/._-+".contains(c));
     if is_plain { text.into_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }

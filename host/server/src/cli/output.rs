@@ -5,7 +5,8 @@ use serde::Serialize;
 
 /// Print a value as JSON.
 pub(super) fn json(value: &impl Serialize) -> Result<()> {
-    println!("{}", serde_json::to_string_pretty(value)?);
+    // Programs read it: what a string holds is told as it is, and JSON escapes the rest.
+    std::println!("{}", serde_json::to_string_pretty(value)?);
     Ok(())
 }
 
@@ -20,8 +21,9 @@ pub(super) fn done(as_json: bool, text: &str) -> Result<()> {
 
 /// Print a table with aligned columns.
 pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) {
+    let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| crate::terminal::cell(cell)).collect()).collect();
     let mut widths: Vec<_> = headings.iter().map(|heading| heading.chars().count()).collect();
-    for row in rows {
+    for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
@@ -31,8 +33,8 @@ pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) {
         println!("{}", padded.join("  ").trim_end());
     };
     line(headings.to_vec());
-    for row in rows {
-        line(row.iter().map(String::as_str).collect());
+    for row in &rows {
+        line(row.iter().map(AsRef::as_ref).collect());
     }
 }
 

@@ -49,7 +49,7 @@ struct Target {
 
 pub(super) async fn run(config: &Config, args: SendArgs, json: bool) -> Result<()> {
     let messages = messages::read(&args.file)?;
-    let target = target(config, &args)?;
+    let target = target(config, &args).await?;
     let producer = producer(config, &target)?;
     send(&producer, &target, &messages).await?;
     if json {
@@ -61,12 +61,12 @@ pub(super) async fn run(config: &Config, args: SendArgs, json: bool) -> Result<(
     Ok(())
 }
 
-fn target(config: &Config, args: &SendArgs) -> Result<Target> {
+async fn target(config: &Config, args: &SendArgs) -> Result<Target> {
     let topic = || args.topic.clone().unwrap_or_else(|| "events".to_owned());
     if let Some(brokers) = args.brokers.clone().or_else(|| Some(config.kafka.brokers.clone()).filter(|brokers| !brokers.is_empty())) {
         return Ok(Target { brokers, topic: topic(), is_dev: false });
     }
-    match Running::find(Path::new(running::DIR))? {
+    match Running::wait(Path::new(running::DIR)).await? {
         Some(dev) => Ok(Target { brokers: dev.brokers, topic: args.topic.clone().unwrap_or(dev.topic), is_dev: true }),
         None => bail!("no brokers to send to; start `oncebox dev` in this folder, or give `--brokers`"),
     }

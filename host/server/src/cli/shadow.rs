@@ -2,18 +2,20 @@
 
 mod differences;
 
-use anyhow::{Context, Result};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
 use self::differences::Differences;
 use super::{
-    api::{Api, with_query},
+    api::Api,
     canary,
     deploy::{SlotArgs, WhatArgs},
     hosts::{self, Waiting},
     output,
-    upload::short,
+    upload::{short, spinner},
     version,
     wire::{Deployment, NewShadow},
 };
@@ -22,13 +24,15 @@ use super::{
 pub(super) enum ShadowCommand {
     /// Run a version on live messages after the live one, without an effect
     Start(StartArgs),
+    /// List the shadows that run
+    List(canary::TrialsArgs),
     /// Show what it would have done differently
     Show {
         #[command(flatten)]
         slot: SlotArgs,
     },
     /// Take it away
-    End {
+    Stop {
         #[command(flatten)]
         slot: SlotArgs,
         /// Why; it is kept with the deployment
@@ -54,8 +58,9 @@ pub(super) struct StartArgs {
 pub(super) async fn run(api: &Api, command: ShadowCommand, json: bool) -> Result<()> {
     match command {
         ShadowCommand::Start(args) => start(api, args, json).await,
+        ShadowCommand::List(args) => args.list(api, "shadow", json).await,
         ShadowCommand::Show { slot } => show(api, &slot, json).await,
-        ShadowCommand::End { slot, reason } => {
+        ShadowCommand::Stop { slot, reason } => {
             let live = slot.live(api, "shadow").await?;
             let shadow = live
                 .with_context(|| format!("no shadow runs for {}; `oncebox deployments --history` shows what became of it", slot.shown()))?;
@@ -78,11 +83,39 @@ async fn start(api: &Api, args: StartArgs, json: bool) -> Result<()> {
         );
         println!("imports: {}", version::imports(&version));
     }
+    if let Some(seconds) = waiting.seconds() {
+        until_captured(api, slot, &shadow, Duration::from_secs(seconds)).await?;
+    }
     hosts::report(api, slot, shadow, &waiting, json).await
 }
 
+/// Wait until the changes of every table are captured: before that no message is compared. A host puts the triggers there;
+/// without one there is nothing to wait for.
+async fn until_captured(api: &Api, slot: &SlotArgs, shadow: &Deployment, within: Duration) -> Result<()> {
+    let deadline = Instant::now() + within;
+    let id = shadow.deployment_id.to_string();
+    let bar = spinner();
+    loop {
+        let found: Differences = api.get(&slot.path(&["deployments", &id, "differences"])).await?;
+        let left = differences::tables(&found.uncaptured_tables);
+        if left.is_empty() || api.get::<Deployment>(&slot.path(&["deployments", &id])).await?.hosts.is_empty() {
+            bar.finish_and_clear();
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            bail!(
+                "after {} s changes of {left} are not captured, which other transactions may hold; nothing is compared until then, \
+                 and `oncebox shadow show` says when that is over",
+                within.as_secs()
+            );
+        }
+        bar.set_message(format!("changes of {left} are not captured yet"));
+        tokio::time::sleep(hosts::POLL).await;
+    }
+}
+
 async fn show(api: &Api, slot: &SlotArgs, json: bool) -> Result<()> {
-    let id = latest(api, slot).await?.deployment_id.to_string();
+    let id = slot.latest(api, "shadow").await?.deployment_id.to_string();
     let found: Value = api.get(&slot.path(&["deployments", &id, "differences"])).await?;
     if json {
         return output::json(&found);
@@ -91,11 +124,4 @@ async fn show(api: &Api, slot: &SlotArgs, json: bool) -> Result<()> {
         serde_json::from_value(found).context("the server tells of differences in another form; use `--json`")?;
     differences::print(&differences);
     Ok(())
-}
-
-/// The shadow that runs, else the last that did.
-async fn latest(api: &Api, slot: &SlotArgs) -> Result<Deployment> {
-    let all: Vec<Deployment> = api.get(&with_query(&slot.path(&["deployments"]), &[("history", Some("true".to_owned()))])).await?;
-    let found = all.into_iter().filter(|deployment| deployment.role == "shadow" && slot.is_of(deployment)).max_by_key(|d| d.deployment_id);
-    found.with_context(|| format!("no shadow ever ran for {}", slot.shown()))
 }

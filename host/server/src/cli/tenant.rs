@@ -12,6 +12,7 @@ use oncebox_inbox::{Admin, Tenant};
 
 use super::{
     api::{Api, path},
+    arguments,
     migration::Migration,
     output,
     wire::{self, NewTenant, Nothing},
@@ -35,8 +36,8 @@ pub(super) enum TenantCommand {
     List,
     /// Show a tenant: state, limits, schema, logins
     Show {
-        /// The tenant
-        tenant: String,
+        /// The tenant; by default the only one
+        tenant: Option<String>,
     },
     /// The tables of a tenant: its own SQL migrations
     #[command(subcommand)]
@@ -69,7 +70,10 @@ pub(super) async fn run(api: &Api, command: TenantCommand, json: bool) -> Result
             create(api, &name, &schema, database_url, json).await
         }
         TenantCommand::List => list(api, json).await,
-        TenantCommand::Show { tenant } => show(&api.get(&path(&["tenants", &tenant])).await?, json),
+        TenantCommand::Show { tenant } => {
+            let tenant = arguments::named_or_only(api, tenant).await?;
+            show(&api.get(&path(&["tenants", &tenant])).await?, json)
+        }
         TenantCommand::Schema(command) => schema::run(api, command, json).await,
         TenantCommand::Suspend { tenant } => {
             let done = change(api, &tenant, "suspend").await?;
@@ -120,7 +124,7 @@ fn show(tenant: &wire::Tenant, json: bool) -> Result<()> {
         vec!["login of the owner".to_owned(), tenant.owner_login.clone()],
         vec!["created".to_owned(), output::time(tenant.created_at)],
     ];
-    rows.extend(limits::rows(&tenant.limits));
+    rows.extend(limits::rows(tenant));
     output::table(&["WHAT", "VALUE"], &rows);
     Ok(())
 }
@@ -158,7 +162,7 @@ pub(crate) async fn create_with_tables(admin: &Admin, name: &str, schema: &[Path
 }
 
 async fn list(api: &Api, json: bool) -> Result<()> {
-    let tenants: Vec<wire::Tenant> = api.get(&path(&["tenants"])).await?;
+    let tenants = arguments::tenants(api).await?;
     if json {
         return output::json(&tenants);
     }

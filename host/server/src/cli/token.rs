@@ -6,7 +6,7 @@ use clap::{Subcommand, ValueEnum};
 
 use super::{
     api::{Api, path},
-    output,
+    arguments, output,
     wire::{NewToken, Role, Token, TokenCreated},
 };
 
@@ -19,7 +19,7 @@ pub(super) enum TokenCommand {
         /// What it may do; each role may do what the one before it may
         #[arg(long, value_enum)]
         role: RoleArg,
-        /// Only for this tenant
+        /// Only for this tenant; by default the caller's own
         #[arg(long)]
         tenant: Option<String>,
         /// Days until it ends; by default never
@@ -75,6 +75,7 @@ fn tokens(tenant: Option<&str>, rest: &[&str]) -> String {
 pub(super) async fn run(api: &Api, command: TokenCommand, json: bool) -> Result<()> {
     match command {
         TokenCommand::Create { name, role, tenant, expires } => {
+            let tenant = arguments::named_or_own(api, tenant).await?;
             let expires_at = expires.map(|days| Utc::now() + Duration::days(days.into()));
             let request = NewToken { name, role: role.into(), expires_at };
             let created: TokenCreated = api.post(&tokens(tenant.as_deref(), &[]), &request).await?;
@@ -85,8 +86,12 @@ pub(super) async fn run(api: &Api, command: TokenCommand, json: bool) -> Result<
             println!("{}", created.token);
             Ok(())
         }
-        TokenCommand::List { tenant } => list(&api.get::<Vec<Token>>(&tokens(tenant.as_deref(), &[])).await?, json),
+        TokenCommand::List { tenant } => {
+            let tenant = arguments::named_or_own(api, tenant).await?;
+            list(&api.get::<Vec<Token>>(&tokens(tenant.as_deref(), &[])).await?, json)
+        }
         TokenCommand::Revoke { id, tenant } => {
+            let tenant = arguments::named_or_own(api, tenant).await?;
             let revoked: Token = api.delete(&tokens(tenant.as_deref(), &[&id.to_string()])).await?;
             if json { output::json(&revoked) } else { output::done(false, &format!("token {id} of `{}` is revoked", revoked.name)) }
         }

@@ -1,6 +1,9 @@
 //! Uploading a component and waiting until it is compiled, with what there is to see of it.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail};
 use axum::body::{Body, Bytes};
@@ -17,6 +20,8 @@ use super::{
 const CHUNK: usize = 64 << 10;
 /// How often the state is asked for.
 const POLL: Duration = Duration::from_millis(100);
+/// How often this process offers to compile what is waited for. It takes over at once what nobody compiles any more.
+const OFFER: Duration = Duration::from_secs(1);
 
 /// A component, and what it is called.
 pub(crate) struct Upload<'a> {
@@ -96,10 +101,18 @@ async fn known(api: &Api, path: &str) -> Result<Option<Version>> {
     }
 }
 
-/// Wait until a version is compiled.
-pub(crate) async fn wait(api: &Api, tenant: &str, name: &str, mut version: Version) -> Result<Version> {
-    let path = path(&["tenants", tenant, "handlers", &version.handler, "versions", &version.digest]);
+/// Wait until a version is compiled, with a sign of life.
+pub(crate) async fn wait(api: &Api, tenant: &str, name: &str, version: Version) -> Result<Version> {
     let bar = spinner();
+    let version = wait_telling(api, tenant, name, version, |state| bar.set_message(format!("{name}: {state}"))).await?;
+    bar.finish_and_clear();
+    Ok(version)
+}
+
+/// Wait until a version is compiled, and tell its state several times a second.
+pub(crate) async fn wait_telling(api: &Api, tenant: &str, name: &str, mut version: Version, mut tell: impl FnMut(&str)) -> Result<Version> {
+    let path = path(&["tenants", tenant, "handlers", &version.handler, "versions", &version.digest]);
+    let mut offered: Option<Instant> = None;
     loop {
         match version.state.as_str() {
             "ready" => break,
@@ -107,12 +120,15 @@ pub(crate) async fn wait(api: &Api, tenant: &str, name: &str, mut version: Versi
                 let reasons = version.problems.into_iter().map(|problem| problem.text).collect();
                 return Err(Unfit::component(name, reasons).into());
             }
-            state => bar.set_message(format!("{name}: {state}")),
+            state => tell(state),
+        }
+        if offered.is_none_or(|at| at.elapsed() >= OFFER) {
+            api.compile(&version.digest);
+            offered = Some(Instant::now());
         }
         tokio::time::sleep(POLL).await;
         version = api.get(&path).await?;
     }
-    bar.finish_and_clear();
     Ok(version)
 }
 

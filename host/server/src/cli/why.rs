@@ -47,8 +47,8 @@ pub(super) async fn run(api: &Api, args: WhyArgs, as_json: bool) -> Result<()> {
             _ => format!("the inboxes of {} consumers hold", asked.len()),
         };
         bail!(
-            "{looked} no message `{message_id}`: it was not read yet (`oncebox consumer list` shows the lag), it completed and was forgotten \
-             after its retention, or its id is another one (`oncebox inbox list --reason undecodable`)"
+            "{looked} no message `{message_id}`: its record was not read yet (the metric `oncebox_kafka_lag_records` of the hosts counts \
+             those), or its id is another one (`oncebox inbox list --reason undecodable` shows records without one)"
         );
     }
     if as_json {
@@ -91,6 +91,9 @@ fn tell(story: &Story) {
             println!("{:25}{line}", "");
         }
     }
+    if let Some(result) = &row.result {
+        println!("\nthe handler answered: {result}");
+    }
     println!("\n{}", story.next);
     story.commands.iter().for_each(|command| println!("  $ {command}"));
 }
@@ -103,6 +106,8 @@ fn happened(event: &StoryEvent) -> String {
         "failed" if run.is_empty() => format!("not run: {reason}"),
         "failed" => format!("{run}failed: {reason}{}", by(event.version.as_deref())),
         "crashed" => format!("{run}ended with its process or connection{}", by(event.version.as_deref())),
+        "interrupted" => format!("{run}was under way when the database went away; it does not count"),
+        "restored" => "restored: a redelivery brought its record back".to_owned(),
         other => format!("{other} by {}: {reason}", event.actor.as_deref().unwrap_or("someone")),
     }
 }

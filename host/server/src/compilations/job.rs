@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use oncebox_inbox::{Begun, Compiled, InboxError};
+use oncebox_inbox::{Begun, CompilationClaim, Compiled, InboxError};
 use oncebox_runtime::{LoadError, LoadedComponent, Problem};
 use tokio::time::sleep;
 
@@ -44,7 +44,7 @@ impl Inner {
     pub(super) async fn run(&self, digest: &[u8], is_urgent: bool) -> Result<LoadedComponent, Failure> {
         let host_id = self.host_id.get().copied();
         match self.admin.begin_compiling(digest, host_id).await? {
-            Begun::Yours => self.compile(digest, host_id).await,
+            Begun::Yours(claim) => self.compile(digest, host_id, claim).await,
             // The row is not this host's to change, but a deployment needs the code here too.
             Begun::Ready | Begun::Elsewhere if is_urgent => self.load(digest).await,
             Begun::Ready => Err(Failure::Done),
@@ -54,12 +54,12 @@ impl Inner {
     }
 
     /// Compile it and say in its row how that ended.
-    async fn compile(&self, digest: &[u8], host_id: Option<i64>) -> Result<LoadedComponent, Failure> {
+    async fn compile(&self, digest: &[u8], host_id: Option<i64>, mut claim: CompilationClaim) -> Result<LoadedComponent, Failure> {
         let start = Instant::now();
         let outcome = tokio::select! {
             outcome = self.load(digest) => outcome,
             () = self.stop.cancelled() => Err(Failure::Host("the host ends".to_owned())),
-            never = self.beat(digest, host_id) => match never {},
+            never = self.beat(digest, host_id, &mut claim) => match never {},
         };
         let compile_ms = start.elapsed().as_millis() as i64;
         let ended = match &outcome {
@@ -67,8 +67,9 @@ impl Inner {
             Err(Failure::Refused(problems)) => Compiled::Failed(problems.clone()),
             Err(_) => Compiled::GivenBack,
         };
-        // Whatever is not written now is taken over from this host when it has been silent for long enough.
+        // Whatever is not written now is taken over when the claim's session has ended.
         let written = self.admin.end_compiling(digest, host_id, &ended).await;
+        drop(claim);
         let digest = hex::encode(&digest[..digest.len().min(6)]);
         match (&outcome, written) {
             (_, Err(error)) => tracing::warn!(%error, digest, "failed to write how a compilation ended"),
@@ -89,11 +90,11 @@ impl Inner {
         }
     }
 
-    async fn beat(&self, digest: &[u8], host_id: Option<i64>) -> std::convert::Infallible {
+    async fn beat(&self, digest: &[u8], host_id: Option<i64>, claim: &mut CompilationClaim) -> std::convert::Infallible {
         loop {
             sleep(BEAT).await;
             // A database that is away for a moment is told the next time.
-            let _ = self.admin.compiling_goes_on(digest, host_id).await;
+            let _ = self.admin.compiling_goes_on(digest, host_id, claim).await;
         }
     }
 }

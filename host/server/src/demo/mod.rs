@@ -240,7 +240,8 @@ fn report(rows: &[Row], progress: &Progress, took: Duration, as_json: bool) -> R
             &["TENANT", "DELIVERED", "DISTINCT", "MALFORMED", "PARKED", "DUPLICATES REFUSED", "EFFECTS EXPECTED", "EFFECTS FOUND"],
             &lines,
         );
-        println!("\nkilled {} times with a transaction open; {} s", progress.kills(), took.as_secs());
+        let (kills, s) = (progress.kills(), if progress.kills() == 1 { "" } else { "s" });
+        println!("\nkilled {kills} time{s} with a transaction open; {} s", took.as_secs());
     }
     let differences: Vec<_> = rows.iter().flat_map(|row| row.differences.iter().map(move |d| format!("{}: {d}", row.tenant))).collect();
     for difference in differences.iter().take(20) {

@@ -3,6 +3,7 @@
 mod files;
 mod redeploy;
 pub(crate) mod running;
+mod schema;
 mod watch;
 
 use std::{
@@ -13,11 +14,12 @@ use std::{
 use anyhow::{Context, Result};
 use clap::Args;
 use oncebox_inbox::{Admin, InboxError, MasterKey, policy::Policy};
+use tokio_util::sync::CancellationToken;
 use tracing::level_filters::LevelFilter;
 
-use self::files::Files;
+use self::{files::Files, running::Start, schema::Schema};
 use crate::{
-    cli::{Api, create_with_tables, local_api},
+    cli::{Api, Migration, create_with_tables, local_api, quoted},
     config::{Config, Log},
     local::{
         broker::MockBroker,
@@ -27,7 +29,17 @@ use crate::{
     serve,
 };
 
-/// Partitions of the topic of the embedded broker, which keeps 5 MiB of each.
+/// The tenant that `dev` makes, and its consumer.
+const TENANT: &str = "dev";
+const CONSUMER: &str = "dev";
+
+/// The topic that is read where nothing else is said.
+const TOPIC: &str = "events";
+
+/// Takes those that no other deployment takes.
+const ANY_EVENT_TYPE: &str = "*";
+
+/// Partitions of a topic of the embedded broker, which keeps 5 MiB of each.
 const PARTITIONS: i32 = 16;
 
 /// The consumer that `dev` makes: any record is a message, whoever sent it. Its membership ends soon
@@ -49,12 +61,12 @@ pub(crate) struct DevArgs {
     /// Folder for the database and the keys
     #[arg(long, default_value = running::DIR)]
     dir: PathBuf,
-    /// SQL files with the handlers' tables
+    /// SQL files with the handlers' tables, each applied once
     #[arg(long)]
     schema: Vec<PathBuf>,
-    /// Topic to read
-    #[arg(long, default_value = "events")]
-    topic: String,
+    /// Topic to read; by default the one that was read before, else `events`
+    #[arg(long)]
+    topic: Option<String>,
     /// A running PostgreSQL instead of a private one
     #[arg(long)]
     database_url: Option<String>,
@@ -73,32 +85,144 @@ pub(crate) fn quiet(log: &Log) -> Log {
 
 /// Start what is missing, deploy, tell how to send a message, and serve.
 pub(crate) async fn run(mut config: Config, args: DevArgs) -> Result<()> {
+    // What is wrong with the files is told before anything is started.
+    let tables = schema::read(&args.schema)?;
+    let mut files = files(&args);
+    files.read_all()?;
     std::fs::create_dir_all(&args.dir).with_context(|| format!("failed to create `{}`", args.dir.display()))?;
+    let mut start = Start::begin(&args.dir)?;
+    let stop = CancellationToken::new();
+    let signals = tokio::spawn(serve::cancel_on_signal(stop.clone()));
     config.keys.master_key = Some(master_key(&args.dir)?);
     config.runtime.cache_dir.get_or_insert_with(|| args.dir.join("cache"));
-    if config.http.listen == crate::config::Http::default().listen && std::net::TcpListener::bind(config.http.listen).is_err() {
-        config.http.listen = SocketAddr::from(([127, 0, 0, 1], free_port()?));
-    }
+    choose_ports(&mut config)?;
     config.api.mode = oncebox_admin::Mode::Open;
-    if config.api.listen == crate::config::Api::default().listen && std::net::TcpListener::bind(config.api.listen).is_err() {
-        config.api.listen = SocketAddr::from(([127, 0, 0, 1], free_port()?));
-    }
+    start.is_about("starting its database")?;
     let postgres = start_postgres(&mut config, &args)?;
     let broker = start_broker(&mut config, &args)?;
-    serve::migrate(&config).await?;
     let admin = config.admin()?;
-    set_up(&admin, &args).await?;
     let api = local_api(&config, admin.clone())?;
-    let files = deploy(&api, &args).await?;
-    let announced = running(&config, &args)?.announce(&args.dir)?;
-    announce(&config, &args);
-    let watching = [tokio::spawn(watch::watch(admin)), tokio::spawn(redeploy::watch(api, files))];
-    let served = serve::serve(&config).await;
+    let stage = Stage { config: &config, args: &args, admin: &admin, api: &api, broker: broker.as_ref() };
+    let prepared = tokio::select! {
+        biased;
+        () = stop.cancelled() => None,
+        prepared = stage.prepare(&mut files, tables, &mut start) => Some(prepared?),
+    };
+    let Some(Prepared { topic, event_type, schema }) = prepared else {
+        println!("stopped before it was up");
+        api.give_back().await;
+        return Ok(());
+    };
+    let announced = running(&config, &args, &topic)?.announce(&args.dir)?;
+    announce(&config, &args, &topic, event_type.as_deref());
+    start.end()?;
+    let watching = [tokio::spawn(watch::watch(admin)), tokio::spawn(redeploy::watch(api, files)), tokio::spawn(schema.watch())];
+    let served = serve::serve_until(&config, stop).await;
+    signals.abort();
     watching.iter().for_each(|task| task.abort());
     drop(announced);
     drop(broker);
     drop(postgres);
     served
+}
+
+/// Addresses that somebody chose, else free ones: those of a `serve` stay free for it.
+fn choose_ports(config: &mut Config) -> Result<()> {
+    if !config.http.is_chosen {
+        config.http.listen = SocketAddr::from(([127, 0, 0, 1], free_port()?));
+    }
+    if !config.api.is_chosen {
+        config.api.listen = SocketAddr::from(([127, 0, 0, 1], free_port()?));
+    }
+    Ok(())
+}
+
+/// What everything is prepared on.
+struct Stage<'a> {
+    config: &'a Config,
+    args: &'a DevArgs,
+    admin: &'a Admin,
+    api: &'a Api,
+    broker: Option<&'a MockBroker>,
+}
+
+/// What is known once everything is prepared.
+struct Prepared {
+    /// The topic to send to.
+    topic: String,
+    /// An event type that a handler takes, if any does.
+    event_type: Option<String>,
+    schema: Schema,
+}
+
+impl Stage<'_> {
+    /// Bring the database up to date, make what no earlier run made, and deploy.
+    async fn prepare(&self, files: &mut Files, tables: Vec<Migration>, start: &mut Start) -> Result<Prepared> {
+        serve::migrate(self.config).await?;
+        let topics = self.set_up().await?;
+        for topic in &topics {
+            if let Some(broker) = self.broker {
+                broker.create_topic(topic, PARTITIONS)?;
+            }
+        }
+        let schema = Schema::apply(self.api, tables, anew(self.args)).await?;
+        self.deploy(files, start).await?;
+        let topic = topics.into_iter().next().unwrap_or_else(|| TOPIC.to_owned());
+        Ok(Prepared { topic, event_type: self.event_type().await?, schema })
+    }
+
+    /// The tenant and the consumer, unless an earlier run made them; the topics that it reads, the one to send to first.
+    async fn set_up(&self) -> Result<Vec<String>> {
+        match self.admin.tenant(TENANT).await {
+            Ok(_) => {}
+            Err(InboxError::NotFound(_)) => {
+                create_with_tables(self.admin, TENANT, &self.args.schema).await?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let asked = self.args.topic.as_deref();
+        let consumer = match self.admin.consumer(TENANT, CONSUMER).await {
+            Err(InboxError::NotFound(_)) => {
+                let topic = asked.unwrap_or(TOPIC);
+                let policy = Policy::parse(&format!("topics = ['{topic}']\n{POLICY}"))?;
+                self.admin.create_consumer(TENANT, CONSUMER, &policy).await?;
+                return Ok(vec![topic.to_owned()]);
+            }
+            found => found?,
+        };
+        let mut policy = consumer.policy()?;
+        if let Some(topic) = asked.filter(|topic| !policy.topics.iter().any(|read| read == topic)) {
+            println!("topic     {topic} is read from now on, instead of {}", policy.topics.join(", "));
+            policy.topics = vec![topic.to_owned()];
+            self.admin.set_policy(TENANT, CONSUMER, policy.clone(), true).await?;
+        }
+        // Patterns are not names of topics.
+        let mut topics: Vec<_> = policy.topics.into_iter().filter(|topic| !topic.starts_with('^')).collect();
+        topics.sort_by_key(|topic| Some(topic.as_str()) != asked);
+        Ok(topics)
+    }
+
+    /// Deploy the components as they are, through the API; the host finds what was compiled in the cache.
+    async fn deploy(&self, files: &mut Files, start: &mut Start) -> Result<()> {
+        for component in files.read_all()? {
+            start.is_about(&format!("compiling `{}`", component.path.display()))?;
+            redeploy::deploy(self.api, &component).await?;
+            println!("handler   {} takes `{}`", redeploy::handler_of(&component.path), component.event_type);
+        }
+        if let Some(dir) = &self.args.watch {
+            println!("watching  {}: each `<event type>.wasm` in it is deployed", dir.display());
+        }
+        Ok(())
+    }
+
+    /// An event type that something takes, also of an earlier run.
+    async fn event_type(&self) -> Result<Option<String>> {
+        let consumer = self.admin.consumer(TENANT, CONSUMER).await?;
+        let live = self.admin.deployment_list(consumer.consumer_id, false).await?;
+        let mut taken: Vec<_> = live.into_iter().map(|deployment| deployment.slot.event_type).collect();
+        taken.sort_by_key(|event_type| event_type.ends_with('*'));
+        Ok(taken.first().map(|event_type| one_of(event_type)))
+    }
 }
 
 /// A key that lives as long as the folder, since the database in it was made with it.
@@ -135,64 +259,51 @@ fn start_broker(config: &mut Config, args: &DevArgs) -> Result<Option<MockBroker
         return Ok(None);
     }
     let broker = MockBroker::start()?;
-    broker.create_topic(&args.topic, PARTITIONS)?;
     config.kafka.brokers = broker.bootstrap().to_owned();
     // This broker lets a group that everyone has left wait for most of a session before it takes a member.
     config.kafka.idle_after_ms = 0;
     Ok(Some(broker))
 }
 
-/// The tenant and the consumer, unless an earlier run made them.
-async fn set_up(admin: &Admin, args: &DevArgs) -> Result<()> {
-    match admin.tenant("dev").await {
-        Ok(_) => {}
-        Err(InboxError::NotFound(_)) => {
-            create_with_tables(admin, "dev", &args.schema).await?;
-        }
-        Err(error) => return Err(error.into()),
+/// An event type that a deployment takes: its own, or one that begins as it says.
+fn one_of(event_type: &str) -> String {
+    match event_type.strip_suffix('*') {
+        Some("") => "greeting".to_owned(),
+        Some(stem) => format!("{stem}any"),
+        None => event_type.to_owned(),
     }
-    match admin.consumer("dev", "dev").await {
-        Err(InboxError::NotFound(_)) => {
-            let policy = Policy::parse(&format!("topics = ['{}']\n{POLICY}", args.topic))?;
-            admin.create_consumer("dev", "dev", &policy).await?;
-        }
-        found => {
-            found?;
-        }
-    }
-    Ok(())
 }
 
-/// Deploy the components as they are, through the API; the host finds what was compiled in the cache.
-async fn deploy(api: &Api, args: &DevArgs) -> Result<Files> {
+/// The components that are named, and the folder.
+fn files(args: &DevArgs) -> Files {
     let named = args.components.iter().map(|component| {
-        let (event_type, file) = component.split_once('=').unwrap_or(("*", component));
+        let (event_type, file) = component.split_once('=').unwrap_or((ANY_EVENT_TYPE, component));
         (event_type.to_owned(), PathBuf::from(file))
     });
-    let mut files = Files::new(named, args.watch.clone());
-    for component in files.read_all()? {
-        redeploy::deploy(api, &component).await?;
-        println!("handler   {} takes `{}`", redeploy::handler_of(&component.path), component.event_type);
+    Files::new(named, args.watch.clone())
+}
+
+/// How the tables are made anew, as the end of a sentence.
+fn anew(args: &DevArgs) -> String {
+    match &args.database_url {
+        None => format!("stop this, then rm -r {}", quoted(&args.dir)),
+        Some(_) => "stop this, and give it an empty database".to_owned(),
     }
-    if let Some(dir) = &args.watch {
-        println!("watching  {}: each `<event type>.wasm` in it is deployed", dir.display());
-    }
-    Ok(files)
 }
 
 /// For the commands of this folder. The password of a database that was given stays where it was given.
-fn running(config: &Config, args: &DevArgs) -> Result<running::Running> {
+fn running(config: &Config, args: &DevArgs, topic: &str) -> Result<running::Running> {
     let key = args.dir.join("master.key");
     Ok(running::Running {
         brokers: config.kafka.brokers.clone(),
-        topic: args.topic.clone(),
+        topic: topic.to_owned(),
         database_url: args.database_url.is_none().then(|| config.database.url.clone()),
         master_key_file: key.canonicalize().with_context(|| format!("failed to find `{}`", key.display()))?,
     })
 }
 
-fn announce(config: &Config, args: &DevArgs) {
-    let (brokers, topic) = (&config.kafka.brokers, &args.topic);
+fn announce(config: &Config, args: &DevArgs, topic: &str, event_type: Option<&str>) {
+    let brokers = &config.kafka.brokers;
     // The password of a database that was given stays where it was given; the private one has no other place.
     let database = if args.database_url.is_some() { "…" } else { config.database.url.as_str() };
     println!("database  {database}");
@@ -204,7 +315,15 @@ fn announce(config: &Config, args: &DevArgs) {
     let is_here = args.dir == Path::new(running::DIR);
     let to = if is_here { String::new() } else { format!(" --brokers {brokers} --topic {topic}") };
     println!("send      oncebox send messages.jsonl{to}");
-    println!("or        echo '{{\"hello\":\"world\"}}' | kcat -P -b {brokers} -t {topic} -H message-id=1 -H event-type=greeting");
+    match event_type {
+        Some(event_type) => {
+            let event_type = quoted(event_type);
+            println!(
+                "or        echo '{{\"hello\":\"world\"}}' | kcat -P -b {brokers} -t {topic} -H message-id=1 -H event-type={event_type}"
+            );
+        }
+        None => println!("note      nothing is deployed, so that messages are parked; name a component, or `--watch` a folder"),
+    }
     if is_here && args.database_url.is_none() {
         println!("look      oncebox inbox list");
     } else {

@@ -46,6 +46,7 @@ fn a_delta_is_a_warning_only_where_it_was_seen_to_double() {
     let sql = [("UPDATE account\n   SET balance = balance + $1\n WHERE id = $2", 1)];
     check(nothing_shown(), &sql, &["hint delta 1:2"]);
     let doubled = Shown { changed_by_second_id: Some(["account".to_owned()].into()), ..Shown::default() };
+    // S4-004, S4-019.
     check(doubled, &sql, &["warning delta 1:2"]);
     check(nothing_shown(), &[("UPDATE account SET balance = greatest(balance, $1) WHERE id = $2", 1)], &[]);
 }
@@ -55,6 +56,7 @@ fn a_delta_is_a_warning_only_where_it_was_seen_to_double() {
 fn an_insert_needs_a_unique_key_that_is_not_made_up() {
     check(nothing_shown(), &[("INSERT INTO account (id, balance) VALUES ($1, $2)", 1)], &[]);
     check(nothing_shown(), &[("INSERT INTO account VALUES ($1, $2, 0) ON CONFLICT DO NOTHING", 1)], &[]);
+    // S4-004.
     check(nothing_shown(), &[("INSERT INTO log (line) VALUES ($1)", 1)], &["warning unguarded-insert 1:1"]);
     check(nothing_shown(), &[("INSERT INTO entry (fact, amount)\nVALUES ($1, $2)", 1)], &["warning unguarded-insert 1:1"]);
     check(nothing_shown(), &[("INSERT INTO entry VALUES (DEFAULT, $1, $2)", 1)], &["warning unguarded-insert 1:1"]);
@@ -85,6 +87,7 @@ fn last_write_wins_is_reported_where_order_was_seen_to_matter() {
     let sql = [("INSERT INTO account (id, balance) VALUES ($1, $2)\nON CONFLICT (id) DO UPDATE SET balance = excluded.balance", 1)];
     check(nothing_shown(), &sql, &[]);
     let order = || Shown { changed_by_order: ["account".to_owned()].into(), ..Shown::default() };
+    // S4-005.
     check(order(), &sql, &["warning last-write-wins 1:2"]);
     check(order(), &[("UPDATE account SET balance = $1, n = $2 WHERE id = $3 AND n < $2", 1)], &[]);
 }

@@ -9,6 +9,7 @@ mod binaries;
 mod home;
 
 use std::fs::File;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -213,6 +214,8 @@ impl PrivatePostgres {
         }
         command.stdout(log.try_clone().context("failed to share the log file")?).stderr(log);
         limit_memory(&mut command, MEMORY_LIMIT_BYTES);
+        // Ctrl-C reaches the group of a terminal's command: the host drains first, and ends the server after that.
+        command.process_group(0);
         let child = Child::spawn(command, SIGINT).context("failed to start `postgres`")?;
         let ready = self.home.wait_until_ready(&child);
         self.child = Some(child);

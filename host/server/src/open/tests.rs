@@ -46,6 +46,19 @@ impl Inbox for Counting {
     }
 }
 
+/// A database that is never away.
+struct InReach;
+
+impl Database for InReach {
+    fn silent_for(&self) -> Option<Duration> {
+        None
+    }
+
+    fn answers(&self) -> BoxFuture<'_, bool> {
+        async { true }.boxed()
+    }
+}
+
 impl PartitionInbox for Counting {
     fn process<'a>(&'a mut self, records: &'a [Record]) -> BoxFuture<'a, Result<usize, SinkError>> {
         self.0.offsets.lock().expect("no panic while held").extend(records.iter().map(|record| record.offset));
@@ -99,7 +112,8 @@ impl Broker {
 
     fn read(&self, openings: &Arc<Openings>, consumer: &str) -> (Reading, Arc<Seen>) {
         let seen = Arc::<Seen>::default();
-        let reading = Reading::start(openings.clone(), config(self.broker.bootstrap(), consumer), Arc::new(Counting(seen.clone())));
+        let (config, inbox) = (config(self.broker.bootstrap(), consumer), Arc::new(Counting(seen.clone())));
+        let reading = Reading::start(openings.clone(), config, inbox, None, None, Arc::new(InReach));
         (reading.expect("a consumer"), seen)
     }
 }
@@ -116,7 +130,7 @@ async fn until(what: &str, mut reached: impl FnMut() -> bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_missed_while_a_consumer_opens_and_closes() {
     let broker = Broker::start();
-    let openings = Openings::with(Duration::from_millis(60), (NEVER, NEVER));
+    let openings = Openings::with(Duration::from_millis(60), NEVER, (NEVER, NEVER));
     let (reading, seen) = broker.read(&openings, "closing");
     assert!(!reading.is_open());
     for sent in 1..=25 {
@@ -135,7 +149,7 @@ async fn nothing_is_missed_while_a_consumer_opens_and_closes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_group_with_offsets_is_joined_now_and_then() {
     let broker = Broker::start();
-    let openings = Openings::with(Duration::from_millis(200), (Duration::from_millis(300), Duration::from_millis(300)));
+    let openings = Openings::with(Duration::from_millis(200), NEVER, (Duration::from_millis(300), Duration::from_millis(300)));
     let (without, unseen) = broker.read(&openings, "without");
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(unseen.opened(), 0, "a group without offsets has nothing to be kept");
@@ -152,10 +166,10 @@ async fn a_group_with_offsets_is_joined_now_and_then() {
 /// Brokers that go away could make a host with many consumers open them all at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn those_that_cannot_tell_open_a_few_at_a_time() {
-    let openings = Openings::with(NEVER, (NEVER, NEVER));
+    let openings = Openings::with(NEVER, NEVER, (NEVER, NEVER));
     let start = |number| {
         let config = config("127.0.0.1:1", &format!("blind-{number}"));
-        Reading::start(openings.clone(), config, Arc::new(Counting(Arc::default()))).expect("a consumer")
+        Reading::start(openings.clone(), config, Arc::new(Counting(Arc::default())), None, None, Arc::new(InReach)).expect("a consumer")
     };
     let readings: Vec<_> = (0..3 * AT_ONCE).map(start).collect();
     let open = || readings.iter().filter(|reading| reading.is_open()).count();
@@ -171,7 +185,7 @@ async fn those_that_cannot_tell_open_a_few_at_a_time() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_never_closes_joins_at_once() {
     let broker = Broker::start();
-    let (reading, seen) = broker.read(&Openings::new(Duration::ZERO), "always");
+    let (reading, seen) = broker.read(&Openings::new(Duration::ZERO, NEVER), "always");
     assert!(reading.is_open());
     until("it has its partition", || seen.opened() == 1).await;
     tokio::time::sleep(Duration::from_millis(500)).await;

@@ -70,7 +70,7 @@ pub(crate) struct Delivery {
 pub(crate) fn policy() -> Result<Policy> {
     Ok(Policy::parse(&format!(
         "topics = ['{TOPIC}']\nack = 'after_commit'\n{IDENTITY}\
-         retry = {{ attempts_max = 5, backoff_min_ms = 1, backoff_max_ms = 20, lease_ms = 2500, workers = 1 }}\n\
+         retry = {{ attempts_max = 5, backoff_min_ms = 1, backoff_max_ms = 20, lease_ms = 4600, workers = 1 }}\n\
          breaker = {{ enabled = false }}\nlimits = {{ deadline_ms = 2000 }}\n"
     ))?)
 }

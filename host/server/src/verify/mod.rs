@@ -52,7 +52,7 @@ pub(crate) async fn verify(request: Request<'_>) -> Result<Report> {
     refuse_repeated_ids(&request.messages)?;
     let scratch = Scratch::start().await?;
     let loaded = driver::runtime(&scratch.dir.join("cache"))?.load(request.component).await;
-    let loaded = loaded.with_context(|| format!("`{}` cannot be run", request.path.display()))?;
+    loaded.with_context(|| format!("`{}` cannot be run", request.path.display()))?;
     let policy = driver::policy()?;
     let subject = Subject {
         handler: request.handler,
@@ -97,7 +97,6 @@ pub(crate) async fn verify(request: Request<'_>) -> Result<Report> {
         seed: request.seed,
         messages: ids.len(),
         outcomes: reference.found.statuses.clone(),
-        imports: loaded.imports().to_vec(),
         tables: bench.tables.clone(),
         excluded: reference.excluded,
         too_large,

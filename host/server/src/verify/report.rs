@@ -23,7 +23,6 @@ pub(crate) struct Report {
     pub(super) messages: usize,
     /// How each message ended in a clean run.
     pub(super) outcomes: BTreeMap<String, String>,
-    pub(super) imports: Vec<String>,
     pub(super) tables: Vec<Table>,
     pub(super) excluded: Excluded,
     /// Tables with more rows than are compared.
@@ -151,7 +150,8 @@ impl Report {
             ("natural idempotency", self.natural_idempotency()),
             ("business key", self.business_keys()),
             ("order", self.order()),
-            ("replay safe", self.replay()),
+            ("another run", self.another_run()),
+            ("replay", self.replay()),
         ]
     }
 
@@ -196,18 +196,26 @@ impl Report {
         }
     }
 
-    fn replay(&self) -> String {
-        let differing: Vec<_> = self
-            .findings
-            .iter()
-            .filter(|finding| finding.level <= Level::Warning && matches!(finding.rule, "session-value" | "two-runs-differ"))
-            .collect();
-        let reads_context = self.imports.iter().any(|import| import.starts_with("oncebox:handler/context"));
-        match (differing.is_empty(), reads_context) {
-            (false, _) => "no: another run writes other values".to_owned(),
-            (true, true) => "check: it reads `context`, which says whether a run is a replay".to_owned(),
-            (true, false) => "yes: it cannot tell a replay from the first run".to_owned(),
+    /// What two clean runs of the same messages left.
+    fn another_run(&self) -> String {
+        let differs = |finding: &&Finding| finding.level <= Level::Warning && matches!(finding.rule, "session-value" | "two-runs-differ");
+        match self.findings.iter().find(differs) {
+            Some(finding) => format!("differs: {}", finding.text),
+            None if self.excluded.iter().next().is_none() && self.too_large.is_empty() => "leaves the same".to_owned(),
+            None => "leaves the same, but for what is not compared".to_owned(),
         }
+    }
+
+    /// What was seen of messages that came again: under their ids, and under others.
+    fn replay(&self) -> String {
+        let mut duplicates = self.rows.iter().filter(|row| matches!(row.window.kind, Kind::Duplicates));
+        let same = if duplicates.any(is_failure) { "failed" } else { "changes nothing" };
+        let other = match self.rows.iter().find(|row| matches!(row.window.kind, Kind::SecondIds)) {
+            Some(row) if row.judgement.verdict == Verdict::Once => "changes nothing".to_owned(),
+            Some(row) => format!("changes {}", quoted(&row.judgement.tables)),
+            None => "was not tested".to_owned(),
+        };
+        format!("under the same ids {same}, under other ids {other}")
     }
 }
 

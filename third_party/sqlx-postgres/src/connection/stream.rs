@@ -14,7 +14,7 @@ use crate::message::{
     BackendMessage, BackendMessageFormat, EncodeMessage, FrontendMessage, Notice, Notification,
     ParameterStatus, ReceivedMessage,
 };
-use crate::net::{self, BufferedSocket, Socket};
+use crate::net::{self, BufferedSocket, Socket, WithSocket};
 use crate::{PgConnectOptions, PgDatabaseError, PgSeverity};
 
 // the stream is a separate type from the connection to uphold the invariant where an instantiated
@@ -48,7 +48,18 @@ pub struct PgStream {
 
     // bytes of a message that are still to be passed over
     unread: usize,
+
+    // how long a message of the server is waited for
+    answer_timeout: Option<Duration>,
 }
+
+// A server that has not acknowledged anything for this long is gone, whether something was sent to it or it
+// was only asked whether it is there; it is asked after the second time without a word, and then again and
+// again after the third.
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(8);
+const QUIET: Duration = Duration::from_secs(4);
+const ASK_AGAIN: Duration = Duration::from_secs(2);
+const ASKED_MAX: u32 = 2;
 
 // what is kept of an error or a notice
 const TEXT_BYTES_MAX: usize = 64 << 10;
@@ -64,7 +75,12 @@ impl PgStream {
     pub(super) async fn connect(options: &PgConnectOptions) -> Result<Self, Error> {
         let socket_result = match options.fetch_socket() {
             Some(ref path) => net::connect_uds(path, MaybeUpgradeTls(options)).await?,
-            None => net::connect_tcp(&options.host, options.port, MaybeUpgradeTls(options)).await?,
+            None => {
+                let address = (options.host.trim_matches(&['[', ']'][..]), options.port);
+                let socket = tokio::net::TcpStream::connect(address).await?;
+                notice_silence(&socket)?;
+                MaybeUpgradeTls(options).with_socket(socket).await
+            }
         };
 
         let socket = socket_result?;
@@ -77,6 +93,7 @@ impl PgStream {
             row_bytes_max: usize::MAX,
             rows_passed_over: 0,
             unread: 0,
+            answer_timeout: options.answer_timeout,
         })
     }
 
@@ -100,6 +117,17 @@ impl PgStream {
     }
 
     pub(crate) async fn recv_unchecked(&mut self) -> Result<ReceivedMessage, Error> {
+        match self.answer_timeout {
+            None => self.recv_whenever().await,
+            // cancel-safe, as what it bounds
+            Some(limit) => match sqlx_core::rt::timeout(limit, self.recv_whenever()).await {
+                Ok(received) => received,
+                Err(_) => Err(Error::Io(std::io::ErrorKind::TimedOut.into())),
+            },
+        }
+    }
+
+    async fn recv_whenever(&mut self) -> Result<ReceivedMessage, Error> {
         loop {
             self.pass_over_unread().await?;
 
@@ -307,6 +335,24 @@ impl DerefMut for PgStream {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.inner
     }
+}
+
+// Let the system notice a server that is not reachable any more, instead of waiting for it for a quarter of an
+// hour while something was sent, and for ever otherwise.
+fn notice_silence(socket: &tokio::net::TcpStream) -> std::io::Result<()> {
+    use rustix::net::sockopt;
+
+    sockopt::set_socket_keepalive(socket, true)?;
+
+    #[cfg(target_os = "linux")]
+    {
+        sockopt::set_tcp_keepidle(socket, QUIET)?;
+        sockopt::set_tcp_keepintvl(socket, ASK_AGAIN)?;
+        sockopt::set_tcp_keepcnt(socket, ASKED_MAX)?;
+        sockopt::set_tcp_user_timeout(socket, UNACKNOWLEDGED_MAX.as_millis() as u32)?;
+    }
+
+    Ok(())
 }
 
 // Give the head of an error or a notice an end: not within a character, and with the two nuls

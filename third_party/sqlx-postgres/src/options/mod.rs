@@ -30,6 +30,7 @@ pub struct PgConnectOptions {
     pub(crate) log_settings: LogSettings,
     pub(crate) extra_float_digits: Option<Cow<'static, str>>,
     pub(crate) options: Option<String>,
+    pub(crate) answer_timeout: Option<std::time::Duration>,
 }
 
 impl Default for PgConnectOptions {
@@ -97,6 +98,7 @@ impl PgConnectOptions {
             extra_float_digits: Some("2".into()),
             log_settings: Default::default(),
             options: var("PGOPTIONS").ok(),
+            answer_timeout: None,
         }
     }
 
@@ -351,6 +353,13 @@ impl PgConnectOptions {
     /// The default cache capacity is 100 statements.
     pub fn statement_cache_capacity(mut self, capacity: usize) -> Self {
         self.statement_cache_capacity = capacity;
+        self
+    }
+
+    /// Sets for how long a message of the server is waited for, from the last byte that came. After that the
+    /// connection is an error. There is no bound at first.
+    pub fn answer_timeout(mut self, limit: std::time::Duration) -> Self {
+        self.answer_timeout = Some(limit);
         self
     }
 

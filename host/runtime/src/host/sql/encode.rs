@@ -75,6 +75,11 @@ fn parameter(number: usize, info: &PgTypeInfo, value: &Value) -> Result<Option<V
         ));
     };
     encode(shape, value).map_err(|problem| match problem {
+        Problem::Mismatch("a text") => format!(
+            "parameter `${number}` is of type `{type_name}` and does not take a text as it is; write `${number}::text::{}` and \
+             PostgreSQL reads it, or give a value of that type",
+            type_name.to_lowercase()
+        ),
         Problem::Mismatch(given) => format!(
             "parameter `${number}` is of type `{type_name}` and does not take {given}; give it as text and cast it: `${number}::text::{}`",
             type_name.to_lowercase()

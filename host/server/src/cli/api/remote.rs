@@ -66,7 +66,8 @@ pub(crate) struct Remote {
 impl Remote {
     /// What was said, checked; nothing is sent yet.
     pub(crate) fn new(url: &str, said: &Server, token: Option<String>) -> Result<Self> {
-        let wrong = || format!("`{url}` is not the URL of a server; it looks like https://oncebox.example:9464");
+        let wrong =
+            || format!("`{url}` is not the URL of a server; it is that of its API (`api.listen`), such as https://oncebox.example:9465");
         let uri: Uri = url.parse().with_context(wrong)?;
         let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else { bail!("{}", wrong()) };
         ensure!(matches!(scheme, "http" | "https") && uri.query().is_none(), "{}", wrong());
@@ -196,7 +197,7 @@ mod tests {
     #[test]
     fn urls_are_read_or_named() {
         for (url, host, port, prefix) in [
-            ("http://127.0.0.1:9464", "127.0.0.1", 9464, ""),
+            ("http://127.0.0.1:9465", "127.0.0.1", 9465, ""),
             ("http://[::1]:1/", "::1", 1, ""),
             ("https://oncebox.example/api/", "oncebox.example", 443, "/api"),
             ("http://localhost", "localhost", 80, ""),

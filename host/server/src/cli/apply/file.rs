@@ -234,6 +234,10 @@ mod tests {
                 ", line 5: unknown variant `never`, expected `after_commit` or `after_insert`".to_owned(),
             ),
             (
+                &consumer.replace(policy, "policy = 'orders.toml'"),
+                ", line 5: invalid type: string, expected a table with a policy; `policy_file` names a file".to_owned(),
+            ),
+            (
                 &consumer.replace("['t']", "[]"),
                 ": the policy of consumer `a/c` is not valid: `topics` must name at least one topic".to_owned(),
             ),

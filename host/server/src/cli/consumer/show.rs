@@ -7,7 +7,7 @@ use super::Named;
 use crate::cli::{
     api::Api,
     output,
-    wire::{Consumer, HostRun},
+    wire::{Consumer, Duplicates, HostRun},
 };
 
 /// More open messages are not counted.
@@ -22,6 +22,7 @@ fn readable(consumer: &Consumer) -> Result<Policy> {
 pub(super) fn state(consumer: &Consumer) -> &str {
     match () {
         () if consumer.tenant_state != "active" => &consumer.tenant_state,
+        () if consumer.quarantine.is_some() => "quarantined",
         () if consumer.seek.is_some() => "seeking",
         () => &consumer.state,
     }
@@ -62,6 +63,9 @@ pub(super) async fn one(api: &Api, of: &Named, json: bool) -> Result<()> {
         return output::json(&consumer);
     }
     println!("consumer {}: {}, revision {}, generation {}", of.shown(), state(&consumer), consumer.revision, consumer.generation);
+    if let Some(quarantine) = &consumer.quarantine {
+        println!("{}", quarantine.text);
+    }
     if let Ok(policy) = readable(&consumer) {
         println!("topics: {}", policy.topics.join(", "));
         println!("kafka group: {}", policy.group(&consumer.tenant, &consumer.name));
@@ -70,8 +74,19 @@ pub(super) async fn one(api: &Api, of: &Named, json: bool) -> Result<()> {
         open if open > OPEN_MAX => println!("messages to be run: more than {OPEN_MAX}"),
         open => println!("messages to be run: {open}"),
     }
+    if let Some(duplicates) = &consumer.duplicates {
+        println!("duplicates refused: {}", counted(duplicates));
+    }
     hosts(&consumer.hosts);
     Ok(())
+}
+
+fn counted(duplicates: &Duplicates) -> String {
+    let since = output::time(duplicates.since);
+    match duplicates.last_at {
+        Some(last_at) => format!("{} since {since}, the last at {}", duplicates.refused, output::time(last_at)),
+        None => format!("none since {since}"),
+    }
 }
 
 fn hosts(hosts: &[HostRun]) {

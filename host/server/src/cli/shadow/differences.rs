@@ -13,6 +13,8 @@ pub(super) struct Differences {
     failed: i64,
     #[serde(default)]
     skipped: Vec<Skipped>,
+    #[serde(default)]
+    pub(super) uncaptured_tables: Vec<String>,
     live_us: i64,
     candidate_us: i64,
     live_statements: i64,
@@ -50,10 +52,18 @@ struct Difference {
     candidate: Option<String>,
 }
 
+/// Names of tables.
+pub(super) fn tables(names: &[String]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
 pub(super) fn print(found: &Differences) {
     println!("{}", summary(found));
     for skipped in &found.skipped {
         println!("  {} not compared: {}", count(skipped.messages, "message"), skipped.meaning);
+    }
+    if !found.uncaptured_tables.is_empty() {
+        println!("nothing is compared yet: changes of {} are not captured", tables(&found.uncaptured_tables));
     }
     let compared = found.same + found.differ;
     if compared > 0 {

@@ -26,11 +26,14 @@ pub(in crate::cli) struct LimitsArgs {
     /// Bytes of guests' memory together, or `none`
     #[arg(long, value_name = "N|none", value_parser = limit)]
     memory_bytes_max: Option<Limit>,
+    /// Longest call of a handler in milliseconds, whatever a policy says, or `none`
+    #[arg(long, value_name = "MS|none", value_parser = limit)]
+    deadline_ms_max: Option<Limit>,
     /// Messages a second, or `none` for as many as come
     #[arg(long, value_name = "N|none", value_parser = limit)]
     messages_per_second: Option<Limit>,
     /// Topics that the tenant's tokens may name in policies, several separated by commas: whole names,
-    /// or beginnings with a `*` behind them; or `none` for any
+    /// or beginnings with a `*` behind them; or `none` for `oncebox.<tenant>.*` alone
     #[arg(long, value_name = "TOPICS|none")]
     topics_allowed: Option<String>,
 }
@@ -47,12 +50,22 @@ fn limit(text: &str) -> Result<Limit, String> {
 }
 
 pub(super) async fn run(api: &Api, args: LimitsArgs, json: bool) -> Result<()> {
-    let LimitsArgs { tenant, weight, connections_max, transactions_max, memory_bytes_max, messages_per_second, topics_allowed } = args;
+    let LimitsArgs {
+        tenant,
+        weight,
+        connections_max,
+        transactions_max,
+        memory_bytes_max,
+        deadline_ms_max,
+        messages_per_second,
+        topics_allowed,
+    } = args;
     let given = [
         ("weight", weight.map(|weight| Limit(Some(weight.into())))),
         ("connections_max", connections_max),
         ("transactions_max", transactions_max),
         ("memory_bytes_max", memory_bytes_max),
+        ("deadline_ms_max", deadline_ms_max),
         ("messages_per_second", messages_per_second),
     ];
     let mut changes: Map<String, Value> = given.into_iter().filter_map(|(name, limit)| Some((name.to_owned(), limit?.0.into()))).collect();
@@ -68,20 +81,22 @@ pub(super) async fn run(api: &Api, args: LimitsArgs, json: bool) -> Result<()> {
     if json {
         return output::json(&row.limits);
     }
-    output::table(&["LIMIT", "VALUE"], &rows(&row.limits));
+    output::table(&["LIMIT", "VALUE"], &rows(&row));
     Ok(())
 }
 
 /// A limit a row.
-pub(super) fn rows(limits: &TenantLimits) -> Vec<Vec<String>> {
+pub(super) fn rows(tenant: &Tenant) -> Vec<Vec<String>> {
+    let limits: &TenantLimits = &tenant.limits;
     let or_none = |limit: Option<u64>| limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
     [
         ("weight", limits.weight.to_string()),
         ("connections_max", or_none(limits.connections_max.map(|limit| limit as u64))),
         ("transactions_max", or_none(limits.transactions_max.map(|limit| limit as u64))),
         ("memory_bytes_max", or_none(limits.memory_bytes_max)),
+        ("deadline_ms_max", or_none(limits.deadline_ms_max)),
         ("messages_per_second", or_none(limits.messages_per_second.map(u64::from))),
-        ("topics_allowed", limits.topics_allowed.as_ref().map_or_else(|| "any".to_owned(), |topics| topics.join(", "))),
+        ("topics_allowed", limits.topics_allowed.as_ref().map_or_else(|| format!("oncebox.{}.*", tenant.name), |topics| topics.join(", "))),
     ]
     .map(|(name, value)| vec![name.to_owned(), value])
     .to_vec()

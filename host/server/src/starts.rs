@@ -1,0 +1,223 @@
+//! The marks under which consumers are started: written before, taken away when the start was survived. What they are for
+//! is told where they are judged, in `oncebox_inbox`.
+
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Result, bail};
+use futures::{FutureExt, future::BoxFuture};
+use oncebox_inbox::{Admin, Consumer, InboxError, Start, StartTurn};
+use oncebox_kafka::{Inbox, PartitionInbox, SinkError};
+use tokio::{
+    sync::{Mutex, OwnedSemaphorePermit, Semaphore},
+    time::{Instant, sleep, timeout},
+};
+
+/// How long a start waits for another host that tries the same policy: until that is taken for gone, and a little more.
+const ELSEWHERE_MAX: Duration = Duration::from_secs(20);
+/// How often it asks meanwhile.
+const ASK: Duration = Duration::from_millis(300);
+/// How long a mark stays where nothing proves that its start was survived: brokers may be away, or other hosts have all
+/// partitions.
+const PROOF_MAX: Duration = Duration::from_secs(5);
+/// How long a partition that opens waits for the proof to be written.
+const WRITE_MAX: Duration = Duration::from_secs(5);
+/// Statements of this kind at the same time.
+const TURNS_MAX: usize = 3;
+/// How often it is tried to take a mark away.
+const TAKE_AWAY_MAX: u32 = 60;
+
+/// What of a host decides about what it survives: the program, and the native library in it.
+fn build() -> &'static str {
+    static BUILD: OnceLock<String> = OnceLock::new();
+    BUILD.get_or_init(|| format!("{}/librdkafka {}", env!("CARGO_PKG_VERSION"), rdkafka::util::get_rdkafka_version().1))
+}
+
+/// The starts of a host.
+pub(crate) struct Starts {
+    admin: Admin,
+    /// The host's name.
+    host: String,
+    /// The host's row.
+    host_id: AtomicI64,
+    /// The only one of this host that starts what no host survived yet.
+    alone: Arc<Semaphore>,
+    /// Questions and answers at the same time: a host that starts thousands leaves connections to everything else.
+    turns: Semaphore,
+}
+
+impl Starts {
+    pub(crate) fn new(admin: Admin, host: String) -> Arc<Self> {
+        Arc::new(Self { admin, host, host_id: AtomicI64::new(0), alone: Arc::new(Semaphore::new(1)), turns: Semaphore::new(TURNS_MAX) })
+    }
+
+    /// From now on marks bear this host's row.
+    pub(crate) fn on_host(&self, host_id: i64) {
+        self.host_id.store(host_id, Ordering::Release);
+    }
+
+    async fn ask(&self, of: (i32, i64), is_alone: bool) -> Result<StartTurn> {
+        let _turn = self.turns.acquire().await?;
+        let host = (self.host_id.load(Ordering::Acquire), self.host.as_str());
+        Ok(self.admin.begin_start(host, of, build(), is_alone).await?)
+    }
+
+    async fn end(&self, start: &Start, proven_by: Option<&str>) -> Result<(), InboxError> {
+        // It is closed by nobody.
+        let _turn = self.turns.acquire().await;
+        self.admin.end_start(start, proven_by).await
+    }
+
+    /// A consumer as its row said when it was read.
+    pub(crate) fn trial(self: &Arc<Self>, consumer: &Consumer) -> Trial {
+        let Consumer { consumer_id, revision, tenant, name, .. } = consumer;
+        Trial { starts: self.clone(), consumer_id: *consumer_id, revision: *revision, tenant: tenant.clone(), name: name.clone() }
+    }
+}
+
+/// A consumer that is to be started.
+#[derive(Clone)]
+pub(crate) struct Trial {
+    starts: Arc<Starts>,
+    consumer_id: i32,
+    revision: i64,
+    tenant: String,
+    name: String,
+}
+
+impl Trial {
+    /// Write the mark. An error says why it must not be started now.
+    pub(crate) async fn begin(&self) -> Result<Mark> {
+        let Self { starts, consumer_id, revision, tenant, name } = self;
+        let deadline = Instant::now() + ELSEWHERE_MAX;
+        let mut alone = None;
+        loop {
+            match starts.ask((*consumer_id, *revision), alone.is_some()).await? {
+                StartTurn::Begin(start) => return Ok(Mark { starts: starts.clone(), start, alone, is_over: false }),
+                StartTurn::Alone => alone = Some(starts.alone.clone().acquire_owned().await?),
+                StartTurn::Elsewhere(host) if Instant::now() > deadline => {
+                    bail!("host `{host}` starts consumer `{tenant}/{name}` first, and has not said how that ends")
+                }
+                StartTurn::Elsewhere(_) => {
+                    // Whoever waits keeps nobody else from starting.
+                    alone = None;
+                    sleep(ASK).await;
+                }
+                StartTurn::Changed => bail!("the policy of consumer `{tenant}/{name}` was changed meanwhile"),
+                StartTurn::Quarantined(quarantine) => bail!(quarantine.text(tenant, name)),
+            }
+        }
+    }
+}
+
+/// The mark of a start. Dropping it takes it away: the start is over, and this process lives.
+pub(crate) struct Mark {
+    starts: Arc<Starts>,
+    start: Start,
+    /// Kept until the mark says nothing more of this part.
+    alone: Option<OwnedSemaphorePermit>,
+    is_over: bool,
+}
+
+impl Mark {
+    /// The native library has taken what it was handed: its answer to a subscription comes after it has compiled the
+    /// patterns. With patterns, or where a host ended here before, nothing is taken for granted until partitions come.
+    async fn settle(&mut self, has_patterns: bool) {
+        if self.alone.is_none() || has_patterns || self.start.is_suspected {
+            return;
+        }
+        match self.starts.admin.start_settles(&self.start).await {
+            Ok(()) => self.alone = None,
+            Err(error) => tracing::debug!(%error, "a start goes on under its mark as it is"),
+        }
+    }
+
+    /// It was survived whole.
+    async fn survived(mut self) -> bool {
+        let ended = timeout(WRITE_MAX, self.starts.end(&self.start, Some(build()))).await;
+        self.is_over = matches!(ended, Ok(Ok(())));
+        if !self.is_over {
+            tracing::warn!(consumer_id = self.start.consumer_id, "a start was survived, which could not be written down");
+        }
+        self.is_over
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        if self.is_over {
+            return;
+        }
+        let (starts, start, alone) = (self.starts.clone(), self.start, self.alone.take());
+        runtime.spawn(async move {
+            for _ in 0..TAKE_AWAY_MAX {
+                match starts.end(&start, None).await {
+                    Ok(()) => break,
+                    Err(InboxError::Unreachable(_)) => sleep(Duration::from_secs(1)).await,
+                    Err(error) => return tracing::warn!(%error, "the mark of a start stays; it goes with this host"),
+                }
+            }
+            drop(alone);
+        });
+    }
+}
+
+/// An inbox whose first partition proves that the start was survived: the subscription was processed, the group joined, and
+/// nothing of a message ran yet.
+pub(crate) struct Proving {
+    inbox: Arc<dyn Inbox>,
+    mark: Mutex<Option<Mark>>,
+    has_patterns: bool,
+    /// Of this process: what was survived here once need not be marked again.
+    is_proven: Arc<std::sync::atomic::AtomicBool>,
+}
+
+impl Proving {
+    pub(crate) fn new(
+        inbox: Arc<dyn Inbox>,
+        mark: Option<Mark>,
+        has_patterns: bool,
+        is_proven: &Arc<std::sync::atomic::AtomicBool>,
+    ) -> Arc<Self> {
+        Arc::new(Self { inbox, mark: Mutex::new(mark), has_patterns, is_proven: is_proven.clone() })
+    }
+
+    /// The client was made and has subscribed.
+    pub(crate) async fn started(&self) {
+        if let Some(mark) = &mut *self.mark.lock().await {
+            mark.settle(self.has_patterns).await;
+        }
+    }
+
+    /// Take the mark away where nothing came that proves anything.
+    pub(crate) async fn give_up_later(self: Arc<Self>) {
+        sleep(PROOF_MAX).await;
+        drop(self.mark.lock().await.take());
+    }
+
+    async fn prove(&self) {
+        let mut mark = self.mark.lock().await;
+        if let Some(mark) = mark.take()
+            && mark.survived().await
+        {
+            self.is_proven.store(true, Ordering::Release);
+        }
+    }
+}
+
+impl Inbox for Proving {
+    fn open(&self, topic: &str, partition: i32, next_offset: i64) -> BoxFuture<'_, Result<Box<dyn PartitionInbox>, SinkError>> {
+        let topic = topic.to_owned();
+        async move {
+            self.prove().await;
+            self.inbox.open(&topic, partition, next_offset).await
+        }
+        .boxed()
+    }
+}
