@@ -28,13 +28,14 @@ use anyhow::{Context, Result, bail, ensure};
 pub struct Patience {
     /// For a command to end, a build among them.
     pub command: Duration,
-    /// For messages to be where a look shows them.
+    /// For messages to be where a look shows them, and consumers to be what it shows: one that read for nothing says
+    /// so after 60 s, `kafka.idle_after_ms`.
     pub look: Duration,
 }
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { command: Duration::from_secs(300), look: Duration::from_secs(60) }
+        Self { command: Duration::from_secs(300), look: Duration::from_secs(180) }
     }
 }
 

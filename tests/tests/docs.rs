@@ -154,8 +154,10 @@ impl Machine {
 fn check(page: &Page, machine: &Machine) -> Vec<(String, Said)> {
     let folder = Folder::with_clone(page);
     let is_written = std::env::var_os("ONCEBOX_WRITE_DOCS").is_some();
-    let look = Duration::from_secs(if is_written { 10 } else { 60 });
-    let patience = Patience { look, ..Patience::default() };
+    let mut patience = Patience::default();
+    if is_written {
+        patience.look = Duration::from_secs(10);
+    }
     let mut session = Session::open(&folder.clone(), &folder.root.join("records"), &machine.variables(), patience).unwrap();
     let path = project().join(page.path);
     let text = fs::read_to_string(&path).unwrap();
