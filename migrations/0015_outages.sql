@@ -59,7 +59,8 @@ BEGIN
             i.event_type, i.event_version, i.content_type, i.trace_parent, NULL::bytea, NULL::bytea, i.payload_hash, i.attempts,
             i.epoch, i.version_id, 0::bigint, 'parked', i.last_error;
         INSERT INTO oncebox.inbox_history (consumer_id, message_id, event, attempt, version_id, reason)
-            SELECT p_consumer, v_id, v_ended, i.attempts, i.version_id, i.reason FROM oncebox.inbox i
+            SELECT p_consumer, v_id, v_ended, i.attempts, i.version_id,
+                CASE v_ended WHEN 'interrupted' THEN 'lease ' || (i.epoch - 1) ELSE i.reason END FROM oncebox.inbox i
             WHERE i.consumer_id = p_consumer AND i.retention_class = v.class AND i.message_id = v_id LIMIT 1;
     END LOOP;
 

@@ -19,6 +19,8 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Test binaries at a time; each runs as many tests at a time as there are processors.
 PLACES = int(os.environ.get("ONCEBOX_TEST_PLACES", "2"))
+# A binary that takes longer hangs, and is killed.
+MINUTES_MAX = 45
 # They compare shares, latencies, pauses or memory, or load the machine on purpose.
 ALONE = ["fairness", "many_tenants", "at_rest", "hot_swap", "hostile", "tenant_locks", "counted"]
 # The longest first, so that none of them is left over at the end.
@@ -62,13 +64,19 @@ class Run:
         name, source, path, package = binary
         began = time.monotonic()
         environment = {**os.environ, "CARGO_MANIFEST_DIR": str(package)}
-        done = subprocess.run([path, *self.arguments], cwd=package, env=environment, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        try:
+            done = subprocess.run([path, *self.arguments], cwd=package, env=environment, stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60 * MINUTES_MAX)
+            said = done.stdout.decode(errors="replace")
+            if done.returncode != 0:
+                self.failed.append(name)
+        except subprocess.TimeoutExpired as hung:
+            said = (hung.output or b"").decode(errors="replace")
+            said += f"\n{name} did not end within {MINUTES_MAX} minutes, and was killed\n"
+            self.failed.append(f"{name} (it did not end within {MINUTES_MAX} minutes)")
         self.took.append((time.monotonic() - began, name))
-        if done.returncode != 0:
-            self.failed.append(name)
         shown = pathlib.Path(path).relative_to(ROOT) if pathlib.Path(path).is_relative_to(ROOT) else path
-        self.say(f"     Running {source} ({shown})\n{done.stdout}")
+        self.say(f"     Running {source} ({shown})\n{said}")
 
     def beside_each_other(self, queue):
         def work():

@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use oncebox_inbox::message::Record;
+use oncebox_inbox::{SessionSettings, message::Record};
 use sha2::{Digest, Sha256};
 use tokio::{task::JoinHandle, time::timeout};
 
@@ -43,7 +43,9 @@ pub struct Holding {
 /// Claim messages in one transaction of a consumer, and keep it open.
 pub async fn hold(world: &World, consumer: &TestConsumer, mut records: Vec<Record>) -> Holding {
     assert!(records.len() <= 64, "one transaction");
-    let (name, host) = (format!("attacker-{}", consumer.row.consumer_id), world.host(consumer));
+    let settings = SessionSettings { idle_in_transaction_timeout_ms: 600_000, ..SessionSettings::default() };
+    let name = format!("attacker-{}", consumer.row.consumer_id);
+    let host = world.host_with(consumer, world.scripts(), &settings);
     records[0].payload = Some(format!("gate {name}").into_bytes());
     let gate = world.control.gate(&name);
     let host = tokio::spawn(async move {

@@ -130,11 +130,14 @@ fn is_digest(word: &str) -> bool {
     word.len() >= 8 && word.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
-/// A machine and a process of it: `vm/31192`.
+/// A machine and a process of it: `vm/31192`, `4f1c2ab9d07e/7`. A name has a letter in it, which no number and no date has.
 fn is_process(word: &str) -> bool {
-    word.split_once('/').is_some_and(|(machine, process)| {
-        machine.starts_with(|c: char| c.is_ascii_alphabetic()) && !process.is_empty() && process.bytes().all(|byte| byte.is_ascii_digit())
-    })
+    let is_machine = |name: &str| {
+        let is_name = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
+        is_name && name.bytes().any(|byte| byte.is_ascii_alphabetic())
+    };
+    let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    word.split_once('/').is_some_and(|(machine, process)| is_machine(machine) && is_digits(process))
 }
 
 /// Names of tenants' schemas end in twelve random digits: `t_454ba908646b.stock`.
@@ -425,6 +428,8 @@ mod tests {
             ("  4.0 ms, 1153 KiB of memory, 15753 instructions", "  12 ms, 9 KiB of memory, 1 instructions"),
             ("at 127.0.0.1:21940/postgres", "at 127.0.0.1:5432/postgres"),
             ("vm/31192  switched", "other-machine/7       switched"),
+            ("vm/31192", "4f1c2ab9d07e/7"),
+            ("`ip-10-0-0-5.local/1`", "`0_a/31192`"),
             ("version 74bd456ad6f9, takes", "version 96324fb92049, takes"),
             ("schema `t_454ba908646b`", "schema `t_000000000000`"),
             ("2026-11-22T21:39:04.011Z", "2026-11-22T21:39:04Z"),
@@ -436,6 +441,11 @@ mod tests {
             ("balance 0 → 250", "balance 0 → 251"),
             ("  indented", "indented"),
             ("acme/reservations", "acme/orders"),
+            ("10/20", "10/21"),
+            ("2026-11/20", "2026-11/21"),
+            ("20/11/2026", "21/11/2026"),
+            ("10.0.0.0/8", "10.0.0.0/16"),
+            ("vm/31192", "vm/31192a"),
             ("version 74bd456ad6f9", "version reserved"),
             ("1 row", "2 row"),
             ("1 of 1 hosts", "0 of 1 hosts"),
@@ -494,7 +504,7 @@ mod tests {
     fn follow(page: &str) -> Result<()> {
         let folder = Folder(std::env::temp_dir().join(format!("oncebox-console-{:016x}", rand::random::<u64>())));
         fs::create_dir_all(&folder.0)?;
-        let patience = Patience { command: Duration::from_secs(60), look: Duration::from_secs(1) };
+        let patience = Patience { command: Duration::from_secs(60), look: Duration::from_secs(30) };
         let mut session = Session::open(&folder.0, &folder.0.join("records"), &[], patience)?;
         for step in steps(&format!("```console\n{page}\n```\n"))? {
             session.follow(&step)?;
@@ -522,7 +532,7 @@ mod tests {
             ("$ true\nmore", "- more"),
             ("$ echo a\n$ echo a\nb", "line 2"),
             ("$ exit 0", "the shell ends"),
-            ("$ (sleep 0.2; echo why; exit 7) &\n$ sleep 0.5", "has ended with 7:\nwhy"),
+            ("$ (sleep 0.2; echo why; exit 7) &\n$ sleep 3", "has ended with 7:\nwhy"),
             (
                 "$ (trap 'echo why; exit 7' TERM; touch up; while :; do sleep 0.05; done) &\n$ until [ -e up ]; do sleep 0.05; done",
                 "ends with 7:\nwhy",

@@ -52,6 +52,10 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 const SLEEPING: &str = "SELECT count(*) FROM pg_stat_activity WHERE usename = '{login}' AND wait_event = 'PgSleep'";
 const POLL: Duration = Duration::from_millis(25);
 const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a host may take to say whether it is ready, where it is asked again.
+const LOOK: Duration = Duration::from_secs(2);
+/// How long a host may take to say what it measures.
+const SCRAPE: Duration = Duration::from_secs(20);
 
 const COMPONENT: &[u8] = include_bytes!("../../guest-examples/components/ledger.wasm");
 const SCHEMA: &str = include_str!("../../guest-examples/ledger/schema.sql");
@@ -1058,12 +1062,17 @@ impl HostProcess {
 
     /// The status that `/readyz` answers; none while nobody listens.
     pub async fn readiness(&self) -> Option<u16> {
-        self.get("/readyz").await?.split(' ').nth(1)?.parse().ok()
+        self.readiness_within(LOOK).await
+    }
+
+    /// The same, of a host that may take that long to answer.
+    pub async fn readiness_within(&self, limit: Duration) -> Option<u16> {
+        self.get("/readyz", limit).await?.split(' ').nth(1)?.parse().ok()
     }
 
     /// What `/readyz` answers, in its own words; none while nobody listens.
     pub async fn readiness_text(&self) -> Option<String> {
-        Some(self.get("/readyz").await?.split_once("\r\n\r\n")?.1.to_owned())
+        Some(self.get("/readyz", LOOK).await?.split_once("\r\n\r\n")?.1.to_owned())
     }
 
     /// Wait until `/readyz` answers 503 for a reason with this text.
@@ -1099,7 +1108,7 @@ impl HostProcess {
 
     /// The value of a metric's only sample whose line holds all of these texts; none while there is no such.
     pub async fn metric(&self, name: &str, holds: &[&str]) -> Option<f64> {
-        let answer = self.get("/metrics").await?;
+        let answer = self.metrics().await?;
         let lines = answer.lines().filter(|line| line.starts_with(&format!("{name}{{")) && holds.iter().all(|text| line.contains(text)));
         let mut samples = lines.filter_map(|line| line.rsplit(' ').next()?.parse().ok());
         let sample = samples.next();
@@ -1109,7 +1118,7 @@ impl HostProcess {
 
     /// The lines of a metric's samples.
     pub async fn samples(&self, name: &str) -> Vec<String> {
-        let answer = self.get("/metrics").await.unwrap_or_default();
+        let answer = self.metrics().await.unwrap_or_default();
         answer.lines().filter(|line| line.starts_with(&format!("{name}{{"))).map(str::to_owned).collect()
     }
 
@@ -1122,7 +1131,7 @@ impl HostProcess {
 
     /// All that it measures, as it is scraped.
     pub async fn metrics(&self) -> Option<String> {
-        self.get("/metrics").await
+        self.get("/metrics", SCRAPE).await
     }
 
     /// Wait until a metric has a value.
@@ -1135,7 +1144,17 @@ impl HostProcess {
         Ok(())
     }
 
-    async fn get(&self, path: &str) -> Option<String> {
+    /// Wait until a metric has a value or a greater one.
+    pub async fn until_metric_reaches(&self, name: &str, holds: &[&str], value: f64) -> Result<()> {
+        let deadline = Instant::now() + DEADLINE;
+        while self.metric(name, holds).await.is_none_or(|found| found < value) {
+            ensure!(Instant::now() < deadline, "`{name}` is {:?}, never {value}{}", self.metric(name, holds).await, self.log_end());
+            sleep(4 * POLL).await;
+        }
+        Ok(())
+    }
+
+    async fn get(&self, path: &str, limit: Duration) -> Option<String> {
         let ask = async {
             let mut stream = TcpStream::connect(self.http).await.ok()?;
             stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes()).await.ok()?;
@@ -1143,7 +1162,7 @@ impl HostProcess {
             stream.read_to_string(&mut answer).await.ok()?;
             Some(answer)
         };
-        timeout(Duration::from_secs(2), ask).await.ok()?
+        timeout(limit, ask).await.ok()?
     }
 }
 

@@ -161,10 +161,10 @@ impl World {
     }
 
     /// A host whose tenant's sessions go through another address.
-    pub fn host_through(&self, consumer: &TestConsumer, address: std::net::SocketAddr) -> Arc<ConsumerInbox> {
+    pub fn host_through(&self, consumer: &TestConsumer, address: std::net::SocketAddr, settings: &SessionSettings) -> Arc<ConsumerInbox> {
         let options = self.options.clone().host(&address.ip().to_string()).port(address.port());
         let admin = Admin::new(options, self.key.clone(), "test");
-        let sessions = Sessions::of(&admin, &consumer.tenant, &SessionSettings::default(), Budget::new(32)).expect("sessions");
+        let sessions = Sessions::of(&admin, &consumer.tenant, settings, Budget::new(32)).expect("sessions");
         let Consumer { consumer_id, tenant, name, .. } = consumer.row.clone();
         ConsumerInbox::new(consumer_id, tenant, name, consumer.policy.clone(), "host-through".to_owned(), sessions, self.scripts())
     }

@@ -105,8 +105,7 @@ impl KafkaServer {
     /// A broker of one's own that is also reached by these ports: a client that comes by one of them is told to come by
     /// it. On each the caller passes clients on to the port of [`Self::own_ports`] at the same place. Blocks.
     pub fn start_behind(advertised: &[u16]) -> Result<Self> {
-        let name = format!("oncebox-kafka-{}-{:08x}", std::process::id(), rand::random::<u32>());
-        Self::start_in(&std::env::temp_dir().join(name), QUICK_RETURN, advertised)
+        Self::start_in(&lasting_dir(), "", advertised)
     }
 
     /// The ports that a broker of one's own listens on beside its usual one.
@@ -321,8 +320,22 @@ impl Drop for Broker {
         if let Err(error) = self.end(&[(SIGKILL, Duration::from_secs(10))]) {
             tracing::warn!("{error:#}");
         }
-        let _ = fs::remove_dir_all(&self.dir); // what is left is in the folder for temporary files
+        let _ = fs::remove_dir_all(&self.dir); // what is left is in a folder that others clear
     }
+}
+
+/// A folder for a broker that may live as long as its process, in a `static` that is never dropped. Folders of processes
+/// that have ended are removed.
+fn lasting_dir() -> PathBuf {
+    let all = services::target_dir().join("test-brokers");
+    for folder in fs::read_dir(&all).into_iter().flatten().flatten() {
+        let name = folder.file_name();
+        let process = name.to_str().and_then(|name| name.split('-').next()).unwrap_or_default();
+        if !Path::new("/proc").join(process).exists() {
+            let _ = fs::remove_dir_all(folder.path()); // another process may be removing it
+        }
+    }
+    all.join(format!("{}-{:08x}", std::process::id(), rand::random::<u32>()))
 }
 
 /// `java` with Kafka's jars, a small heap and the quick compiler: a broker that lives for

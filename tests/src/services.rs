@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-/// How long a shared server outlives its last user. Cargo runs test binaries one after
-/// another; between two of them nobody uses it.
+/// How long a shared server outlives its last user: between two test binaries there may be
+/// nobody who uses it.
 pub const IDLE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Covers a first download of Kafka.

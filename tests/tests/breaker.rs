@@ -301,7 +301,7 @@ async fn a_database_that_is_away_is_tried_by_one_connection() {
     let world = World::new().await;
     let consumer = world.simple("", "").await;
     let gateway = Gateway::to(&world.superuser_options()).await;
-    let host = world.host_through(&consumer, gateway.address);
+    let host = world.host_through(&consumer, gateway.address, &SessionSettings::default());
     let stop = CancellationToken::new();
     let mut tasks: Vec<_> = (0..4).map(|_| tokio::spawn(retry::work(host.clone(), stop.clone()))).collect();
     let mut workers = Vec::new();

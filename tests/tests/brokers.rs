@@ -3,22 +3,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-use std::time::Instant;
+use std::{net::SocketAddr, time::Instant};
 
 use anyhow::{Result, ensure};
 use oncebox_inbox::NewDeployment;
-use oncebox_server::local::free_port;
 use oncebox_tests::{
     host::{DEADLINE, HostProcess, Options, Scenario, aside},
     kafka::KafkaServer,
     load::{Load, Work},
+    proxy::Proxy,
 };
-use tokio::{
-    io::copy_bidirectional,
-    net::{TcpListener, TcpStream},
-    sync::watch,
-    time::sleep,
-};
+use tokio::{net::TcpListener, time::sleep};
 
 const EFFECTS: &str = "SELECT count(*) FROM {schema}.ledger_entry";
 const POLL: std::time::Duration = std::time::Duration::from_millis(50);
@@ -64,7 +59,9 @@ async fn made_again(old: usize, host: Host, partitions: i32, options: Options) -
     const NEW: usize = 200;
     let all = old + NEW;
     let idle_after_ms = if host == Host::Rests { 500 } else { 0 };
-    let scenario = Scenario::with(Options { static_members: false, idle_after_ms, ..options.clone() }).await?;
+    // One that stands still is not taken for dead.
+    let session_timeout_ms = if host == Host::Frozen { 60_000 } else { options.session_timeout_ms };
+    let scenario = Scenario::with(Options { static_members: false, idle_after_ms, session_timeout_ms, ..options.clone() }).await?;
     scenario.send(&Load::of(vec![Work::Pay; old]).named("old")).await?;
     let mut process: Option<HostProcess> = Some(scenario.start_ready("a", &[]).await?);
     scenario.until(EFFECTS, old as i64).await?;
@@ -254,52 +251,16 @@ async fn a_host_says_nothing_of_partitions_that_it_gave_up() {
 
 // Brokers that come and go ------------------------------------------------------------------------
 
-/// A way to a broker that can be cut: every connection ends, and none is taken, until it is open again.
-struct Way {
-    port: u16,
-    open: watch::Sender<bool>,
-}
-
-impl Way {
-    fn new() -> Self {
-        Self { port: free_port().unwrap(), open: watch::Sender::new(true) }
-    }
-
-    fn carry(&self, to: u16) {
-        let (port, mut open) = (self.port, self.open.subscribe());
-        tokio::spawn(async move {
-            while open.wait_for(|open| *open).await.is_ok() {
-                let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
-                loop {
-                    let accepted = tokio::select! {
-                        _ = open.wait_for(|open| !open) => break,
-                        accepted = listener.accept() => accepted,
-                    };
-                    let Ok((mut near, _)) = accepted else { continue };
-                    let mut cut = open.clone();
-                    tokio::spawn(async move {
-                        let Ok(mut far) = TcpStream::connect(("127.0.0.1", to)).await else { return };
-                        tokio::select! {
-                            _ = cut.wait_for(|open| !open) => {}
-                            _ = copy_bidirectional(&mut near, &mut far) => {}
-                        }
-                    });
-                }
-            }
-        });
-    }
-}
-
 /// What could go wrong: a broker, or the way to it, comes and goes while consumers rest, and the host dies of a
 /// question that timed out meanwhile; or it lives and hears of nothing any more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_whose_consumers_rest_outlives_twenty_bounces_of_the_broker() {
     const BOUNCES: usize = 20;
     const RESTING: usize = 24;
-    let way = Way::new();
-    let advertised = way.port;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let advertised = listener.local_addr().unwrap().port();
     let kafka = tokio::task::spawn_blocking(move || KafkaServer::start_behind(&[advertised])).await.unwrap().unwrap();
-    way.carry(kafka.own_ports()[0]);
+    let way = Proxy::at(listener, SocketAddr::from(([127, 0, 0, 1], kafka.own_ports()[0]))).unwrap();
     let brokers = Some(format!("127.0.0.1:{advertised}"));
     let scenario = Scenario::with(Options { brokers, idle_after_ms: 500, ..Options::default() }).await.unwrap();
     let policy = scenario.admin.consumer(&scenario.tenant.name, "payments").await.unwrap().policy().unwrap();
@@ -314,14 +275,14 @@ async fn a_host_whose_consumers_rest_outlives_twenty_bounces_of_the_broker() {
     host.until_metric("oncebox_consumers", &["idle"], RESTING as f64).await.unwrap();
     let open = async || host.metric("oncebox_consumers", &["open"]).await.unwrap_or(0.0);
     for bounce in 0..BOUNCES {
-        way.open.send_replace(false);
+        way.close();
         // Now and then only the connections are cut. Else until consumers open since nothing can be told of them:
         // questions, which may take three seconds, have timed out before that.
         if bounce % 4 != 3 {
             until("a consumer opens", async || open().await >= 1.0 || !host.is_running()).await.unwrap();
         }
         assert!(host.is_running(), "the host died of bounce {bounce}");
-        way.open.send_replace(true);
+        way.heal();
         until("all rest again", async || open().await == 0.0 || !host.is_running()).await.unwrap();
         assert!(host.is_running(), "the host died of bounce {bounce}");
     }

@@ -40,7 +40,7 @@ async fn claims(world: &World) -> i64 {
 async fn a_slower_database_is_not_written_more() {
     let told = Told::default();
     let world = World::new().await;
-    let consumer = world.simple("", "batch = { duration_ms = 300 }").await;
+    let consumer = world.simple("", "batch = { duration_ms = 900 }").await;
     slow_database(&world, &consumer).await;
     let host = world.host(&consumer);
     let mut partition = take(&host).await;
@@ -51,7 +51,7 @@ async fn a_slower_database_is_not_written_more() {
         records
     };
     let mut written = Vec::new();
-    for (slowness, messages) in [(10, 128), (40, 96), (100, 32), (400, 6)] {
+    for (slowness, messages) in [(30, 128), (120, 96), (300, 32), (1_200, 6)] {
         world.execute(format!("UPDATE slowness SET ms = {slowness}")).await;
         let before = claims(&world).await;
         assert!(drive(&mut partition, &some(messages)).await.is_empty());

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use oncebox_inbox::{Filter, PartitionInbox, Remedy, Verb, message::Record};
+use oncebox_inbox::{Filter, PartitionInbox, Remedy, SessionSettings, Verb, message::Record};
 use oncebox_tests::inbox::{Row, TestConsumer, World, deliver, drive, record, step};
 
 const STATES: [&str; 9] =
@@ -29,10 +29,13 @@ async fn a_delivery_of_what_is_known_is_acked_whatever_its_state() {
     for ack in ["after_commit", "after_insert"] {
         let world = World::new().await;
         let policy = format!(
-            "ack = '{ack}'\norder = 'key'\nno_route = 'skip'\nretry = {{ backoff_min_ms = 600000, backoff_max_ms = 600000, jitter = 'none' }}"
+            "ack = '{ack}'\norder = 'key'\nno_route = 'skip'\nlimits = {{ deadline_ms = 600000 }}\n\
+             retry = {{ lease_ms = 700000, backoff_min_ms = 600000, backoff_max_ms = 600000, jitter = 'none' }}"
         );
         let consumer = world.simple("", &policy).await;
-        let host = world.host(&consumer);
+        // The one that is under way stays so while the others come again.
+        let settings = SessionSettings { idle_in_transaction_timeout_ms: 600_000, ..SessionSettings::default() };
+        let host = world.host_with(&consumer, world.scripts(), &settings);
         let mut unrouted = keyed(6, "unrouted", "f", "");
         unrouted.headers.push(("type".to_owned(), b"nobody".to_vec()));
         let log = [

@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use oncebox_inbox::{ConsumerInbox, Filter, InboxError, Remedy, Verb, handler::DeliveryKind, message::Record, retry};
+use oncebox_inbox::{ConsumerInbox, Filter, InboxError, Remedy, SessionSettings, Verb, handler::DeliveryKind, message::Record, retry};
 use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::{
     host::{Options, Scenario},
@@ -338,7 +338,7 @@ async fn deadly(world: &World, policy: &str) -> TestConsumer {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_kills_its_session_is_parked_and_others_go_on() {
     let world = World::new().await;
-    let consumer = deadly(&world, "limits = { deadline_ms = 100 }\nretry = { lease_ms = 2700 }").await;
+    let consumer = deadly(&world, "limits = { deadline_ms = 5000 }\nretry = { lease_ms = 8000 }").await;
     let host = world.host(&consumer);
     let log = [record(0, "a", ""), record(1, "kills", "sql SELECT pg_terminate_backend(pg_backend_pid())"), record(2, "b", "")];
     let mut partition = take(&host).await;
@@ -530,15 +530,17 @@ impl Lock {
 async fn what_could_not_be_recorded_in_time_is_taken_back() {
     let world = World::new().await;
     let policy =
-        "ack = 'after_insert'\nlimits = { deadline_ms = 300 }\nretry = { lease_ms = 3000, backoff_min_ms = 1, backoff_max_ms = 1 }";
+        "ack = 'after_insert'\nlimits = { deadline_ms = 3000 }\nretry = { lease_ms = 6000, backoff_min_ms = 1, backoff_max_ms = 1 }";
     let consumer = world.simple(HOT, policy).await;
     let well = world.host(&consumer);
     deliver(&well, &[record(0, "a", WAITS)]).await;
     let holder = hold(&world, &consumer).await;
+    // What ends a run is its deadline, and no bound of its session.
+    let settings = SessionSettings { lock_timeout_ms: 10_000, statement_timeout_ms: 10_000, ..SessionSettings::default() };
     let mut slow = Vec::new();
     for _ in 0..3 {
         let lock = Lock::before(&world).await;
-        let host = world.host_through(&consumer, lock.address);
+        let host = world.host_through(&consumer, lock.address, &settings);
         let worker = tokio::spawn({
             let host = host.clone();
             async move { step(&host).await }
@@ -573,7 +575,7 @@ async fn restarts_of_the_server_under_a_lease_are_no_crashes() {
     let folder = std::env::temp_dir().join(format!("oncebox-lease-{:08x}", rand::random::<u32>()));
     let options = PostgresOptions::new(&folder).tcp(true);
     let mut postgres = spawn_blocking(move || PrivatePostgres::start(options)).await.unwrap().unwrap();
-    let options = Options { postgres: Some(postgres.url()), ack: "after_insert", partitions: 1, ..Options::default() };
+    let options = Options { postgres: Some(postgres.url()), ack: "after_insert", partitions: 1, deadline_ms: 12_000, ..Options::default() };
     let scenario = Scenario::with(options).await.unwrap();
     scenario.send(&Load::of([Work::Sleeps(1_500), Work::Pay])).await.unwrap();
     let host = scenario.start_ready("a", &[]).await.unwrap();
@@ -634,8 +636,11 @@ async fn a_message_that_is_under_way_in_every_outage_is_parked() {
 async fn a_lost_connection_slows_down_nobody_else() {
     for is_outage in [false, true] {
         let world = World::new().await;
-        let consumer = world.simple(HOT, "batch = { duration_ms = 60000 }").await;
-        let host = world.host(&consumer);
+        let policy = "batch = { duration_ms = 60000 }\nlimits = { deadline_ms = 60000 }\nretry = { lease_ms = 70000 }";
+        let consumer = world.simple(HOT, policy).await;
+        // What waits for the holder does so until its connection is ended.
+        let settings = SessionSettings { lock_timeout_ms: 60_000, statement_timeout_ms: 60_000, ..SessionSettings::default() };
+        let host = world.host_with(&consumer, world.scripts(), &settings);
         deliver(&host, &records(["warm"])).await;
         let mut tasks = Vec::new();
         let holder = hold(&world, &consumer).await;
@@ -693,7 +698,7 @@ async fn a_killer_is_found_by_halving() {
         let tenant = world.tenant("acme", "").await;
         world.execute(format!("GRANT EXECUTE ON FUNCTION pg_terminate_backend(int, bigint) TO {}", tenant.login)).await;
         for round in 0..3 {
-            let policy = "limits = { deadline_ms = 1000 }\nretry = { lease_ms = 4000 }\nbatch = { duration_ms = 60000 }";
+            let policy = "limits = { deadline_ms = 5000 }\nretry = { lease_ms = 8000 }\nbatch = { duration_ms = 60000 }";
             let consumer = world.consumer(&tenant, &format!("round{round}"), policy).await;
             let killer = rng.random_range(0..64);
             let script = |n: i64| if n == killer { "sql SELECT pg_terminate_backend(pg_backend_pid())" } else { "" };

@@ -219,10 +219,14 @@ async fn the_embedded_broker_carries_messages() {
     broker.create_topic("orders", 16).unwrap();
     assert!(broker.create_topic("orders", 4).is_err());
     produce(broker.bootstrap(), "orders", "one").await;
-    let start = Instant::now();
-    check_consumed(broker.bootstrap(), "orders", "group", &["one"]).await;
-    // The default delay of a new group alone is 3 s.
-    assert!(start.elapsed() < Duration::from_millis(2500), "{:?}", start.elapsed());
+    // The default delay of a new group alone is 3 s, each time.
+    let mut took: Vec<Duration> = Vec::new();
+    while took.last().is_none_or(|took| *took >= Duration::from_millis(2500)) {
+        assert!(took.len() < 10, "{took:?}");
+        let start = Instant::now();
+        check_consumed(broker.bootstrap(), "orders", &format!("group-{}", took.len()), &["one"]).await;
+        took.push(start.elapsed());
+    }
 }
 
 /// What could go wrong: a restart moves the port, forgets messages or committed offsets.

@@ -281,7 +281,8 @@ async fn half_open_connections_keep_no_probe_out() {
         let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\n").await; // it may have been closed already
         half_open.push(stream);
         if n % 50 == 49 {
-            assert_eq!((host.readiness().await, host.metrics().await.is_some()), (Some(200), true), "beside {n}");
+            let ready = host.readiness_within(Duration::from_secs(20)).await;
+            assert_eq!((ready, host.metrics().await.is_some()), (Some(200), true), "beside {n}");
         }
     }
     // One address has half of the 256 places; for each further connection of it one of its own was closed.
@@ -316,7 +317,8 @@ async fn refused_duplicates_are_told_on_the_command_line() {
         scenario.send(&load).await.unwrap();
     }
     let counted = ["outcome=\"already_done\""];
-    host.until_metric("oncebox_claims_total", &counted, 500.0).await.unwrap();
+    host.until_metric_reaches("oncebox_claims_total", &counted, 500.0).await.unwrap();
+    assert_eq!(host.metric("oncebox_claims_total", &counted).await, Some(500.0));
     let deadline = Instant::now() + DEADLINE;
     while refused().await < 500 {
         assert!(Instant::now() < deadline, "{} of 500 duplicates are told", refused().await);
@@ -329,12 +331,12 @@ async fn refused_duplicates_are_told_on_the_command_line() {
 
     // What a host refused just before it ends is not lost, and its successor goes on.
     scenario.send(&load).await.unwrap();
-    host.until_metric("oncebox_claims_total", &counted, 600.0).await.unwrap();
+    host.until_metric_reaches("oncebox_claims_total", &counted, 600.0).await.unwrap();
     host.stop().await.unwrap();
     assert_eq!(refused().await, 600);
     let host = scenario.start_ready("a", &[]).await.unwrap();
     scenario.send(&load).await.unwrap();
-    host.until_metric("oncebox_claims_total", &counted, 100.0).await.unwrap();
+    host.until_metric_reaches("oncebox_claims_total", &counted, 100.0).await.unwrap();
     host.stop().await.unwrap();
     assert_eq!(refused().await, 700);
 }

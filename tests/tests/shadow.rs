@@ -423,7 +423,7 @@ async fn a_live_transaction_gets_a_row_that_a_trial_holds() {
         let update = "BEGIN READ WRITE; UPDATE item SET n = n + 1 WHERE id = 1; COMMIT";
         timeout(DEADLINE, live.execute(sqlx::raw_sql(update))).await.expect("the row").unwrap();
         // 20 ms and a round trip or two on an idle machine; the trial by itself would last 10 s.
-        assert!(started.elapsed() < Duration::from_secs(2), "`{id}`: waited {:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(5), "`{id}`: waited {:?}", started.elapsed());
         println!("{id}: waited {:?}", started.elapsed());
         let report = stage.report(offset + 1).await;
         assert_eq!(skipped(&report), [("stood_in_the_way", offset + 1)], "`{id}`");
@@ -521,7 +521,7 @@ async fn triggers_come_with_a_shadow_and_go_with_it() {
     for _ in 0..20 {
         let started = Instant::now();
         writer.execute(sqlx::raw_sql("BEGIN READ WRITE; INSERT INTO later VALUES (3); ROLLBACK")).await.unwrap();
-        assert!(started.elapsed() < Duration::from_secs(1), "a writer waited {:?} behind a trigger", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(3), "a writer waited {:?} behind a trigger", started.elapsed());
         sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(looking.await.unwrap().unwrap(), ["later"], "a table in use is left for the next look");

@@ -36,6 +36,8 @@ pub(crate) enum HostLock {
     Groups,
     /// Partitions of the inbox are made.
     Partitions,
+    /// A migration of this tenant's own is applied.
+    TenantMigration(i32),
     /// The mirror of this tenant is written in the tenant's own database.
     Mirror(i32),
     /// This tenant is being taken away.
@@ -53,6 +55,7 @@ impl HostLock {
             Self::Grants => (2, 0),
             Self::Groups => (3, 0),
             Self::Partitions => (4, 0),
+            Self::TenantMigration(tenant_id) => (5, tenant_id),
             Self::Mirror(tenant_id) => (6, tenant_id),
             Self::Removal(tenant_id) => (7, tenant_id),
         };
@@ -66,6 +69,7 @@ impl HostLock {
             Self::Grants => "change privileges in the database",
             Self::Groups => "give out a kafka group",
             Self::Partitions => "make partitions of the inbox",
+            Self::TenantMigration(_) => "apply a migration of the tenant",
             Self::Mirror(_) => "write to the tenant's own database",
             Self::Removal(_) => "take the tenant away",
         }

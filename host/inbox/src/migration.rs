@@ -9,6 +9,8 @@ use tokio::time::sleep;
 use crate::{
     admin::Admin,
     error::{InboxError, plain},
+    locks::{self, HostLock},
+    reach,
     statements::{self, Statement},
     tenant::Tenant,
     tx,
@@ -61,20 +63,18 @@ impl Admin {
     pub async fn apply_migration(&self, tenant: &Tenant, name: &str, sql: &str) -> Result<bool, InboxError> {
         check_migration_name(name)?;
         let digest: [u8; 32] = Sha256::digest(sql).into();
-        if let Some(known) = self.migrations(&tenant.name).await?.into_iter().find(|known| known.name == name) {
-            if known.digest == digest {
-                return Ok(false);
-            }
-            return Err(InboxError::conflict(format!(
-                "migration `{name}` of tenant `{}` was applied with another text; write what is new as a migration of its own",
-                tenant.name
-            )));
+        if self.is_applied(tenant, name, &digest).await? {
+            return Ok(false);
         }
         let what = format!("migration `{name}`");
         let statements = statements::read(sql).map_err(|problems| InboxError::Statements { what: what.clone(), problems })?;
         let credentials = self.credentials(tenant)?;
         let place = self.place(tenant)?;
-        self.refuse_beside_another(&place.pool, tenant).await?;
+        let turn = take_turn(&place.pool, tenant).await?;
+        // Another host's may have ended just before.
+        if self.is_applied(tenant, name, &digest).await? {
+            return Ok(false);
+        }
         let MigrationBounds { lock_timeout_ms, statement_timeout_ms, .. } = self.migrations;
         // Statements are told from each other by what a backslash in quotes means.
         let options = [
@@ -91,10 +91,12 @@ impl Admin {
             .application_name(SESSION_NAME)
             .username(&tenant.owner_login)
             .password(&credentials.owner_password)
+            .answer_timeout(reach::answer_max(statement_timeout_ms))
             .options(options);
         let mut connection = PgConnection::connect_with(&options).await?;
         let applied = self.try_migration(&mut connection, &place.pool, &credentials.secret, name, &statements, &digest).await;
         let _ = connection.close().await; // what is not committed by now never is
+        let _ = turn.close().await; // the turn ends either way
         applied.map_err(|refusal| refusal.into_error(&what))?;
         if let Err(error) = self.copy_migrations(tenant).await {
             tracing::warn!(tenant = tenant.name, migration = name, %error, "a migration is recorded in the tenant's own database alone; it is copied later");
@@ -102,21 +104,16 @@ impl Admin {
         Ok(true)
     }
 
-    /// Refuses a migration while another one of the tenant runs: one whose request was given up goes on to its end,
-    /// within its bounds, and the same name and text is answered by what became of it.
-    async fn refuse_beside_another(&self, pool: &PgPool, tenant: &Tenant) -> Result<(), InboxError> {
-        // The session of one that has ended lives on for a moment, idle; it may yet read what others changed in the catalog,
-        // for which it begins a transaction of its own.
-        const RUNS: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE usename = $1 AND application_name = $2 \
-            AND xact_start IS NOT NULL AND state <> 'idle')";
-        if sqlx::query_scalar(RUNS).bind(&tenant.owner_login).bind(SESSION_NAME).fetch_one(pool).await? {
-            return Err(InboxError::conflict(format!(
-                "a migration of tenant `{}` is being applied; give this one again when that has ended. A migration goes on when its request \
-                 was given up, and the same name and text again says what became of it",
+    /// Whether the tenant's schema holds a migration with this text; one of the same name with another is an error.
+    async fn is_applied(&self, tenant: &Tenant, name: &str, digest: &[u8]) -> Result<bool, InboxError> {
+        match self.migrations(&tenant.name).await?.into_iter().find(|known| known.name == name) {
+            None => Ok(false),
+            Some(known) if known.digest == digest => Ok(true),
+            Some(_) => Err(InboxError::conflict(format!(
+                "migration `{name}` of tenant `{}` was applied with another text; write what is new as a migration of its own",
                 tenant.name
-            )));
+            ))),
         }
-        Ok(())
     }
 
     /// Applies a migration, again after a pause where a lock was not to be had in time. Nothing of a migration is kept,
@@ -190,6 +187,21 @@ impl Admin {
     }
 }
 
+/// The turn of a tenant's migration, which ends with its connection; an error while another one is applied. That one goes on
+/// to its end, within its bounds, where its request was given up, and the same name and text is answered by what became of
+/// it.
+async fn take_turn(pool: &PgPool, tenant: &Tenant) -> Result<PgConnection, InboxError> {
+    let mut turn = pool.acquire().await?.detach();
+    if locks::try_for_session(&mut turn, HostLock::TenantMigration(tenant.tenant_id)).await? {
+        return Ok(turn);
+    }
+    Err(InboxError::conflict(format!(
+        "a migration of tenant `{}` is being applied; give this one again when that has ended. A migration goes on when its request \
+         was given up, and the same name and text again says what became of it",
+        tenant.name
+    )))
+}
+
 /// What PostgreSQL says against a migration.
 struct Refusal {
     /// The line of the statement that it was said to.
@@ -231,7 +243,8 @@ async fn look_for_holder(pool: &PgPool, backend: i32, holder: &mut Option<String
                 WHERE l.pid = $1 AND NOT l.granted AND l.relation IS NOT NULL LIMIT 1), 'the lock'), a.pid, a.usename, \
             CASE WHEN a.application_name <> '' THEN ' (' || a.application_name || ')' END, \
             ', ' || a.state || ', its transaction ' || (extract(epoch FROM clock_timestamp() - a.xact_start))::int || ' s old') \
-        FROM unnest(pg_blocking_pids($1)) AS b (pid) JOIN pg_stat_activity a USING (pid) ORDER BY a.xact_start LIMIT 1";
+        FROM pg_stat_activity w CROSS JOIN LATERAL unnest(pg_blocking_pids(w.pid)) AS b (pid) JOIN pg_stat_activity a ON a.pid = b.pid \
+        WHERE w.pid = $1 AND w.wait_event_type = 'Lock' ORDER BY a.xact_start LIMIT 1";
     loop {
         sleep(LOOK).await;
         if let Ok(Some(found)) = sqlx::query_scalar(HOLDER).bind(backend).fetch_optional(pool).await {

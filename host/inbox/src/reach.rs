@@ -18,9 +18,13 @@ use crate::error::InboxError;
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a connection that rested may take to say that it is there.
 const PING_MAX: Duration = Duration::from_secs(2);
-/// How long the host waits for an answer on a connection of its own login. No statement of it takes as long; without
-/// a bound a connection that a firewall has forgotten would be waited for, and counted as in use, for ever.
+/// How long the host waits for an answer on a connection of its own login, but for migrations. No other statement of it
+/// takes as long; without a bound a connection that a firewall has forgotten would be waited for, and counted as in use,
+/// for ever.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
+/// How much longer than a statement may take its answer is waited for. A server that is heard of no more is noticed by
+/// that, also where something in between still acknowledges what is sent.
+const ANSWER_MARGIN: Duration = Duration::from_secs(3);
 
 /// Startup options by which the server notices that its client is not reachable any more, and lets go of the locks of
 /// what it had open. The driver asks the same of its own side of the connection.
@@ -67,6 +71,15 @@ pub(crate) fn pool(connections_max: u32, patience: Duration) -> PgPoolOptions {
 /// Options of the host's login, by which neither side waits for the other for ever.
 pub(crate) fn noticing_silence(options: PgConnectOptions) -> PgConnectOptions {
     options.options(NOTICE_SILENCE).answer_timeout(ANSWER_MAX)
+}
+
+/// For how long an answer is waited for whose statement the server ends after so many milliseconds; zero is never, as the
+/// server takes it.
+pub(crate) fn answer_max(statement_timeout_ms: u64) -> Duration {
+    match statement_timeout_ms {
+        0 => Duration::MAX,
+        ms => Duration::from_millis(ms).saturating_add(ANSWER_MARGIN),
+    }
 }
 
 /// Open a connection, or say that the database does not answer.

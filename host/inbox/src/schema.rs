@@ -110,7 +110,8 @@ pub async fn migrate(options: &PgConnectOptions) -> Result<Vec<String>, InboxErr
     let owner = owner_role(&mut admin).await?;
     let wait = format!("{}ms", MIGRATION_WAIT.as_millis());
     let settings = [("role", owner.as_str()), ("search_path", "oncebox"), ("lock_timeout", wait.as_str())];
-    let mut migrator = PgConnection::connect_with(&options.clone().options(settings)).await?;
+    // An index of a large inbox is made for as long as that takes.
+    let mut migrator = PgConnection::connect_with(&options.clone().options(settings).answer_timeout(std::time::Duration::MAX)).await?;
     // Migrations write lists of privileges, and functions that have one.
     lock_grants_for_session(&mut migrator).await?;
     // What `run` does, in a form that a task can do: its bounds hold for no lifetime in particular.

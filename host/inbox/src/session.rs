@@ -18,7 +18,7 @@ use crate::{
     credentials::Credentials,
     error::InboxError,
     hooks,
-    reach::{CONNECT_TIMEOUT, NOTICE_SILENCE},
+    reach::{self, CONNECT_TIMEOUT, NOTICE_SILENCE},
     scheduler::{Admission, HostBounds, Meter, Scheduler},
     tenant::Tenant,
     tx::{Silence, Tx, bounded},
@@ -212,10 +212,6 @@ const OTHERS_NOTICE: Duration = Duration::from_millis(100);
 /// How long ending a backend may take.
 const TERMINATE_MAX: Duration = Duration::from_secs(6);
 
-/// How much longer than a statement may take its answer is waited for, milliseconds. A server that is heard of no
-/// more is noticed by that, also where something in between still acknowledges what is sent.
-const ANSWER_MARGIN_MS: u64 = 3_000;
-
 impl Sessions {
     /// The sessions of a tenant's guest role, under the host's budget.
     pub fn of(admin: &Admin, tenant: &Tenant, settings: &SessionSettings, budget: Arc<Budget>) -> Result<Arc<Self>, InboxError> {
@@ -243,9 +239,7 @@ impl Sessions {
             ("search_path", schema.to_owned()),
             ("application_name", "oncebox".to_owned()),
         ]);
-        // The server ends every statement before that.
-        let answer_max = Duration::from_millis(settings.statement_timeout_ms.saturating_add(ANSWER_MARGIN_MS));
-        let options = options.options(NOTICE_SILENCE).answer_timeout(answer_max);
+        let options = options.options(NOTICE_SILENCE).answer_timeout(reach::answer_max(settings.statement_timeout_ms));
         let access = Arc::new(watch::Sender::new(Arc::new(Access { options, secret })));
         Self::with(tenant_id, access, None, admin, budget)
     }
@@ -368,7 +362,6 @@ impl Sessions {
         {
             return uptime.is_some_and(|uptime| uptime > at.duration_since(began));
         }
-        let at = Instant::now();
         let asking = async {
             let mut connection = PgConnection::connect_with(&self.admin.connect_options()).await?;
             let uptime: f64 = sqlx::query_scalar(STARTED).fetch_one(&mut connection).await?;
@@ -381,7 +374,8 @@ impl Sessions {
             Ok(Err(error)) if is_full(&error) => Some(Duration::MAX),
             _ => None,
         };
-        *asked = Some((Instant::now(), uptime));
+        let at = Instant::now();
+        *asked = Some((at, uptime));
         uptime.is_some_and(|uptime| uptime > at.duration_since(began))
     }
 
@@ -399,13 +393,10 @@ impl Sessions {
                 None => live = false,
             }
         }
-        while live && let Some(mut connection) = self.admin.try_acquire() {
-            match tokio::time::timeout(PROBE, connection.ping()).await {
-                Ok(Ok(())) => break,
-                _ => {
-                    drop(connection.detach());
-                    live = false;
-                }
+        if live && let Some(mut connection) = self.admin.try_acquire() {
+            live = matches!(tokio::time::timeout(PROBE, connection.ping()).await, Ok(Ok(())));
+            if !live {
+                drop(connection.detach());
             }
         }
         live

@@ -167,10 +167,12 @@ impl Admin {
         Ok(())
     }
 
-    /// A start is over, and the host lives. With a build: it was survived whole, which is known from now on, also where this
-    /// host was so silent that it was taken for gone.
+    /// A start is over, and the host lives: where it was so silent that it was taken for gone, what followed from that is
+    /// undone. With a build: the start was survived whole, which is known from now on.
     pub async fn end_start(&self, start: &Start, proven_by: Option<&str>) -> Result<(), InboxError> {
-        const PROVEN: &str = "UPDATE oncebox.consumer_start SET proven_revision = $3, proven_build = $4, suspicions = 0, deaths = deaths - mine::int, \
+        const SURVIVED: &str = "UPDATE oncebox.consumer_start SET \
+                proven_revision = CASE WHEN $4::text IS NULL THEN proven_revision ELSE $3 END, proven_build = coalesce($4, proven_build), \
+                suspicions = CASE WHEN $4 IS NULL THEN greatest(suspicions - 1, 0) ELSE 0 END, deaths = deaths - mine::int, \
                 quarantined_revision = CASE WHEN mine THEN NULL ELSE quarantined_revision END, \
                 quarantined_at = CASE WHEN mine THEN NULL ELSE quarantined_at END, \
                 quarantined_host = CASE WHEN mine THEN NULL ELSE quarantined_host END \
@@ -178,10 +180,11 @@ impl Admin {
                 FROM oncebox.consumer_start WHERE consumer_id = $1 FOR NO KEY UPDATE) s WHERE consumer_id = s.id";
         let mut tx = self.pool.begin().await?;
         const OVER: &str = "DELETE FROM oncebox.start_mark WHERE consumer_id = $1 AND host_id = $2";
-        sqlx::query(OVER).bind(start.consumer_id).bind(start.host_id).execute(&mut *tx).await?;
-        if let Some(build) = proven_by {
-            let proven = sqlx::query(PROVEN).bind(start.consumer_id).bind(start.host_id).bind(start.policy_revision).bind(build);
-            proven.execute(&mut *tx).await?;
+        let over = sqlx::query(OVER).bind(start.consumer_id).bind(start.host_id).execute(&mut *tx).await?;
+        // Where the mark is gone, this host was taken for gone with it.
+        if proven_by.is_some() || over.rows_affected() == 0 {
+            let survived = sqlx::query(SURVIVED).bind(start.consumer_id).bind(start.host_id).bind(start.policy_revision).bind(proven_by);
+            survived.execute(&mut *tx).await?;
         }
         Ok(tx.commit().await?)
     }

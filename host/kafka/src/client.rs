@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 
 use crate::{
     flow::Partition,
-    offsets::{OffsetStore, ToCommit},
+    offsets::{Ledger, OffsetStore, ToCommit},
     position::{Committed, note, noted},
     rebalance::Context,
     topic_id::TopicId,
@@ -117,15 +117,17 @@ impl Client {
     }
 
     /// Commits, for partitions of a topic whose id is this, the low watermark in place of offsets of other topics;
-    /// what was replaced by what.
+    /// what was replaced by what. What is no longer ours in the ledger is left to whoever has it.
     pub(crate) fn start_over(
         &self,
-        partitions: Vec<Partition>,
+        ledger: &Ledger,
+        assigned: &[(Partition, u64)],
         id: &TopicId,
         lookup: Duration,
         commit: Duration,
     ) -> Result<Vec<(Partition, i64, i64)>, String> {
         let replace = || -> KafkaResult<_> {
+            let partitions: Vec<_> = assigned.iter().map(|(partition, _)| partition.clone()).collect();
             let mut replaced = Vec::new();
             for (partition, committed) in partitions.iter().zip(self.committed(&partitions, lookup)?) {
                 if let Some(committed) = committed.filter(|committed| !committed.is_of(id)) {
@@ -133,6 +135,9 @@ impl Client {
                     replaced.push((partition.clone(), committed.offset, low));
                 }
             }
+            let is_ours =
+                |of: &Partition| assigned.iter().any(|(partition, generation)| partition == of && ledger.is_ours(of, *generation));
+            replaced.retain(|(partition, ..)| is_ours(partition));
             if !replaced.is_empty() {
                 let offsets: Vec<_> = replaced.iter().map(|(partition, _, low)| (partition.clone(), *low, id.clone())).collect();
                 self.commit(&offsets, commit)?;

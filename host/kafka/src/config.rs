@@ -89,9 +89,9 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("metadata.max.age.ms", "900000"),
 ];
 
-/// The same for every connection to brokers: one that has gone silent is given up after eight seconds, and another
-/// one is tried soon.
-const CONNECTION: &[(&str, &str)] = &[
+/// The same for every connection of a host to brokers: one that has gone silent is given up after eight seconds, and
+/// another one is tried soon.
+pub const CONNECTION: &[(&str, &str)] = &[
     ("socket.timeout.ms", "8000"),
     ("socket.connection.setup.timeout.ms", "5000"),
     ("socket.keepalive.enable", "true"),

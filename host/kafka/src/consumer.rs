@@ -30,7 +30,7 @@ use crate::{
     sabotage,
     sink::Inbox,
     status::{ConsumerState, Snapshot},
-    topic_id::TopicIds,
+    topic_id::{TopicIds, describe},
     worker::{Leave, Shared, Worker},
 };
 
@@ -180,8 +180,8 @@ impl Loop {
         };
         // Offsets of a topic that was made again mean nothing in it. What librdkafka has stored of them it commits
         // nevertheless, with the id of the topic that is gone beside it.
-        let lost = result.as_ref().is_err_and(ConsumerError::is_of_another_topic);
-        let unfinished = self.end(within, lost).await;
+        let made_again = result.as_ref().err().and_then(ConsumerError::topic_made_again);
+        let unfinished = self.end(within, made_again).await;
         Ending { result, unfinished }
     }
 
@@ -373,7 +373,7 @@ impl Loop {
         if let Some(checking) = self.checking.take_if(|checking| checking.is_finished()) {
             match checking.await {
                 Ok(Some(topic)) => {
-                    self.shared.ledger.of_topic(&topic).iter().for_each(|partition| self.shared.labels.topic_made_again(partition));
+                    self.shared.ledger.of_topic(&topic).iter().for_each(|(partition, _)| self.shared.labels.topic_made_again(partition));
                     return Err(ConsumerError::MadeAgain { topic: topic.to_string() });
                 }
                 Ok(None) => {}
@@ -383,12 +383,14 @@ impl Loop {
         if self.checking.is_none() {
             let known = self.assigned.values().filter_map(|assigned| assigned.flow.topic_id());
             let known: HashSet<_> = known.collect();
-            let (shared, lookup) = (Arc::clone(&self.shared), self.config.timing.lookup);
+            let (client, lookup) = (Arc::clone(&self.shared.client), self.config.timing.lookup);
             self.checking = Some(tokio::spawn(async move {
                 for (topic, id) in known {
-                    // No answer says nothing; the next tick asks again.
-                    let present = shared.topic_ids.of(&shared.client, &topic, std::time::Instant::now(), lookup).await;
-                    if present.is_ok_and(|present| present.is_some_and(|present| present != id)) {
+                    let name = Arc::clone(&topic);
+                    // Not through `topic_ids`, where workers would wait for it.
+                    let present = client.lookup(move |client| describe(&client.consumer, &name, lookup)).await;
+                    // No answer says nothing. The next tick asks again, in another order; one silent broker is enough for this one.
+                    if present.ok()?.is_some_and(|present| present != id) {
                         return Some(topic);
                     }
                 }
@@ -424,20 +426,24 @@ impl Loop {
         self.snapshot.send_replace(Snapshot { state, flows });
     }
 
-    /// Gives everything up and leaves the group. Returns how many workers still run.
-    async fn end(mut self, within: Duration, lost: bool) -> usize {
+    /// Gives everything up, partitions of a topic that was made again as lost, and leaves the group. Returns how many
+    /// workers still run.
+    async fn end(mut self, within: Duration, made_again: Option<&str>) -> usize {
         let deadline = Instant::now() + within;
         self.publish(ConsumerState::Draining);
-        let partitions: Vec<Partition> = self.assigned.keys().cloned().collect();
+        let is_of_another = |partition: &Partition| made_again == Some(&*partition.topic);
+        let (of_another, partitions): (Vec<_>, Vec<_>) = self.assigned.keys().cloned().partition(is_of_another);
+        self.give_up(&of_another, true, Duration::ZERO).await;
         // The rest is for the commit and for leaving.
-        self.give_up(&partitions, lost, within.mul_f64(0.75)).await;
+        self.give_up(&partitions, false, within.mul_f64(0.75)).await;
         let earlier: Vec<Id> = self.leaving.keys().copied().collect();
         self.wait_for(&earlier, deadline.saturating_duration_since(Instant::now()).mul_f64(0.5)).await;
         if let Some(measuring) = self.measuring.take() {
             let _ = timeout_at(deadline, measuring).await;
         }
         if let Some(checking) = self.checking.take() {
-            let _ = timeout_at(deadline, checking).await;
+            // A question under way ends by itself, and keeps nobody from leaving the group.
+            checking.abort();
         }
         self.shared.pauses.quiet(deadline).await;
         self.publish(ConsumerState::Ended);

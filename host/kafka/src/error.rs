@@ -82,6 +82,8 @@ pub enum ConsumerError {
         "partition `{partition}` went back from offset `{expected}` to `{found}`: its topic was deleted and made again; the consumer starts again, at the beginning of the new topic"
     )]
     WentBack {
+        /// Name of the topic.
+        topic: String,
         /// `topic/partition`.
         partition: String,
         /// The offset that should have come next.
@@ -95,9 +97,12 @@ pub enum ConsumerError {
 }
 
 impl ConsumerError {
-    /// Whether offsets of a topic mean nothing any more, so that nothing more of them is to be committed.
-    pub(crate) fn is_of_another_topic(&self) -> bool {
-        matches!(self, Self::WentBack { .. } | Self::MadeAgain { .. })
+    /// The topic whose offsets mean nothing any more, so that nothing more of them is to be committed.
+    pub(crate) fn topic_made_again(&self) -> Option<&str> {
+        match self {
+            Self::WentBack { topic, .. } | Self::MadeAgain { topic } => Some(topic),
+            _ => None,
+        }
     }
 
     /// Whether starting the consumer again, with nothing changed, may help.

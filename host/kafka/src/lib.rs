@@ -33,7 +33,7 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-pub use config::{ConsumerConfig, Timing};
+pub use config::{CONNECTION, ConsumerConfig, Timing};
 pub use consumer::Consumer;
 pub use error::ConsumerError;
 pub use handle::{ConsumerHandle, Drained};

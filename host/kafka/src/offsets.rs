@@ -58,9 +58,16 @@ impl Ledger {
             .collect()
     }
 
-    /// The partitions of a topic that are ours.
-    pub(crate) fn of_topic(&self, topic: &str) -> Vec<Partition> {
-        self.entries().keys().filter(|partition| &*partition.topic == topic).cloned().collect()
+    /// The partitions of a topic that are ours, each with its assignment.
+    pub(crate) fn of_topic(&self, topic: &str) -> Vec<(Partition, u64)> {
+        let entries = self.entries();
+        let of_topic = entries.iter().filter(|(partition, _)| &*partition.topic == topic);
+        of_topic.map(|(partition, entry)| (partition.clone(), entry.generation)).collect()
+    }
+
+    /// Whether the partition is ours by this assignment. Whoever commits past [`Self::store`] asks right before.
+    pub(crate) fn is_ours(&self, partition: &Partition, generation: u64) -> bool {
+        self.entries().get(partition).is_some_and(|entry| entry.generation == generation)
     }
 
     /// Stores an offset under the lock, so that no revocation comes between the check
@@ -113,6 +120,8 @@ mod tests {
         ledger.assign(partition(), 2);
         assert!(matches!(ledger.store(&list, &partition(), 1, 13, &id), Stored::NotOurs));
         assert!(matches!(ledger.store(&list, &partition(), 2, 14, &id), Stored::Yes));
+        assert!(ledger.is_ours(&partition(), 2) && !ledger.is_ours(&partition(), 1));
+        assert_eq!((ledger.of_topic("t"), ledger.of_topic("u")), (vec![(partition(), 2)], vec![]));
         assert_eq!(*list.0.lock().unwrap(), [11, 14]);
     }
 

@@ -114,7 +114,7 @@ pub async fn delete_group(config: &ConsumerConfig) -> Result<bool, SeekError> {
     }
     let mut client = ClientConfig::new();
     client.set_log_level(RDKafkaLogLevel::Emerg);
-    for (name, value) in config.host_properties.iter().chain(&config.kafka.properties) {
+    for (name, value) in config.connection_properties() {
         client.set(name, value);
     }
     let failed = |error| ConsumerError::from_creation(error, &config.secrets());

@@ -204,8 +204,14 @@ impl Worker {
         if self.topic_id.is_none() || committed.as_ref().is_none_or(|committed| committed.topic_id.is_some()) {
             return;
         }
-        let (offsets, within) = (vec![(self.flow.partition.clone(), next, self.topic_id.clone())], self.shared.commit);
-        let noted = self.shared.client.lookup(move |client| client.commit(&offsets, within).map_err(|error| error.to_string())).await;
+        let (shared, generation) = (Arc::clone(&self.shared), self.generation);
+        let offset = (self.flow.partition.clone(), next, self.topic_id.clone());
+        let note = move |client: &Client| match shared.ledger.is_ours(&offset.0, generation) {
+            true => client.commit(&[offset], shared.commit).map_err(|error| error.to_string()),
+            // Whoever has it now may be further.
+            false => Ok(()),
+        };
+        let noted = self.shared.client.lookup(note).await;
         if let Err(error) = noted {
             let Labels { tenant, consumer } = &self.shared.labels;
             tracing::debug!(tenant, consumer, partition = %self.flow.partition, error, "the topic's id was not noted beside the offset");
@@ -220,9 +226,9 @@ impl Worker {
         let (shared, topic) = (Arc::clone(&self.shared), Arc::clone(&self.flow.partition.topic));
         let _only = shared.replacing.lock().await;
         loop {
-            let (partitions, id) = (shared.ledger.of_topic(&topic), self.topic_id.clone());
-            let (lookup, commit) = (shared.lookup, shared.commit);
-            let replaced = shared.client.lookup(move |client| client.start_over(partitions, &id, lookup, commit)).await;
+            let (assigned, id, ours) = (shared.ledger.of_topic(&topic), self.topic_id.clone(), Arc::clone(&shared));
+            let replace = move |client: &Client| client.start_over(&ours.ledger, &assigned, &id, ours.lookup, ours.commit);
+            let replaced = shared.client.lookup(replace).await;
             match replaced {
                 Ok(replaced) => {
                     replaced.iter().for_each(|(partition, committed, low)| self.made_again(partition, *committed, *low));
@@ -330,10 +336,11 @@ impl Worker {
                 Ok(id) if id == self.topic_id => break,
                 Ok(_) => {
                     self.shared.labels.topic_made_again(&self.flow.partition);
+                    let topic = self.flow.partition.topic.to_string();
                     return Err(if found < expected {
-                        ConsumerError::WentBack { partition, expected, found }
+                        ConsumerError::WentBack { topic, partition, expected, found }
                     } else {
-                        ConsumerError::MadeAgain { topic: self.flow.partition.topic.to_string() }
+                        ConsumerError::MadeAgain { topic }
                     });
                 }
                 // Nothing is running; leaving is noticed by `fill`, which offers nothing more.

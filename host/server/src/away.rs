@@ -1,13 +1,18 @@
 //! What a host needs before it can begin, and may find away: its database and a broker. Both are waited for, while
 //! `/readyz` says why; what no waiting mends ends the process.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use oncebox_inbox::InboxError;
 use rdkafka::{
-    ClientConfig,
-    consumer::{BaseConsumer, Consumer},
+    ClientConfig, ClientContext,
+    config::RDKafkaLogLevel,
+    consumer::{BaseConsumer, Consumer, ConsumerContext},
     error::{KafkaError, RDKafkaErrorCode},
 };
 use tokio::sync::watch;
@@ -20,6 +25,10 @@ const PAUSE_MIN: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// How long a broker may take to answer.
 const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the client is asked for one more event.
+const EVENT_TIMEOUT: Duration = Duration::from_millis(100);
+/// Events that are looked at after a try; many brokers may fail faster than that.
+const EVENTS_MAX: usize = 1_000;
 
 /// Try something until it succeeds, or fails of what is not away. Readiness and the log say what is waited for.
 pub(crate) async fn wait<F: Future<Output = Result<()>>>(readiness: &watch::Sender<Readiness>, attempt: impl Fn() -> F) -> Result<()> {
@@ -39,15 +48,50 @@ pub(crate) async fn database(config: &Config) -> Result<()> {
     serve::migrate(config).await
 }
 
+/// A client to ask brokers with.
+pub(crate) type Client = BaseConsumer<Refusal>;
+
+/// Why no connection to a broker comes about that accepts one: the error and what librdkafka says of it. A question fails
+/// as if the broker were away; why, librdkafka tells in an event.
+#[derive(Default)]
+pub(crate) struct Refusal(Mutex<Option<(KafkaError, String)>>);
+
+impl Refusal {
+    fn last(&self) -> Option<(KafkaError, String)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl ConsumerContext for Refusal {}
+
+impl ClientContext for Refusal {
+    fn log(&self, _: RDKafkaLogLevel, _: &str, _: &str) {}
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        let refusal = match error.rdkafka_error_code() {
+            // It follows each of the others.
+            Some(RDKafkaErrorCode::AllBrokersDown) => return,
+            Some(RDKafkaErrorCode::SSL) => Some((error, reason.to_owned())),
+            _ if !is_broker_away(&error) => Some((error, reason.to_owned())),
+            // The broker went away meanwhile.
+            _ => None,
+        };
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = refusal;
+    }
+}
+
 /// A client to ask brokers with. A property that it does not take is an error at once.
-pub(crate) fn brokers(properties: &BTreeMap<String, String>) -> Result<Arc<BaseConsumer>> {
+pub(crate) fn brokers(properties: &BTreeMap<String, String>) -> Result<Arc<Client>> {
     let mut config = ClientConfig::new();
+    for (name, value) in oncebox_kafka::CONNECTION {
+        config.set(*name, *value);
+    }
     for (name, value) in properties {
         config.set(name, value);
     }
     // librdkafka would repeat every refused connection on standard error.
-    config.set_log_level(rdkafka::config::RDKafkaLogLevel::Emerg);
-    config.create().map(Arc::new).map_err(|error| match error {
+    config.set_log_level(RDKafkaLogLevel::Emerg);
+    config.create_with_context(Refusal::default()).map(Arc::new).map_err(|error| match error {
         // Its text shows the value, which may be a password.
         KafkaError::ClientConfig(_, _, name, _) => {
             anyhow!("kafka property `{name}` is unknown or its value is not accepted; check `kafka.properties`")
@@ -57,9 +101,37 @@ pub(crate) fn brokers(properties: &BTreeMap<String, String>) -> Result<Arc<BaseC
 }
 
 /// Whether a broker answers.
-pub(crate) async fn answered(client: Arc<BaseConsumer>, brokers: &str) -> Result<()> {
-    let answered = tokio::task::spawn_blocking(move || client.fetch_metadata(None, BROKER_TIMEOUT).map(drop)).await?;
-    answered.with_context(|| format!("no broker answers at `{brokers}`; check `kafka.brokers` (ONCEBOX_KAFKA_BROKERS)"))
+pub(crate) async fn answered(client: Arc<Client>, brokers: &str) -> Result<()> {
+    let brokers = brokers.to_owned();
+    let asked = tokio::task::spawn_blocking(move || {
+        client.fetch_metadata(None, BROKER_TIMEOUT).map(drop).map_err(|error| {
+            for _ in 0..EVENTS_MAX {
+                if client.poll(EVENT_TIMEOUT).is_none() {
+                    break;
+                }
+            }
+            unanswered(error, client.context().last(), &brokers)
+        })
+    });
+    asked.await?
+}
+
+/// Why no broker answered, and what to do about it.
+fn unanswered(error: KafkaError, refusal: Option<(KafkaError, String)>, brokers: &str) -> anyhow::Error {
+    match refusal {
+        Some((refused, reason)) if !is_broker_away(&refused) => {
+            let text = format!("the brokers at `{brokers}` refuse this host: {reason}; check `kafka.properties`");
+            anyhow::Error::new(refused).context(text)
+        }
+        Some((_, reason)) => {
+            let text = format!("no broker answers at `{brokers}`: {reason}; check `kafka.brokers` and `kafka.properties`");
+            anyhow::Error::new(error).context(text)
+        }
+        None => {
+            let text = format!("no broker answers at `{brokers}`; check `kafka.brokers` (ONCEBOX_KAFKA_BROKERS)");
+            anyhow::Error::new(error).context(text)
+        }
+    }
 }
 
 /// Whether an error is that something is away, which waiting mends, as opposed to what only a person does.
@@ -79,4 +151,33 @@ fn is_broker_away(error: &KafkaError) -> bool {
         RDKafkaErrorCode::ClusterAuthorizationFailed,
     ];
     !error.rdkafka_error_code().is_some_and(|code| refusals.contains(&code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What could go wrong: a wrong password is waited for as if the brokers were away, or brokers that are away end the host.
+    #[test]
+    fn only_a_refusal_ends_the_wait() {
+        let transport = || KafkaError::MetadataFetch(RDKafkaErrorCode::BrokerTransportFailure);
+        for (events, is_waited_for, says) in [
+            (&[][..], true, "no broker answers at `b:1`; check `kafka.brokers`"),
+            (&[RDKafkaErrorCode::SSL, RDKafkaErrorCode::AllBrokersDown][..], true, "no broker answers at `b:1`: said 0;"),
+            (
+                &[RDKafkaErrorCode::Authentication, RDKafkaErrorCode::AllBrokersDown][..],
+                false,
+                "the brokers at `b:1` refuse this host: said 0;",
+            ),
+            (&[RDKafkaErrorCode::Authentication, RDKafkaErrorCode::BrokerTransportFailure][..], true, "no broker answers at `b:1`; check"),
+        ] {
+            let refusal = Refusal::default();
+            for (number, code) in events.iter().enumerate() {
+                refusal.error(KafkaError::Global(*code), &format!("said {number}"));
+            }
+            let error = unanswered(transport(), refusal.last(), "b:1");
+            assert_eq!(is_away(&error), is_waited_for, "{events:?}");
+            assert!(report::one_line(&error).starts_with(says), "{error:#}");
+        }
+    }
 }

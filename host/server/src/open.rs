@@ -124,7 +124,8 @@ impl Reading {
                 let proving = Proving::new(inbox.clone(), mark, config.has_patterns(), &is_proven);
                 Some((Consumer::start(config.clone(), proving.clone())?, proving))
             }
-            // Nothing native was begun; the mark of that is written when it opens.
+            // Its own client is made under another mark, when it opens. This one is held until it is watched, which makes a
+            // client for the first consumer of its brokers.
             false => None,
         };
         let watched = if never_closes { None } else { Some(openings.watchers.watch(&config)?) };

@@ -2,10 +2,11 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use futures::FutureExt;
 use oncebox_inbox::{Admin, BreakerState, InboxError, Progress, Run};
-use tokio::time::Instant;
+use tokio::{task::JoinHandle, time::Instant};
 
-use crate::{compilations::Compilations, duplicates::Duplicates, starts::Starts};
+use crate::{compilations::Compilations, duplicates::Duplicates, starts::Starts, supervisor::answered};
 
 /// How often a host says that it lives.
 const BEAT: Duration = Duration::from_secs(2);
@@ -18,6 +19,9 @@ pub(crate) struct Presence {
     duplicates: Arc<Duplicates>,
     name: String,
     host_id: Option<i64>,
+    /// The host's row while it is written, in a task: nobody may stop waiting for it in the middle, and leave a row that
+    /// is no host's.
+    row: Option<JoinHandle<Result<i64, InboxError>>>,
     beat_due: Instant,
     /// What was said of each consumer last.
     said: HashMap<i32, Run>,
@@ -32,7 +36,7 @@ pub(crate) struct Reporter {
 
 impl Presence {
     pub(crate) fn new(admin: Admin, components: Compilations, starting: Arc<Starts>, duplicates: Arc<Duplicates>, name: String) -> Self {
-        Self { admin, components, starting, duplicates, name, host_id: None, beat_due: Instant::now(), said: HashMap::new() }
+        Self { admin, components, starting, duplicates, name, host_id: None, row: None, beat_due: Instant::now(), said: HashMap::new() }
     }
 
     /// Say that this host lives, where it is time. One that was silent for so long that it was forgotten
@@ -42,19 +46,31 @@ impl Presence {
             return Ok(false);
         }
         let is_known = match self.host_id {
-            Some(host_id) => self.admin.host_lives(host_id).await?,
+            Some(host_id) => answered(self.admin.host_lives(host_id)).await?,
             None => false,
         };
         if !is_known {
-            let host_id = self.admin.host_starts(&self.name).await?;
+            let host_id = answered(self.write_row()).await?;
             self.components.on_host(host_id);
             self.starting.on_host(host_id);
             self.host_id = Some(host_id);
             self.said.clear();
         }
         self.beat_due = Instant::now() + BEAT;
-        self.duplicates.report(&self.admin).await;
+        // Without an answer the counts are lost, as with an error.
+        let _ = answered(self.duplicates.report(&self.admin).map(Ok)).await;
         Ok(!is_known)
+    }
+
+    /// Write the host's row, or wait for the one that is being written.
+    async fn write_row(&mut self) -> Result<i64, InboxError> {
+        let row = self.row.get_or_insert_with(|| {
+            let (admin, name) = (self.admin.clone(), self.name.clone());
+            tokio::spawn(async move { admin.host_starts(&name).await })
+        });
+        let written = row.await;
+        self.row = None;
+        written.unwrap_or_else(|ended| Err(InboxError::Unreachable(sqlx::Error::Io(std::io::Error::other(ended)))))
     }
 
     /// Say how this host is with each consumer, where that changed.
@@ -88,8 +104,12 @@ impl Presence {
     }
 
     /// Nobody is to wait for this host any more.
-    pub(crate) async fn end(&self) {
+    pub(crate) async fn end(&mut self) {
         self.duplicates.report(&self.admin).await;
+        if self.row.is_some() {
+            self.host_id = answered(self.write_row()).await.ok();
+        }
+        self.starting.quiet().await;
         if let Some(host_id) = self.host_id
             && let Err(error) = self.admin.host_ends(host_id).await
         {

@@ -52,8 +52,8 @@ pub(crate) struct Prepared {
     pub(crate) schemas: Schemas,
     /// Under which its client is made, again and again.
     pub(crate) trial: Trial,
-    /// The mark of this start.
-    pub(crate) mark: Mark,
+    /// The mark of this start, where it makes a client or is watched.
+    pub(crate) mark: Option<Mark>,
 }
 
 impl Running {
@@ -64,16 +64,6 @@ impl Running {
         let policy = consumer.policy()?;
         if let Some((_, fault)) = policy.native_fault() {
             bail!("its policy cannot be used, and would be refused today: {fault}");
-        }
-        let (deadline_ms, idle_ms) = (policy.limits.deadline_ms, host.settings.idle_in_transaction_timeout_ms);
-        if deadline_ms >= idle_ms {
-            tracing::warn!(
-                tenant = consumer.tenant,
-                consumer = consumer.name,
-                deadline_ms,
-                idle_ms,
-                "a handler that computes for longer than `database.idle_in_transaction_timeout_ms` loses its connection"
-            );
         }
         let (tenant, name) = (consumer.tenant.clone(), consumer.name.clone());
         let inbox = ConsumerInbox::with_schemas(
@@ -90,7 +80,7 @@ impl Running {
             tracing::warn!(
                 tenant = consumer.tenant,
                 consumer = consumer.name,
-                deadline_ms,
+                deadline_ms = policy.limits.deadline_ms,
                 deadline_ms_max = most.as_millis() as u64,
                 "policy's deadline cut: `runtime.deadline_ms_max` or the tenant's limits allow less"
             );
@@ -108,7 +98,7 @@ impl Running {
         let reading = match work {
             Work::Read => {
                 let (sink, database) = (Arc::new(Sink(inbox.clone())), inbox.sessions().clone());
-                Some(Reading::start(host.openings.clone(), config, sink, Some(trial), Some(mark), database)?)
+                Some(Reading::start(host.openings.clone(), config, sink, Some(trial), mark, database)?)
             }
             Work::Retry | Work::Rest => None,
         };

@@ -67,6 +67,8 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
             false
         }
     };
+    // Not here: a client that ends waits for its threads.
+    tokio::task::spawn_blocking(move || drop(brokers));
     if is_told_to_stop {
         http_stop.cancel();
         return Ok(());

@@ -31,6 +31,8 @@ const WRITE_MAX: Duration = Duration::from_secs(5);
 const TURNS_MAX: usize = 3;
 /// How often it is tried to take a mark away.
 const TAKE_AWAY_MAX: u32 = 60;
+/// Pause between two tries.
+const TAKE_AWAY_AGAIN: Duration = Duration::from_secs(1);
 
 /// What of a host decides about what it survives: the program, and the native library in it.
 fn build() -> &'static str {
@@ -67,6 +69,12 @@ impl Starts {
         Ok(self.admin.begin_start(host, of, build(), is_alone).await?)
     }
 
+    /// Wait for marks that are being written, for a while: one that comes after the end of the host's row would be taken
+    /// for that of a host that died.
+    pub(crate) async fn quiet(&self) {
+        let _ = timeout(WRITE_MAX, self.turns.acquire_many(TURNS_MAX as u32)).await;
+    }
+
     async fn end(&self, start: &Start, proven_by: Option<&str>) -> Result<(), InboxError> {
         // It is closed by nobody.
         let _turn = self.turns.acquire().await;
@@ -93,26 +101,45 @@ pub(crate) struct Trial {
 impl Trial {
     /// Write the mark. An error says why it must not be started now.
     pub(crate) async fn begin(&self) -> Result<Mark> {
-        let Self { starts, consumer_id, revision, tenant, name } = self;
+        let Self { starts, tenant, name, .. } = self;
         let deadline = Instant::now() + ELSEWHERE_MAX;
         let mut alone = None;
         loop {
-            match starts.ask((*consumer_id, *revision), alone.is_some()).await? {
-                StartTurn::Begin(start) => return Ok(Mark { starts: starts.clone(), start, alone, is_over: false }),
-                StartTurn::Alone => alone = Some(starts.alone.clone().acquire_owned().await?),
-                StartTurn::Elsewhere(host) if Instant::now() > deadline => {
+            // In a task of its own: whoever stops waiting may do so while the mark is committed. The task brings it all the
+            // same, and it is taken away.
+            match tokio::spawn(self.clone().ask(alone.take())).await?? {
+                Turn::Begun(mark) => return Ok(mark),
+                Turn::Alone => alone = Some(starts.alone.clone().acquire_owned().await?),
+                Turn::Elsewhere(host) if Instant::now() > deadline => {
                     bail!("host `{host}` starts consumer `{tenant}/{name}` first, and has not said how that ends")
                 }
-                StartTurn::Elsewhere(_) => {
-                    // Whoever waits keeps nobody else from starting.
-                    alone = None;
-                    sleep(ASK).await;
-                }
-                StartTurn::Changed => bail!("the policy of consumer `{tenant}/{name}` was changed meanwhile"),
-                StartTurn::Quarantined(quarantine) => bail!(quarantine.text(tenant, name)),
+                Turn::Elsewhere(_) => sleep(ASK).await,
             }
         }
     }
+
+    async fn ask(self, alone: Option<OwnedSemaphorePermit>) -> Result<Turn> {
+        let Self { starts, consumer_id, revision, tenant, name } = self;
+        let turn = starts.ask((consumer_id, revision), alone.is_some()).await?;
+        Ok(match turn {
+            StartTurn::Begin(start) => Turn::Begun(Mark { starts, start, alone, is_over: false }),
+            StartTurn::Alone => Turn::Alone,
+            // Whoever waits keeps nobody else from starting.
+            StartTurn::Elsewhere(host) => Turn::Elsewhere(host),
+            StartTurn::Changed => bail!("the policy of consumer `{tenant}/{name}` was changed meanwhile"),
+            StartTurn::Quarantined(quarantine) => bail!(quarantine.text(&tenant, &name)),
+        })
+    }
+}
+
+/// Whether a start may begin.
+enum Turn {
+    /// It may.
+    Begun(Mark),
+    /// Once no other of this host does that no host survived yet.
+    Alone,
+    /// Once this host has tried it.
+    Elsewhere(String),
 }
 
 /// The mark of a start. Dropping it takes it away: the start is over, and this process lives.
@@ -156,12 +183,14 @@ impl Drop for Mark {
         }
         let (starts, start, alone) = (self.starts.clone(), self.start, self.alone.take());
         runtime.spawn(async move {
-            for _ in 0..TAKE_AWAY_MAX {
-                match starts.end(&start, None).await {
-                    Ok(()) => break,
-                    Err(InboxError::Unreachable(_)) => sleep(Duration::from_secs(1)).await,
-                    Err(error) => return tracing::warn!(%error, "the mark of a start stays; it goes with this host"),
+            let mut tries = 1;
+            while let Err(error) = starts.end(&start, None).await {
+                if tries == TAKE_AWAY_MAX || !error.is_retryable() {
+                    tracing::warn!(consumer_id = start.consumer_id, %error, tries, "the mark of a start stays; it goes with this host");
+                    break;
                 }
+                tries += 1;
+                sleep(TAKE_AWAY_AGAIN).await;
             }
             drop(alone);
         });

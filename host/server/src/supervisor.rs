@@ -10,9 +10,9 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use oncebox_inbox::{
-    Admin, Budget, Consumer, InboxError, Lookout, Progress, Quarantined, SessionSettings,
+    Admin, Budget, Consumer, InboxError, Lookout, Progress, Quarantined, SessionSettings, Work,
     policy::{Schemas, apart},
 };
 use oncebox_kafka::Drained;
@@ -173,7 +173,7 @@ impl Supervisor {
         let is_due = *look_due <= Instant::now();
         if is_due {
             *look_due = Instant::now() + POLL;
-            if answered(presence.beat()).await? {
+            if presence.beat().await? {
                 fleet.breakers_untold(None);
             }
             for Quarantined { tenant, consumer, host } in answered(self.admin.judge_gone_starts()).await? {
@@ -269,7 +269,7 @@ impl Supervisor {
     }
 
     /// Load a consumer and start it.
-    pub(crate) async fn start(&self, consumer: &Consumer, work: oncebox_inbox::Work) -> Result<Running> {
+    pub(crate) async fn start(&self, consumer: &Consumer, work: Work) -> Result<Running> {
         let policy = consumer.policy()?;
         let tenant = self.admin.tenant(&consumer.tenant).await?;
         // Here, where nobody else waits for it: a tenant's own database may be away.
@@ -279,8 +279,14 @@ impl Supervisor {
         let schemas = policy.schemas.clone();
         let schemas = apart(move || Schemas::new(&schemas)).await?;
         let trial = self.starting.trial(consumer);
-        // Last: whatever takes its time happens before.
-        let mark = trial.begin().await?;
+        if let Some(quarantine) = &consumer.quarantine {
+            bail!(quarantine.text(&consumer.tenant, &consumer.name));
+        }
+        // Last: whatever takes its time happens before. One that reads nothing makes no client.
+        let mark = match work {
+            Work::Read => Some(trial.begin().await?),
+            Work::Retry | Work::Rest => None,
+        };
         Running::start(self, consumer, Prepared { routes, sessions, schemas, trial, mark }, self.look.clone(), work)
             .with_context(|| format!("failed to start consumer `{}/{}`", consumer.tenant, consumer.name))
     }
@@ -288,7 +294,7 @@ impl Supervisor {
 
 /// The database's answer, or that there is none: on a connection that something in between has forgotten, none would
 /// ever come, and the loop would wait for it.
-async fn answered<T>(asked: impl Future<Output = Result<T, InboxError>>) -> Result<T, InboxError> {
+pub(crate) async fn answered<T>(asked: impl Future<Output = Result<T, InboxError>>) -> Result<T, InboxError> {
     let silent = |_| InboxError::Unreachable(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()));
     tokio::time::timeout(ANSWER_MAX, asked).await.map_err(silent)?
 }

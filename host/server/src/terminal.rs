@@ -47,6 +47,21 @@ macro_rules! eprintln {
     ($($argument:tt)*) => { std::eprintln!("{}", crate::terminal::lines(&format!($($argument)*))) };
 }
 
+/// Print a text without a line end, in the same way.
+macro_rules! print {
+    ($($argument:tt)*) => { std::print!("{}", crate::terminal::lines(&format!($($argument)*))) };
+}
+
+/// The same for the standard error.
+macro_rules! eprint {
+    ($($argument:tt)*) => { std::eprint!("{}", crate::terminal::lines(&format!($($argument)*))) };
+}
+
+/// Show a text beside a bar.
+pub(crate) fn tell(bar: &indicatif::ProgressBar, text: &str) {
+    bar.set_message(cell(text).into_owned());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

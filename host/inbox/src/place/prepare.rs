@@ -10,7 +10,7 @@ use crate::{admin::Admin, error::InboxError, reach, schema, tenant::Tenant};
 
 /// The oldest server that the host functions and the sessions' settings are made for.
 const VERSION_MIN: i32 = 15;
-/// How long checking a place and bringing it up to date may take.
+/// How long checking a place may take, and making its mirror equal.
 pub(super) const PREPARE_MAX: Duration = Duration::from_secs(120);
 
 /// What a server says of itself.
@@ -31,17 +31,28 @@ impl Admin {
             return Ok(());
         }
         let preparing = async {
-            reach::check_options_arrive(&place.options).await?;
-            let mut connection = place.connect().await?;
-            check_server(&mut connection, tenant.database.as_deref().unwrap_or_default()).await?;
-            check_is_ours(&mut connection, self.installation().await?, tenant).await?;
-            let is_behind = schema::is_behind(&mut connection).await?;
-            let _ = connection.close().await; // its answers are there
-            bring_up_to_date(&place, is_behind, &tenant.name).await?;
-            self.mirror(tenant).await
+            if answered_within(PREPARE_MAX, self.check_is_behind(&place, tenant)).await?? {
+                // For as long as that takes: given up, it would begin anew each time.
+                bring_up_to_date(&place, &tenant.name).await?;
+            }
+            answered_within(PREPARE_MAX, async {
+                schema::ensure_partitions(&place.pool).await?;
+                self.mirror(tenant).await
+            })
+            .await?
         };
-        let prepared = answered_within(PREPARE_MAX, preparing).await;
-        prepared.and_then(|prepared| prepared).map_err(|error| of_place(error, tenant))
+        preparing.await.map_err(|error| of_place(error, tenant))
+    }
+
+    /// Whether a place that can be used is behind this program.
+    async fn check_is_behind(&self, place: &Place, tenant: &Tenant) -> Result<bool, InboxError> {
+        reach::check_options_arrive(&place.options).await?;
+        let mut connection = place.connect().await?;
+        check_server(&mut connection, tenant.database.as_deref().unwrap_or_default()).await?;
+        check_is_ours(&mut connection, self.installation().await?, tenant).await?;
+        let is_behind = schema::is_behind(&mut connection).await?;
+        let _ = connection.close().await; // its answers are there
+        Ok(is_behind)
     }
 
     /// Take a database that nobody uses as a place of this installation.
@@ -54,7 +65,8 @@ impl Admin {
             check_is_free(&mut connection, url.shown()).await?;
         }
         // Also where it is up to date: one that was copied is open again.
-        bring_up_to_date(&place, true, url.shown()).await?;
+        bring_up_to_date(&place, url.shown()).await?;
+        schema::ensure_partitions(&place.pool).await?;
         const TAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_place) VALUES ($1, true) ON CONFLICT DO NOTHING";
         sqlx::query(TAKE).bind(id).execute(&mut connection).await?;
         let taken = holder(&mut connection).await? == Some((id, true));
@@ -108,14 +120,11 @@ pub(super) async fn check_is_ours(connection: &mut PgConnection, installation: U
     )))
 }
 
-async fn bring_up_to_date(place: &Place, is_behind: bool, whose: &str) -> Result<(), InboxError> {
-    if is_behind {
-        for what in schema::migrate(&place.options).await? {
-            tracing::warn!(database = whose, what, "the database is less closed than it should be");
-        }
-        schema::let_deployments_be_elsewhere(&place.pool).await?;
+async fn bring_up_to_date(place: &Place, whose: &str) -> Result<(), InboxError> {
+    for what in schema::migrate(&place.options).await? {
+        tracing::warn!(database = whose, what, "the database is less closed than it should be");
     }
-    schema::ensure_partitions(&place.pool).await.map(drop)
+    schema::let_deployments_be_elsewhere(&place.pool).await
 }
 
 async fn check_server(connection: &mut PgConnection, shown: &str) -> Result<(), InboxError> {

@@ -15,7 +15,9 @@
 //! say. A kept place is lent for a second: when it is wanted then, the transaction is stopped, rolled back and
 //! run again later, in a place that is not kept. A tenant whose transactions hold their places for long is
 //! lent none, and tenants of which nothing is known yet have half of the kept places at most. So slow tenants,
-//! however many there are, share the other places.
+//! however many there are, share the other places. Their transactions begin one after the other, a little apart:
+//! handlers that began together end together at their deadlines, and the work of all of them at once, sessions that
+//! are opened among it, would hold up everybody's statements.
 //!
 //! (Start-time fair queueing: Goyal, Vin and Cheng, 1996, with costs that are known only afterwards.)
 
@@ -409,7 +411,7 @@ impl Scheduler {
         mine
     }
 
-    /// A rate lets the next one in by the clock alone, and a loan ends by it.
+    /// A rate lets the next one in by the clock alone, a loan ends by it, and slow ones begin apart by it.
     fn look_later(&self, at: Duration) {
         let (own, until) = (self.own.clone(), self.started + at);
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };

@@ -9,7 +9,7 @@ use super::{
     Ask, Class, Grant, TenantCounts,
     bucket::Bucket,
     meter::{TenantTurns, Usage},
-    state::Room,
+    state::{Picked, Room},
 };
 use crate::{hooks, tenant::TenantLimits};
 
@@ -27,6 +27,8 @@ const SLOW: Duration = Duration::from_millis(500);
 pub(super) const LOAN: Duration = Duration::from_secs(1);
 /// How long a tenant is lent no kept place after it had to be told to give one back.
 pub(super) const DISTRUST: Duration = Duration::from_secs(60);
+/// The most by which transactions of slow tenants begin apart.
+const APART_MAX: Duration = Duration::from_millis(100);
 
 /// Why a tenant's next transaction may begin, or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,8 +75,10 @@ pub(super) struct Running {
     since: Duration,
     /// What it is charged at least, nanoseconds.
     cost_ns: f64,
-    /// It holds a place that is kept for tenants that run nothing.
-    is_kept: bool,
+    /// It holds a place, or memory, that is kept for tenants that run nothing.
+    is_lent: bool,
+    /// Nothing was known of its tenant when it was lent its place.
+    is_trial: bool,
     /// It was told to stop.
     is_called_back: bool,
 }
@@ -82,6 +86,11 @@ pub(super) struct Running {
 impl Running {
     fn held(&self, now: Duration) -> Duration {
         now.saturating_sub(self.since)
+    }
+
+    /// It holds something that is kept, and was not told to give it back.
+    fn is_loan(&self, trials_alone: bool) -> bool {
+        self.is_lent && !self.is_called_back && (self.is_trial || !trials_alone)
     }
 }
 
@@ -96,6 +105,8 @@ pub(super) struct Share {
     average_ns: f64,
     /// Time for which they held their places lately, nanoseconds.
     held_ns: f64,
+    /// For how long the last one did.
+    held_last: Duration,
     /// Until then it is lent no kept place.
     distrusted_until: Duration,
     /// Transactions with messages that have ended.
@@ -124,6 +135,7 @@ impl Share {
             paid: 0.0,
             average_ns: FIRST_COST_NS,
             held_ns: 0.0,
+            held_last: Duration::ZERO,
             distrusted_until: Duration::ZERO,
             ended: 0,
             running: Vec::new(),
@@ -202,20 +214,25 @@ impl Share {
         now < self.distrusted_until || self.held_ns > SLOW.as_nanos() as f64 || self.running.iter().any(|running| running.held(now) > LOAN)
     }
 
-    /// When the loan of a kept place ends, of the one that it has had for longest.
-    pub(super) fn loan_ends(&self) -> Option<Duration> {
-        let lent = self.running.iter().filter(|running| running.is_kept && !running.is_called_back);
-        lent.map(|running| running.since + LOAN).min()
+    /// How much later than its transaction the next one of a slow tenant begins, where the host has so many places. All of
+    /// them are taken within half of the time for which such transactions hold them.
+    pub(super) fn apart(&self, places: usize) -> Duration {
+        (self.held_last / 2 / u32::try_from(places).unwrap_or(u32::MAX)).min(APART_MAX)
     }
 
-    /// Places that it was told to give back and has not given back yet.
+    /// When the loan of what is kept ends, of the one that it has had for longest; of all of them, or of trials alone.
+    pub(super) fn loan_ends(&self, trials_alone: bool) -> Option<Duration> {
+        self.running.iter().filter(|running| running.is_loan(trials_alone)).map(|running| running.since + LOAN).min()
+    }
+
+    /// Loans that it was told to give back and has not given back yet.
     pub(super) fn called_back(&self) -> usize {
         self.running.iter().filter(|running| running.is_called_back).count()
     }
 
-    /// Tell its longest loan of a kept place to end. From here on the tenant is known to be slow.
-    pub(super) fn call_back(&mut self, now: Duration) -> Option<u64> {
-        let lent = self.running.iter_mut().filter(|running| running.is_kept && !running.is_called_back);
+    /// Tell its longest such loan to end. From here on the tenant is known to be slow.
+    pub(super) fn call_back(&mut self, trials_alone: bool, now: Duration) -> Option<u64> {
+        let lent = self.running.iter_mut().filter(|running| running.is_loan(trials_alone));
         let longest = lent.min_by_key(|running| running.since)?;
         longest.is_called_back = true;
         self.distrusted_until = now + DISTRUST;
@@ -357,9 +374,11 @@ impl Share {
         }
     }
 
-    /// Let the next one of a consumer begin, in a place that is kept or not. `granted`: transactions of all
-    /// tenants until now.
-    pub(super) fn grant(&mut self, consumer_id: Option<i32>, is_kept: bool, memory_max: u64, granted: u64, now: Duration) -> Grant {
+    /// Let the next one of a consumer begin, in a place, and with memory, that is kept or not. `granted`: transactions of
+    /// all tenants until now.
+    pub(super) fn grant(&mut self, picked: Picked, memory_max: u64, granted: u64, now: Duration) -> Grant {
+        let Picked { consumer_id, is_kept, is_memory_kept, .. } = picked;
+        let is_trial = is_kept && self.is_new();
         let waiting = match consumer_id {
             None => self.first.pop_front(),
             Some(consumer_id) => self.take_turn(consumer_id),
@@ -378,7 +397,8 @@ impl Share {
         };
         self.bucket.take(messages);
         let memory = ask.memory.min(memory_max);
-        self.running.push(Running { id, since: now, cost_ns: self.average_ns, is_kept, is_called_back: false });
+        let is_lent = is_kept || is_memory_kept;
+        self.running.push(Running { id, since: now, cost_ns: self.average_ns, is_lent, is_trial, is_called_back: false });
         self.memory += memory;
         let overtaken = granted - self.counts.granted - others;
         let counts = &mut self.counts;
@@ -395,8 +415,8 @@ impl Share {
             memory,
             overtaken,
             is_kept,
-            is_memory_kept: false,
-            is_trial: is_kept && self.ended == 0,
+            is_memory_kept,
+            is_trial,
             turns: self.cpu_turns.clone(),
         }
     }
@@ -422,7 +442,8 @@ impl Share {
             && let Some(running) = self.running.iter().find(|running| running.id == grant.id)
         {
             self.ended += 1;
-            self.held_ns += (running.held(now).as_nanos() as f64 - self.held_ns) / AVERAGED;
+            self.held_last = running.held(now);
+            self.held_ns += (self.held_last.as_nanos() as f64 - self.held_ns) / AVERAGED;
         }
         let unused = grant.messages.saturating_sub(settled);
         self.bucket.put_back(unused);

@@ -26,7 +26,7 @@ pub(super) struct Room {
 pub(super) struct Looked {
     /// Who may begin.
     pub(super) grants: Vec<Grant>,
-    /// When to look again: somebody waits for nothing but a rate, or for the end of a loan.
+    /// When to look again: somebody waits for nothing but a rate, the end of a loan, or for slow ones to be apart.
     pub(super) again_at: Option<Duration>,
     /// Transactions that are to give back the kept places that they were lent.
     pub(super) called_back: Vec<u64>,
@@ -38,14 +38,14 @@ const KEPT_MEMORY_MIN: u64 = 64 << 20;
 
 /// Whose transaction begins next, and in which part.
 #[derive(Debug, Clone, Copy)]
-struct Picked {
-    tenant_id: i32,
+pub(super) struct Picked {
+    pub(super) tenant_id: i32,
     /// None for what goes first.
-    consumer_id: Option<i32>,
+    pub(super) consumer_id: Option<i32>,
     /// In a place that is kept for tenants that run nothing.
-    is_kept: bool,
+    pub(super) is_kept: bool,
     /// With memory that is kept for them.
-    is_memory_kept: bool,
+    pub(super) is_memory_kept: bool,
 }
 
 impl Picked {
@@ -81,6 +81,10 @@ pub(super) struct State {
     next_id: u64,
     /// Somebody waits for what another's transaction holds.
     crowded: bool,
+    /// Somebody who may have kept memory waits for it.
+    lacks_memory: bool,
+    /// Before then no transaction of a slow tenant begins.
+    slow_at: Duration,
 }
 
 impl State {
@@ -101,6 +105,8 @@ impl State {
             waiting: 0,
             next_id: 0,
             crowded: false,
+            lacks_memory: false,
+            slow_at: Duration::ZERO,
         }
     }
 
@@ -172,32 +178,38 @@ impl State {
         looked
     }
 
-    /// Where tenants that run nothing wait for a kept place and none is left, tell as many of those that hold one
-    /// for longer than it is lent to give it back.
+    /// Where tenants that run nothing wait for a kept place, or for kept memory, and none is left, tell as many of those
+    /// that hold some for longer than it is lent to give it back.
     fn call_back(&mut self, now: Duration, looked: &mut Looked) {
-        let is_left = self.kept < self.reserve() && self.trials < self.trials_max();
+        let (is_place_left, is_trial_left) = (self.kept < self.reserve(), self.trials < self.trials_max());
+        let is_left = is_place_left && is_trial_left && !self.lacks_memory;
         if self.waiting == 0 || is_left || hooks::sabotage("loans_never_end") {
             return;
         }
-        let default_max = self.default_max();
+        let (kept_room, default_max) = (self.kept_room(), self.default_max());
         let any = Room { memory: u64::MAX, is_empty: true };
         let mut wanted = 0;
         let mut given_back = 0;
         for tenant_id in &self.active {
             let Some(share) = self.shares.get_mut(tenant_id) else { continue };
             given_back += share.called_back();
-            let is_full = self.kept >= self.host.transactions_max / 8 || share.is_new();
-            let waits = is_full && share.waits() && !share.runs() && !share.is_slow(now);
-            wanted += usize::from(waits && matches!(share.next(any, default_max, now), Next::Ready(_)));
+            if !share.waits() || share.runs() || share.is_slow(now) {
+                continue;
+            }
+            let lacks_place = !is_place_left || share.is_new() && !is_trial_left;
+            let lacks_memory = self.lacks_memory && share.next(kept_room, default_max, now) == Next::Memory;
+            wanted += usize::from((lacks_place || lacks_memory) && matches!(share.next(any, default_max, now), Next::Ready(_)));
         }
+        // Where places are left, those of tenants that are known are of no use to one that is new.
+        let trials_alone = is_place_left && !self.lacks_memory;
         while given_back < wanted {
-            let loans = self.active.iter().filter_map(|id| Some((self.shares.get(id)?.loan_ends()?, *id)));
+            let loans = self.active.iter().filter_map(|id| Some((self.shares.get(id)?.loan_ends(trials_alone)?, *id)));
             let Some((ends_at, tenant_id)) = loans.min() else { return };
             if ends_at > now {
                 looked.again_at = Some(looked.again_at.map_or(ends_at, |known| known.min(ends_at)));
                 return;
             }
-            looked.called_back.extend(self.shares.get_mut(&tenant_id).and_then(|share| share.call_back(now)));
+            looked.called_back.extend(self.shares.get_mut(&tenant_id).and_then(|share| share.call_back(trials_alone, now)));
             given_back += 1;
         }
     }
@@ -308,13 +320,14 @@ impl State {
     fn pick(&mut self, now: Duration, again_at: &mut Option<Duration>) -> Option<Picked> {
         *again_at = None;
         self.crowded = false;
+        self.lacks_memory = false;
         if self.waiting == 0 {
             return None;
         }
         let mut waiting: Vec<_> = self.active().filter(|(_, share)| share.waits()).map(|(id, share)| (share.order(now), id)).collect();
         waiting.sort_by(|(one, _), (other, _)| one.partial_cmp(other).expect("clocks are numbers"));
         let (mut room, kept_room, default_max) = (self.room(), self.kept_room(), self.default_max());
-        let (is_free, floor) = (self.is_free(), self.floor);
+        let (is_free, floor, slow_at) = (self.is_free(), self.floor, self.slow_at);
         let (is_kept_left, is_trial_left) = (self.kept < self.reserve(), self.trials < self.trials_max());
         for (_, tenant_id) in waiting {
             let share = self.shares.get_mut(&tenant_id)?;
@@ -336,6 +349,9 @@ impl State {
             }
             share.is_held_back = matches!(next, Next::Rate(_) | Next::Capped);
             match next {
+                Next::Ready(Some(_)) if now < slow_at && share.is_slow(now) => {
+                    *again_at = Some(again_at.map_or(slow_at, |known| known.min(slow_at)));
+                }
                 Next::Ready(consumer_id) => return Some(Picked { tenant_id, consumer_id, is_kept, is_memory_kept }),
                 Next::Rate(at) => {
                     share.catch_up(floor);
@@ -345,6 +361,7 @@ impl State {
                 Next::Memory => {
                     // Whoever is behind takes no memory before it, or it might wait for ever.
                     self.crowded = true;
+                    self.lacks_memory |= may_have_kept;
                     room = Room { memory: 0, is_empty: false };
                 }
             }
@@ -356,8 +373,10 @@ impl State {
         let Picked { tenant_id, consumer_id, is_kept, is_memory_kept } = picked;
         let memory_max = self.host.memory_bytes_max - self.memory_reserve();
         let share = self.shares.get_mut(&tenant_id).expect("a tenant that was picked is there");
-        let mut grant = share.grant(consumer_id, is_kept, memory_max, self.granted, now);
-        grant.is_memory_kept = is_memory_kept;
+        if consumer_id.is_some() && share.is_slow(now) && !hooks::sabotage("slow_ones_begin_together") {
+            self.slow_at = now + share.apart(self.host.transactions_max);
+        }
+        let grant = share.grant(picked, memory_max, self.granted, now);
         self.granted += 1;
         self.waiting -= 1;
         self.running += 1;

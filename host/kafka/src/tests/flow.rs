@@ -74,7 +74,7 @@ async fn a_drain_gives_up_at_its_deadline_without_acking() {
     until("the batch runs", || seen.running() == 1).await;
     let began = std::time::Instant::now();
     assert_eq!(consumer.drain(Duration::from_secs(1)).await, Drained::Unfinished);
-    assert!(began.elapsed() < Duration::from_secs(3));
+    assert!(began.elapsed() < Duration::from_secs(9));
     assert!(consumer.join().await.is_ok());
     seen.gate.close();
     until("the late batch is settled", || seen.count() == 10).await;

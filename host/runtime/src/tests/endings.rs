@@ -99,7 +99,7 @@ async fn a_spinning_guest_is_stopped_in_time_and_leaves_the_host_alive() {
         let start = std::time::Instant::now();
         // More often than there are instances: each gives its slot back.
         tokio::time::timeout(Duration::from_millis(50), handle(&spinning, &tx, &message)).await.expect_err("it never ends");
-        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(6), "{:?}", start.elapsed());
     }
     assert!(!tx.is_broken().await);
 }

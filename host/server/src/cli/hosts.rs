@@ -12,6 +12,7 @@ use super::{
     upload::{short, spinner},
     wire::{Consumer, Deployment, Host, HostFailing, HostProgress},
 };
+use crate::terminal;
 
 /// How often the hosts are asked for.
 pub(super) const POLL: Duration = Duration::from_millis(200);
@@ -99,7 +100,7 @@ pub(crate) async fn wait(api: &Api, slot: &SlotArgs, deployment_id: i64, within:
             let late: Vec<_> = late.iter().map(|host| format!("`{}`", host.host)).collect();
             bail!("after {} s these hosts have not switched: {}", within.as_secs(), late.join(", "));
         }
-        bar.set_message(format!("{} of {} hosts have switched", switched.len(), hosts.len()));
+        terminal::tell(&bar, &format!("{} of {} hosts have switched", switched.len(), hosts.len()));
         tokio::time::sleep(POLL).await;
     }
 }

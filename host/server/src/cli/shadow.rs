@@ -19,6 +19,7 @@ use super::{
     version,
     wire::{Deployment, NewShadow},
 };
+use crate::terminal;
 
 #[derive(Subcommand)]
 pub(super) enum ShadowCommand {
@@ -109,7 +110,7 @@ async fn until_captured(api: &Api, slot: &SlotArgs, shadow: &Deployment, within:
                 within.as_secs()
             );
         }
-        bar.set_message(format!("changes of {left} are not captured yet"));
+        terminal::tell(&bar, &format!("changes of {left} are not captured yet"));
         tokio::time::sleep(hosts::POLL).await;
     }
 }

@@ -15,6 +15,7 @@ use super::{
     api::{Api, Refused, path},
     wire::Version,
 };
+use crate::terminal;
 
 /// Bytes that are handed over at once; the bar moves by them.
 const CHUNK: usize = 64 << 10;
@@ -104,7 +105,7 @@ async fn known(api: &Api, path: &str) -> Result<Option<Version>> {
 /// Wait until a version is compiled, with a sign of life.
 pub(crate) async fn wait(api: &Api, tenant: &str, name: &str, version: Version) -> Result<Version> {
     let bar = spinner();
-    let version = wait_telling(api, tenant, name, version, |state| bar.set_message(format!("{name}: {state}"))).await?;
+    let version = wait_telling(api, tenant, name, version, |state| terminal::tell(&bar, &format!("{name}: {state}"))).await?;
     bar.finish_and_clear();
     Ok(version)
 }
@@ -145,7 +146,7 @@ fn counted(bytes: Bytes, name: &str) -> Body {
     let bar = ProgressBar::with_draw_target(Some(bytes.len() as u64), ProgressDrawTarget::stderr());
     let style = ProgressStyle::with_template("{msg}: uploading {bar:30} {bytes}/{total_bytes}, {eta}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.set_message(name.to_owned());
+    terminal::tell(&bar, name);
     let chunks = (0..bytes.len()).step_by(CHUNK).map(move |start| bytes.slice(start..(start + CHUNK).min(bytes.len())));
     Body::from_stream(futures::stream::iter(chunks).map(move |chunk| {
         bar.inc(chunk.len() as u64);

@@ -9,6 +9,7 @@ use super::{
     input::{Delivery, Input},
     tenant_of,
 };
+use crate::terminal;
 
 /// Counts by tenant, and a bar.
 pub(super) struct Progress {
@@ -68,7 +69,7 @@ impl Progress {
 
     pub(super) fn show(&self, settled: u64, published: u64) {
         self.bar.set_position(settled);
-        self.bar.set_message(format!("{published} of {} delivered", self.delivered.iter().sum::<u64>()));
+        terminal::tell(&self.bar, &format!("{published} of {} delivered", self.delivered.iter().sum::<u64>()));
     }
 
     pub(super) fn finish(&self) {
@@ -80,7 +81,7 @@ impl Progress {
         if self.bar.is_hidden() {
             eprintln!("{:>6} of {} settled: {text}", self.bar.position(), self.distinct);
         } else {
-            self.bar.println(text);
+            self.bar.println(terminal::cell(text));
         }
     }
 }

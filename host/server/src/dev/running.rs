@@ -29,6 +29,11 @@ const APPEAR_MAX: Duration = Duration::from_secs(2);
 const START_MAX: Duration = Duration::from_secs(600);
 /// How often it looks.
 const POLL: Duration = Duration::from_millis(50);
+/// A command that looks holds the lock for an instant: an `oncebox dev` tries again this often before it believes that
+/// another one has it.
+const LOCK_TRIES: u32 = 20;
+/// Pause between two tries.
+const LOCK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A running `oncebox dev`.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -56,7 +61,15 @@ impl Start {
         let path = dir.join(START_FILE);
         let failed = || format!("failed to write `{}`", path.display());
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path).with_context(failed)?;
-        match file.try_lock() {
+        let mut locked = file.try_lock();
+        for _ in 0..LOCK_TRIES {
+            if !matches!(locked, Err(TryLockError::WouldBlock)) {
+                break;
+            }
+            std::thread::sleep(LOCK_AGAIN);
+            locked = file.try_lock();
+        }
+        match locked {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 bail!("an `oncebox dev` is running with `{}` already; stop it, or use another `--dir`", dir.display())
@@ -77,9 +90,10 @@ impl Start {
     }
 
     fn write(&mut self, what: &str) -> std::io::Result<()> {
-        self.file.set_len(0)?;
+        // In this order: an empty file says that nothing starts, and a command may read at any moment.
         self.file.rewind()?;
-        self.file.write_all(what.as_bytes())
+        self.file.write_all(what.as_bytes())?;
+        self.file.set_len(what.len() as u64)
     }
 
     /// What the one that starts with this folder is about, if one does.
@@ -242,6 +256,16 @@ mod tests {
         drop(start);
         let ended = waiting.await.expect("no panic").expect_err("it ended").to_string();
         assert!(ended.contains("ended before it was ready"), "{ended}");
+
+        // A command that looks in that instant keeps nobody from starting.
+        let looking = File::open(dir.join(START_FILE)).expect("a file");
+        looking.try_lock_shared().expect("nobody starts");
+        let looked = std::thread::spawn(move || {
+            std::thread::sleep(2 * LOCK_AGAIN);
+            drop(looking);
+        });
+        drop(Start::begin(&dir).expect("a start"));
+        looked.join().expect("no panic");
         std::fs::remove_dir_all(&dir).expect("the folder");
     }
 

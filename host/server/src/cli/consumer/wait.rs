@@ -6,10 +6,13 @@ use anyhow::{Result, bail};
 use clap::Args;
 
 use super::Named;
-use crate::cli::{
-    api::{Api, Refused},
-    upload::spinner,
-    wire::{Consumer, HostRun},
+use crate::{
+    cli::{
+        api::{Api, Refused},
+        upload::spinner,
+        wire::{Consumer, HostRun},
+    },
+    terminal,
 };
 
 /// How often the hosts are asked for.
@@ -69,7 +72,7 @@ pub(super) async fn wait(api: &Api, of: &Named, what: For, patience: &Patience, 
                 late(now, what)
             );
         }
-        bar.set_message(late(now, what));
+        terminal::tell(&bar, &late(now, what));
         tokio::time::sleep(POLL).await;
     }
 }

@@ -12,6 +12,7 @@ use clap::Args;
 use oncebox_inbox::InboxPlace;
 
 use super::{Api, InboxRow, Narrowed, cells, consumers, moment, path, with_query};
+use crate::terminal;
 
 /// Pause between two looks.
 const EVERY: Duration = Duration::from_secs(1);
@@ -56,7 +57,7 @@ pub(super) async fn tail(api: &Api, wanted: Tail, as_json: bool) -> Result<()> {
         }
         rows.sort_by(|a, b| (a.received_at, &a.message_id).cmp(&(b.received_at, &b.message_id)));
         for row in &rows {
-            let line = if as_json { serde_json::to_string(row)? } else { cells(row).join("  ") };
+            let line = if as_json { serde_json::to_string(row)? } else { terminal::cell(&cells(row).join("  ")).into_owned() };
             match writeln!(std::io::stdout(), "{line}") {
                 // Whoever reads has had enough.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
