@@ -21,8 +21,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PLACES = int(os.environ.get("ONCEBOX_TEST_PLACES", "2"))
 # A binary that takes longer hangs, and is killed.
 MINUTES_MAX = 45
-# They compare shares, latencies, pauses or memory, or load the machine on purpose.
-ALONE = ["fairness", "many_tenants", "at_rest", "hot_swap", "hostile", "tenant_locks", "counted"]
+# They compare shares, latencies, pauses or memory, rest on how long a look or a loss takes, or load the machine on purpose.
+ALONE = ["fairness", "many_tenants", "at_rest", "hot_swap", "hostile", "tenant_locks", "counted", "shadow", "leases"]
 # The longest first, so that none of them is left over at the end.
 LONGEST = ["sabotage", "crash_recovery", "cli", "docs", "first_hour", "lifecycle", "redrive", "guest_examples", "rebalance"]
 

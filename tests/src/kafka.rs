@@ -108,6 +108,18 @@ impl KafkaServer {
         Self::start_in(&lasting_dir(), "", advertised)
     }
 
+    /// A broker of one's own that takes a user's password on the first of its [`Self::own_ports`]. Blocks.
+    pub fn start_with_password(user: &str, password: &str) -> Result<Self> {
+        let name = format!("oncebox-kafka-{}-{:08x}", std::process::id(), rand::random::<u32>());
+        let settings = format!(
+            "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,BEHIND0:SASL_PLAINTEXT\n\
+             sasl.enabled.mechanisms=PLAIN\n\
+             listener.name.behind0.plain.sasl.jaas.config=\
+             org.apache.kafka.common.security.plain.PlainLoginModule required user_{user}=\"{password}\";\n"
+        );
+        Self::start_in(&std::env::temp_dir().join(name), &settings, &[free_port()?])
+    }
+
     /// The ports that a broker of one's own listens on beside its usual one.
     pub fn own_ports(&self) -> &[u16] {
         self.own.as_ref().map_or(&[], |broker| &broker.behind)
@@ -255,8 +267,8 @@ impl Broker {
         };
         let protocols: String = (0..advertised.len()).map(|number| format!(",BEHIND{number}:PLAINTEXT")).collect();
         let settings = format!(
-            "{SETTINGS}{settings}log.dirs={}\n\
-             listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}\n\
+            "{SETTINGS}listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}\n\
+             {settings}log.dirs={}\n\
              listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{}\n\
              advertised.listeners=PLAINTEXT://127.0.0.1:{port}{}\n\
              controller.quorum.voters=1@127.0.0.1:{controller}\n",

@@ -27,6 +27,7 @@ use sqlx::AssertSqlSafe;
 use tokio::{
     io::AsyncWriteExt,
     process::Command,
+    task::spawn_blocking,
     time::{Instant, sleep, timeout},
 };
 
@@ -394,6 +395,30 @@ async fn a_host_that_cannot_start_says_why() {
         );
         desk.fails_as(command, &["serve"], &line).await;
     }
+}
+
+/// What could go wrong: a host whose password the brokers refuse waits for ever, and says that no broker is there; or it
+/// says the password.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_password_that_the_brokers_refuse_ends_the_host() {
+    let desk = Desk::empty().await;
+    desk.ok(&["migrate"]).await;
+    let kafka = spawn_blocking(|| KafkaServer::start_with_password("host", "right")).await.unwrap().unwrap();
+    let broker = format!("127.0.0.1:{}", kafka.own_ports()[0]);
+    let config = desk.file(
+        "password.toml",
+        format!(
+            "[http]\nlisten = '127.0.0.1:0'\n[api]\nlisten = '127.0.0.1:0'\n[kafka]\nbrokers = '{broker}'\n[kafka.properties]\n\
+             'security.protocol' = 'sasl_plaintext'\n'sasl.mechanism' = 'PLAIN'\n'sasl.username' = 'host'\n'sasl.password' = 'hunter2'"
+        ),
+    );
+    let output = run(desk.command().args(["serve", "--config", &config])).await;
+    let said = text(&output.stderr);
+    let last = said.lines().last().unwrap_or_default();
+    assert!(last.starts_with(&format!("error: the brokers at `{broker}` refuse this host: ")), "{said}");
+    assert!(last.contains("uthentication failed") && last.contains("; check `kafka.properties`"), "{said}");
+    assert!(!said.contains("hunter2") && output.status.code() == Some(1), "{said}");
+    spawn_blocking(move || drop(kafka)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

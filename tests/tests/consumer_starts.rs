@@ -123,9 +123,21 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
     assert_eq!(dies(&world, four).await, ["poison"]);
     admin.end_start(&start, Some(BUILD)).await.unwrap();
     assert!(!is_quarantined(&poison).await);
+    // One that lives and whose start came to nothing: what followed from its silence is undone.
+    let (silent, suspect, five) = (consumer("silent").await, consumer("suspect").await, host().await);
+    let settling = begun(admin, five, &suspect).await;
+    admin.start_settles(&settling).await.unwrap();
+    let start = begun(admin, five, &silent).await;
+    assert_eq!(dies(&world, five).await, ["silent"]);
+    for start in [start, settling] {
+        admin.end_start(&start, None).await.unwrap();
+    }
+    assert!(!is_quarantined(&silent).await);
+    let again = begun(admin, host().await, &suspect).await;
+    assert!(!again.is_suspected && again.is_unproven);
     let actions: Vec<_> = admin.audit_list(Some("acme"), 100).await.unwrap().into_iter().map(|entry| entry.action).collect();
     let count = |action: &str| actions.iter().filter(|known| *known == action).count();
-    assert_eq!((count("consumer.quarantine"), count("consumer.release")), (6, 1), "{actions:?}");
+    assert_eq!((count("consumer.quarantine"), count("consumer.release")), (7, 1), "{actions:?}");
     world.finish().await;
 }
 

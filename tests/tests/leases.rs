@@ -465,7 +465,10 @@ async fn hold(world: &World, consumer: &TestConsumer) -> sqlx::PgConnection {
 
 async fn cut_all(world: &World, consumer: &TestConsumer) {
     let login = &consumer.tenant.login;
-    world.execute(format!("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = '{login}'")).await;
+    // All at once, and then until they are gone.
+    for wait_ms in [0, 5_000] {
+        world.execute(format!("SELECT pg_terminate_backend(pid, {wait_ms}) FROM pg_stat_activity WHERE usename = '{login}'")).await;
+    }
 }
 
 /// What could go wrong: outages that end all connections are counted as crashes of the messages that happen to run, and the

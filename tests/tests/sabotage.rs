@@ -982,7 +982,10 @@ async fn outages_under_a_retry(defect: Option<&Defect>) {
     for _ in 0..3 {
         world.until("SELECT count(*) = 2 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").await;
         let login = &consumer.tenant.login;
-        world.execute(format!("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = '{login}'")).await;
+        // All at once, and then until they are gone.
+        for wait_ms in [0, 5_000] {
+            world.execute(format!("SELECT pg_terminate_backend(pid, {wait_ms}) FROM pg_stat_activity WHERE usename = '{login}'")).await;
+        }
     }
     holder.close().await.unwrap();
     world.until("SELECT bool_and(status IN ('completed', 'parked')) FROM oncebox.inbox").await;

@@ -223,7 +223,7 @@ pub enum PayloadPolicy {
     Failed,
     /// Every row.
     All,
-    /// No row once it is settled.
+    /// No row once it is settled, but for a dead letter that was delivered again since.
     None,
 }
 

@@ -550,7 +550,7 @@ fn slow_tenants_however_many_hold_up_nobody() {
 #[test]
 fn transactions_of_slow_tenants_begin_apart() {
     const DEADLINE_MS: u64 = 5_000;
-    for (places, tenants) in [(32, 28), (32, 5), (8, 7), (100, 87), (1, 1)] {
+    for (places, tenants) in [(32, 28), (32, 5), (8, 7), (48, 42), (1, 1)] {
         let mut state = State::new(host(places));
         let free = places - places / 8;
         (0..free).for_each(|n| {
