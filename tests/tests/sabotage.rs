@@ -311,6 +311,12 @@ static DEFECTS: &[Defect] = &[
     Defect { name: "running_uncharged", scenario: "a long transaction", sees: "the longest is next", made: Made::Switch },
     Defect { name: "reserve_for_newcomers", scenario: "slow newcomers", sees: REFUSED, made: Made::Switch },
     Defect { name: "loans_never_end", scenario: "a kept place that is wanted", sees: "a loan has no end", made: Made::Switch },
+    Defect {
+        name: "slow_ones_begin_together",
+        scenario: "slow transactions that end together",
+        sees: "slow transactions begin together",
+        made: Made::Switch,
+    },
     // Redrive
     Defect {
         name: "redrive_loses_headers",
@@ -430,6 +436,7 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("a long transaction", |_| long_transaction().map(Ok).boxed_local()),
     ("slow newcomers", |_| newcomers().map(Ok).boxed_local()),
     ("a kept place that is wanted", |_| wanted().map(Ok).boxed_local()),
+    ("slow transactions that end together", |_| end_together().map(Ok).boxed_local()),
     ("a redriven letter", |defect| redriven(defect).map(Ok).boxed_local()),
     ("a redrive that is asked for twice", |defect| redriven_twice(defect).map(Ok).boxed_local()),
     ("ids made for another tenant's locks", |defect| forged(defect, |world| strangers(world, SEED).boxed_local())),
@@ -1312,6 +1319,17 @@ async fn wanted() {
     })
     .await;
     assert_eq!(scheduler.snapshot().tenants[&1].stopped, 1, "a loan has no end");
+}
+
+/// Transactions of a slow tenant end together, and as many wait to follow them.
+async fn end_together() {
+    let scheduler = Scheduler::new(HostBounds::new(8, MEMORY));
+    let mut held = seize(&scheduler, SLOW);
+    sleep(Duration::from_millis(1_200)).await;
+    // One goes on, which says that the tenant is slow.
+    held.truncate(1);
+    let next: Vec<_> = (0..6).filter_map(|_| scheduler.admit(asked(SLOW)).now_or_never()).collect();
+    assert!((1..=2).contains(&next.len()), "slow transactions begin together: {} of 6", next.len());
 }
 
 // Redrive -------------------------------------------------------------------------------------
