@@ -1136,19 +1136,18 @@ impl HostProcess {
 
     /// Wait until a metric has a value.
     pub async fn until_metric(&self, name: &str, holds: &[&str], value: f64) -> Result<()> {
-        let deadline = Instant::now() + DEADLINE;
-        while self.metric(name, holds).await != Some(value) {
-            ensure!(Instant::now() < deadline, "`{name}` is {:?}, never {value}{}", self.metric(name, holds).await, self.log_end());
-            sleep(4 * POLL).await;
-        }
-        Ok(())
+        self.until_metric_is(name, holds, &format!("{value}"), |found| found == value).await
     }
 
     /// Wait until a metric has a value or a greater one.
     pub async fn until_metric_reaches(&self, name: &str, holds: &[&str], value: f64) -> Result<()> {
+        self.until_metric_is(name, holds, &format!("{value} or more"), |found| found >= value).await
+    }
+
+    async fn until_metric_is(&self, name: &str, holds: &[&str], wanted: &str, is_wanted: impl Fn(f64) -> bool) -> Result<()> {
         let deadline = Instant::now() + DEADLINE;
-        while self.metric(name, holds).await.is_none_or(|found| found < value) {
-            ensure!(Instant::now() < deadline, "`{name}` is {:?}, never {value}{}", self.metric(name, holds).await, self.log_end());
+        while !self.metric(name, holds).await.is_some_and(&is_wanted) {
+            ensure!(Instant::now() < deadline, "`{name}` is {:?}, never {wanted}{}", self.metric(name, holds).await, self.log_end());
             sleep(4 * POLL).await;
         }
         Ok(())

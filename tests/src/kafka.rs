@@ -92,32 +92,29 @@ impl KafkaServer {
 
     /// A broker of one's own, to kill and restart; takes some seconds and 300 MB. Blocks.
     pub fn start_private() -> Result<Self> {
-        let name = format!("oncebox-kafka-{}-{:08x}", std::process::id(), rand::random::<u32>());
-        Self::start_in(&std::env::temp_dir().join(name), QUICK_RETURN, &[])
+        Self::start_in(&own_dir(), QUICK_RETURN, &[])
     }
 
     /// A broker of one's own that makes a topic when a client names it, as Kafka does by default. Blocks.
     pub fn start_with_automatic_topics() -> Result<Self> {
-        let name = format!("oncebox-kafka-{}-{:08x}", std::process::id(), rand::random::<u32>());
-        Self::start_in(&std::env::temp_dir().join(name), AUTOMATIC_TOPICS, &[])
+        Self::start_in(&own_dir(), AUTOMATIC_TOPICS, &[])
     }
 
     /// A broker of one's own that is also reached by these ports: a client that comes by one of them is told to come by
     /// it. On each the caller passes clients on to the port of [`Self::own_ports`] at the same place. Blocks.
     pub fn start_behind(advertised: &[u16]) -> Result<Self> {
-        Self::start_in(&lasting_dir(), "", advertised)
+        Self::start_in(&own_dir(), "", advertised)
     }
 
     /// A broker of one's own that takes a user's password on the first of its [`Self::own_ports`]. Blocks.
     pub fn start_with_password(user: &str, password: &str) -> Result<Self> {
-        let name = format!("oncebox-kafka-{}-{:08x}", std::process::id(), rand::random::<u32>());
         let settings = format!(
             "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,BEHIND0:SASL_PLAINTEXT\n\
              sasl.enabled.mechanisms=PLAIN\n\
              listener.name.behind0.plain.sasl.jaas.config=\
              org.apache.kafka.common.security.plain.PlainLoginModule required user_{user}=\"{password}\";\n"
         );
-        Self::start_in(&std::env::temp_dir().join(name), &settings, &[free_port()?])
+        Self::start_in(&own_dir(), &settings, &[free_port()?])
     }
 
     /// The ports that a broker of one's own listens on beside its usual one.
@@ -127,8 +124,7 @@ impl KafkaServer {
 
     /// A broker of one's own that is as patient as the shared one, for a benchmark. Blocks.
     pub fn start_lasting() -> Result<Self> {
-        let name = format!("oncebox-kafka-{}-{:08x}", std::process::id(), rand::random::<u32>());
-        Self::start_in(&std::env::temp_dir().join(name), LASTING, &[])
+        Self::start_in(&own_dir(), LASTING, &[])
     }
 
     fn start_in(dir: &Path, settings: &str, advertised: &[u16]) -> Result<Self> {
@@ -336,9 +332,9 @@ impl Drop for Broker {
     }
 }
 
-/// A folder for a broker that may live as long as its process, in a `static` that is never dropped. Folders of processes
-/// that have ended are removed.
-fn lasting_dir() -> PathBuf {
+/// A folder for a broker of one's own. Folders of processes that have ended are removed: one that was killed removes none,
+/// and one whose broker is in a `static` neither.
+fn own_dir() -> PathBuf {
     let all = services::target_dir().join("test-brokers");
     for folder in fs::read_dir(&all).into_iter().flatten().flatten() {
         let name = folder.file_name();
