@@ -237,6 +237,17 @@ impl World {
         }
     }
 
+    /// Wait until exactly so many sessions of this database wait for a lock. Other tests' databases are on the
+    /// same server, and their sessions wait for locks too.
+    pub async fn until_blocked(&self, sessions: usize) {
+        self.until(&format!("SELECT count(*) = {sessions} FROM ({BLOCKED}) b")).await;
+    }
+
+    /// End every session of this database that waits for a lock, and wait until it has ended.
+    pub async fn end_blocked(&self) {
+        self.execute(format!("SELECT pg_terminate_backend(pid, 5000) FROM ({BLOCKED}) b")).await;
+    }
+
     /// A row of the inbox.
     pub async fn row(&self, consumer: &TestConsumer, id: &str) -> Row {
         self.find(consumer, id).await.unwrap_or_else(|| panic!("the inbox holds no message `{id}`"))
@@ -326,6 +337,8 @@ const NOTHING_LEFT: &str = "SELECT NOT EXISTS (SELECT FROM pg_locks WHERE lockty
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) \
     AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
         AND backend_type = 'client backend' AND state <> 'idle')";
+
+const BLOCKED: &str = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
 
 const ODD: &str = "WITH e AS (SELECT message_id, count(*) AS n FROM {schema}.effect WHERE consumer = $2 GROUP BY 1), \
         i AS (SELECT message_id, status FROM oncebox.inbox WHERE consumer_id = $1) \

@@ -126,7 +126,7 @@ async fn a_second_claimer_waits_and_takes_over_when_the_first_fails_of(world: Wo
     let running = tokio::spawn(async move { partition.process(&gated).await });
     world.control.gate("g").reached(1).await;
     let waiting = tokio::spawn(async move { deliver(&second, &[record(0, "a", "gate g")]).await });
-    world.until("SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").await;
+    world.until_blocked(1).await;
     // S0-002.
     assert_eq!(world.control.runs("a").len(), 1, "both run at the same time");
     let backend = world.control.runs("a")[0].backend;
@@ -385,7 +385,7 @@ async fn claims_in_two_buckets_have_one_effect() {
         let bucket = world.number("SELECT extract(epoch FROM oncebox.bucket_at(9::smallint, now()))::bigint").await;
         world.until(&format!("SELECT extract(epoch FROM oncebox.bucket_at(9::smallint, now())) > {bucket}")).await;
         let second = tokio::spawn(async move { deliver(&later, &records).await });
-        world.until("SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").await;
+        world.until_blocked(1).await;
         world.control.gate(&gate).open();
         assert_eq!(running.await.unwrap().unwrap(), 1);
         second.await.unwrap();
@@ -461,7 +461,7 @@ async fn a_zombies_failure_overwrites_nothing_of(world: World) {
     let version = Script::version(world.control.clone(), 2);
     owner.set_handlers(PlainHandlers::of(version));
     let taking = tokio::spawn(async move { deliver(&owner, &[record(0, "a", "")]).await });
-    world.until("SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").await;
+    world.until_blocked(1).await;
     world.control.gate("g").open();
     taking.await.unwrap();
     late.await.unwrap();

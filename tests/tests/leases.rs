@@ -374,8 +374,8 @@ async fn a_session_killed_from_outside_costs_no_attempt() {
         let (host, log) = (host.clone(), log.clone());
         async move { deliver(&host, &log).await }
     });
-    world.until("SELECT count(*) = 1 FROM pg_locks WHERE NOT granted").await;
-    world.execute("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE NOT granted").await;
+    world.until_blocked(1).await;
+    world.end_blocked().await;
     let errors = running.await.unwrap();
     assert!(matches!(&errors[..], [InboxError::LostInHandler { .. }]), "{errors:?}");
     holder.close().await.unwrap();
@@ -407,8 +407,8 @@ async fn a_connection_lost_outside_a_handler_is_the_hosts() {
         let log: Vec<Record> = vec![record(2, "c", "")];
         async move { deliver(&host, &log).await }
     });
-    world.until("SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").await;
-    world.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE NOT granted").await;
+    world.until_blocked(1).await;
+    world.end_blocked().await;
     drop(holder);
     let errors = running.await.unwrap();
     assert!(matches!(errors.first(), Some(InboxError::Unreachable(_))), "{errors:?}");
@@ -483,7 +483,7 @@ async fn outages_under_a_retry_are_charged_to_nobody() {
     let stop = CancellationToken::new();
     let workers: Vec<_> = (0..2).map(|_| tokio::spawn(retry::work(host.clone(), stop.clone()))).collect();
     for _ in 0..3 {
-        world.until("SELECT count(*) = 2 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").await;
+        world.until_blocked(2).await;
         cut_all(&world, &consumer).await;
     }
     holder.close().await.unwrap();
@@ -549,12 +549,12 @@ async fn what_could_not_be_recorded_in_time_is_taken_back() {
             async move { step(&host).await }
         });
         world.until("SELECT count(*) = 1 FROM oncebox.inbox WHERE status = 'in_progress' AND locked_until > now()").await;
-        world.until("SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").await;
+        world.until_blocked(1).await;
         lock.is_shut.store(true, Ordering::SeqCst);
         expired(&world).await;
         slow.push((lock, host, worker));
         // The statement that was given up has let go of the row.
-        world.until("SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").await;
+        world.until_blocked(0).await;
     }
     assert_eq!(step(&well).await.unwrap(), 0);
     let row = world.row(&consumer, "a").await;
@@ -659,18 +659,12 @@ async fn a_lost_connection_slows_down_nobody_else() {
             }));
         }
         let waiting = if is_outage { 4 } else { 1 };
-        world
-            .until(&format!(
-                "SELECT count(*) = {waiting} FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-            ))
-            .await;
+        world.until_blocked(waiting).await;
         if is_outage {
             cut_all(&world, &consumer).await;
         } else {
             world.until("SELECT count(*) = 301 FROM oncebox.inbox WHERE status = 'completed'").await;
-            world
-                .execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
-                .await;
+            world.end_blocked().await;
         }
         holder.close().await.unwrap();
         for task in tasks {

@@ -987,7 +987,7 @@ async fn outages_under_a_retry(defect: Option<&Defect>) {
     let stop = CancellationToken::new();
     let workers: Vec<_> = (0..2).map(|_| tokio::spawn(retry::work(host.clone(), stop.clone()))).collect();
     for _ in 0..3 {
-        world.until("SELECT count(*) = 2 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").await;
+        world.until_blocked(2).await;
         let login = &consumer.tenant.login;
         // All at once, and then until they are gone.
         for wait_ms in [0, 5_000] {
