@@ -159,6 +159,36 @@ async fn few_runs_and_decisions_open_nothing() {
     world.finish().await;
 }
 
+/// What could go wrong: while nothing may run, workers lease what is due and give it back, again and again, each time with
+/// two commits that others wait for; or they do not come back.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_leased_while_nothing_may_run() {
+    let world = World::new().await;
+    let policy = POLICY.replace("pause_ms = 400, pause_max_ms = 1600", "pause_ms = 3600000, pause_max_ms = 3600000");
+    let (consumer, _, host) = failing(&world, &policy.replace("backoff_min_ms = 3600000", "backoff_min_ms = 1")).await;
+    let mut partition = open(&host, 0).await;
+    until_open(&mut partition, &log(0, 40)).await;
+    partition.close().await;
+    world.until("SELECT count(*) = 10 FROM oncebox.inbox WHERE status = 'failed_retryable'").await;
+    world.execute("UPDATE oncebox.inbox SET next_attempt_at = now()").await;
+    let stop = CancellationToken::new();
+    let workers: Vec<_> = (0..4).map(|_| tokio::spawn(retry::work(host.clone(), stop.clone()))).collect();
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.number("SELECT sum(epoch)::int8 FROM oncebox.inbox").await, 0, "leases");
+    // Another version may run at once.
+    let repaired = Arc::new(Switch::default());
+    repaired.set(true);
+    host.set_handlers(PlainHandlers::of(repaired.handler(2)));
+    world.until("SELECT count(*) = 10 FROM oncebox.inbox WHERE status = 'completed'").await;
+    assert_eq!(world.number("SELECT sum(epoch)::int8 FROM oncebox.inbox").await, 10, "leases");
+    stop.cancel();
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    assert_eq!(world.effects(&consumer, "0-0").await, 1);
+    world.finish().await;
+}
+
 /// What could go wrong: each partition probes for itself, and a version that fails is given as many
 /// messages as there are partitions.
 #[tokio::test(flavor = "multi_thread")]

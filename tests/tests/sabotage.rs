@@ -306,6 +306,12 @@ static DEFECTS: &[Defect] = &[
     // Connections
     Defect { name: "strangers_keep_their_places", scenario: "half heads", sees: "a probe is kept out", made: Made::Switch },
     Defect { name: "connections_unranked", scenario: "a connection that is used often", sees: "it was closed for", made: Made::Switch },
+    Defect {
+        name: "held_back_leased",
+        scenario: "messages that a breaker holds back",
+        sees: "leases that are given back",
+        made: Made::Switch,
+    },
     // Turns among tenants
     Defect { name: "kept_places_by_clock", scenario: "a tenant that did much", sees: REFUSED, made: Made::Switch },
     Defect { name: "running_uncharged", scenario: "a long transaction", sees: "the longest is next", made: Made::Switch },
@@ -432,6 +438,7 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("versions out of order", |defect| versions_out_of_order(defect).map(Ok).boxed_local()),
     ("a version that is given up", |defect| version_given_up(defect).map(Ok).boxed_local()),
     ("a connection that is used often", |defect| used_often(defect).map(Ok).boxed_local()),
+    ("messages that a breaker holds back", |defect| held_back(defect).map(Ok).boxed_local()),
     ("a tenant that did much", |defect| did_much(defect).map(Ok).boxed_local()),
     ("a long transaction", |_| long_transaction().map(Ok).boxed_local()),
     ("slow newcomers", |_| newcomers().map(Ok).boxed_local()),
@@ -1248,6 +1255,24 @@ async fn used_often(defect: Option<&Defect>) {
             assert!(budget.in_use() <= CONNECTIONS);
         }
     }
+    world.finish().await;
+}
+
+/// Everything of a consumer is due, and its one version may not run.
+async fn held_back(defect: Option<&Defect>) {
+    const POLICY: &str = "batch = { messages_max = 1 }\nbreaker = { runs_min = 10, pause_ms = 3600000, pause_max_ms = 3600000 }";
+    let world = world(defect).await;
+    let consumer = world.simple("", POLICY).await;
+    let host = world.host(&consumer);
+    let traps: Vec<_> = (0..10).map(|n| record(n, &format!("m{n}"), "trap")).collect();
+    deliver(&host, &traps).await;
+    world.execute("UPDATE oncebox.inbox SET next_attempt_at = now()").await;
+    let stop = CancellationToken::new();
+    let worker = tokio::spawn(retry::work(host, stop.clone()));
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.number("SELECT sum(epoch)::int8 FROM oncebox.inbox").await, 0, "leases that are given back");
+    stop.cancel();
+    worker.await.unwrap();
     world.finish().await;
 }
 

@@ -18,7 +18,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::{
-    handler::{FailureKind, Handler},
+    handler::{FailureKind, Handler, Handlers},
     hooks, policy,
 };
 
@@ -108,17 +108,37 @@ impl Breakers {
     pub(crate) fn admit(self: &Arc<Self>, handler: &dyn Handler, may_probe: bool) -> Admission {
         let mut state = self.lock();
         let version = handler.version();
-        let Some(phase) = state.versions.get(&version).map(|breaker| breaker.phase) else { return Admission::Pass };
+        let phase = state.phase(version);
+        match self.wait(handler, phase) {
+            Some(wait) => Admission::Wait(wait),
+            None if phase == Phase::Closed || !self.applies_to(handler) => Admission::Pass,
+            None if may_probe => {
+                self.turn(&mut state, version, Phase::HalfOpen);
+                Admission::Probe(Probe { breakers: self.clone(), version, is_decided: false })
+            }
+            None => Admission::Wait(WAIT_MIN),
+        }
+    }
+
+    /// For how long no message may run, whichever handler it goes to; none where one may run, or probe.
+    pub(crate) fn held_back(&self, handlers: &dyn Handlers) -> Option<Duration> {
+        let state = self.lock();
+        if hooks::sabotage("held_back_leased") || state.versions.values().all(|breaker| breaker.phase == Phase::Closed) {
+            return None;
+        }
+        let waits = handlers.all().into_iter().map(|handler| self.wait(&*handler, state.phase(handler.version())));
+        waits.collect::<Option<Vec<_>>>()?.into_iter().min()
+    }
+
+    /// For how long the messages of a version in this phase wait; none where one may run, or probe.
+    fn wait(&self, handler: &dyn Handler, phase: Phase) -> Option<Duration> {
         match phase {
-            _ if !self.applies_to(handler) => Admission::Pass,
-            Phase::Closed => Admission::Pass,
-            Phase::HalfOpen => Admission::Wait(LOOK_AGAIN),
+            _ if !self.applies_to(handler) => None,
+            Phase::Closed => None,
+            Phase::HalfOpen => Some(LOOK_AGAIN),
             Phase::Open { until } => match until.saturating_duration_since(now()) {
-                Duration::ZERO if may_probe => {
-                    self.turn(&mut state, version, Phase::HalfOpen);
-                    Admission::Probe(Probe { breakers: self.clone(), version, is_decided: false })
-                }
-                left => Admission::Wait(left.max(WAIT_MIN)),
+                Duration::ZERO => None,
+                left => Some(left.max(WAIT_MIN)),
             },
         }
     }
@@ -210,6 +230,10 @@ impl Breakers {
 }
 
 impl State {
+    fn phase(&self, version: i32) -> Phase {
+        self.versions.get(&version).map_or(Phase::Closed, |breaker| breaker.phase)
+    }
+
     fn shown(&self) -> Vec<BreakerState> {
         let now = now();
         let shown = |(version, breaker): (&i32, &Breaker)| BreakerState {

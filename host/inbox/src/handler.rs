@@ -100,6 +100,10 @@ pub trait Handlers: Send + Sync + 'static {
     fn shadow(&self, _message: &Message) -> Option<Arc<Shadow>> {
         None
     }
+    /// Every handler that some message may go to; none where that is not known.
+    fn all(&self) -> Vec<Arc<dyn Handler>> {
+        Vec::new()
+    }
     /// The generation of deployments this set was loaded at; the claim refuses older ones
     /// than the consumer requires.
     fn generation(&self) -> i64;

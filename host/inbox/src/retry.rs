@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    breaker::{Admission as Passage, Probe},
+    breaker::{Admission as Passage, LOOK_AGAIN, Probe},
     claim::Offered,
     complete::{Completion, Disposition, Ran, complete},
     consumer::ConsumerInbox,
@@ -43,6 +43,7 @@ pub async fn work(consumer: Arc<ConsumerInbox>, stop: CancellationToken) {
             () = tokio::time::sleep(pause) => {}
         }
         pause = match work_off(&consumer, &stop).await {
+            Ok(()) if let Some(wait) = consumer.held_back() => wait.min(LOOK_AGAIN),
             Ok(()) if consumer.due.is_told() => Duration::MAX,
             Ok(()) | Err(InboxError::BreakerOpen { .. }) => IDLE,
             Err(InboxError::DatabaseAway { again_in }) => again_in,
@@ -55,10 +56,10 @@ pub async fn work(consumer: Arc<ConsumerInbox>, stop: CancellationToken) {
     }
 }
 
-/// Until nothing is due. Where there is more than one message, another worker is called to help.
+/// Until nothing is due, or nothing that is may run. Where there is more than one message, another worker is called to help.
 async fn work_off(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<(), InboxError> {
     let (mut is_more, mut waiting) = (false, 0);
-    while !stop.is_cancelled() {
+    while !stop.is_cancelled() && consumer.held_back().is_none() {
         match step(consumer, stop).await {
             Ok(0) => break,
             Ok(_) => waiting = 0,
@@ -144,6 +145,13 @@ fn settled_first(leased: &Leased, handler: &Arc<dyn Handler>, disposition: Dispo
 }
 
 impl ConsumerInbox {
+    /// For how long circuit breakers hold back whatever may be due. A lease would be given back at once, and each of them
+    /// is two commits.
+    fn held_back(&self) -> Option<Duration> {
+        // Leases that the database is still to be told of wait for no breaker.
+        if self.interrupted().is_empty() { self.breakers.held_back(&*self.handlers()) } else { None }
+    }
+
     /// Bring a leased message to its end, or give the lease back.
     async fn run_leased(&self, admission: Admission, leased: &Leased) -> Result<(), InboxError> {
         let handlers = self.handlers();

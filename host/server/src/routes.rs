@@ -202,6 +202,11 @@ impl Handlers for Routes {
         (Arc::ptr_eq(taken, &entry.stable) && !taken.takes_batches()).then(|| shadow.clone())
     }
 
+    fn all(&self) -> Vec<Arc<dyn Handler>> {
+        let entries = self.exact.values().chain(self.prefixes.iter().map(|(_, entries)| entries)).flatten();
+        entries.flat_map(Entry::all).map(|deployed| deployed as Arc<dyn Handler>).collect()
+    }
+
     fn generation(&self) -> i64 {
         self.generation
     }
@@ -223,6 +228,11 @@ fn shadow(deployment: &Deployment, deployed: &Arc<Deployed>) -> Option<Arc<Shado
 }
 
 impl Entry {
+    fn all(&self) -> impl Iterator<Item = Arc<Deployed>> {
+        let canary = self.canary.iter().map(|canary| &canary.deployed);
+        std::iter::once(&self.stable).chain(canary).chain(self.pinned.values()).cloned()
+    }
+
     fn choose(&self, message: &Message, failed: Option<i32>) -> &Arc<Deployed> {
         if let Some(failed) = failed {
             if let Some(pinned) = self.pinned.get(&failed) {
@@ -297,6 +307,19 @@ mod tests {
             (deployment, deployed)
         };
         Routes::new(1, deployments.into_iter().map(load).collect())
+    }
+
+    /// What could go wrong: one that a message may go to is not among all of them, so that its messages wait for others.
+    #[test]
+    fn all_are_those_that_some_message_may_go_to() {
+        let canary = Deployment { percent: Some(10.0), ..deployment(2, "order", None, Role::Canary) };
+        let superseded = Deployment { ended_at: Some(Utc::now()), retries: Retries::Pinned, ..deployment(3, "order", None, Role::Stable) };
+        let shadow = Deployment { percent: Some(1.0), ..deployment(4, "order", None, Role::Shadow) };
+        let others = [deployment(5, "order", Some("^2"), Role::Stable), deployment(6, "refund.*", None, Role::Stable)];
+        let all = routes([vec![deployment(1, "order", None, Role::Stable), canary, superseded, shadow], others.to_vec()].concat()).all();
+        let mut versions: Vec<_> = all.iter().map(|handler| handler.version()).collect();
+        versions.sort_unstable();
+        assert_eq!(versions, [1, 2, 3, 5, 6]);
     }
 
     fn message(event_type: &str, version: Option<&str>, key: Option<&str>) -> Message {

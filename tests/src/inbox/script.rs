@@ -31,23 +31,27 @@ type Resolve = dyn Fn(&str) -> Option<Arc<dyn Handler>> + Send + Sync;
 pub struct PlainHandlers {
     generation: i64,
     resolve: Box<Resolve>,
+    all: Vec<Arc<dyn Handler>>,
     shadow: Option<Arc<Shadow>>,
 }
 
 impl PlainHandlers {
     /// One handler for every event type but `nobody`, at generation 0.
     pub fn of(handler: Arc<dyn Handler>) -> Arc<Self> {
-        Self::resolving(0, move |event_type| (event_type != "nobody").then(|| handler.clone()))
+        let all = vec![handler.clone()];
+        let resolve = move |event_type: &str| (event_type != "nobody").then(|| handler.clone());
+        Arc::new(Self { generation: 0, resolve: Box::new(resolve), all, shadow: None })
     }
 
     /// A generation, and who takes an event type.
     pub fn resolving(generation: i64, resolve: impl Fn(&str) -> Option<Arc<dyn Handler>> + Send + Sync + 'static) -> Arc<Self> {
-        Arc::new(Self { generation, resolve: Box::new(resolve), shadow: None })
+        Arc::new(Self { generation, resolve: Box::new(resolve), all: Vec::new(), shadow: None })
     }
 
     /// One handler for every event type, and a candidate that is tried beside it.
     pub fn shadowed(handler: Arc<dyn Handler>, shadow: Shadow) -> Arc<Self> {
-        Arc::new(Self { generation: 0, resolve: Box::new(move |_| Some(handler.clone())), shadow: Some(Arc::new(shadow)) })
+        let all = vec![handler.clone()];
+        Arc::new(Self { generation: 0, resolve: Box::new(move |_| Some(handler.clone())), all, shadow: Some(Arc::new(shadow)) })
     }
 }
 
@@ -58,6 +62,10 @@ impl Handlers for PlainHandlers {
 
     fn shadow(&self, _message: &Message) -> Option<Arc<Shadow>> {
         self.shadow.clone()
+    }
+
+    fn all(&self) -> Vec<Arc<dyn Handler>> {
+        self.all.clone()
     }
 
     fn generation(&self) -> i64 {
