@@ -204,6 +204,10 @@ impl Share {
         !self.running.is_empty()
     }
 
+    pub(super) fn runs_one(&self) -> bool {
+        self.running.len() == 1
+    }
+
     /// Whether nothing is known of how long its transactions take.
     pub(super) fn is_new(&self) -> bool {
         self.ended == 0

@@ -329,12 +329,16 @@ impl State {
         let (mut room, kept_room, default_max) = (self.room(), self.kept_room(), self.default_max());
         let (is_free, floor, slow_at) = (self.is_free(), self.floor, self.slow_at);
         let (is_kept_left, is_trial_left) = (self.kept < self.reserve(), self.trials < self.trials_max());
+        // Its partitions would wait for each other while every other place is held for long.
+        let is_half_left = self.kept < self.reserve() / 2;
         for (_, tenant_id) in waiting {
             let share = self.shares.get_mut(&tenant_id)?;
             // What is kept is for whoever runs nothing and is not known to be slow, whatever the clocks say.
-            let may_have_kept = !share.runs() && !share.is_slow(now);
+            let is_quick = !share.is_slow(now);
+            let may_have_kept = !share.runs() && is_quick;
+            let may_have_second = share.runs_one() && is_quick && is_half_left;
             let is_kept = !is_free;
-            if is_kept && !(may_have_kept && is_kept_left && (is_trial_left || !share.is_new())) {
+            if is_kept && !((may_have_kept || may_have_second) && is_kept_left && (is_trial_left || !share.is_new())) {
                 self.crowded = true;
                 if hooks::sabotage("kept_places_by_clock") {
                     break;

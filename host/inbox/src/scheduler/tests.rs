@@ -581,6 +581,26 @@ fn transactions_of_slow_tenants_begin_apart() {
     }
 }
 
+/// What could go wrong: while every other place is held for long, the partitions of a quick tenant wait for each other. Or
+/// its second transactions take the places of others' first ones.
+#[test]
+fn half_of_the_kept_places_take_a_second_transaction() {
+    const PLACES: usize = 32;
+    let mut state = State::new(host(PLACES));
+    // These are known to be quick.
+    for tenant in 1..=4 {
+        state.ask(ask(tenant, 1), Duration::ZERO);
+        let grants = state.look(Duration::ZERO).grants;
+        state.end(&grants[0], took(1.0), 1, at(1));
+    }
+    let free = PLACES - PLACES / 8;
+    assert_eq!(order(&mut state, (0..PLACES).map(|_| ask(9, 1))).len(), free);
+    // Two partitions of one tenant, which has a third one; then the first ones of the others.
+    assert_eq!(order(&mut state, (0..3).map(|_| ask(1, 1))), [(1, 1), (1, 1)]);
+    assert_eq!(order(&mut state, [ask(2, 1), ask(2, 1)]), [(2, 1)], "half of them are taken");
+    assert_eq!(order(&mut state, [ask(3, 1), ask(4, 1)]), [(3, 1)], "all of them are");
+}
+
 /// What could go wrong: nobody waits, and a transaction is stopped all the same; or it is told twice.
 #[test]
 fn a_loan_ends_only_where_its_place_is_wanted() {
