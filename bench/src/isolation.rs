@@ -164,6 +164,11 @@ impl Deed {
         let component = Some(component(&[spin()], &End::Ok));
         Self { name, component, tenants, partitions, deadline_ms: SLOW_DEADLINE_MS, rate: RATE_BESIDE_SLOW }
     }
+
+    /// What is not looked at: until handlers have come to their deadlines twice, the host does not know who is slow.
+    fn warm_up(&self) -> Duration {
+        WARM_UP + 2 * Duration::from_millis(u64::from(self.deadline_ms))
+    }
 }
 
 fn deeds() -> Vec<Deed> {
@@ -215,7 +220,7 @@ impl House {
     /// Both runs, in either order.
     async fn pair(&self, deed: &Deed, polite_first: bool, seconds: f64) -> Result<Pair> {
         let before = Machine::now();
-        let polite = Deed { rate: deed.rate, ..Deed::of_one("polite", Some(self.polite.clone())) };
+        let polite = Deed { rate: deed.rate, deadline_ms: deed.deadline_ms, ..Deed::of_one("polite", Some(self.polite.clone())) };
         let (polite, hostile) = if polite_first {
             (self.run(&polite, seconds).await?, self.run(deed, seconds).await?)
         } else {
@@ -238,11 +243,12 @@ impl House {
             }
         }
         let looked_at = self.work(&victim, PARTITIONS, deed.rate, &stop).await?;
-        sleep(WARM_UP + Duration::from_secs_f64(seconds)).await;
+        let warm_up = deed.warm_up();
+        sleep(warm_up + Duration::from_secs_f64(seconds)).await;
         stop.cancel();
         let latencies = joined(looked_at).await?;
         joined(beside).await?;
-        felt(latencies, seconds)
+        felt(latencies, warm_up, seconds)
     }
 
     async fn consumer(&self, tenant: &Tenant, component: &[u8], deadline_ms: u32, budget: &Arc<Budget>) -> Result<Arc<ConsumerInbox>> {
@@ -327,9 +333,9 @@ fn record(partition: i32, offset: usize) -> Record {
     }
 }
 
-fn felt(all: Vec<Late>, seconds: f64) -> Result<Felt> {
-    let until = WARM_UP + Duration::from_secs_f64(seconds);
-    let measured: Vec<_> = all.into_iter().filter(|(at, _)| at.is_none_or(|at| (WARM_UP..until).contains(&at))).collect();
+fn felt(all: Vec<Late>, warm_up: Duration, seconds: f64) -> Result<Felt> {
+    let until = warm_up + Duration::from_secs_f64(seconds);
+    let measured: Vec<_> = all.into_iter().filter(|(at, _)| at.is_none_or(|at| (warm_up..until).contains(&at))).collect();
     let committed = measured.iter().filter(|(at, _)| at.is_some()).count();
     let mut late: Vec<f64> = measured.iter().map(|(_, late)| late.as_secs_f64() * 1e3).collect();
     anyhow::ensure!(!late.is_empty(), "no message of the victim was due");
