@@ -194,7 +194,7 @@ async fn nothing_is_leased_while_nothing_may_run() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_partitions_probe_once_and_two_hosts_once_each() {
     let world = World::new().await;
-    let policy = POLICY.replace("pause_ms = 400, pause_max_ms = 1600", "pause_ms = 800, pause_max_ms = 3600000");
+    let policy = POLICY.replace("pause_ms = 400, pause_max_ms = 1600", "pause_ms = 2000, pause_max_ms = 3600000");
     let (consumer, switch, host) = failing(&world, &policy).await;
     let other = world.host_with(&consumer, PlainHandlers::of(switch.handler(1)), &SessionSettings::default());
     let mut workers = Vec::new();
@@ -210,7 +210,7 @@ async fn two_partitions_probe_once_and_two_hosts_once_each() {
     let opened = world.number(rows).await;
     // Ten runs each, and what the other partition had under way.
     assert!((20..=22).contains(&opened), "{opened} messages failed before both breakers were open");
-    // After 0.8 seconds, then after 1.6: each host probed once, then twice.
+    // After two seconds, then after four: each host probed once, then twice.
     for probes in 1..=2 {
         until(async || world.number(rows).await > opened + 2 * probes - 1).await;
         sleep(Duration::from_millis(100)).await;
