@@ -122,11 +122,13 @@ impl Breakers {
 
     /// For how long no message may run, whichever handler it goes to; none where one may run, or probe.
     pub(crate) fn held_back(&self, handlers: &dyn Handlers) -> Option<Duration> {
-        let state = self.lock();
-        if hooks::sabotage("held_back_leased") || state.versions.values().all(|breaker| breaker.phase == Phase::Closed) {
+        let is_closed = self.lock().versions.values().all(|breaker| breaker.phase == Phase::Closed);
+        if is_closed || hooks::sabotage("held_back_leased") {
             return None;
         }
-        let waits = handlers.all().into_iter().map(|handler| self.wait(&*handler, state.phase(handler.version())));
+        let all = handlers.all();
+        let state = self.lock();
+        let waits = all.iter().map(|handler| self.wait(&**handler, state.phase(handler.version())));
         waits.collect::<Option<Vec<_>>>()?.into_iter().min()
     }
 
