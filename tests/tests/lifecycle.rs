@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use oncebox_inbox::{NewToken, TokenRole};
+use oncebox_inbox::{InboxError, NewToken, TokenRole};
 use oncebox_server::local::free_port;
 use oncebox_tests::{
     host::{HostProcess, Options, Scenario},
@@ -103,8 +103,8 @@ impl Stage {
         Ok(Self { scenario, folder, slots, kills, producer })
     }
 
-    /// A command that some host carries out, whoever dies meanwhile. `done` is what one says that was carried
-    /// out before its answer was lost.
+    /// What a command says that some host carries out, whoever dies meanwhile; of each try, when it takes several. `done`
+    /// is what one says that was carried out before its answer was lost.
     async fn api(&self, arguments: &[&str], done: &str) -> Result<String> {
         let deadline = Instant::now() + STEP;
         let mut said = String::new();
@@ -113,8 +113,9 @@ impl Stage {
                 self.slots.lock().await.iter().filter(|slot| slot.process.is_some()).map(|slot| slot.api.clone()).collect();
             if let Some(api) = living.get(attempt % living.len().max(1)) {
                 let answer = self.folder.run(&[arguments, &["--server", &format!("http://{api}")]].concat(), "").await?;
-                said = format!("{}{}", answer.stdout, answer.stderr);
-                if answer.code == Some(0) || (attempt > 0 && !done.is_empty() && said.contains(done)) {
+                said.push_str(&answer.stdout);
+                said.push_str(&answer.stderr);
+                if answer.code == Some(0) || (attempt > 0 && !done.is_empty() && answer.stderr.contains(done)) {
                     println!("{:>7} ms  {}", (Instant::now() + STEP - deadline).as_millis(), arguments.join(" "));
                     return Ok(said);
                 }
@@ -143,6 +144,28 @@ impl Stage {
             self.slots.lock().await[victim].process = Some(process);
         }
         Ok(())
+    }
+
+    /// Be the operator who lets hosts start a consumer again that is quarantined, since some were killed while they
+    /// started it. Ends only with an error.
+    async fn release_quarantined(&self) -> Result<()> {
+        const QUARANTINED: &str = "SELECT t.name, c.name FROM oncebox.consumer_start JOIN oncebox.consumer c USING (consumer_id) \
+            JOIN oncebox.tenant t USING (tenant_id) WHERE quarantined_revision IS NOT NULL";
+        let mut released = BTreeMap::<_, usize>::new();
+        loop {
+            sleep(Duration::from_millis(500)).await;
+            let quarantined: Vec<(String, String)> = sqlx::query_as(QUARANTINED).fetch_all(&self.scenario.pool).await?;
+            for (tenant, name) in quarantined {
+                match self.scenario.admin.release_consumer(&tenant, &name).await {
+                    Ok(true) => println!("`{tenant}/{name}` was quarantined, and is started again"),
+                    Ok(false) | Err(InboxError::NotFound(_)) => continue,
+                    Err(error) => return Err(error.into()),
+                }
+                let (kills, times) = (self.kills.load(Ordering::Relaxed), released.entry((tenant, name)).or_default());
+                *times += 1;
+                ensure!(*times <= kills, "a consumer was quarantined {times} times, after {kills} kills");
+            }
+        }
     }
 
     async fn send(&self, shop: &Shop, ids: Vec<String>) -> Result<()> {
@@ -305,17 +328,23 @@ async fn lives(seed: u64) -> Result<()> {
         stop_killing.store(true, Ordering::Relaxed);
         told
     };
-    tokio::try_join!(
-        story,
-        stage.kill_at_random(StdRng::seed_from_u64(seed), &stop_killing),
-        stage.flow(&first, &stop_flowing),
-        stage.flow(&second, &stop_flowing),
-        stage.flow(&short, &stop_flowing)
-    )?;
-    let kills = stage.kills.load(Ordering::Relaxed);
-    println!("{kills} hosts were killed; {} and {} messages", first.expected(), second.expected());
-    ensure!(kills >= 5, "only {kills} hosts were killed");
-    stage.wait_exact(&first).await?;
+    let lived = async {
+        tokio::try_join!(
+            story,
+            stage.kill_at_random(StdRng::seed_from_u64(seed), &stop_killing),
+            stage.flow(&first, &stop_flowing),
+            stage.flow(&second, &stop_flowing),
+            stage.flow(&short, &stop_flowing)
+        )?;
+        let kills = stage.kills.load(Ordering::Relaxed);
+        println!("{kills} hosts were killed; {} and {} messages", first.expected(), second.expected());
+        ensure!(kills >= 5, "only {kills} hosts were killed");
+        stage.wait_exact(&first).await
+    };
+    tokio::select! {
+        lived = lived => lived?,
+        failed = stage.release_quarantined() => failed?,
+    }
     for slot in stage.slots.into_inner() {
         slot.process.context("it was started again")?.stop().await?;
     }
