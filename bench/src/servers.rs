@@ -162,7 +162,6 @@ async fn make_templates(url: &str, master_key: &str) -> Result<Tenant> {
     let host = with_database(url, HOST)?;
     schema::migrate(&host.parse()?).await?;
     let inbox = Admin::new(host.parse()?, MasterKey::parse(master_key)?, "bench");
-    schema::ensure_partitions(&inbox.pool).await?;
     let tenant = inbox.create_tenant(TENANT).await?;
     inbox.apply_migration(&tenant, "tables", SCHEMA).await?;
     inbox.pool.close().await;

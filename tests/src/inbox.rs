@@ -18,7 +18,11 @@ use std::{
 use anyhow::{Context, Result};
 use oncebox_inbox::{
     Admin, Budget, Consumer, ConsumerInbox, Credentials, DatabaseUrl, InboxError, MasterKey, PartitionInbox, SessionSettings, Sessions,
-    Tenant, handler::Handlers, message::Record, policy::Policy, retry, schema,
+    Tenant,
+    handler::Handlers,
+    message::Record,
+    policy::{Policy, Retention},
+    retry, schema,
 };
 use sqlx::{
     AssertSqlSafe, Connection, Executor, PgConnection, PgPool,
@@ -350,7 +354,8 @@ pub async fn prepare(options: &PgConnectOptions) -> Result<()> {
     let open = schema::migrate(options).await?;
     anyhow::ensure!(open.is_empty(), "a superuser may close everything: {open:?}");
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;
-    schema::ensure_partitions(&pool).await?;
+    // Most tests have a consumer of the class that consumers have by default.
+    schema::ensure_partitions_for(&pool, &[Retention::default().class()]).await?;
     pool.close().await;
     Ok(())
 }

@@ -9,7 +9,11 @@
 use std::panic::AssertUnwindSafe;
 
 use futures::FutureExt;
-use oncebox_inbox::{InboxError, Tenant, policy::Policy, schema};
+use oncebox_inbox::{
+    InboxError, Tenant,
+    policy::{Policy, Retention},
+    schema,
+};
 use oncebox_tests::{
     collisions,
     inbox::{DEADLINE, World, both, code, record},
@@ -50,9 +54,6 @@ async fn claims_take_their_locks_in_one_order() {
 /// What each lock of the host's is taken for.
 const HOSTS: [&str; 7] = ["migrate", "grants", "groups", "partitions", "capture", "tenant removal", "mirror"];
 
-const DROP_A_PARTITION: &str = "DO $$ BEGIN EXECUTE format('DROP TABLE %s', (SELECT max(inhrelid::regclass::text) \
-    FROM pg_inherits WHERE inhparent = 'oncebox.inbox_1y'::regclass)); END $$";
-
 /// Do what takes one of the host's locks. Each can be done once.
 async fn needs(world: &World, lock: &str, victim: &Tenant, apart: &Tenant) -> Result<(), InboxError> {
     let admin = &world.admin;
@@ -61,7 +62,7 @@ async fn needs(world: &World, lock: &str, victim: &Tenant, apart: &Tenant) -> Re
         "migrate" => schema::migrate(&world.superuser_options()).await.map(drop),
         "grants" => admin.create_tenant("newcomer").await.map(drop),
         "groups" => admin.create_consumer(&victim.name, "new", &policy()).await.map(drop),
-        "partitions" => schema::ensure_partitions(&world.pool).await.map(|made| assert_eq!(made, 1)),
+        "partitions" => schema::ensure_partitions_for(&world.pool, &[Retention::OneYear.class()]).await.map(|made| assert_eq!(made, 3)),
         "capture" => admin.install_capture(victim).await.map(|left| assert!(left.is_empty(), "{left:?}")),
         "tenant removal" => {
             let leaving = admin.delete_tenant("leaving").await?;
@@ -97,7 +98,6 @@ async fn ids_made_for_the_locks_of_the_host_hold_up_nothing() {
     };
     let here = forged(&mut forger, attacks.row.consumer_id);
     let there = forged(&mut forger, attacks_apart.row.consumer_id);
-    world.execute(DROP_A_PARTITION).await;
     let holding = [collisions::hold(&world, &attacks, here).await, collisions::hold(&world, &attacks_apart, there).await];
     let held_up = futures::future::join_all(HOSTS.map(async |lock| {
         match timeout(DEADLINE, AssertUnwindSafe(needs(&world, lock, &victim, &apart)).catch_unwind()).await {
@@ -123,7 +123,6 @@ async fn who_waits_for_a_lock_of_the_host_is_told_for_whom() {
     let leaving = world.tenant("leaving", "").await;
     let database = World::another_database().await;
     let apart = world.tenant_at("apart", &database, "").await;
-    world.execute(DROP_A_PARTITION).await;
     let (mut here, mut there) = (world.superuser().await, database.connect().await.unwrap());
     for number in (1..=4).chain([leaving.tenant_id * 16 + 7]) {
         sqlx::query("SELECT pg_advisory_lock(0, $1)").bind(number).execute(&mut here).await.unwrap();

@@ -222,9 +222,19 @@ pub(crate) const BUCKETS_AHEAD: i32 = 2;
 /// Which of them there are not.
 pub(crate) const MISSING_PARTITIONS: &str = include_str!("missing_partitions.sql");
 
-/// Make the inbox's partitions of the present and the next buckets. The answer is how many were made.
+/// Make the inbox's partitions of the present and the next buckets, of each retention class that a consumer has. The answer
+/// is how many were made.
+///
+/// A class that nobody uses has none: every session plans its first claim over all partitions there are, and all their
+/// indexes.
 pub async fn ensure_partitions(pool: &PgPool) -> Result<usize, InboxError> {
-    let missing: Vec<(String, String, String, String)> = sqlx::query_as(MISSING_PARTITIONS).bind(BUCKETS_AHEAD).fetch_all(pool).await?;
+    ensure_partitions_for(pool, &[]).await
+}
+
+/// The same, and of these classes, which consumers will have whose rows are not there yet.
+pub async fn ensure_partitions_for(pool: &PgPool, classes: &[i16]) -> Result<usize, InboxError> {
+    let missing: Vec<(String, String, String, String)> =
+        sqlx::query_as(MISSING_PARTITIONS).bind(BUCKETS_AHEAD).bind(classes).fetch_all(pool).await?;
     for (parent, name, from, to) in &missing {
         // ATTACH takes a lock that claims do not wait for; CREATE … PARTITION OF would stop them.
         let sql = format!(

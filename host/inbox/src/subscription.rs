@@ -9,6 +9,7 @@ use crate::{
     error::InboxError,
     locks::{self, HostLock},
     policy::Policy,
+    schema,
     seek::Seek,
     start::{QUARANTINE, Quarantine},
 };
@@ -78,6 +79,8 @@ impl Admin {
         if tenant.state == "deleting" {
             return Err(InboxError::conflict(format!("tenant `{}` is being deleted", tenant.name)));
         }
+        // Before the row: from then on hosts claim messages of it.
+        schema::ensure_partitions_for(&self.pool, &[policy.retention.class()]).await?;
         let mut tx = self.pool.begin().await?;
         group_is_free(&mut tx, &tenant.name, name, policy).await?;
         const INSERT: &str = "INSERT INTO oncebox.consumer (tenant_id, name, policy, retention_class) VALUES ($1, $2, $3, $4)";

@@ -88,7 +88,6 @@ impl Scratch {
     pub(crate) async fn furnish(&self, subject: &Subject<'_>) -> Result<Furnished> {
         let admin = self.admin(DATABASE)?;
         schema::migrate(&self.options(DATABASE)?).await.context("failed to prepare the scratch database")?;
-        schema::ensure_partitions(&admin.pool).await.context("failed to make the inbox's partitions")?;
         let tenant = create_with_tables(&admin, TENANT, subject.schema).await.map_err(|error| about_schema(&error))?;
         admin.create_consumer(TENANT, CONSUMER, subject.policy).await?;
         let settings = subject.settings.iter().map(|(key, value)| (key.clone(), serde_json::Value::String(value.clone()))).collect();

@@ -97,7 +97,6 @@ impl Stage {
         let open = schema::migrate(&url.parse().unwrap()).await.unwrap();
         assert!(open.is_empty(), "{open:?}");
         let pool = PgPoolOptions::new().max_connections(6).connect(&url).await.unwrap();
-        schema::ensure_partitions(&pool).await.unwrap();
         let (broker, marker, key) = (MockBroker::start().unwrap(), format!("mark{:016x}", rand::random::<u64>()), MasterKey::generate());
         let admin = Admin::new(url.parse().unwrap(), MasterKey::parse(&key).unwrap(), marker.clone());
         let (victim, load, still) = victim(&admin, &pool, &marker).await;

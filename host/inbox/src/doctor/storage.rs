@@ -56,7 +56,7 @@ impl Look<'_> {
         // A table of that name that is no partition is a leftover, which is attached instead.
         let query = format!("SELECT m.* FROM ({MISSING_PARTITIONS}) m WHERE to_regclass('oncebox.' || m.name) IS NULL");
         let missing: Result<Vec<(String, String, String, String)>, _> =
-            sqlx::query_as(AssertSqlSafe(query)).bind(BUCKETS_AHEAD).fetch_all(&self.pool).await;
+            sqlx::query_as(AssertSqlSafe(query)).bind(BUCKETS_AHEAD).bind([0_i16; 0]).fetch_all(&self.pool).await;
         let mut findings: Vec<_> = match missing {
             Err(error) => vec![self.unknown(CHECK, &error)],
             Ok(missing) => missing.iter().map(|(parent, name, from, to)| self.missing(parent, name, from, to)).collect(),

@@ -15,6 +15,7 @@ use crate::{
     error::InboxError,
     hooks,
     locks::{self, HostLock},
+    schema,
     tenant::{Tenant, lock_grants, role_statements},
 };
 
@@ -109,6 +110,7 @@ impl Admin {
         if truth.is_deleted() && held.secret_hash.is_none() {
             return Ok(());
         }
+        schema::ensure_partitions_for(&place.pool, &truth.classes()).await?;
         let is_new = self.make_roles(&mut tx, &truth, &held).await?;
         truth.write(&mut tx).await?;
         tx.commit().await?;
@@ -168,6 +170,11 @@ impl Held {
 }
 
 impl Truth {
+    /// Retention classes of the consumers.
+    fn classes(&self) -> Vec<i16> {
+        self.consumers.iter().map(|consumer| consumer.retention_class).collect()
+    }
+
     fn is_deleted(&self) -> bool {
         self.row.tenant.state == "deleting"
     }

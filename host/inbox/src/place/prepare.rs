@@ -35,11 +35,7 @@ impl Admin {
                 // For as long as that takes: given up, it would begin anew each time.
                 bring_up_to_date(&place, &tenant.name).await?;
             }
-            answered_within(PREPARE_MAX, async {
-                schema::ensure_partitions(&place.pool).await?;
-                self.mirror(tenant).await
-            })
-            .await?
+            answered_within(PREPARE_MAX, self.mirror(tenant)).await?
         };
         preparing.await.map_err(|error| of_place(error, tenant))
     }
@@ -66,7 +62,6 @@ impl Admin {
         }
         // Also where it is up to date: one that was copied is open again.
         bring_up_to_date(&place, url.shown()).await?;
-        schema::ensure_partitions(&place.pool).await?;
         const TAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_place) VALUES ($1, true) ON CONFLICT DO NOTHING";
         sqlx::query(TAKE).bind(id).execute(&mut connection).await?;
         let taken = holder(&mut connection).await? == Some((id, true));
