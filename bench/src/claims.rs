@@ -61,7 +61,9 @@ impl Way {
 /// Every way, for new messages and for duplicates; the host's also in batches.
 pub async fn measure(bench: &mut Bench) -> Result<Vec<ClaimCost>> {
     let mut costs = Vec::new();
-    for (way, batch) in [(Way::ForUpdate, 1), (Way::OnConflict, 1), (Way::Oncebox, 1), (Way::Oncebox, BATCH)] {
+    for (way, batch) in
+        [(Way::ForUpdate, 1), (Way::OnConflict, 1), (Way::Oncebox, 1), (Way::Oncebox, BATCH)]
+    {
         let database = bench.servers.database(way == Way::Oncebox).await?;
         let url = match way {
             Way::Oncebox => tenant_url(bench, &database).await?,
@@ -70,55 +72,92 @@ pub async fn measure(bench: &mut Bench) -> Result<Vec<ClaimCost>> {
         // The second time, the same messages come again.
         for duplicates in [false, true] {
             let what = || format!("the claim `{}`", way.title());
-            costs.push(run(bench, &database, &url, way, batch, duplicates).await.with_context(what)?);
+            costs.push(
+                run(bench, &database, &url, way, batch, duplicates).await.with_context(what)?,
+            );
         }
         bench.servers.drop_database(database).await?;
     }
     Ok(costs)
 }
 
-async fn run(bench: &Bench, database: &Database, url: &str, way: Way, batch: usize, duplicates: bool) -> Result<ClaimCost> {
+async fn run(
+    bench: &Bench,
+    database: &Database,
+    url: &str,
+    way: Way,
+    batch: usize,
+    duplicates: bool,
+) -> Result<ClaimCost> {
     let statements = statements(bench, way, batch, duplicates)?;
-    let round_trips = statements.lines().filter(|line| !line.starts_with('\\')).count() as f64 / batch as f64;
+    let round_trips =
+        statements.lines().filter(|line| !line.starts_with('\\')).count() as f64 / batch as f64;
     let script = bench.logs.join("claim.sql");
     std::fs::write(&script, statements).context("failed to write a script")?;
     let transactions = if batch == 1 { TRANSACTIONS } else { TRANSACTIONS / 8 };
     let mut command = Command::new(pgbench::program().context("there is no `pgbench`")?);
-    command.args(["--no-vacuum", "--protocol=prepared", "--transactions", &transactions.to_string(), "--define", "i=0", "--file"]);
+    command.args([
+        "--no-vacuum",
+        "--protocol=prepared",
+        "--transactions",
+        &transactions.to_string(),
+        "--define",
+        "i=0",
+        "--file",
+    ]);
     command.arg(script).arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
 
     let (postmaster, broker) = bench.servers.pids()?;
     let wal = |bytes: i64, before: i64| (bytes - before) as f64;
     let before = database.wal_position().await?;
     let child = command.spawn().context("failed to start `pgbench`")?;
-    let sampler = Sampler::start(Parties { consumer: child.id() as i32, database: postmaster, broker });
+    let sampler =
+        Sampler::start(Parties { consumer: child.id() as i32, database: postmaster, broker });
     let begun = now_us();
     let output = tokio::task::spawn_blocking(move || child.wait_with_output()).await??;
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     let cpu = sampler.finish()?.between(begun, now_us());
-    ensure!(output.status.success(), "`pgbench` failed: {}", String::from_utf8_lossy(&output.stderr).trim_end());
+    ensure!(
+        output.status.success(),
+        "`pgbench` failed: {}",
+        String::from_utf8_lossy(&output.stderr).trim_end()
+    );
     let messages = (transactions * batch) as f64;
     let wal_bytes = wal(database.wal_position().await?, before) / messages;
-    Ok(ClaimCost { way, duplicates, batch, round_trips, cpu_us: cpu.database / messages, wal_bytes })
+    Ok(ClaimCost {
+        way,
+        duplicates,
+        batch,
+        round_trips,
+        cpu_us: cpu.database / messages,
+        wal_bytes,
+    })
 }
 
 /// The tenant's own login, as the host uses it, with a consumer to claim for.
 async fn tenant_url(bench: &Bench, database: &Database) -> Result<String> {
     host::create_claimant(&bench.servers, database).await?;
-    let (_, rest) = database.url.split_once("://").context("a database URL starts with `postgres://`")?;
+    let (_, rest) =
+        database.url.split_once("://").context("a database URL starts with `postgres://`")?;
     let (_, server) = rest.split_once('@').context("a superuser's URL has a password")?;
     let login = &bench.servers.tenant.login;
     let password = credentials(bench)?.guest_password;
     let url = format!("postgres://{login}:{password}@{server}");
-    sqlx::PgConnection::connect(&url).await.context("failed to log in as the tenant")?.close().await?;
+    sqlx::PgConnection::connect(&url)
+        .await
+        .context("failed to log in as the tenant")?
+        .close()
+        .await?;
     Ok(url)
 }
 
-/// The statements of a transaction, one a line, by lines that begin with a backslash for pgbench itself.
+/// The statements of a transaction, one a line, by lines that begin with a backslash for pgbench
+/// itself.
 fn statements(bench: &Bench, way: Way, batch: usize, duplicates: bool) -> Result<String> {
     let id = "'m-' || :i";
     let known = "SELECT done FROM processed WHERE message_id = 'm-' || :i FOR UPDATE;";
-    let insert = format!("INSERT INTO processed (message_id) VALUES ({id}) ON CONFLICT DO NOTHING;");
+    let insert =
+        format!("INSERT INTO processed (message_id) VALUES ({id}) ON CONFLICT DO NOTHING;");
     let done = format!("UPDATE processed SET done = true WHERE message_id = {id};");
     let lines = match (way, duplicates) {
         (Way::Oncebox, _) => return oncebox(bench, batch),
@@ -130,22 +169,28 @@ fn statements(bench: &Bench, way: Way, batch: usize, duplicates: bool) -> Result
     Ok(format!("\\set i :i + 1\nBEGIN;\n{}\nCOMMIT;\n", lines.join("\n")))
 }
 
-/// As the host calls its functions. BEGIN travels alone here and with RESET ALL there: one round trip.
+/// As the host calls its functions. BEGIN travels alone here and with RESET ALL there: one round
+/// trip.
 fn oncebox(bench: &Bench, batch: usize) -> Result<String> {
-    let secret: String = credentials(bench)?.secret.iter().map(|byte| format!("{byte:02x}")).collect();
+    let secret: String =
+        credentials(bench)?.secret.iter().map(|byte| format!("{byte:02x}")).collect();
     let nulls = |of: &str| format!("array_fill(NULL::{of}, ARRAY[{batch}])");
     let (texts, bytes) = (nulls("text"), nulls("bytea"));
     let numbers = format!("array_fill(0::bigint, ARRAY[{batch}])");
-    let ids = format!("(SELECT array_agg('m-' || :i || '-' || g) FROM generate_series(1, {batch}) AS g)");
+    let ids =
+        format!("(SELECT array_agg('m-' || :i || '-' || g) FROM generate_series(1, {batch}) AS g)");
     let sources = format!("array_fill('orders'::text, ARRAY[{batch}])");
     let hashes = format!("array_fill(sha256('x'), ARRAY[{batch}])");
     let versions = format!("array_fill(1, ARRAY[{batch}])");
     Ok(format!(
         "\\set i :i + 1\n\
          BEGIN READ WRITE;\n\
-         SELECT outcome FROM oncebox_host.claim_messages('\\x{secret}'::bytea, 1, 1, 'completed', {texts}, 'orders', 0, {ids}, {numbers}, {numbers}, \
-         {bytes}, {bytes}, {sources}, {sources}, {texts}, {texts}, {texts}, {hashes}, {versions}, {bytes}, {bytes}, NULL, NULL);\n\
-         SELECT oncebox_host.complete('\\x{secret}'::bytea, 1, '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}');\n\
+         SELECT outcome FROM oncebox_host.claim_messages('\\x{secret}'::bytea, 1, 1, 'completed', \
+         {texts}, 'orders', 0, {ids}, {numbers}, {numbers}, \
+         {bytes}, {bytes}, {sources}, {sources}, {texts}, {texts}, {texts}, {hashes}, {versions}, \
+         {bytes}, {bytes}, NULL, NULL);\n\
+         SELECT oncebox_host.complete('\\x{secret}'::bytea, 1, '{{}}', '{{}}', '{{}}', '{{}}', \
+         '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}');\n\
          COMMIT;\n"
     ))
 }

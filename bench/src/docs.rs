@@ -36,14 +36,18 @@ pub fn write(root: &Path, report: &Report) -> Result<()> {
     }
     page = replaced(&page, "environment", &environment(report))?;
     fs::write(&path, page).with_context(|| format!("failed to write `{PAGE}`"))?;
-    let plots = [("payload", &report.payloads, payload_plot(&report.payloads)), ("batch", &report.batches, batch_plot(&report.batches))];
+    let plots = [
+        ("payload", &report.payloads, payload_plot(&report.payloads)),
+        ("batch", &report.batches, batch_plot(&report.batches)),
+    ];
     for (name, points, plot) in plots {
         if points.is_empty() {
             continue;
         }
         let path = root.join(format!("docs/img/throughput-{name}.svg"));
         fs::create_dir_all(path.parent().unwrap_or(root)).context("failed to create `docs/img`")?;
-        fs::write(&path, plot.svg()).with_context(|| format!("failed to write `{}`", path.display()))?;
+        fs::write(&path, plot.svg())
+            .with_context(|| format!("failed to write `{}`", path.display()))?;
     }
     Ok(())
 }
@@ -51,7 +55,12 @@ pub fn write(root: &Path, report: &Report) -> Result<()> {
 /// The text between `<!-- bench:<name> -->` and `<!-- /bench -->`, replaced.
 fn replaced(page: &str, name: &str, by: &str) -> Result<String> {
     let (begin, end) = (format!("<!-- bench:{name} -->\n"), "<!-- /bench -->");
-    let missing = || format!("`{PAGE}` lacks the markers `<!-- bench:{name} -->` and `{end}`; add them where the table is to stand");
+    let missing = || {
+        format!(
+            "`{PAGE}` lacks the markers `<!-- bench:{name} -->` and `{end}`; add them where the \
+                table is to stand"
+        )
+    };
     let (before, rest) = page.split_once(&begin).with_context(missing)?;
     let (old, after) = rest.split_once(end).with_context(missing)?;
     ensure!(!old.contains("<!-- bench:"), "{}", missing());
@@ -61,35 +70,55 @@ fn replaced(page: &str, name: &str, by: &str) -> Result<String> {
 fn environment(report: &Report) -> String {
     let environment = &report.environment;
     format!(
-        "{} cores of `{}`, PostgreSQL {}, programs built with the profile `{}`; rounds: {}, measured seconds of a run: about {}.\n",
-        environment.cores, environment.processor, environment.postgres, environment.profile, environment.rounds, environment.seconds
+        "{} cores of `{}`, PostgreSQL {}, programs built with the profile `{}`; rounds: {}, \
+            measured seconds of a run: about {}.\n",
+        environment.cores,
+        environment.processor,
+        environment.postgres,
+        environment.profile,
+        environment.rounds,
+        environment.seconds
     )
 }
 
 fn payload_plot(points: &[Point]) -> Plot {
-    plot(points, "Throughput by the size of the payload", "bytes of a payload", |bytes| match bytes {
+    plot(points, "Throughput by the size of the payload", "bytes of a payload", |bytes| match bytes
+    {
         0..1024 => format!("{bytes} B"),
         _ => format!("{} KiB", bytes / 1024),
     })
 }
 
 fn batch_plot(points: &[Point]) -> Plot {
-    plot(points, "Throughput by the size of a transaction", "messages of a transaction, at most", |messages| messages.to_string())
+    plot(
+        points,
+        "Throughput by the size of a transaction",
+        "messages of a transaction, at most",
+        |messages| messages.to_string(),
+    )
 }
 
 fn plot(points: &[Point], title: &str, x_title: &str, name: fn(usize) -> String) -> Plot {
     let mut places: Vec<_> = points.iter().map(|point| point.at).collect();
     places.dedup();
     let line = |variant: Variant, name: &str| {
-        let points = points.iter().filter(|point| point.variant == variant).map(|point| (point.at as f64, point.ratio));
+        let points = points
+            .iter()
+            .filter(|point| point.variant == variant)
+            .map(|point| (point.at as f64, point.ratio));
         Line { name: name.to_owned(), points: points.collect() }
     };
     Plot {
         title: title.to_owned(),
         x_title: x_title.to_owned(),
-        y_title: "messages a second, as a multiple of a consumer written by hand with a transaction per message".to_owned(),
+        y_title: "messages a second, as a multiple of a consumer written by hand with a \
+            transaction per message"
+            .to_owned(),
         x_ticks: places.into_iter().map(|at| (at as f64, name(at))).collect(),
-        lines: vec![line(Variant::Component, "component"), line(Variant::BatchComponent, "component that takes batches")],
+        lines: vec![
+            line(Variant::Component, "component"),
+            line(Variant::BatchComponent, "component that takes batches"),
+        ],
         one: "by hand".to_owned(),
     }
 }
@@ -100,9 +129,13 @@ mod tests {
 
     #[test]
     fn only_what_is_between_the_markers_is_replaced() {
-        let page = "a\n<!-- bench:x -->\nold\n<!-- /bench -->\nb\n<!-- bench:y -->\n<!-- /bench -->\n";
+        let page =
+            "a\n<!-- bench:x -->\nold\n<!-- /bench -->\nb\n<!-- bench:y -->\n<!-- /bench -->\n";
         let new = replaced(page, "x", "new\n").expect("the markers are there");
-        assert_eq!(new, "a\n<!-- bench:x -->\nnew\n<!-- /bench -->\nb\n<!-- bench:y -->\n<!-- /bench -->\n");
+        assert_eq!(
+            new,
+            "a\n<!-- bench:x -->\nnew\n<!-- /bench -->\nb\n<!-- bench:y -->\n<!-- /bench -->\n"
+        );
         assert!(replaced(page, "z", "").is_err());
     }
 }

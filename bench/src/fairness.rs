@@ -1,5 +1,5 @@
-//! How long a tenant's messages take, a few a second, on a host of its own and on one where another tenant
-//! has a backlog that outlasts the run. Each pair is measured one right after the other.
+//! How long a tenant's messages take, a few a second, on a host of its own and on one where another
+//! tenant has a backlog that outlasts the run. Each pair is measured one right after the other.
 
 use anyhow::{Context, Result, ensure};
 use oncebox_inbox::{Ask, Class, HostBounds, NewDeployment, Scheduler};
@@ -48,13 +48,20 @@ pub struct Pair {
     pub backlog_left: usize,
 }
 
-/// Nanoseconds of a processor that letting one transaction in and out takes, on a host with so many busy
-/// tenants.
+/// Nanoseconds of a processor that letting one transaction in and out takes, on a host with so many
+/// busy tenants.
 async fn admission_ns(tenants: i32) -> f64 {
     const TIMES: u32 = 100_000;
     let scheduler = Scheduler::new(HostBounds::new(32, 4 << 30));
-    let ask = |tenant_id, messages| Ask { tenant_id, consumer_id: 1, class: Class::Fair, memory: 0, messages };
-    let held: Vec<_> = (0..tenants).filter_map(|tenant_id| scheduler.admit_spare(ask(tenant_id, 0))).collect();
+    let ask = |tenant_id, messages| Ask {
+        tenant_id,
+        consumer_id: 1,
+        class: Class::Fair,
+        memory: 0,
+        messages,
+    };
+    let held: Vec<_> =
+        (0..tenants).filter_map(|tenant_id| scheduler.admit_spare(ask(tenant_id, 0))).collect();
     let begun = std::time::Instant::now();
     for number in 0..TIMES {
         drop(scheduler.admit(ask(number as i32 % tenants, 1)).await);
@@ -66,7 +73,10 @@ async fn admission_ns(tenants: i32) -> f64 {
 /// A pair for each round; which of the two comes first changes.
 pub async fn measure(bench: &mut Bench, partitions: i32, rounds: usize) -> Result<Vec<Pair>> {
     for tenants in [1, 20] {
-        eprintln!("fairness: {:.0} ns for an admission and its end, {tenants} busy tenants", admission_ns(tenants).await);
+        eprintln!(
+            "fairness: {:.0} ns for an admission and its end, {tenants} busy tenants",
+            admission_ns(tenants).await
+        );
     }
     let mut pairs = Vec::new();
     for round in 0..rounds {
@@ -74,21 +84,36 @@ pub async fn measure(bench: &mut Bench, partitions: i32, rounds: usize) -> Resul
         if round % 2 == 0 {
             alone = Some(run(bench, partitions, false).await.context("fairness, alone")?.0);
         }
-        let (beside, backlog_left) = run(bench, partitions, true).await.context("fairness, beside a backlog")?;
+        let (beside, backlog_left) =
+            run(bench, partitions, true).await.context("fairness, beside a backlog")?;
         let alone = match alone {
             Some(alone) => alone,
             None => run(bench, partitions, false).await.context("fairness, alone")?.0,
         };
-        eprintln!("fairness: p99 {:.1} ms alone, {:.1} ms beside the backlog, {backlog_left} left of it", alone.p99_ms, beside.p99_ms);
+        eprintln!(
+            "fairness: p99 {:.1} ms alone, {:.1} ms beside the backlog, {backlog_left} left of it",
+            alone.p99_ms, beside.p99_ms
+        );
         pairs.push(Pair { alone, beside, backlog_left });
     }
     Ok(pairs)
 }
 
 async fn run(bench: &mut Bench, partitions: i32, backlog: bool) -> Result<(Times, usize)> {
-    let load = Load { workload: Workload::Spread, partitions, messages: WARM_UP + MESSAGES, payload_bytes: PAYLOAD_BYTES };
-    let waiting = Load { workload: Workload::Spread, partitions: BACKLOG_PARTITIONS, messages: BACKLOG, payload_bytes: PAYLOAD_BYTES };
-    let job = Job { variant: Variant::Component, load, batch: Batch::DEFAULT, log_statements: false };
+    let load = Load {
+        workload: Workload::Spread,
+        partitions,
+        messages: WARM_UP + MESSAGES,
+        payload_bytes: PAYLOAD_BYTES,
+    };
+    let waiting = Load {
+        workload: Workload::Spread,
+        partitions: BACKLOG_PARTITIONS,
+        messages: BACKLOG,
+        payload_bytes: PAYLOAD_BYTES,
+    };
+    let job =
+        Job { variant: Variant::Component, load, batch: Batch::DEFAULT, log_statements: false };
     let topic = bench.topics.empty(partitions).await?;
     let waiting_topic = if backlog { Some(bench.topics.filled(&waiting).await?) } else { None };
     let started = bench.start(&job, &topic).await?;
@@ -105,7 +130,13 @@ async fn run(bench: &mut Bench, partitions: i32, backlog: bool) -> Result<(Times
 }
 
 /// The answer is how many messages of the backlog were left at the end.
-async fn work(bench: &Bench, job: &Job, started: &Started, topic: &str, waiting_topic: Option<&str>) -> Result<usize> {
+async fn work(
+    bench: &Bench,
+    job: &Job,
+    started: &Started,
+    topic: &str,
+    waiting_topic: Option<&str>,
+) -> Result<usize> {
     let other = match waiting_topic {
         Some(waiting_topic) => Some(flood(bench, started, waiting_topic).await?),
         None => None,
@@ -113,7 +144,11 @@ async fn work(bench: &Bench, job: &Job, started: &Started, topic: &str, waiting_
     send_steadily(bench, job, started, topic, RATE).await?;
     let Some(other) = other else { return Ok(0) };
     let left = BACKLOG.saturating_sub(other.totals().await?.orders as usize);
-    ensure!(left > 0, "the backlog of {BACKLOG} was worked off before the last message was sent; there was nothing to be fair between");
+    ensure!(
+        left > 0,
+        "the backlog of {BACKLOG} was worked off before the last message was sent; there was \
+            nothing to be fair between"
+    );
     Ok(left)
 }
 
@@ -124,8 +159,16 @@ async fn flood(bench: &Bench, started: &Started, topic: &str) -> Result<Database
     let database = started.database.of_tenant(&admin, &tenant).await?;
     let group = format!("{}-flood", started.group);
     admin.create_consumer(&tenant.name, CONSUMER, &policy(topic, &group, Batch::DEFAULT)?).await?;
-    let component = std::fs::read(bench.programs.component(&Variant::Component)).context("failed to read the component")?;
-    admin.deploy_compiled(&tenant.name, CONSUMER, NewDeployment::stable("order.placed", "order", ""), &component).await?;
+    let component = std::fs::read(bench.programs.component(&Variant::Component))
+        .context("failed to read the component")?;
+    admin
+        .deploy_compiled(
+            &tenant.name,
+            CONSUMER,
+            NewDeployment::stable("order.placed", "order", ""),
+            &component,
+        )
+        .await?;
     until_committed(&database, UNDER_WAY).await?;
     Ok(database)
 }

@@ -1,9 +1,10 @@
-//! What one tenant feels of others: a victim under a steady load, beside a polite tenant that has more
-//! waiting than it can do, and beside one of the same load whose handlers do hostile things, or beside many whose
-//! handlers are slow, in turn, in pairs.
+//! What one tenant feels of others: a victim under a steady load, beside a polite tenant that has
+//! more waiting than it can do, and beside one of the same load whose handlers do hostile things,
+//! or beside many whose handlers are slow, in turn, in pairs.
 //!
-//! All are consumers of one host: its sessions, its budget of connections, its runtime, one database. The
-//! broker is left out, since it is the same in both runs: records are handed over when they are due.
+//! All are consumers of one host: its sessions, its budget of connections, its runtime, one
+//! database. The broker is left out, since it is the same in both runs: records are handed over
+//! when they are due.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -35,25 +36,28 @@ const RATE: f64 = 200.0;
 const RATE_BESIDE_SLOW: f64 = 50.0;
 /// Partitions of the victim and of one neighbour.
 const PARTITIONS: i32 = 2;
-/// Slow tenants, as many as take few of the places, about as many as there are kept for others, and more than all places.
+/// Slow tenants, as many as take few of the places, about as many as there are kept for others, and
+/// more than all places.
 const SLOW: [usize; 4] = [1, 4, 5, 40];
 /// Partitions of all slow tenants together, at least: more than the host has places.
 const SLOW_PARTITIONS: usize = 40;
-/// At first nothing is looked at: versions are instantiated for the first time, connections are opened, and
-/// the breaker of a version that always fails has to see that it does.
+/// At first nothing is looked at: versions are instantiated for the first time, connections are
+/// opened, and the breaker of a version that always fails has to see that it does.
 const WARM_UP: Duration = Duration::from_secs(2);
-/// A pair is measured again where other machines took more of the processors' time than this: a victim waits for
-/// them as for a neighbour, and one in a hundred messages is soon one that did.
+/// A pair is measured again where other machines took more of the processors' time than this: a
+/// victim waits for them as for a neighbour, and one in a hundred messages is soon one that did.
 const STOLEN_MAX: f64 = 0.03;
 /// Then the quietest counts.
 const TRIES_MAX: usize = 5;
 /// As a host has by default.
 const CONNECTIONS: usize = 32;
 
-const TABLES: &str = "CREATE TABLE orders (id text PRIMARY KEY, at timestamptz NOT NULL DEFAULT now()); \
+const TABLES: &str = "CREATE TABLE orders (id text PRIMARY KEY, at timestamptz NOT NULL DEFAULT \
+    now()); \
     CREATE TABLE hot (id int PRIMARY KEY, n bigint NOT NULL); INSERT INTO hot VALUES (1, 0);";
 
-const POLICY: &str = "topics = ['t']\nack = 'after_commit'\nidentity = { id = [{ header = 'id' }], event_type = ['topic'] }";
+const POLICY: &str = "topics = ['t']\nack = 'after_commit'\nidentity = { id = [{ header = 'id' }], \
+    event_type = ['topic'] }";
 
 /// Deadline of every handler.
 const DEADLINE_MS: u32 = 1_000;
@@ -92,7 +96,8 @@ pub struct Felt {
 }
 
 impl Isolation {
-    /// Median over the pairs of a figure beside the attacker as a multiple of that beside the polite tenant.
+    /// Median over the pairs of a figure beside the attacker as a multiple of that beside the
+    /// polite tenant.
     pub fn ratio(&self, figure: impl Fn(&Felt) -> f64) -> f64 {
         median(self.pairs.iter().map(|pair| figure(&pair.hostile) / figure(&pair.polite)))
     }
@@ -109,12 +114,17 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// What a neighbour does that has no messages. Without it the ratios could not tell a victim that gains from
-/// the other's idleness from one that feels nothing.
+/// What a neighbour does that has no messages. Without it the ratios could not tell a victim that
+/// gains from the other's idleness from one that feels nothing.
 const NOTHING: &str = "nothing at all";
 
 /// Every attack whose name has this text, in so many pairs, whose order alternates.
-pub async fn measure(bench: &mut Bench, name: &str, rounds: usize, seconds: f64) -> Result<Vec<Isolation>> {
+pub async fn measure(
+    bench: &mut Bench,
+    name: &str,
+    rounds: usize,
+    seconds: f64,
+) -> Result<Vec<Isolation>> {
     let database = bench.servers.database(true).await?;
     let house = House::new(admin(&bench.servers, &database)?).await?;
     let mut found: BTreeMap<usize, Vec<Pair>> = BTreeMap::new();
@@ -137,7 +147,10 @@ pub async fn measure(bench: &mut Bench, name: &str, rounds: usize, seconds: f64)
     }
     house.admin.pool.close().await;
     bench.servers.drop_database(database).await?;
-    Ok(found.into_iter().map(|(number, pairs)| Isolation { deed: deeds[number].name.clone(), pairs }).collect())
+    Ok(found
+        .into_iter()
+        .map(|(number, pairs)| Isolation { deed: deeds[number].name.clone(), pairs })
+        .collect())
 }
 
 /// What a victim is beside.
@@ -155,17 +168,32 @@ struct Deed {
 impl Deed {
     fn of_one(name: &str, component: Option<Vec<u8>>) -> Self {
         let (tenants, partitions) = (1, PARTITIONS);
-        Self { name: name.to_owned(), component, tenants, partitions, deadline_ms: DEADLINE_MS, rate: RATE }
+        Self {
+            name: name.to_owned(),
+            component,
+            tenants,
+            partitions,
+            deadline_ms: DEADLINE_MS,
+            rate: RATE,
+        }
     }
 
     fn of_slow(tenants: usize) -> Self {
         let name = format!("{tenants} slow tenant{}", if tenants == 1 { "" } else { "s" });
         let partitions = (SLOW_PARTITIONS / tenants).max(PARTITIONS as usize) as i32;
         let component = Some(component(&[spin()], &End::Ok));
-        Self { name, component, tenants, partitions, deadline_ms: SLOW_DEADLINE_MS, rate: RATE_BESIDE_SLOW }
+        Self {
+            name,
+            component,
+            tenants,
+            partitions,
+            deadline_ms: SLOW_DEADLINE_MS,
+            rate: RATE_BESIDE_SLOW,
+        }
     }
 
-    /// What is not looked at: until handlers have come to their deadlines twice, the host does not know who is slow.
+    /// What is not looked at: until handlers have come to their deadlines twice, the host does not
+    /// know who is slow.
     fn warm_up(&self) -> Duration {
         WARM_UP + 2 * Duration::from_millis(u64::from(self.deadline_ms))
     }
@@ -174,9 +202,13 @@ impl Deed {
 fn deeds() -> Vec<Deed> {
     let does = |steps: &[Step]| Some(component(steps, &End::Ok));
     let many = |times, step: Step| Step::Repeat(times, Box::new(step));
-    let recursive =
-        guests::text(&[Step::Wat("(call $deep)".into())], &End::Ok).replacen("(memory ", "(func $deep (call $deep)) (memory ", 1);
-    let grow = "(loop $more (memory.fill (i32.mul (memory.size) (i32.const 65536)) (i32.const 1) (i32.const 0)) \
+    let recursive = guests::text(&[Step::Wat("(call $deep)".into())], &End::Ok).replacen(
+        "(memory ",
+        "(func $deep (call $deep)) (memory ",
+        1,
+    );
+    let grow = "(loop $more (memory.fill (i32.mul (memory.size) (i32.const 65536)) (i32.const 1) \
+        (i32.const 0)) \
         (br_if $more (i32.ne (memory.grow (i32.const 16)) (i32.const -1)))) unreachable";
     let of_one = [
         (NOTHING, None),
@@ -189,7 +221,11 @@ fn deeds() -> Vec<Deed> {
         ("always failing", does(&[trap()])),
         ("deep recursion", Some(encode(&recursive))),
     ];
-    of_one.into_iter().map(|(name, component)| Deed::of_one(name, component)).chain(SLOW.map(Deed::of_slow)).collect()
+    of_one
+        .into_iter()
+        .map(|(name, component)| Deed::of_one(name, component))
+        .chain(SLOW.map(Deed::of_slow))
+        .collect()
 }
 
 /// The host and its tenants.
@@ -213,14 +249,24 @@ impl House {
             admin.apply_migration(&neighbour, "tables", TABLES).await?;
             neighbours.push(neighbour);
         }
-        let polite = component(&[Step::ExecuteWithId("INSERT INTO orders (id) VALUES ($1)".to_owned()), Step::GiveUpOnError], &End::Ok);
+        let polite = component(
+            &[
+                Step::ExecuteWithId("INSERT INTO orders (id) VALUES ($1)".to_owned()),
+                Step::GiveUpOnError,
+            ],
+            &End::Ok,
+        );
         Ok(Self { admin, runtime, polite, victim, neighbours })
     }
 
     /// Both runs, in either order.
     async fn pair(&self, deed: &Deed, polite_first: bool, seconds: f64) -> Result<Pair> {
         let before = Machine::now();
-        let polite = Deed { rate: deed.rate, deadline_ms: deed.deadline_ms, ..Deed::of_one("polite", Some(self.polite.clone())) };
+        let polite = Deed {
+            rate: deed.rate,
+            deadline_ms: deed.deadline_ms,
+            ..Deed::of_one("polite", Some(self.polite.clone()))
+        };
         let (polite, hostile) = if polite_first {
             (self.run(&polite, seconds).await?, self.run(deed, seconds).await?)
         } else {
@@ -238,7 +284,8 @@ impl House {
         let mut beside = Vec::new();
         if let Some(component) = &deed.component {
             for neighbour in &self.neighbours[..deed.tenants] {
-                let neighbour = self.consumer(neighbour, component, deed.deadline_ms, &budget).await?;
+                let neighbour =
+                    self.consumer(neighbour, component, deed.deadline_ms, &budget).await?;
                 beside.extend(self.work(&neighbour, deed.partitions, f64::INFINITY, &stop).await?);
             }
         }
@@ -251,24 +298,56 @@ impl House {
         felt(latencies, warm_up, seconds)
     }
 
-    async fn consumer(&self, tenant: &Tenant, component: &[u8], deadline_ms: u32, budget: &Arc<Budget>) -> Result<Arc<ConsumerInbox>> {
-        let policy = Policy::parse(&format!("{POLICY}\nlimits = {{ deadline_ms = {deadline_ms} }}"))?;
+    async fn consumer(
+        &self,
+        tenant: &Tenant,
+        component: &[u8],
+        deadline_ms: u32,
+        budget: &Arc<Budget>,
+    ) -> Result<Arc<ConsumerInbox>> {
+        let policy =
+            Policy::parse(&format!("{POLICY}\nlimits = {{ deadline_ms = {deadline_ms} }}"))?;
         let name = format!("c{:08x}", rand::random::<u32>());
         let row = self.admin.create_consumer(&tenant.name, &name, &policy).await?;
         let loaded = self.runtime.load(component).await?;
-        let settings = HandlerSettings { version: 1, limits: policy.limits.clone(), config: Vec::new(), random_key: [1; 32] };
+        let settings = HandlerSettings {
+            version: 1,
+            limits: policy.limits.clone(),
+            config: Vec::new(),
+            random_key: [1; 32],
+        };
         let handler: Arc<dyn Handler> = Arc::new(self.runtime.handler(&loaded, settings));
         let handlers: Arc<dyn Handlers> = PlainHandlers::of(handler);
-        let sessions = Sessions::of(&self.admin, tenant, &SessionSettings::default(), budget.clone())?;
-        Ok(ConsumerInbox::new(row.consumer_id, tenant.name.clone(), name, policy, "bench".to_owned(), sessions, handlers))
+        let sessions =
+            Sessions::of(&self.admin, tenant, &SessionSettings::default(), budget.clone())?;
+        Ok(ConsumerInbox::new(
+            row.consumer_id,
+            tenant.name.clone(),
+            name,
+            policy,
+            "bench".to_owned(),
+            sessions,
+            handlers,
+        ))
     }
 
     /// Partitions and retry workers, as a host has them.
-    async fn work(&self, consumer: &Arc<ConsumerInbox>, partitions: i32, rate: f64, stop: &CancellationToken) -> Result<Vec<Worker>> {
+    async fn work(
+        &self,
+        consumer: &Arc<ConsumerInbox>,
+        partitions: i32,
+        rate: f64,
+        stop: &CancellationToken,
+    ) -> Result<Vec<Worker>> {
         let mut workers = Vec::new();
         for number in 0..partitions {
             let partition = PartitionInbox::open(consumer.clone(), "t", number, 0).await?;
-            workers.push(tokio::spawn(consume(partition, number, rate / f64::from(partitions), stop.clone())));
+            workers.push(tokio::spawn(consume(
+                partition,
+                number,
+                rate / f64::from(partitions),
+                stop.clone(),
+            )));
         }
         for _ in 0..consumer.policy.retry.workers {
             let (consumer, stop) = (consumer.clone(), stop.clone());
@@ -281,8 +360,8 @@ impl House {
     }
 }
 
-/// When a message was committed, since the start, and how late that was. One that was due and never came
-/// has no such time, and is as late as it is by then.
+/// When a message was committed, since the start, and how late that was. One that was due and never
+/// came has no such time, and is as late as it is by then.
 type Late = (Option<Duration>, Duration);
 type Worker = JoinHandle<Vec<Late>>;
 
@@ -295,26 +374,45 @@ async fn joined(workers: Vec<Worker>) -> Result<Vec<Late>> {
 }
 
 /// Hand records over when they are due, as many together as are due.
-async fn consume(mut partition: PartitionInbox, number: i32, rate: f64, stop: CancellationToken) -> Vec<Late> {
+async fn consume(
+    mut partition: PartitionInbox,
+    number: i32,
+    rate: f64,
+    stop: CancellationToken,
+) -> Vec<Late> {
     let start = Instant::now();
-    let due = |offset: usize| if rate.is_finite() { Duration::from_secs_f64(offset as f64 / rate) } else { Duration::ZERO };
+    let due = |offset: usize| {
+        if rate.is_finite() {
+            Duration::from_secs_f64(offset as f64 / rate)
+        } else {
+            Duration::ZERO
+        }
+    };
     let mut late = Vec::new();
     while !stop.is_cancelled() {
         let next = late.len();
         tokio::time::sleep_until(start + due(next)).await;
-        let count = (1..partition.batch_max()).take_while(|more| due(next + more) <= start.elapsed()).count() + 1;
+        let count = (1..partition.batch_max())
+            .take_while(|more| due(next + more) <= start.elapsed())
+            .count()
+            + 1;
         let records: Vec<_> = (next..next + count).map(|offset| record(number, offset)).collect();
         match partition.process(&records).await {
             Ok(settled) => {
                 let now = start.elapsed();
-                late.extend((next..next + settled).map(|offset| (Some(now), now.saturating_sub(due(offset)))));
+                late.extend(
+                    (next..next + settled)
+                        .map(|offset| (Some(now), now.saturating_sub(due(offset)))),
+                );
             }
             Err(error) => sleep(error.again_in().unwrap_or(Duration::from_millis(50))).await,
         }
     }
     let end = start.elapsed();
     if rate.is_finite() {
-        late.extend((late.len()..).map(due).take_while(|due| *due < end).map(|due| (None, end - due)));
+        late.extend(
+            (late.len()..).map(due).take_while(|due| *due < end).map(|due| (None, end - due)),
+        );
     }
     partition.close().await;
     late
@@ -328,14 +426,20 @@ fn record(partition: i32, offset: usize) -> Record {
         offset: offset as i64,
         timestamp_ms: 1_700_000_000_000,
         key: None,
-        headers: vec![("id".to_owned(), format!("{partition}-{offset}-{:016x}", rand::random::<u64>()).into_bytes())],
+        headers: vec![(
+            "id".to_owned(),
+            format!("{partition}-{offset}-{:016x}", rand::random::<u64>()).into_bytes(),
+        )],
         payload: Some(b"{}".to_vec()),
     }
 }
 
 fn felt(all: Vec<Late>, warm_up: Duration, seconds: f64) -> Result<Felt> {
     let until = warm_up + Duration::from_secs_f64(seconds);
-    let measured: Vec<_> = all.into_iter().filter(|(at, _)| at.is_none_or(|at| (warm_up..until).contains(&at))).collect();
+    let measured: Vec<_> = all
+        .into_iter()
+        .filter(|(at, _)| at.is_none_or(|at| (warm_up..until).contains(&at)))
+        .collect();
     let committed = measured.iter().filter(|(at, _)| at.is_some()).count();
     let mut late: Vec<f64> = measured.iter().map(|(_, late)| late.as_secs_f64() * 1e3).collect();
     anyhow::ensure!(!late.is_empty(), "no message of the victim was due");

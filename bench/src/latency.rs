@@ -37,9 +37,16 @@ pub struct Latency {
 }
 
 /// Send at a rate for some seconds, and see.
-pub async fn measure(bench: &mut Bench, variant: &Variant, partitions: i32, rate: f64, seconds: f64) -> Result<Latency> {
+pub async fn measure(
+    bench: &mut Bench,
+    variant: &Variant,
+    partitions: i32,
+    rate: f64,
+    seconds: f64,
+) -> Result<Latency> {
     let messages = WARM_UP + (rate * seconds) as usize;
-    let load = Load { workload: Workload::Spread, partitions, messages, payload_bytes: PAYLOAD_BYTES };
+    let load =
+        Load { workload: Workload::Spread, partitions, messages, payload_bytes: PAYLOAD_BYTES };
     let job = Job { variant: variant.clone(), load, batch: Batch::DEFAULT, log_statements: false };
     let what = || format!("latency of ({}) {}", variant.letter(), variant.title());
     let topic = bench.topics.empty(partitions).await?;
@@ -53,8 +60,15 @@ pub async fn measure(bench: &mut Bench, variant: &Variant, partitions: i32, rate
 }
 
 /// Send a load at a rate, after a few messages to warm up, and wait until all of it is done.
-pub async fn send_steadily(bench: &Bench, job: &Job, started: &Started, topic: &str, rate: f64) -> Result<()> {
-    let sender = || Sender::new(bench.servers.kafka.bootstrap(), topic, &job.load, &[("linger.ms", "0")]);
+pub async fn send_steadily(
+    bench: &Bench,
+    job: &Job,
+    started: &Started,
+    topic: &str,
+    rate: f64,
+) -> Result<()> {
+    let sender =
+        || Sender::new(bench.servers.kafka.bootstrap(), topic, &job.load, &[("linger.ms", "0")]);
     let (warm_up, measured) = (sender()?, sender()?);
     let mut orders = job.load.orders();
     let rest = orders.split_off(WARM_UP);
@@ -81,17 +95,23 @@ pub async fn send_steadily(bench: &Bench, job: &Job, started: &Started, topic: &
 pub async fn until_committed(database: &Database, orders: i64) -> Result<()> {
     let deadline = Instant::now() + DEADLINE;
     while database.totals().await?.orders < orders {
-        ensure!(Instant::now() < deadline, "the first messages were not committed within {DEADLINE:?}");
+        ensure!(
+            Instant::now() < deadline,
+            "the first messages were not committed within {DEADLINE:?}"
+        );
         sleep(Duration::from_millis(100)).await;
     }
     Ok(())
 }
 
-/// The median of all measured messages, and what all but one in a hundred were faster than, milliseconds.
+/// The median of all measured messages, and what all but one in a hundred were faster than,
+/// milliseconds.
 pub async fn percentiles(database: &Database) -> Result<(f64, f64)> {
     let sql = format!(
-        "SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY ms), percentile_cont(0.99) WITHIN GROUP (ORDER BY ms) FROM (\
-         SELECT extract(epoch FROM pg_xact_commit_timestamp(xmin))::float8 * 1e3 - split_part(note, ' ', 1)::float8 / 1e3 AS ms \
+        "SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY ms), percentile_cont(0.99) WITHIN \
+            GROUP (ORDER BY ms) FROM (\
+         SELECT extract(epoch FROM pg_xact_commit_timestamp(xmin))::float8 * 1e3 - \
+         split_part(note, ' ', 1)::float8 / 1e3 AS ms \
          FROM {}.orders WHERE note NOT LIKE '0 %') t",
         database.schema
     );

@@ -21,7 +21,19 @@ const DUPLICATE_OF: usize = 20;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Which rows the messages meet at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, serde::Deserialize, clap::ValueEnum)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    serde::Deserialize,
+    clap::ValueEnum,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Workload {
     /// 100,000 accounts: two messages hardly ever want the same row.
@@ -89,7 +101,9 @@ impl Order {
     /// The payload, with a note that begins with `note` and is as long as the payload is to be.
     pub fn payload(&self, note: &str, payload_bytes: usize) -> String {
         let Self { number, account, amount } = self;
-        let start = format!(r#"{{"order_id":"o-{number}","account":{account},"amount":{amount},"note":"{note} "#);
+        let start = format!(
+            r#"{{"order_id":"o-{number}","account":{account},"amount":{amount},"note":"{note} "#
+        );
         let padding = payload_bytes.saturating_sub(start.len() + 2);
         format!("{start}{}\"}}", "x".repeat(padding))
     }
@@ -100,19 +114,30 @@ impl Load {
     pub fn orders(&self) -> Vec<Order> {
         let mut rng = StdRng::seed_from_u64(1);
         let account = |rng: &mut StdRng| rng.random_range(0..self.workload.accounts());
-        (0..self.messages).map(|number| Order { number, account: account(&mut rng), amount: rng.random_range(1..1_000) }).collect()
+        (0..self.messages)
+            .map(|number| Order {
+                number,
+                account: account(&mut rng),
+                amount: rng.random_range(1..1_000),
+            })
+            .collect()
     }
 
     /// What all orders together leave, each applied once.
     pub fn totals(&self) -> Totals {
         let count = self.messages as i64;
-        Totals { orders: count, bookings: count, balance: self.orders().iter().map(|order| order.amount).sum() }
+        Totals {
+            orders: count,
+            bookings: count,
+            balance: self.orders().iter().map(|order| order.amount).sum(),
+        }
     }
 
     /// Numbers of orders as they are sent: each once, one in twenty again at a random distance.
     fn deliveries(&self) -> Vec<usize> {
         let mut rng = StdRng::seed_from_u64(2);
-        let mut at: Vec<(usize, usize)> = (0..self.messages).map(|number| (number, number)).collect();
+        let mut at: Vec<(usize, usize)> =
+            (0..self.messages).map(|number| (number, number)).collect();
         for number in (0..self.messages).step_by(DUPLICATE_OF) {
             at.push((rng.random_range(number..=self.messages), number));
         }
@@ -126,7 +151,8 @@ impl Load {
     }
 }
 
-/// Topics that are filled already; runs of the same load read the same one, each in a group of its own.
+/// Topics that are filled already; runs of the same load read the same one, each in a group of its
+/// own.
 pub struct Topics {
     kafka: KafkaServer,
     filled: HashMap<Load, String>,
@@ -167,7 +193,12 @@ pub struct Sender {
 
 impl Sender {
     /// A producer with these properties.
-    pub fn new(brokers: &str, topic: &str, load: &Load, properties: &[(&str, &str)]) -> Result<Self> {
+    pub fn new(
+        brokers: &str,
+        topic: &str,
+        load: &Load,
+        properties: &[(&str, &str)],
+    ) -> Result<Self> {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", brokers).set("enable.idempotence", "true");
         for (name, value) in properties {
@@ -184,7 +215,10 @@ impl Sender {
             .insert(Header { key: "message-id", value: Some(&id) })
             .insert(Header { key: "event-type", value: Some("order.placed") });
         let partition = order.number as i32 % self.load.partitions;
-        let mut record = BaseRecord::<(), _>::to(&self.topic).partition(partition).payload(&payload).headers(headers);
+        let mut record = BaseRecord::<(), _>::to(&self.topic)
+            .partition(partition)
+            .payload(&payload)
+            .headers(headers);
         loop {
             match self.producer.send(record) {
                 Ok(()) => break,
@@ -206,15 +240,27 @@ impl Sender {
 }
 
 fn fill(brokers: &str, topic: &str, load: &Load) -> Result<()> {
-    let sender = Sender::new(brokers, topic, load, &[("queue.buffering.max.kbytes", "262144"), ("linger.ms", "20")])?;
+    let sender = Sender::new(
+        brokers,
+        topic,
+        load,
+        &[("queue.buffering.max.kbytes", "262144"), ("linger.ms", "20")],
+    )?;
     let orders = load.orders();
     for number in load.deliveries() {
         sender.send(&orders[number], "preloaded")?;
     }
     sender.flush()?;
-    let client: BaseConsumer = ClientConfig::new().set("bootstrap.servers", brokers).create().context("failed to make a client")?;
+    let client: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", brokers)
+        .create()
+        .context("failed to make a client")?;
     let ends = ends(&client, topic, load.partitions)?;
-    ensure!(ends.iter().sum::<i64>() == load.records() as i64, "`{topic}` holds {ends:?} records of {}", load.records());
+    ensure!(
+        ends.iter().sum::<i64>() == load.records() as i64,
+        "`{topic}` holds {ends:?} records of {}",
+        load.records()
+    );
     Ok(())
 }
 
@@ -230,7 +276,8 @@ mod tests {
 
     #[test]
     fn each_order_is_sent_and_one_in_twenty_again_later() {
-        let load = Load { workload: Workload::Hot, partitions: 4, messages: 1_000, payload_bytes: 200 };
+        let load =
+            Load { workload: Workload::Hot, partitions: 4, messages: 1_000, payload_bytes: 200 };
         let deliveries = load.deliveries();
         let mut sent = vec![0; load.messages];
         deliveries.iter().for_each(|number| sent[*number] += 1);
@@ -241,10 +288,12 @@ mod tests {
 
     #[test]
     fn a_payload_is_as_long_as_asked() {
-        let load = Load { workload: Workload::Spread, partitions: 1, messages: 1, payload_bytes: 1 };
+        let load =
+            Load { workload: Workload::Spread, partitions: 1, messages: 1, payload_bytes: 1 };
         let order = &load.orders()[0];
         assert_eq!(order.payload("n", 65_536).len(), 65_536);
-        let parsed: serde_json::Value = serde_json::from_str(&order.payload("n", 300)).expect("a payload is JSON");
+        let parsed: serde_json::Value =
+            serde_json::from_str(&order.payload("n", 300)).expect("a payload is JSON");
         assert_eq!(parsed["order_id"], "o-0");
     }
 }

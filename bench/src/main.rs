@@ -41,7 +41,9 @@ const SMOKE_MESSAGES: usize = 400;
 const PARTITIONS: i32 = 4;
 
 fn main() -> ExitCode {
-    let outcome = oncebox_runtime::executor().map_err(Into::into).and_then(|executor| executor.block_on(run(&Options::parse())));
+    let outcome = oncebox_runtime::executor()
+        .map_err(Into::into)
+        .and_then(|executor| executor.block_on(run(&Options::parse())));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -52,7 +54,10 @@ fn main() -> ExitCode {
 }
 
 async fn run(options: &Options) -> Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the crate is in a folder of the workspace")?.to_owned();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .context("the crate is in a folder of the workspace")?
+        .to_owned();
     let report = match &options.from {
         Some(path) => read(path)?,
         None => measured(&root, options).await?,
@@ -63,7 +68,8 @@ async fn run(options: &Options) -> Result<()> {
         print!("{}", tables::terminal(&report));
     }
     if let Some(path) = &options.json {
-        fs::write(path, serde_json::to_vec_pretty(&report)?).with_context(|| format!("failed to write `{}`", path.display()))?;
+        fs::write(path, serde_json::to_vec_pretty(&report)?)
+            .with_context(|| format!("failed to write `{}`", path.display()))?;
     }
     if options.docs { docs::write(&root, &report) } else { Ok(()) }
 }
@@ -71,12 +77,16 @@ async fn run(options: &Options) -> Result<()> {
 /// What an earlier call measured.
 fn read(path: &Path) -> Result<Report> {
     let json = fs::read(path).with_context(|| format!("failed to read `{}`", path.display()))?;
-    serde_json::from_slice(&json).with_context(|| format!("`{}` is no report of this benchmark", path.display()))
+    serde_json::from_slice(&json)
+        .with_context(|| format!("`{}` is no report of this benchmark", path.display()))
 }
 
 /// Start the servers, measure, and stop them, whatever happened.
 async fn measured(root: &Path, options: &Options) -> Result<Report> {
-    let (dir, logs) = (root.join(format!("target/bench/run-{}", std::process::id())), root.join("target/bench/logs"));
+    let (dir, logs) = (
+        root.join(format!("target/bench/run-{}", std::process::id())),
+        root.join("target/bench/logs"),
+    );
     for dir in [&dir, &logs] {
         fs::create_dir_all(dir).with_context(|| format!("failed to create `{}`", dir.display()))?;
     }
@@ -98,7 +108,8 @@ async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
     let variants = available(bench, options);
     ensure!(!variants.is_empty(), "none of the variants can run here");
     let (rounds, seconds) = (options.rounds(), options.seconds());
-    let mut pace = if options.smoke { Pace::of_messages(SMOKE_MESSAGES) } else { Pace::of_seconds(seconds) };
+    let mut pace =
+        if options.smoke { Pace::of_messages(SMOKE_MESSAGES) } else { Pace::of_seconds(seconds) };
     let mut report = Report {
         environment: environment(bench, options).await?,
         throughput: Vec::new(),
@@ -112,22 +123,41 @@ async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
         payloads: Vec::new(),
         batches: Vec::new(),
     };
-    let lettered: Vec<_> = variants.iter().filter(|variant| !matches!(variant, Variant::Language(_))).cloned().collect();
+    let lettered: Vec<_> = variants
+        .iter()
+        .filter(|variant| !matches!(variant, Variant::Language(_)))
+        .cloned()
+        .collect();
     if options.wants(Part::Throughput) {
-        report.throughput = throughput::measure(bench, &mut pace, &lettered, &options.loads(), rounds).await?;
+        report.throughput =
+            throughput::measure(bench, &mut pace, &lettered, &options.loads(), rounds).await?;
     }
     if options.wants(Part::Languages) && lettered.len() < variants.len() {
         // The component in Rust runs in the same rounds, to be compared with.
-        let languages: Vec<_> =
-            [Variant::Component].into_iter().chain(variants.iter().filter(|v| !lettered.contains(v)).cloned()).collect();
-        report.languages = throughput::measure(bench, &mut pace, &languages, &[(Workload::Spread, PARTITIONS)], rounds).await?;
+        let languages: Vec<_> = [Variant::Component]
+            .into_iter()
+            .chain(variants.iter().filter(|v| !lettered.contains(v)).cloned())
+            .collect();
+        report.languages = throughput::measure(
+            bench,
+            &mut pace,
+            &languages,
+            &[(Workload::Spread, PARTITIONS)],
+            rounds,
+        )
+        .await?;
     }
-    let consumers = || lettered.iter().filter(|variant| **variant != Variant::Pgbench && !variant.is_alone());
+    let consumers =
+        || lettered.iter().filter(|variant| **variant != Variant::Pgbench && !variant.is_alone());
     if options.wants(Part::Latency) {
         for variant in consumers() {
-            let known = report.cell(variant, Workload::Spread, PARTITIONS).and_then(|cell| cell.spread(RATE));
+            let known = report
+                .cell(variant, Workload::Spread, PARTITIONS)
+                .and_then(|cell| cell.spread(RATE));
             let rate = known.map_or_else(|| variant.guess(), |rate| rate.median) / 10.0;
-            report.latency.push(latency::measure(bench, variant, PARTITIONS, rate, 2.0 * seconds).await?);
+            report
+                .latency
+                .push(latency::measure(bench, variant, PARTITIONS, rate, 2.0 * seconds).await?);
         }
     }
     if options.wants(Part::Statements) {
@@ -154,12 +184,19 @@ async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// The variants that were asked for and can run, or all that can; the others are named with the reason.
+/// The variants that were asked for and can run, or all that can; the others are named with the
+/// reason.
 fn available(bench: &Bench, options: &Options) -> Vec<Variant> {
     let all = || Variant::lettered().into_iter().chain(bench.programs.languages()).collect();
     let wanted: Vec<_> = if options.variants.is_empty() { all() } else { options.variants.clone() };
-    if options.wants(Part::Languages) && options.variants.is_empty() && bench.programs.languages().is_empty() {
-        eprintln!("(g) is left out: there are no components in `target/languages`; build them with guest-examples/languages/build.sh");
+    if options.wants(Part::Languages)
+        && options.variants.is_empty()
+        && bench.programs.languages().is_empty()
+    {
+        eprintln!(
+            "(g) is left out: there are no components in `target/languages`; build them with \
+                guest-examples/languages/build.sh"
+        );
     }
     let can_run = |variant: &Variant| match bench.programs.missing(variant) {
         Some(why) => {
@@ -173,7 +210,10 @@ fn available(bench: &Bench, options: &Options) -> Vec<Variant> {
 
 async fn environment(bench: &Bench, options: &Options) -> Result<Environment> {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = info.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(':'));
+    let model = info
+        .lines()
+        .find(|line| line.starts_with("model name"))
+        .and_then(|line| line.split_once(':'));
     Ok(Environment {
         processor: model.map_or_else(|| "unknown".to_owned(), |(_, name)| name.trim().to_owned()),
         cores: std::thread::available_parallelism().map_or(1, usize::from),

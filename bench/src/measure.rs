@@ -119,11 +119,15 @@ fn look(parties: Parties) -> Cpu {
     let of = |pid| times(pid).map_or(0.0, |times| times.own);
     let postmaster = times(parties.database).map_or(0.0, |times| times.own + times.reaped);
     let backends: f64 = children(parties.database).into_iter().map(of).sum();
-    Cpu { consumer: of(parties.consumer), database: postmaster + backends, broker: of(parties.broker) }
+    Cpu {
+        consumer: of(parties.consumer),
+        database: postmaster + backends,
+        broker: of(parties.broker),
+    }
 }
 
-/// CPU time of a process by kind of thread, microseconds: threads whose names differ only in a number
-/// are of one kind. Threads that ended are not seen.
+/// CPU time of a process by kind of thread, microseconds: threads whose names differ only in a
+/// number are of one kind. Threads that ended are not seen.
 pub fn by_thread(pid: pid_t) -> BTreeMap<String, f64> {
     let mut kinds = BTreeMap::new();
     for thread in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
@@ -136,7 +140,8 @@ pub fn by_thread(pid: pid_t) -> BTreeMap<String, f64> {
 }
 
 fn children(parent: pid_t) -> Vec<pid_t> {
-    let list = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
+    let list =
+        fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
     list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
@@ -155,9 +160,17 @@ impl Machine {
         Self::parse(&fs::read_to_string("/proc/stat").unwrap_or_default())
     }
 
-    /// The first line: user, nice, system, idle, iowait, irq, softirq, steal, and what is counted before.
+    /// The first line: user, nice, system, idle, iowait, irq, softirq, steal, and what is counted
+    /// before.
     fn parse(stat: &str) -> Self {
-        let ticks: Vec<f64> = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).flat_map(str::parse).collect();
+        let ticks: Vec<f64> = stat
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .split_whitespace()
+            .skip(1)
+            .flat_map(str::parse)
+            .collect();
         let at = |field: usize| ticks.get(field).copied().unwrap_or_default();
         let stolen = at(7);
         Self { wanted: at(0) + at(1) + at(2) + at(5) + at(6) + stolen, stolen }
@@ -182,7 +195,8 @@ fn times(pid: pid_t) -> Option<Times> {
 }
 
 fn parse(stat: &str) -> Option<Times> {
-    // Behind the name: the state is field 3 of proc(5), utime, stime, cutime and cstime are 14 to 17.
+    // Behind the name: the state is field 3 of proc(5), utime, stime, cutime and cstime are 14 to
+    // 17.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11).map(str::parse::<f64>);
     let mut pair = || Some(fields.next()?.ok()? + fields.next()?.ok()?);
     let tick_us = 1e6 / ticks_per_second();

@@ -83,18 +83,25 @@ impl Options {
         if self.smoke {
             return part == Part::Throughput;
         }
-        if self.parts.is_empty() { !(self.quick && part == Part::Plots) } else { self.parts.contains(&part) }
+        if self.parts.is_empty() {
+            !(self.quick && part == Part::Plots)
+        } else {
+            self.parts.contains(&part)
+        }
     }
 
     /// Workloads and numbers of partitions.
     pub fn loads(&self) -> Vec<(Workload, i32)> {
-        let workloads = self.workload.map_or(vec![Workload::Spread, Workload::Hot], |only| vec![only]);
+        let workloads =
+            self.workload.map_or(vec![Workload::Spread, Workload::Hot], |only| vec![only]);
         let partitions = match (self.partitions, self.smoke) {
             (Some(only), _) => vec![only],
             (None, true) => vec![2],
             (None, false) => vec![1, 4],
         };
-        let all = workloads.iter().flat_map(|workload| partitions.iter().map(|partitions| (*workload, *partitions)));
+        let all = workloads
+            .iter()
+            .flat_map(|workload| partitions.iter().map(|partitions| (*workload, *partitions)));
         all.take(if self.smoke { 1 } else { usize::MAX }).collect()
     }
 

@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    claims::ClaimCost, fairness::Pair, isolation::Isolation, latency::Latency, load::Workload, measure::Cpu, run::Figures,
-    statements::Statements, swaps::Gaps, sweep::Point, variants::Variant,
+    claims::ClaimCost, fairness::Pair, isolation::Isolation, latency::Latency, load::Workload,
+    measure::Cpu, run::Figures, statements::Statements, swaps::Gaps, sweep::Point,
+    variants::Variant,
 };
 
 /// Everything one call of the benchmark found.
@@ -116,7 +117,11 @@ impl Cell {
     /// Median CPU per message of each party.
     pub fn cpu(&self) -> Option<Cpu> {
         let median = |measure: Measure| self.spread(measure).map(|spread| spread.median);
-        Some(Cpu { consumer: median(CONSUMER)?, database: median(DATABASE)?, broker: median(|run| run.cpu.broker)? })
+        Some(Cpu {
+            consumer: median(CONSUMER)?,
+            database: median(DATABASE)?,
+            broker: median(|run| run.cpu.broker)?,
+        })
     }
 
     /// Longest time in which nothing was committed, in any run.
@@ -128,12 +133,15 @@ impl Cell {
 impl Report {
     /// The cell of a variant.
     pub fn cell(&self, variant: &Variant, workload: Workload, partitions: i32) -> Option<&Cell> {
-        self.throughput.iter().find(|cell| cell.variant == *variant && cell.workload == workload && cell.partitions == partitions)
+        self.throughput.iter().find(|cell| {
+            cell.variant == *variant && cell.workload == workload && cell.partitions == partitions
+        })
     }
 
     /// The loads there are, in order.
     pub fn loads(&self) -> Vec<(Workload, i32)> {
-        let mut loads: Vec<_> = self.throughput.iter().map(|cell| (cell.workload, cell.partitions)).collect();
+        let mut loads: Vec<_> =
+            self.throughput.iter().map(|cell| (cell.workload, cell.partitions)).collect();
         loads.sort();
         loads.dedup();
         loads

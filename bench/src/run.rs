@@ -23,7 +23,8 @@ use crate::{
 const DEADLINE: Duration = Duration::from_secs(90);
 const POLL: Duration = Duration::from_millis(50);
 const TIMEOUT: Duration = Duration::from_secs(10);
-const END: [(i32, Duration); 2] = [(SIGTERM, Duration::from_secs(20)), (SIGKILL, Duration::from_secs(5))];
+const END: [(i32, Duration); 2] =
+    [(SIGTERM, Duration::from_secs(20)), (SIGKILL, Duration::from_secs(5))];
 /// The share of the messages that is measured, by the order of their commits: what comes before is
 /// for warming up, and after it partitions end one by one.
 const MEASURED: (f64, f64) = (0.1, 0.9);
@@ -98,8 +99,13 @@ impl Bench {
         let log = started.log.clone();
         let threads = by_thread(started.child.pid());
         let (database, samples) = finish(started, ended).with_context(what)?;
-        check(job, &database).await.with_context(|| format!("{}; its log ends with:\n{}", what(), tail(&log)))?;
-        let figures = Figures { threads, ..figures(&database.commits().await?, &samples).with_context(what)? };
+        check(job, &database)
+            .await
+            .with_context(|| format!("{}; its log ends with:\n{}", what(), tail(&log)))?;
+        let figures = Figures {
+            threads,
+            ..figures(&database.commits().await?, &samples).with_context(what)?
+        };
         self.servers.drop_database(database).await?;
         Ok(figures)
     }
@@ -108,7 +114,11 @@ impl Bench {
     pub async fn start(&mut self, job: &Job, topic: &str) -> Result<Started> {
         self.runs += 1;
         let group = format!("bench-{}", self.runs);
-        let log = self.logs.join(format!("{:03}-{}.log", self.runs, job.variant.letter().replace(':', "-")));
+        let log = self.logs.join(format!(
+            "{:03}-{}.log",
+            self.runs,
+            job.variant.letter().replace(':', "-")
+        ));
         let database = self.servers.database(job.variant.is_host()).await?;
         if job.log_statements {
             self.servers.log_statements(&database, job.variant.is_host()).await?;
@@ -125,20 +135,26 @@ impl Bench {
         };
         let child = job.variant.start(&setting).await?;
         let (postmaster, broker) = self.servers.pids()?;
-        let sampler = Sampler::start(Parties { consumer: child.pid(), database: postmaster, broker });
+        let sampler =
+            Sampler::start(Parties { consumer: child.pid(), database: postmaster, broker });
         Ok(Started { child, database, group, log, sampler })
     }
 
     /// Until all is acked, or, where there is no broker, until the process has ended.
     pub async fn wait(&self, job: &Job, started: &Started, topic: &str) -> Result<()> {
-        let watch = Watch::new(self.servers.kafka.bootstrap(), &started.group, topic, job.load.partitions)?;
+        let watch =
+            Watch::new(self.servers.kafka.bootstrap(), &started.group, topic, job.load.partitions)?;
         let deadline = Instant::now() + DEADLINE;
         let has_broker = job.variant != Variant::Pgbench;
         while started.child.is_running() {
             if has_broker && watch.all_acked().await? {
                 return Ok(());
             }
-            ensure!(Instant::now() < deadline, "it is not done after {DEADLINE:?}; it says:\n{}", tail(&started.log));
+            ensure!(
+                Instant::now() < deadline,
+                "it is not done after {DEADLINE:?}; it says:\n{}",
+                tail(&started.log)
+            );
             sleep(POLL).await;
         }
         ensure!(!has_broker, "it ended by itself; it says:\n{}", tail(&started.log));
@@ -151,8 +167,14 @@ pub fn finish(started: Started, ended: Result<()>) -> Result<(Database, Samples)
     let status = started.child.end(&END);
     let samples = started.sampler.finish()?;
     ended?;
-    let Some(status) = status else { bail!("the process does not end; it says:\n{}", tail(&started.log)) };
-    ensure!(status.success() || status.signal_is(SIGTERM), "it ended with {status}; it says:\n{}", tail(&started.log));
+    let Some(status) = status else {
+        bail!("the process does not end; it says:\n{}", tail(&started.log))
+    };
+    ensure!(
+        status.success() || status.signal_is(SIGTERM),
+        "it ended with {status}; it says:\n{}",
+        tail(&started.log)
+    );
     Ok((started.database, samples))
 }
 
@@ -173,7 +195,10 @@ pub async fn check(job: &Job, database: &Database) -> Result<()> {
         // It draws its own accounts and amounts.
         let each = job.load.messages as i64 / i64::from(job.load.partitions);
         let expected = each * i64::from(job.load.partitions);
-        ensure!((found.orders, found.bookings) == (expected, expected), "{found:?}, but {expected} transactions ran");
+        ensure!(
+            (found.orders, found.bookings) == (expected, expected),
+            "{found:?}, but {expected} transactions ran"
+        );
         return Ok(());
     }
     let expected = job.load.totals();
@@ -189,12 +214,20 @@ fn figures(commits: &[(f64, i64)], samples: &Samples) -> Result<Figures> {
     ensure!(seconds > 0.0, "all was committed at once; there is nothing to measure");
     let cpu = samples.between(from, to).scaled(1.0 / measured);
     let longest_gap_ms = longest_gap(commits, from, to) / 1e3;
-    Ok(Figures { messages: messages as usize, seconds, rate: measured / seconds, longest_gap_ms, cpu, threads: BTreeMap::new() })
+    Ok(Figures {
+        messages: messages as usize,
+        seconds,
+        rate: measured / seconds,
+        longest_gap_ms,
+        cpu,
+        threads: BTreeMap::new(),
+    })
 }
 
 /// Longest time without a commit, in microseconds, between two points in time.
 fn longest_gap(commits: &[(f64, i64)], from: f64, to: f64) -> f64 {
-    let times: Vec<f64> = commits.iter().map(|(at, _)| *at).filter(|at| (from..=to).contains(at)).collect();
+    let times: Vec<f64> =
+        commits.iter().map(|(at, _)| *at).filter(|at| (from..=to).contains(at)).collect();
     times.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max)
 }
 
@@ -221,8 +254,11 @@ struct Watch {
 impl Watch {
     fn new(brokers: &str, group: &str, topic: &str, partitions: i32) -> Result<Self> {
         let mut config = ClientConfig::new();
-        let client: BaseConsumer =
-            config.set("bootstrap.servers", brokers).set("group.id", group).create().context("failed to make a client")?;
+        let client: BaseConsumer = config
+            .set("bootstrap.servers", brokers)
+            .set("group.id", group)
+            .create()
+            .context("failed to make a client")?;
         let ends = ends(&client, topic, partitions)?;
         Ok(Self { client: client.into(), topic: topic.to_owned(), ends })
     }
@@ -231,7 +267,8 @@ impl Watch {
         let mut asked = TopicPartitionList::new();
         asked.add_partition_range(&self.topic, 0, self.ends.len() as i32 - 1);
         let client = self.client.clone();
-        let committed = tokio::task::spawn_blocking(move || client.committed_offsets(asked, TIMEOUT)).await?;
+        let committed =
+            tokio::task::spawn_blocking(move || client.committed_offsets(asked, TIMEOUT)).await?;
         let committed = committed.context("failed to ask how far the group is")?;
         let done = |(partition, end): (usize, &i64)| {
             let found = committed.find_partition(&self.topic, partition as i32);

@@ -13,12 +13,15 @@ use crate::load::{ACCOUNTS, Totals};
 
 /// The tables of the effect.
 pub const SCHEMA: &str = "\
-CREATE TABLE orders (id text PRIMARY KEY, account int NOT NULL, amount bigint NOT NULL, note text NOT NULL);
-CREATE TABLE account (id int PRIMARY KEY, balance bigint NOT NULL DEFAULT 0, n bigint NOT NULL DEFAULT 0);";
+CREATE TABLE orders (id text PRIMARY KEY, account int NOT NULL, amount bigint NOT NULL, note text \
+NOT NULL);
+CREATE TABLE account (id int PRIMARY KEY, balance bigint NOT NULL DEFAULT 0, n bigint NOT NULL \
+    DEFAULT 0);";
 
 /// What consumers that are no host keep their processed ids in.
 const PROCESSED: &str = "\
-CREATE TABLE processed (message_id text PRIMARY KEY, done boolean NOT NULL DEFAULT false, at timestamptz NOT NULL DEFAULT now());";
+CREATE TABLE processed (message_id text PRIMARY KEY, done boolean NOT NULL DEFAULT false, at \
+timestamptz NOT NULL DEFAULT now());";
 
 const TENANT: &str = "bench";
 /// Templates of the databases.
@@ -56,7 +59,8 @@ impl Servers {
             .setting("shared_buffers", "256MB")
             .setting("max_wal_size", "4GB")
             .setting("track_commit_timestamp", "on");
-        let postgres = tokio::task::spawn_blocking(move || PrivatePostgres::start(options)).await??;
+        let postgres =
+            tokio::task::spawn_blocking(move || PrivatePostgres::start(options)).await??;
         let master_key = MasterKey::generate();
         let tenant = make_templates(&postgres.url(), &master_key).await?;
         Ok(Self { kafka, master_key, tenant, postgres, dir, databases: 0 })
@@ -72,12 +76,17 @@ impl Servers {
     pub async fn database(&mut self, host: bool) -> Result<Database> {
         self.databases += 1;
         let name = format!("run_{}", self.databases);
-        let (template, schema) = if host { (HOST, self.tenant.schema_name.clone()) } else { (PLAIN, "public".to_owned()) };
+        let (template, schema) = if host {
+            (HOST, self.tenant.schema_name.clone())
+        } else {
+            (PLAIN, "public".to_owned())
+        };
         let mut admin = connect(&self.postgres.url()).await?;
         run(&mut admin, format!("CREATE DATABASE {name} TEMPLATE {template}")).await?;
         // Privileges on a database are not copied from its template.
         let Tenant { login, owner_login, .. } = &self.tenant;
-        run(&mut admin, format!("GRANT CONNECT ON DATABASE {name} TO {login}, {owner_login}")).await?;
+        run(&mut admin, format!("GRANT CONNECT ON DATABASE {name} TO {login}, {owner_login}"))
+            .await?;
         run(&mut admin, "CHECKPOINT".to_owned()).await?;
         Ok(Database { url: with_database(&self.postgres.url(), &name)?, schema, name })
     }
@@ -85,8 +94,16 @@ impl Servers {
     /// Write down every statement that a consumer sends to this database.
     pub async fn log_statements(&self, database: &Database, host: bool) -> Result<()> {
         let name = &database.name;
-        let whose = if host { format!("ROLE {} IN DATABASE {name}", self.tenant.login) } else { format!("DATABASE {name}") };
-        run(&mut connect(&self.postgres.url()).await?, format!("ALTER {whose} SET log_statement = 'all'")).await
+        let whose = if host {
+            format!("ROLE {} IN DATABASE {name}", self.tenant.login)
+        } else {
+            format!("DATABASE {name}")
+        };
+        run(
+            &mut connect(&self.postgres.url()).await?,
+            format!("ALTER {whose} SET log_statement = 'all'"),
+        )
+        .await
     }
 
     /// The database server's log.
@@ -96,7 +113,11 @@ impl Servers {
 
     /// Drop the database of a run.
     pub async fn drop_database(&self, database: Database) -> Result<()> {
-        run(&mut connect(&self.postgres.url()).await?, format!("DROP DATABASE {} WITH (FORCE)", database.name)).await
+        run(
+            &mut connect(&self.postgres.url()).await?,
+            format!("DROP DATABASE {} WITH (FORCE)", database.name),
+        )
+        .await
     }
 
     /// The server's version.
@@ -109,7 +130,8 @@ impl Servers {
     pub fn stop(mut self) -> Result<()> {
         self.postgres.stop()?;
         drop(self.kafka);
-        std::fs::remove_dir_all(&self.dir).with_context(|| format!("failed to remove `{}`", self.dir.display()))
+        std::fs::remove_dir_all(&self.dir)
+            .with_context(|| format!("failed to remove `{}`", self.dir.display()))
     }
 }
 
@@ -123,7 +145,8 @@ impl Database {
     pub async fn totals(&self) -> Result<Totals> {
         let schema = &self.schema;
         let sql = format!(
-            "SELECT (SELECT count(*) FROM {schema}.orders) AS orders, sum(n)::bigint AS bookings, sum(balance)::bigint AS balance FROM {schema}.account"
+            "SELECT (SELECT count(*) FROM {schema}.orders) AS orders, sum(n)::bigint AS bookings, \
+                sum(balance)::bigint AS balance FROM {schema}.account"
         );
         Ok(sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&mut self.connect().await?).await?)
     }
@@ -132,7 +155,11 @@ impl Database {
     pub async fn of_tenant(&self, admin: &Admin, tenant: &Tenant) -> Result<Self> {
         admin.apply_migration(tenant, "tables", SCHEMA).await?;
         fill(self.connect().await?, &tenant.schema_name).await?;
-        Ok(Self { url: self.url.clone(), schema: tenant.schema_name.clone(), name: self.name.clone() })
+        Ok(Self {
+            url: self.url.clone(),
+            schema: tenant.schema_name.clone(),
+            name: self.name.clone(),
+        })
     }
 
     /// How much the server has written to its log, in bytes.
@@ -141,10 +168,12 @@ impl Database {
         Ok(sqlx::query_scalar(POSITION).fetch_one(&mut self.connect().await?).await?)
     }
 
-    /// When orders were committed, in microseconds since the Unix epoch, and how many then; in order.
+    /// When orders were committed, in microseconds since the Unix epoch, and how many then; in
+    /// order.
     pub async fn commits(&self) -> Result<Vec<(f64, i64)>> {
         let sql = format!(
-            "SELECT extract(epoch FROM pg_xact_commit_timestamp(x))::float8 * 1e6, n FROM (SELECT xmin AS x, count(*) AS n FROM {}.orders GROUP BY xmin) t ORDER BY 1",
+            "SELECT extract(epoch FROM pg_xact_commit_timestamp(x))::float8 * 1e6, n FROM (SELECT \
+                xmin AS x, count(*) AS n FROM {}.orders GROUP BY xmin) t ORDER BY 1",
             self.schema
         );
         Ok(sqlx::query_as(AssertSqlSafe(sql)).fetch_all(&mut self.connect().await?).await?)
@@ -170,7 +199,11 @@ async fn make_templates(url: &str, master_key: &str) -> Result<Tenant> {
 }
 
 async fn fill(mut connection: PgConnection, schema: &str) -> Result<()> {
-    run(&mut connection, format!("INSERT INTO {schema}.account (id) SELECT generate_series(0, {ACCOUNTS} - 1)")).await?;
+    run(
+        &mut connection,
+        format!("INSERT INTO {schema}.account (id) SELECT generate_series(0, {ACCOUNTS} - 1)"),
+    )
+    .await?;
     run(&mut connection, "VACUUM (FREEZE, ANALYZE)".to_owned()).await?;
     Ok(connection.close().await?)
 }
@@ -180,6 +213,9 @@ async fn connect(url: &str) -> Result<PgConnection> {
 }
 
 async fn run(connection: &mut PgConnection, sql: String) -> Result<()> {
-    connection.execute(sqlx::raw_sql(AssertSqlSafe(sql.clone()))).await.with_context(|| format!("failed: `{sql}`"))?;
+    connection
+        .execute(sqlx::raw_sql(AssertSqlSafe(sql.clone())))
+        .await
+        .with_context(|| format!("failed: `{sql}`"))?;
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! How many statements the database is sent for a message, counted in its log: each is a round trip.
+//! How many statements the database is sent for a message, counted in its log: each is a round
+//! trip.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -24,9 +25,16 @@ pub struct Statements {
 
 /// Run a variant with the server's log of statements on. Nothing is timed.
 pub async fn count(bench: &mut Bench, variant: &Variant) -> Result<Statements> {
-    let load = Load { workload: Workload::Spread, partitions: 1, messages: MESSAGES, payload_bytes: PAYLOAD_BYTES };
+    let load = Load {
+        workload: Workload::Spread,
+        partitions: 1,
+        messages: MESSAGES,
+        payload_bytes: PAYLOAD_BYTES,
+    };
     let before = logged(bench)?;
-    bench.run(&Job { variant: variant.clone(), load, batch: Batch::DEFAULT, log_statements: true }).await?;
+    bench
+        .run(&Job { variant: variant.clone(), load, batch: Batch::DEFAULT, log_statements: true })
+        .await?;
     let count = logged(bench)? - before;
     // pgbench sends each message once, the others get one in twenty again.
     Ok(Statements { variant: variant.clone(), per_message: count as f64 / MESSAGES as f64 })
@@ -34,6 +42,10 @@ pub async fn count(bench: &mut Bench, variant: &Variant) -> Result<Statements> {
 
 fn logged(bench: &Bench) -> Result<usize> {
     let path = bench.servers.database_log();
-    let log = std::fs::read_to_string(&path).with_context(|| format!("failed to read `{}`", path.display()))?;
-    Ok(log.lines().filter(|line| line.contains("LOG:  statement: ") || line.contains("LOG:  execute ")).count())
+    let log = std::fs::read_to_string(&path)
+        .with_context(|| format!("failed to read `{}`", path.display()))?;
+    Ok(log
+        .lines()
+        .filter(|line| line.contains("LOG:  statement: ") || line.contains("LOG:  execute "))
+        .count())
 }

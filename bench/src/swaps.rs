@@ -1,6 +1,6 @@
-//! The gap that a swap makes in processing: the component and a copy of it with other bytes take turns
-//! under a steady load, and the database says when each message was committed. The same is done without
-//! swaps, and looked at in the same places.
+//! The gap that a swap makes in processing: the component and a copy of it with other bytes take
+//! turns under a steady load, and the database says when each message was committed. The same is
+//! done without swaps, and looked at in the same places.
 
 use std::time::Duration;
 
@@ -48,18 +48,25 @@ pub struct Gaps {
 pub async fn measure(bench: &mut Bench, partitions: i32) -> Result<Vec<Gaps>> {
     let mut gaps = Vec::new();
     for swaps in [false, true] {
-        gaps.push(run(bench, partitions, swaps).await.with_context(|| format!("gaps, swaps: {swaps}"))?);
+        gaps.push(
+            run(bench, partitions, swaps).await.with_context(|| format!("gaps, swaps: {swaps}"))?,
+        );
     }
     Ok(gaps)
 }
 
 async fn run(bench: &mut Bench, partitions: i32, swaps: bool) -> Result<Gaps> {
     let messages = (RATE * (SWAPS + 10) as f64 * PERIOD.as_secs_f64()) as usize;
-    let load = Load { workload: Workload::Spread, partitions, messages, payload_bytes: PAYLOAD_BYTES };
-    let job = Job { variant: Variant::Component, load, batch: Batch::DEFAULT, log_statements: false };
+    let load =
+        Load { workload: Workload::Spread, partitions, messages, payload_bytes: PAYLOAD_BYTES };
+    let job =
+        Job { variant: Variant::Component, load, batch: Batch::DEFAULT, log_statements: false };
     let topic = bench.topics.empty(partitions).await?;
     let started = bench.start(&job, &topic).await?;
-    let worked = tokio::try_join!(send_steadily(bench, &job, &started, &topic, RATE), swap(bench, &started, swaps));
+    let worked = tokio::try_join!(
+        send_steadily(bench, &job, &started, &topic, RATE),
+        swap(bench, &started, swaps)
+    );
     let (moments, worked) = match worked {
         Ok(((), moments)) => (moments, Ok(())),
         Err(error) => (Vec::new(), Err(error)),
@@ -72,10 +79,12 @@ async fn run(bench: &mut Bench, partitions: i32, swaps: bool) -> Result<Gaps> {
     Ok(Gaps { swaps, looks: gaps.len(), p50_ms: at(0.5), p99_ms: at(0.99), max_ms: at(1.0) })
 }
 
-/// Swap again and again. The answer says when, in microseconds of the clock that the database reads too.
+/// Swap again and again. The answer says when, in microseconds of the clock that the database reads
+/// too.
 async fn swap(bench: &Bench, started: &Started, swaps: bool) -> Result<Vec<f64>> {
     let admin: Admin = admin(&bench.servers, &started.database)?;
-    let component = std::fs::read(bench.programs.component(&Variant::Component)).context("failed to read the component")?;
+    let component = std::fs::read(bench.programs.component(&Variant::Component))
+        .context("failed to read the component")?;
     let copy = with_section(&component);
     until_committed(&started.database, WARM_UP as i64).await?;
     sleep(PERIOD * 5).await;
@@ -83,7 +92,8 @@ async fn swap(bench: &Bench, started: &Started, swaps: bool) -> Result<Vec<f64>>
     for number in 0..SWAPS {
         moments.push(now_us());
         if swaps {
-            deploy(&admin, &bench.servers, if number % 2 == 0 { &copy } else { &component }).await?;
+            deploy(&admin, &bench.servers, if number % 2 == 0 { &copy } else { &component })
+                .await?;
         }
         sleep(PERIOD).await;
     }
@@ -96,17 +106,19 @@ fn with_section(component: &[u8]) -> Vec<u8> {
     [component, SECTION].concat()
 }
 
-/// Of each moment and partition the longest time between two commits that a swap at that moment could have
-/// made, sorted, milliseconds.
+/// Of each moment and partition the longest time between two commits that a swap at that moment
+/// could have made, sorted, milliseconds.
 async fn gaps(database: &Database, moments: &[f64]) -> Result<Vec<f64>> {
-    const COMMITS: &str =
-        "SELECT partition, extract(epoch FROM pg_xact_commit_timestamp(xmin))::float8 * 1e6 FROM oncebox.inbox ORDER BY 1, 2";
-    let commits: Vec<(i32, f64)> = sqlx::query_as(COMMITS).fetch_all(&mut database.connect().await?).await?;
+    const COMMITS: &str = "SELECT partition, extract(epoch FROM \
+        pg_xact_commit_timestamp(xmin))::float8 * 1e6 FROM oncebox.inbox ORDER BY 1, 2";
+    let commits: Vec<(i32, f64)> =
+        sqlx::query_as(COMMITS).fetch_all(&mut database.connect().await?).await?;
     let mut gaps: Vec<f64> = Vec::new();
     for of_partition in commits.chunk_by(|one, other| one.0 == other.0) {
         for moment in moments {
             let until = moment + PERIOD.as_secs_f64() * 1e6;
-            let overlapping = of_partition.windows(2).filter(|pair| pair[1].1 > *moment && pair[0].1 < until);
+            let overlapping =
+                of_partition.windows(2).filter(|pair| pair[1].1 > *moment && pair[0].1 < until);
             gaps.extend(overlapping.map(|pair| (pair[1].1 - pair[0].1) / 1e3).reduce(f64::max));
         }
     }

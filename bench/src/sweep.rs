@@ -37,10 +37,15 @@ fn compared(variants: &[Variant]) -> Vec<Variant> {
 }
 
 /// By the size of the payload. (d) is run at each size.
-pub async fn payloads(bench: &mut Bench, pace: &mut Pace, variants: &[Variant]) -> Result<Vec<Point>> {
+pub async fn payloads(
+    bench: &mut Bench,
+    pace: &mut Pace,
+    variants: &[Variant],
+) -> Result<Vec<Point>> {
     let mut points = Vec::new();
     for payload_bytes in PAYLOADS {
-        let load = Load { workload: Workload::Spread, partitions: PARTITIONS, messages: 0, payload_bytes };
+        let load =
+            Load { workload: Workload::Spread, partitions: PARTITIONS, messages: 0, payload_bytes };
         let by_hand = pace.run(bench, &Variant::ByHand, load, Batch::DEFAULT).await?.rate;
         for variant in compared(variants) {
             let rate = pace.run(bench, &variant, load, Batch::DEFAULT).await?.rate;
@@ -50,10 +55,20 @@ pub async fn payloads(bench: &mut Bench, pace: &mut Pace, variants: &[Variant]) 
     Ok(points)
 }
 
-/// By the size of a transaction. (d) has one message in each, whatever is asked: it runs between the
-/// others, so that all see the same machine, and the median of its runs is what they are compared with.
-pub async fn batches(bench: &mut Bench, pace: &mut Pace, variants: &[Variant]) -> Result<Vec<Point>> {
-    let load = Load { workload: Workload::Spread, partitions: PARTITIONS, messages: 0, payload_bytes: PAYLOAD_BYTES };
+/// By the size of a transaction. (d) has one message in each, whatever is asked: it runs between
+/// the others, so that all see the same machine, and the median of its runs is what they are
+/// compared with.
+pub async fn batches(
+    bench: &mut Bench,
+    pace: &mut Pace,
+    variants: &[Variant],
+) -> Result<Vec<Point>> {
+    let load = Load {
+        workload: Workload::Spread,
+        partitions: PARTITIONS,
+        messages: 0,
+        payload_bytes: PAYLOAD_BYTES,
+    };
     let (mut points, mut by_hand) = (Vec::new(), Vec::new());
     for messages_max in BATCHES {
         let batch = Batch { messages_max, duration_ms: DURATION_MS };

@@ -18,13 +18,18 @@ pub struct Table {
 
 impl Table {
     fn new(title: impl Into<String>, header: &[&str]) -> Self {
-        Self { title: title.into(), header: header.iter().map(|name| (*name).to_owned()).collect(), rows: Vec::new() }
+        Self {
+            title: title.into(),
+            header: header.iter().map(|name| (*name).to_owned()).collect(),
+            rows: Vec::new(),
+        }
     }
 
     /// For a terminal; the first column is to the left, the others to the right.
     pub fn text(&self) -> String {
         let width = |column: usize| {
-            let cells = self.rows.iter().filter_map(|row| row.get(column)).chain(self.header.get(column));
+            let cells =
+                self.rows.iter().filter_map(|row| row.get(column)).chain(self.header.get(column));
             cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
         };
         let mut text = format!("\n{}\n", self.title);
@@ -41,7 +46,9 @@ impl Table {
     /// For a page of Markdown.
     pub fn markdown(&self) -> String {
         let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-        let rule: Vec<_> = (0..self.header.len()).map(|column| if column == 0 { "---" } else { "--:" }.to_owned()).collect();
+        let rule: Vec<_> = (0..self.header.len())
+            .map(|column| if column == 0 { "---" } else { "--:" }.to_owned())
+            .collect();
         let rows: String = self.rows.iter().map(|row| line(row)).collect();
         format!("{}{}{rows}", line(&self.header), line(&rule))
     }
@@ -60,8 +67,11 @@ pub fn terminal(report: &Report) -> String {
         .map(|(workload, partitions)| {
             let plural = if partitions == 1 { "" } else { "s" };
             let title = format!("{} rows, {partitions} partition{plural}", workload.name());
-            let cells: Vec<_> =
-                report.throughput.iter().filter(|cell| (cell.workload, cell.partitions) == (workload, partitions)).collect();
+            let cells: Vec<_> = report
+                .throughput
+                .iter()
+                .filter(|cell| (cell.workload, cell.partitions) == (workload, partitions))
+                .collect();
             figures(title, &cells, Variant::ByHand)
         })
         .collect();
@@ -85,13 +95,17 @@ pub fn terminal(report: &Report) -> String {
 fn figures(title: String, cells: &[&Cell], reference: Variant) -> Table {
     let letter = reference.letter();
     let by = format!("× ({letter})");
-    let header = ["VARIANT", "MSG/S", "MIN–MAX", &by, "CPU µs", &by, "DB µs", &by, "BROKER µs", "GAP ms"];
+    let header =
+        ["VARIANT", "MSG/S", "MIN–MAX", &by, "CPU µs", &by, "DB µs", &by, "BROKER µs", "GAP ms"];
     let mut table = Table::new(title, &header);
     let reference = cells.iter().find(|cell| cell.variant == reference);
     for cell in cells {
         let (Some(rate), Some(cpu)) = (cell.spread(RATE), cell.cpu()) else { continue };
-        let by =
-            |measure: Measure| reference.and_then(|to| cell.ratio(to, measure)).map_or("–".to_owned(), |r| format!("{:.2}", r.median));
+        let by = |measure: Measure| {
+            reference
+                .and_then(|to| cell.ratio(to, measure))
+                .map_or("–".to_owned(), |r| format!("{:.2}", r.median))
+        };
         table.rows.push(vec![
             format!("{} {}", cell.variant.letter(), cell.title),
             format!("{:.0}", rate.median),
@@ -111,12 +125,19 @@ fn figures(title: String, cells: &[&Cell], reference: Variant) -> Table {
 /// A measure of every variant with every load, as a multiple of (d)'s.
 pub fn ratios(report: &Report, measure: Measure) -> Table {
     let loads = report.loads();
-    let names: Vec<_> = loads.iter().map(|(workload, partitions)| format!("{} rows, {partitions} part.", workload.name())).collect();
-    let header: Vec<_> = std::iter::once("variant").chain(names.iter().map(String::as_str)).collect();
+    let names: Vec<_> = loads
+        .iter()
+        .map(|(workload, partitions)| format!("{} rows, {partitions} part.", workload.name()))
+        .collect();
+    let header: Vec<_> =
+        std::iter::once("variant").chain(names.iter().map(String::as_str)).collect();
     let mut table = Table::new("", &header);
     for variant in report.variants() {
         let cells = loads.iter().map(|(workload, partitions)| {
-            let (cell, by_hand) = (report.cell(&variant, *workload, *partitions)?, report.cell(&Variant::ByHand, *workload, *partitions)?);
+            let (cell, by_hand) = (
+                report.cell(&variant, *workload, *partitions)?,
+                report.cell(&Variant::ByHand, *workload, *partitions)?,
+            );
             cell.ratio(by_hand, measure)
         });
         let name = format!("({}) {}", variant.letter(), variant.title());
@@ -128,16 +149,25 @@ pub fn ratios(report: &Report, measure: Measure) -> Table {
 /// The languages, as multiples of the component in Rust of the same rounds.
 pub fn languages(report: &Report) -> Table {
     let mut table = Table::new("", &["component", "throughput", "host CPU per message"]);
-    let Some(rust) = report.languages.iter().find(|cell| cell.variant == Variant::Component) else { return table };
+    let Some(rust) = report.languages.iter().find(|cell| cell.variant == Variant::Component) else {
+        return table;
+    };
     for cell in report.languages.iter().filter(|cell| cell.variant != Variant::Component) {
-        table.rows.push(vec![cell.title.clone(), shown(cell.ratio(rust, RATE)), shown(cell.ratio(rust, CONSUMER))]);
+        table.rows.push(vec![
+            cell.title.clone(),
+            shown(cell.ratio(rust, RATE)),
+            shown(cell.ratio(rust, CONSUMER)),
+        ]);
     }
     table
 }
 
 /// From send to commit.
 pub fn latency(report: &Report, milliseconds: bool) -> Table {
-    let mut table = Table::new("from send to commit at a tenth of the load", &["variant", "p50", "p99", "messages/s"]);
+    let mut table = Table::new(
+        "from send to commit at a tenth of the load",
+        &["variant", "p50", "p99", "messages/s"],
+    );
     let by_hand = report.latency.iter().find(|latency| latency.variant == Variant::ByHand);
     for latency in &report.latency {
         let shown = |value: f64, of: Option<f64>| match of {
@@ -149,7 +179,11 @@ pub fn latency(report: &Report, milliseconds: bool) -> Table {
             format!("({}) {}", latency.variant.letter(), latency.variant.title()),
             shown(latency.p50_ms, by_hand.map(|by_hand| by_hand.p50_ms)),
             shown(latency.p99_ms, by_hand.map(|by_hand| by_hand.p99_ms)),
-            if milliseconds { format!("{:.0}", latency.rate) } else { shown(latency.rate, by_hand.map(|by_hand| by_hand.rate)) },
+            if milliseconds {
+                format!("{:.0}", latency.rate)
+            } else {
+                shown(latency.rate, by_hand.map(|by_hand| by_hand.rate))
+            },
         ]);
     }
     table
@@ -157,11 +191,20 @@ pub fn latency(report: &Report, milliseconds: bool) -> Table {
 
 /// Pauses with and without swaps.
 pub fn gaps(report: &Report) -> Table {
-    let mut table = Table::new("longest pause of a partition around a swap", &["run", "looks", "p50", "p99", "max"]);
+    let mut table = Table::new(
+        "longest pause of a partition around a swap",
+        &["run", "looks", "p50", "p99", "max"],
+    );
     for gaps in &report.gaps {
         let ms = |value: f64| format!("{value:.0} ms");
         let name = if gaps.swaps { "with swaps" } else { "without, at the same moments" };
-        table.rows.push(vec![name.to_owned(), gaps.looks.to_string(), ms(gaps.p50_ms), ms(gaps.p99_ms), ms(gaps.max_ms)]);
+        table.rows.push(vec![
+            name.to_owned(),
+            gaps.looks.to_string(),
+            ms(gaps.p50_ms),
+            ms(gaps.p99_ms),
+            ms(gaps.max_ms),
+        ]);
     }
     table
 }
@@ -169,28 +212,52 @@ pub fn gaps(report: &Report) -> Table {
 /// A tenant alone and beside another one's backlog.
 pub fn fairness(report: &Report) -> Table {
     let header = ["a few messages a second", "alone", "beside the backlog", "ratio of pairs"];
-    let mut table = Table::new("from send to commit, of a tenant beside another one's backlog", &header);
+    let mut table =
+        Table::new("from send to commit, of a tenant beside another one's backlog", &header);
     type Measure = fn(&Times) -> f64;
-    let measures: [(&str, Measure); 2] = [("p50", |times| times.p50_ms), ("p99", |times| times.p99_ms)];
+    let measures: [(&str, Measure); 2] =
+        [("p50", |times| times.p50_ms), ("p99", |times| times.p99_ms)];
     for (name, of) in measures {
         let pairs = || report.fairness.iter();
-        let (alone, beside) = (Spread::of(pairs().map(|pair| of(&pair.alone))), Spread::of(pairs().map(|pair| of(&pair.beside))));
+        let (alone, beside) = (
+            Spread::of(pairs().map(|pair| of(&pair.alone))),
+            Spread::of(pairs().map(|pair| of(&pair.beside))),
+        );
         let (Some(alone), Some(beside)) = (alone, beside) else { continue };
         let ratio = Spread::of(pairs().map(|pair| of(&pair.beside) / of(&pair.alone)));
-        table.rows.push(vec![name.to_owned(), format!("{:.1} ms", alone.median), format!("{:.1} ms", beside.median), shown(ratio)]);
+        table.rows.push(vec![
+            name.to_owned(),
+            format!("{:.1} ms", alone.median),
+            format!("{:.1} ms", beside.median),
+            shown(ratio),
+        ]);
     }
     table
 }
 
 /// What a tenant feels of a hostile neighbour, against a polite one of the same load.
 pub fn isolation(report: &Report, milliseconds: bool) -> Table {
-    let header = ["the neighbour", "throughput, hostile / polite", "p99, hostile / polite", "p99 polite", "p99 hostile"];
-    let mut table = Table::new("a tenant beside a hostile one", &header[..if milliseconds { 5 } else { 3 }]);
+    let header = [
+        "the neighbour",
+        "throughput, hostile / polite",
+        "p99, hostile / polite",
+        "p99 polite",
+        "p99 hostile",
+    ];
+    let mut table =
+        Table::new("a tenant beside a hostile one", &header[..if milliseconds { 5 } else { 3 }]);
     for isolation in &report.isolation {
         let times = |ratio: f64| format!("{ratio:.2}×");
-        let mut row = vec![isolation.deed.clone(), times(isolation.ratio(|felt| felt.rate)), times(isolation.ratio(|felt| felt.p99_ms))];
+        let mut row = vec![
+            isolation.deed.clone(),
+            times(isolation.ratio(|felt| felt.rate)),
+            times(isolation.ratio(|felt| felt.p99_ms)),
+        ];
         if milliseconds {
-            let medians = [isolation.median(|pair| pair.polite.p99_ms), isolation.median(|pair| pair.hostile.p99_ms)];
+            let medians = [
+                isolation.median(|pair| pair.polite.p99_ms),
+                isolation.median(|pair| pair.hostile.p99_ms),
+            ];
             row.extend(medians.map(|ms| format!("{ms:.1} ms")));
         }
         table.rows.push(row);
@@ -200,7 +267,8 @@ pub fn isolation(report: &Report, milliseconds: bool) -> Table {
 
 /// Statements per message.
 pub fn statements(report: &Report) -> Table {
-    let mut table = Table::new("statements per message, each a round trip", &["variant", "statements"]);
+    let mut table =
+        Table::new("statements per message, each a round trip", &["variant", "statements"]);
     for counted in &report.statements {
         let name = format!("({}) {}", counted.variant.letter(), counted.variant.title());
         table.rows.push(vec![name, format!("{:.2}", counted.per_message)]);
@@ -211,28 +279,41 @@ pub fn statements(report: &Report) -> Table {
 /// Which threads of a process use its CPU, with spread rows and the most partitions.
 pub fn threads(report: &Report) -> Table {
     let mut table = Table::new("CPU by kind of thread", &["variant", "threads"]);
-    let Some((workload, partitions)) = report.loads().into_iter().filter(|(workload, _)| *workload == Workload::Spread).max() else {
+    let Some((workload, partitions)) =
+        report.loads().into_iter().filter(|(workload, _)| *workload == Workload::Spread).max()
+    else {
         return table;
     };
     for variant in report.variants() {
         let Some(cell) = report.cell(&variant, workload, partitions) else { continue };
         let Some(run) = cell.runs.last().filter(|run| !run.threads.is_empty()) else { continue };
         let total: f64 = run.threads.values().sum();
-        let mut kinds: Vec<_> =
-            run.threads.iter().map(|(kind, cpu)| (100.0 * cpu / total, kind)).filter(|(share, _)| *share >= 1.0).collect();
+        let mut kinds: Vec<_> = run
+            .threads
+            .iter()
+            .map(|(kind, cpu)| (100.0 * cpu / total, kind))
+            .filter(|(share, _)| *share >= 1.0)
+            .collect();
         kinds.sort_by(|one, other| other.0.total_cmp(&one.0));
-        let kinds: Vec<_> = kinds.into_iter().map(|(share, kind)| format!("`{kind}` {share:.0} %")).collect();
-        table.rows.push(vec![format!("({}) {}", variant.letter(), variant.title()), kinds.join(", ")]);
+        let kinds: Vec<_> =
+            kinds.into_iter().map(|(share, kind)| format!("`{kind}` {share:.0} %")).collect();
+        table
+            .rows
+            .push(vec![format!("({}) {}", variant.letter(), variant.title()), kinds.join(", ")]);
     }
     table
 }
 
 /// What a claim costs, beside the first way for the same kind of messages.
 pub fn claims(report: &Report) -> Table {
-    let header = ["way", "messages", "per transaction", "round trips each", "database CPU", "log bytes"];
+    let header =
+        ["way", "messages", "per transaction", "round trips each", "database CPU", "log bytes"];
     let mut table = Table::new("the claim alone, per message", &header);
     for cost in &report.claims {
-        let Some(first) = report.claims.iter().find(|first| first.duplicates == cost.duplicates) else { continue };
+        let Some(first) = report.claims.iter().find(|first| first.duplicates == cost.duplicates)
+        else {
+            continue;
+        };
         table.rows.push(vec![
             cost.way.title().to_owned(),
             if cost.duplicates { "known" } else { "new" }.to_owned(),

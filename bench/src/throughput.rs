@@ -37,11 +37,29 @@ impl Pace {
         Self { fixed: Some(messages), ..Self::of_seconds(0.0) }
     }
 
-    /// Run a variant with a load of the right size. A first run whose size was too far off is made again.
-    pub async fn run(&mut self, bench: &mut Bench, variant: &Variant, load: Load, batch: Batch) -> Result<Figures> {
-        let key = (variant.clone(), load.workload, load.partitions, load.payload_bytes, batch.messages_max);
+    /// Run a variant with a load of the right size. A first run whose size was too far off is made
+    /// again.
+    pub async fn run(
+        &mut self,
+        bench: &mut Bench,
+        variant: &Variant,
+        load: Load,
+        batch: Batch,
+    ) -> Result<Figures> {
+        let key = (
+            variant.clone(),
+            load.workload,
+            load.partitions,
+            load.payload_bytes,
+            batch.messages_max,
+        );
         let known = self.rates.get(&key).copied();
-        let job = |messages| Job { variant: variant.clone(), load: Load { messages, ..load }, batch, log_statements: false };
+        let job = |messages| Job {
+            variant: variant.clone(),
+            load: Load { messages, ..load },
+            batch,
+            log_statements: false,
+        };
         if let Some(messages) = self.fixed {
             return bench.run(&job(messages)).await;
         }
@@ -54,7 +72,8 @@ impl Pace {
         Ok(figures)
     }
 
-    /// Messages for a run, in steps, so that topics are used again. A tenth at either end is not measured.
+    /// Messages for a run, in steps, so that topics are used again. A tenth at either end is not
+    /// measured.
     fn size(&self, rate: f64) -> usize {
         let wanted = (rate * self.seconds / 0.8).max(MESSAGES_MIN);
         let step = (wanted.log2() * 2.0).round() / 2.0;
@@ -78,12 +97,22 @@ pub async fn measure(
                 let load = Load { workload, partitions, messages: 0, payload_bytes: PAYLOAD_BYTES };
                 let figures = pace.run(bench, variant, load, Batch::DEFAULT).await?;
                 let (name, letter) = (workload.name(), variant.letter());
-                eprintln!("round {round} of {rounds}, {name} rows, {partitions} partitions: ({letter}) {:.0}/s", figures.rate);
-                match cells.iter_mut().find(|c| c.variant == *variant && c.workload == workload && c.partitions == partitions) {
+                eprintln!(
+                    "round {round} of {rounds}, {name} rows, {partitions} partitions: ({letter}) \
+                        {:.0}/s",
+                    figures.rate
+                );
+                match cells.iter_mut().find(|c| {
+                    c.variant == *variant && c.workload == workload && c.partitions == partitions
+                }) {
                     Some(cell) => cell.runs.push(figures),
-                    None => {
-                        cells.push(Cell { variant: variant.clone(), title: variant.title(), workload, partitions, runs: vec![figures] })
-                    }
+                    None => cells.push(Cell {
+                        variant: variant.clone(),
+                        title: variant.title(),
+                        workload,
+                        partitions,
+                        runs: vec![figures],
+                    }),
                 }
             }
         }

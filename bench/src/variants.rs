@@ -46,7 +46,9 @@ pub enum Variant {
     Language(String),
 }
 
-use Variant::{BatchComponent, ByHand, Component, ComponentAlone, Language, Native, NativeAlone, Node, Pgbench};
+use Variant::{
+    BatchComponent, ByHand, Component, ComponentAlone, Language, Native, NativeAlone, Node, Pgbench,
+};
 
 const LETTERS: [(&str, Variant); 8] = [
     ("a", Pgbench),
@@ -69,7 +71,10 @@ impl Variant {
     pub fn letter(&self) -> String {
         match self {
             Language(name) => format!("g:{name}"),
-            _ => LETTERS.iter().find(|(_, variant)| variant == self).map_or_else(String::new, |(letter, _)| (*letter).to_owned()),
+            _ => LETTERS
+                .iter()
+                .find(|(_, variant)| variant == self)
+                .map_or_else(String::new, |(letter, _)| (*letter).to_owned()),
         }
     }
 
@@ -93,8 +98,8 @@ impl Variant {
         !matches!(self, Pgbench | ByHand | Node)
     }
 
-    /// Whether it is one of a plain comparison with (d), a message per transaction, for which one load
-    /// is enough.
+    /// Whether it is one of a plain comparison with (d), a message per transaction, for which one
+    /// load is enough.
     pub fn is_alone(&self) -> bool {
         matches!(self, NativeAlone | ComponentAlone)
     }
@@ -132,8 +137,14 @@ impl FromStr for Variant {
         if let Some(language) = letter.strip_prefix("g:") {
             return Ok(Language(language.to_owned()));
         }
-        let found = LETTERS.iter().find(|(known, _)| *known == letter).map(|(_, variant)| variant.clone());
-        found.ok_or_else(|| anyhow!("there is no variant `{letter}`; there are a, b, b1, c, c1, d, e, f and g:<language>"))
+        let found =
+            LETTERS.iter().find(|(known, _)| *known == letter).map(|(_, variant)| variant.clone());
+        found.ok_or_else(|| {
+            anyhow!(
+                "there is no variant `{letter}`; there are a, b, b1, c, c1, d, \
+            e, f and g:<language>"
+            )
+        })
     }
 }
 
@@ -172,23 +183,36 @@ impl Programs {
 
     /// The languages whose component was built.
     pub fn languages(&self) -> Vec<Variant> {
-        let found = std::fs::read_dir(self.root.join("target/languages")).into_iter().flatten().flatten();
-        let names = found.filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".wasm").map(str::to_owned));
+        let found =
+            std::fs::read_dir(self.root.join("target/languages")).into_iter().flatten().flatten();
+        let names = found.filter_map(|entry| {
+            entry.file_name().to_str()?.strip_suffix(".wasm").map(str::to_owned)
+        });
         // Beside each stands one with a planted bug, for the tests.
-        let mut languages: Vec<_> = names.filter(|name| !name.ends_with("-crash")).map(Language).collect();
+        let mut languages: Vec<_> =
+            names.filter(|name| !name.ends_with("-crash")).map(Language).collect();
         languages.sort();
         languages
     }
 
     /// Why a variant cannot run here, if so.
     pub fn missing(&self, variant: &Variant) -> Option<String> {
-        let needs = |path: PathBuf, remedy: &str| (!path.exists()).then(|| format!("`{}` is missing; {remedy}", path.display()));
+        let needs = |path: PathBuf, remedy: &str| {
+            (!path.exists()).then(|| format!("`{}` is missing; {remedy}", path.display()))
+        };
         match variant {
-            Pgbench => pgbench::program().is_none().then(|| "there is no `pgbench`; install PostgreSQL's client programs".to_owned()),
+            Pgbench => pgbench::program()
+                .is_none()
+                .then(|| "there is no `pgbench`; install PostgreSQL's client programs".to_owned()),
             Native | NativeAlone => None,
             ByHand => None,
-            Node => needs(node::dir(self).join("node_modules"), "install Node.js and npm, then run bench.sh again"),
-            Language(_) => needs(self.component(variant), "build it with guest-examples/languages/build.sh"),
+            Node => needs(
+                node::dir(self).join("node_modules"),
+                "install Node.js and npm, then run bench.sh again",
+            ),
+            Language(_) => {
+                needs(self.component(variant), "build it with guest-examples/languages/build.sh")
+            }
             _ => needs(self.component(variant), "build it with guest-examples/build.sh"),
         }
     }
@@ -224,14 +248,17 @@ impl Variant {
             Native | NativeAlone => native::command(setting, self.batch(setting.batch)).await?,
             Component | BatchComponent | ComponentAlone | Language(_) => {
                 let component = setting.programs.component(self);
-                let bytes = std::fs::read(&component).with_context(|| format!("failed to read `{}`", component.display()))?;
+                let bytes = std::fs::read(&component)
+                    .with_context(|| format!("failed to read `{}`", component.display()))?;
                 host::command(setting, self.batch(setting.batch), &bytes).await?
             }
         };
-        let log = File::create(setting.log).with_context(|| format!("failed to create `{}`", setting.log.display()))?;
+        let log = File::create(setting.log)
+            .with_context(|| format!("failed to create `{}`", setting.log.display()))?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let program = command.get_program().to_owned();
-        Child::spawn(command, libc::SIGKILL).with_context(|| format!("failed to start `{}`", program.display()))
+        Child::spawn(command, libc::SIGKILL)
+            .with_context(|| format!("failed to start `{}`", program.display()))
     }
 
     fn batch(&self, batch: Batch) -> Batch {
@@ -253,6 +280,12 @@ pub fn tail(log: &Path) -> String {
 
 fn ours(setting: &Setting<'_>, mode: &str) -> Command {
     let mut command = Command::new(setting.programs.bin.join("bench-consumer"));
-    command.args([mode, "--database", &setting.database.url, "--brokers", setting.servers.kafka.bootstrap()]);
+    command.args([
+        mode,
+        "--database",
+        &setting.database.url,
+        "--brokers",
+        setting.servers.kafka.bootstrap(),
+    ]);
     command
 }

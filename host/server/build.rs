@@ -25,17 +25,26 @@ fn main() {
 /// Files below a folder, by their names in a project.
 fn list(dir: &Path, prefix: &str, files: &mut Vec<(String, PathBuf)>) {
     println!("cargo::rerun-if-changed={}", dir.display());
-    let entries = fs::read_dir(dir).unwrap_or_else(|error| panic!("failed to read `{}`: {error}", dir.display()));
+    let entries = fs::read_dir(dir)
+        .unwrap_or_else(|error| panic!("failed to read `{}`: {error}", dir.display()));
     for entry in entries {
         let path = entry.expect("the folder was opened").path();
-        let name = path.file_name().expect("an entry has a name").to_str().expect("sources have plain names").to_owned();
+        let name = path
+            .file_name()
+            .expect("an entry has a name")
+            .to_str()
+            .expect("sources have plain names")
+            .to_owned();
         // What cargo leaves where somebody built in place.
         if ["target", "Cargo.lock"].contains(&name.as_str()) {
             continue;
         }
         match path.is_dir() {
             true => list(&path, &format!("{prefix}{name}/"), files),
-            false => files.push((format!("{prefix}{}", name.strip_suffix(".template").unwrap_or(&name)), path)),
+            false => files.push((
+                format!("{prefix}{}", name.strip_suffix(".template").unwrap_or(&name)),
+                path,
+            )),
         }
     }
 }

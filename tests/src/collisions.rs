@@ -1,5 +1,5 @@
-//! What ids and keys can do that were made for the numbers of locks: of another tenant's, and of their own consumer's.
-//! Each scenario ends with the world's final check.
+//! What ids and keys can do that were made for the numbers of locks: of another tenant's, and of
+//! their own consumer's. Each scenario ends with the world's final check.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -25,7 +25,10 @@ pub const PATIENT: &str = "limits = { deadline_ms = 600000 }\nretry = { lease_ms
 /// The number of what messages of a key are in order with, as rows carry it.
 pub fn ordering(consumer: &TestConsumer, key: &str) -> i64 {
     let consumer_id = consumer.row.consumer_id.to_be_bytes();
-    let hash = Sha256::new_with_prefix(consumer_id).chain_update(b"key").chain_update(key.as_bytes()).finalize();
+    let hash = Sha256::new_with_prefix(consumer_id)
+        .chain_update(b"key")
+        .chain_update(key.as_bytes())
+        .finalize();
     i64::from_be_bytes(hash[..8].try_into().expect("eight bytes"))
 }
 
@@ -43,7 +46,8 @@ pub struct Holding {
 /// Claim messages in one transaction of a consumer, and keep it open.
 pub async fn hold(world: &World, consumer: &TestConsumer, mut records: Vec<Record>) -> Holding {
     assert!(records.len() <= 64, "one transaction");
-    let settings = SessionSettings { idle_in_transaction_timeout_ms: 600_000, ..SessionSettings::default() };
+    let settings =
+        SessionSettings { idle_in_transaction_timeout_ms: 600_000, ..SessionSettings::default() };
     let name = format!("attacker-{}", consumer.row.consumer_id);
     let host = world.host_with(consumer, world.scripts(), &settings);
     records[0].payload = Some(format!("gate {name}").into_bytes());
@@ -85,7 +89,8 @@ async fn passes(world: &World, consumer: &TestConsumer, records: &[Record]) {
     }
 }
 
-/// Ids of one tenant for the locks of another tenant's messages, and of what its messages are in order with.
+/// Ids of one tenant for the locks of another tenant's messages, and of what its messages are in
+/// order with.
 pub async fn strangers(world: World, seed: u64) {
     println!("seed {seed}");
     let mut forger = Forger::new(seed);
@@ -101,16 +106,29 @@ pub async fn strangers(world: World, seed: u64) {
     let forged = numbers.iter().map(|number| forger.text(*number, attacks.row.consumer_id.into()));
     let forged: Vec<_> = (0..).zip(forged).map(|(offset, id)| record(offset, &id, "")).collect();
     // The generator is PostgreSQL's hash undone, not something like it.
-    let query =
-        sqlx::query_scalar("SELECT array_agg(hashtextextended(id, $2) ORDER BY n) FROM unnest($1::text[]) WITH ORDINALITY AS u(id, n)");
-    let made: Vec<_> = forged.iter().map(|record| String::from_utf8_lossy(&record.headers[0].1).into_owned()).collect();
-    let found: Vec<i64> = query.bind(made).bind(i64::from(attacks.row.consumer_id)).fetch_one(&world.pool).await.expect("hashes");
+    let query = sqlx::query_scalar(
+        "SELECT array_agg(hashtextextended(id, $2) ORDER BY n) FROM unnest($1::text[]) WITH \
+            ORDINALITY AS u(id, n)",
+    );
+    let made: Vec<_> = forged
+        .iter()
+        .map(|record| String::from_utf8_lossy(&record.headers[0].1).into_owned())
+        .collect();
+    let found: Vec<i64> = query
+        .bind(made)
+        .bind(i64::from(attacks.row.consumer_id))
+        .fetch_one(&world.pool)
+        .await
+        .expect("hashes");
     assert_eq!(found, numbers);
 
     let holding = hold(&world, &attacks, forged).await;
     let messages: Vec<_> = (0..).zip(&ids).map(|(offset, id)| record(offset, id, "")).collect();
     passes(&world, &plain, &messages).await;
-    let messages: Vec<_> = (0..).zip(&keys).map(|(offset, key)| of_key(offset, &format!("of {key}"), key, "")).collect();
+    let messages: Vec<_> = (0..)
+        .zip(&keys)
+        .map(|(offset, key)| of_key(offset, &format!("of {key}"), key, ""))
+        .collect();
     passes(&world, &ordered, &messages).await;
     holding.release().await;
     world.finish().await;
@@ -131,18 +149,27 @@ pub async fn keys(world: World, seed: u64) {
     let mut pairs = Vec::new();
     for shift in [32, 0] {
         let (ours, theirs) = (halves(&ordered, shift), halves(&attacks, shift));
-        pairs.extend(ours.iter().filter_map(|(half, ours)| Some((*ours, *theirs.get(half)?))).take(16));
+        pairs.extend(
+            ours.iter().filter_map(|(half, ours)| Some((*ours, *theirs.get(half)?))).take(16),
+        );
     }
     assert!(!pairs.is_empty(), "no keys meet; another seed has some");
-    let forged = (0..).zip(&pairs).map(|(offset, (_, theirs))| of_key(offset, &format!("a{offset}"), &key(*theirs), "")).collect();
+    let forged = (0..)
+        .zip(&pairs)
+        .map(|(offset, (_, theirs))| of_key(offset, &format!("a{offset}"), &key(*theirs), ""))
+        .collect();
     let holding = hold(&world, &attacks, forged).await;
-    let messages: Vec<_> = (0..).zip(&pairs).map(|(offset, (ours, _))| of_key(offset, &format!("v{offset}"), &key(*ours), "")).collect();
+    let messages: Vec<_> = (0..)
+        .zip(&pairs)
+        .map(|(offset, (ours, _))| of_key(offset, &format!("v{offset}"), &key(*ours), ""))
+        .collect();
     passes(&world, &ordered, &messages).await;
     holding.release().await;
     world.finish().await;
 }
 
-/// Messages of one consumer whose ids share locks, in one batch: each is a message of its own, and a duplicate is one.
+/// Messages of one consumer whose ids share locks, in one batch: each is a message of its own, and
+/// a duplicate is one.
 pub async fn neighbours(world: World, seed: u64) {
     println!("seed {seed}");
     let mut forger = Forger::new(seed);
@@ -163,7 +190,10 @@ pub async fn neighbours(world: World, seed: u64) {
     deliver(&world.host(&consumer), &batch).await;
     for id in &distinct {
         let row = world.find(&consumer, id).await;
-        assert!(row.is_some_and(|row| row.state() == ("completed", None, 1)), "{MISTAKEN}: `{id}` did not run");
+        assert!(
+            row.is_some_and(|row| row.state() == ("completed", None, 1)),
+            "{MISTAKEN}: `{id}` did not run"
+        );
         assert_eq!(world.effects(&consumer, id).await, 1, "{MISTAKEN}: `{id}`");
     }
     world.finish().await;
@@ -190,7 +220,8 @@ pub async fn crossed(world: World, seed: u64) {
     let mut holder = Guest::begin(&world, &consumer).await;
     holder.claim(&[&held]).await.expect("a claim");
     let mut claims = Vec::new();
-    const WAITING: &str = "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database \
+    const WAITING: &str = "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = \
+        l.database \
         WHERE d.datname = current_database() AND l.locktype = 'advisory' AND NOT l.granted";
     for (waiting, ids) in [(1, [pivot, before]), (2, [any, after])] {
         let mut guest = Guest::begin(&world, &consumer).await;

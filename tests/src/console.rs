@@ -1,14 +1,15 @@
 //! The console blocks of a page, run in order in one shell, and compared with what the page shows.
 //!
-//! A block begins with ` ```console `. In it `$ ` begins a command, `> ` continues it, as does the line after one that
-//! ends in `\`; every other line is output. A line `…` stands for one or more lines of output, `…` within a line for
-//! one or more characters. What varies between runs (times, durations, sizes, digests, ports, processes) is compared
-//! by its kind, and spaces within a line by their being there. Lines that tell what a command waits for are left out.
+//! A block begins with ` ```console `. In it `$ ` begins a command, `> ` continues it, as does the
+//! line after one that ends in `\`; every other line is output. A line `…` stands for one or more
+//! lines of output, `…` within a line for one or more characters. What varies between runs (times,
+//! durations, sizes, digests, ports, processes) is compared by its kind, and spaces within a line
+//! by their being there. Lines that tell what a command waits for are left out.
 //!
-//! A command succeeds, unless the page shows a line of it that begins with `error: `: then it fails. What it prints is
-//! what the page shows, nothing where the page shows nothing. A command that only looks, such as `oncebox inbox list`,
-//! is given again until it prints that, for as long as messages take. Jobs in the background go on, and none of them
-//! may end with an error.
+//! A command succeeds, unless the page shows a line of it that begins with `error: `: then it
+//! fails. What it prints is what the page shows, nothing where the page shows nothing. A command
+//! that only looks, such as `oncebox inbox list`, is given again until it prints that, for as long
+//! as messages take. Jobs in the background go on, and none of them may end with an error.
 
 use std::{
     fs,
@@ -28,8 +29,8 @@ use anyhow::{Context, Result, bail, ensure};
 pub struct Patience {
     /// For a command to end, a build among them.
     pub command: Duration,
-    /// For messages to be where a look shows them, and consumers to be what it shows: one that read for nothing says
-    /// so after 60 s, `kafka.idle_after_ms`.
+    /// For messages to be where a look shows them, and consumers to be what it shows: one that read
+    /// for nothing says so after 60 s, `kafka.idle_after_ms`.
     pub look: Duration,
 }
 
@@ -56,7 +57,8 @@ pub fn steps(page: &str) -> Result<Vec<Step>> {
     let (mut is_console, mut is_first, mut is_continued) = (false, false, false);
     for (index, line) in page.lines().enumerate() {
         if line.starts_with("```") {
-            (is_console, is_first, is_continued) = (!is_console && line == "```console", true, false);
+            (is_console, is_first, is_continued) =
+                (!is_console && line == "```console", true, false);
         } else if !is_console {
         } else if let Some(command) = line.strip_prefix("$ ") {
             steps.push(Step { line: index + 1, command: command.to_owned(), output: Vec::new() });
@@ -65,7 +67,10 @@ pub fn steps(page: &str) -> Result<Vec<Step>> {
             ensure!(!is_first, "line {}: a console block begins with a command", index + 1);
             let step = steps.last_mut().context("a block begins with a command")?;
             let more = line.strip_prefix("> ").or_else(|| (line == ">").then_some(""));
-            match more.or_else(|| step.command.ends_with('\\').then_some(line)).filter(|_| is_continued) {
+            match more
+                .or_else(|| step.command.ends_with('\\').then_some(line))
+                .filter(|_| is_continued)
+            {
                 Some(more) => step.command.extend(["\n", more]),
                 None => {
                     is_continued = false;
@@ -77,8 +82,8 @@ pub fn steps(page: &str) -> Result<Vec<Step>> {
     Ok(steps)
 }
 
-/// A line without what varies: each such word is replaced by the name of its kind, other words stay as they are. The
-/// indentation stays, other spaces are single ones.
+/// A line without what varies: each such word is replaced by the name of its kind, other words stay
+/// as they are. The indentation stays, other spaces are single ones.
 pub fn normal(line: &str) -> String {
     let indentation = &line[..line.len() - line.trim_start().len()];
     let words: Vec<&str> = line.split_whitespace().collect();
@@ -115,25 +120,31 @@ fn normal_word(word: &str, is_measured: bool) -> String {
 }
 
 fn is_number(word: &str) -> bool {
-    word.starts_with(|c: char| c.is_ascii_digit()) && word.bytes().all(|byte| byte.is_ascii_digit() || b".,".contains(&byte))
+    word.starts_with(|c: char| c.is_ascii_digit())
+        && word.bytes().all(|byte| byte.is_ascii_digit() || b".,".contains(&byte))
 }
 
 /// `2026-11-20`, `18:38:52.011` and both in one word.
 fn is_time(word: &str) -> bool {
     let marks = word.bytes().filter(|byte| b"-:".contains(byte)).count();
     let digits = word.bytes().filter(u8::is_ascii_digit).count();
-    marks >= 2 && digits >= 6 && word.bytes().all(|byte| byte.is_ascii_digit() || b"-:.TZ".contains(&byte))
+    marks >= 2
+        && digits >= 6
+        && word.bytes().all(|byte| byte.is_ascii_digit() || b"-:.TZ".contains(&byte))
 }
 
 /// The beginning of a digest in hexadecimal digits, or all of it.
 fn is_digest(word: &str) -> bool {
-    word.len() >= 8 && word.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    word.len() >= 8
+        && word.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
-/// A machine and a process of it: `vm/31192`, `4f1c2ab9d07e/7`. A name has a letter in it, which no number and no date has.
+/// A machine and a process of it: `vm/31192`, `4f1c2ab9d07e/7`. A name has a letter in it, which no
+/// number and no date has.
 fn is_process(word: &str) -> bool {
     let is_machine = |name: &str| {
-        let is_name = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
+        let is_name =
+            name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
         is_name && name.bytes().any(|byte| byte.is_ascii_alphabetic())
     };
     let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -142,8 +153,12 @@ fn is_process(word: &str) -> bool {
 
 /// Names of tenants' schemas end in twelve random digits: `t_454ba908646b.stock`.
 fn without_schemas(word: &str) -> String {
-    let is_schema = |text: &str| text.len() >= 12 && text.as_bytes()[..12].iter().all(u8::is_ascii_hexdigit);
-    match word.split_once("t_").filter(|(_, rest)| rest.is_char_boundary(12.min(rest.len())) && is_schema(rest)) {
+    let is_schema =
+        |text: &str| text.len() >= 12 && text.as_bytes()[..12].iter().all(u8::is_ascii_hexdigit);
+    match word
+        .split_once("t_")
+        .filter(|(_, rest)| rest.is_char_boundary(12.min(rest.len())) && is_schema(rest))
+    {
         Some((before, rest)) => format!("{before}SCHEMA{}", &rest[12..]),
         None => word.to_owned(),
     }
@@ -155,28 +170,44 @@ fn without_ports(word: &str) -> String {
         return word.to_owned();
     };
     let after = rest.trim_start_matches(|c: char| c.is_ascii_digit());
-    if after.len() == rest.len() { word.to_owned() } else { format!("{before}127.0.0.1:PORT{after}") }
+    if after.len() == rest.len() {
+        word.to_owned()
+    } else {
+        format!("{before}127.0.0.1:PORT{after}")
+    }
 }
 
 const GAP: &str = "…";
 
-/// How a line begins by which a command tells what it waits for. How many of them there are is a matter of time.
+/// How a line begins by which a command tells what it waits for. How many of them there are is a
+/// matter of time.
 const WAITING: &str = "waiting for the `oncebox dev` of this folder";
 
 /// Where what was printed is not what is shown, in words; none where it is.
 pub fn difference(shown: &[String], said: &[String]) -> Option<String> {
-    let [shown, said] = [shown, said].map(|lines| lines.iter().filter(|line| !line.starts_with(WAITING)).cloned().collect::<Vec<_>>());
+    let [shown, said] = [shown, said].map(|lines| {
+        lines.iter().filter(|line| !line.starts_with(WAITING)).cloned().collect::<Vec<_>>()
+    });
     let said = with_times_in_order(&shown, said);
-    let shown: Vec<String> = with_times_in_order(&shown, shown.clone()).iter().map(|line| normal(line)).collect();
+    let shown: Vec<String> =
+        with_times_in_order(&shown, shown.clone()).iter().map(|line| normal(line)).collect();
     let normal: Vec<String> = said.iter().map(|line| normal(line)).collect();
     if is_like(&shown, &normal) {
         return None;
     }
     let mark = |(index, line): (usize, &String)| {
-        let mark = if shown.iter().any(|shown| shown.trim() != GAP && is_line_like(shown, &normal[index])) { ' ' } else { '+' };
+        let mark =
+            if shown.iter().any(|shown| shown.trim() != GAP && is_line_like(shown, &normal[index]))
+            {
+                ' '
+            } else {
+                '+'
+            };
         format!("{mark} {line}\n")
     };
-    let missing = shown.iter().filter(|line| line.trim() != GAP && !normal.iter().any(|said| is_line_like(line, said)));
+    let missing = shown
+        .iter()
+        .filter(|line| line.trim() != GAP && !normal.iter().any(|said| is_line_like(line, said)));
     let missing: String = missing.map(|line| format!("- {line}\n")).collect();
     Some(format!(
         "printed (+ is on no line of the page):\n{}shown and not printed:\n{missing}",
@@ -188,7 +219,11 @@ pub fn difference(shown: &[String], said: &[String]) -> Option<String> {
 fn with_times_in_order(shown: &[String], mut lines: Vec<String>) -> Vec<String> {
     let time = |line: &String| -> Option<String> {
         let mut words = line.split_whitespace();
-        Some(format!("{} {}", words.next().filter(|word| is_time(word))?, words.next().filter(|word| is_time(word))?))
+        Some(format!(
+            "{} {}",
+            words.next().filter(|word| is_time(word))?,
+            words.next().filter(|word| is_time(word))?
+        ))
     };
     if shown.len() != lines.len() {
         return lines;
@@ -217,7 +252,11 @@ fn is_line_like(shown: &str, said: &str) -> bool {
         return shown == said;
     };
     let Some(rest) = said.strip_prefix(before) else { return false };
-    rest.char_indices().skip(1).map(|(at, _)| at).chain((!rest.is_empty()).then_some(rest.len())).any(|at| is_line_like(after, &rest[at..]))
+    rest.char_indices()
+        .skip(1)
+        .map(|(at, _)| at)
+        .chain((!rest.is_empty()).then_some(rest.len()))
+        .any(|at| is_line_like(after, &rest[at..]))
 }
 
 /// Commands that change nothing, so that they can be given again: those that begin so.
@@ -237,7 +276,10 @@ const LOOKS: [&str; 11] = [
 
 fn only_looks(command: &str) -> bool {
     let is_look = LOOKS.iter().any(|look| command.starts_with(look));
-    is_look && (!command.starts_with("psql ") || command.contains("'select ") || command.contains("\"select "))
+    is_look
+        && (!command.starts_with("psql ")
+            || command.contains("'select ")
+            || command.contains("\"select "))
 }
 
 /// What a command printed, and how it ended.
@@ -265,27 +307,48 @@ pub struct Session {
 }
 
 impl Session {
-    /// A shell in `folder`, which keeps what it is given and what that prints in `records`. The environment is that
-    /// of this process but for what belongs to the project, and with these variables.
-    pub fn open(folder: &Path, records: &Path, variables: &[(String, String)], patience: Patience) -> Result<Self> {
-        fs::create_dir_all(records).with_context(|| format!("failed to create `{}`", records.display()))?;
+    /// A shell in `folder`, which keeps what it is given and what that prints in `records`. The
+    /// environment is that of this process but for what belongs to the project, and with these
+    /// variables.
+    pub fn open(
+        folder: &Path,
+        records: &Path,
+        variables: &[(String, String)],
+        patience: Patience,
+    ) -> Result<Self> {
+        fs::create_dir_all(records)
+            .with_context(|| format!("failed to create `{}`", records.display()))?;
         let mut bash = Command::new("bash");
         bash.args(["--noprofile", "--norc"]).current_dir(folder).process_group(0);
-        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEBOX_") || name.starts_with("CARGO")) {
+        for (name, _) in std::env::vars()
+            .filter(|(name, _)| name.starts_with("ONCEBOX_") || name.starts_with("CARGO"))
+        {
             if name != "CARGO_HOME" {
                 bash.env_remove(name);
             }
         }
         bash.envs(variables.iter().map(|(name, value)| (name, value)));
-        let errors = fs::File::create(records.join("bash.err")).context("failed to keep what the shell complains about")?;
+        let errors = fs::File::create(records.join("bash.err"))
+            .context("failed to keep what the shell complains about")?;
         bash.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
         let mut bash = bash.spawn().context("failed to start `bash`")?;
         let output = BufReader::new(bash.stdout.take().context("it has an output")?);
         let (sender, answers) = channel();
-        thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        let mut session = Self { bash, answers, records: records.to_owned(), given: 0, code: 0, jobs: Vec::new(), patience, last: None };
-        // Its input ends with this process, however that ends, and with the input every job. A job that is ended before
-        // it is another program still has the trap.
+        thread::spawn(move || {
+            output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        let mut session = Self {
+            bash,
+            answers,
+            records: records.to_owned(),
+            given: 0,
+            code: 0,
+            jobs: Vec::new(),
+            patience,
+            last: None,
+        };
+        // Its input ends with this process, however that ends, and with the input every job. A job
+        // that is ended before it is another program still has the trap.
         session.write("trap 'if [ $BASHPID = $$ ]; then trap \"\" TERM; kill 0; fi' EXIT\n")?;
         Ok(session)
     }
@@ -301,8 +364,14 @@ impl Session {
         let file = self.records.join(format!("{:03}.sh", self.given));
         let output = file.with_extension("out");
         fs::write(&file, format!("{command}\n")).context("failed to write a command down")?;
-        // What is sourced sees the code of the command before, and leaves the shell alive when it cannot be read.
-        let line = format!("(exit {}); . '{}' </dev/null >'{}' 2>&1; echo \"$? $!\"\n", self.code, file.display(), output.display());
+        // What is sourced sees the code of the command before, and leaves the shell alive when it
+        // cannot be read.
+        let line = format!(
+            "(exit {}); . '{}' </dev/null >'{}' 2>&1; echo \"$? $!\"\n",
+            self.code,
+            file.display(),
+            output.display()
+        );
         self.write(&line)?;
         let answer = self.answer(command)?;
         let (code, job) = answer.split_once(' ').context("the shell answers with a code")?;
@@ -311,7 +380,10 @@ impl Session {
             self.jobs.push((job.to_owned(), command.to_owned(), output.clone()));
         }
         let text = fs::read(&output).context("failed to read what a command printed")?;
-        let said = Said { code: self.code, lines: String::from_utf8_lossy(&text).lines().map(str::to_owned).collect() };
+        let said = Said {
+            code: self.code,
+            lines: String::from_utf8_lossy(&text).lines().map(str::to_owned).collect(),
+        };
         self.last = Some(said.clone());
         Ok(said)
     }
@@ -324,7 +396,9 @@ impl Session {
     fn answer(&mut self, command: &str) -> Result<String> {
         match self.answers.recv_timeout(self.patience.command) {
             Ok(answer) => Ok(answer),
-            Err(RecvTimeoutError::Timeout) => bail!("`{command}` does not end within {:?}", self.patience.command),
+            Err(RecvTimeoutError::Timeout) => {
+                bail!("`{command}` does not end within {:?}", self.patience.command)
+            }
             Err(RecvTimeoutError::Disconnected) => bail!("the shell ends with `{command}`"),
         }
     }
@@ -338,7 +412,9 @@ impl Session {
             let code = match (said.code, fails) {
                 (0, true) => Some("it succeeds, and the page shows an error\n".to_owned()),
                 (0, false) | (_, true) => None,
-                (code, false) => Some(format!("it ends with {code}, and the page shows no error\n")),
+                (code, false) => {
+                    Some(format!("it ends with {code}, and the page shows no error\n"))
+                }
             };
             let difference = difference(&step.output, &said.lines);
             if code.is_none() && difference.is_none() {
@@ -358,11 +434,16 @@ impl Session {
     /// None of the jobs has ended with an error.
     fn check_jobs(&mut self) -> Result<()> {
         for (job, command, output) in self.jobs.clone() {
-            self.write(&format!("kill -0 {job} 2>/dev/null && echo 0 || {{ wait {job}; echo $?; }}\n"))?;
+            self.write(&format!(
+                "kill -0 {job} 2>/dev/null && echo 0 || {{ wait {job}; echo $?; }}\n"
+            ))?;
             let code = self.answer(&command)?;
             // 143: the page itself ended it.
             if code != "0" && code != "143" {
-                bail!("the job `{command}` has ended with {code}:\n{}", fs::read_to_string(&output).unwrap_or_default());
+                bail!(
+                    "the job `{command}` has ended with {code}:\n{}",
+                    fs::read_to_string(&output).unwrap_or_default()
+                );
             }
         }
         Ok(())
@@ -386,7 +467,8 @@ impl Drop for Session {
         drop(self.bash.stdin.take());
         let until = Instant::now() + Duration::from_secs(20);
         let group = i32::try_from(self.bash.id()).expect("a process id");
-        // SAFETY: plain system calls; the group is of a shell that was started here and is not reaped before.
+        // SAFETY: plain system calls; the group is of a shell that was started here and is not
+        // reaped before.
         let is_there = || unsafe { libc::kill(-group, 0) } == 0;
         while self.bash.try_wait().is_ok_and(|ended| ended.is_none()) && Instant::now() < until {
             thread::sleep(Duration::from_millis(20));
@@ -409,14 +491,22 @@ mod tests {
         text.lines().map(str::to_owned).collect()
     }
 
-    const PAGE: &str = "# A page\n\n```console\n$ cat a \\\n    b\none\n> two\n$ for i in 1 2; do\n>   echo $i\n> done\n1\n2\n```\n\n\
+    const PAGE: &str = "# A page\n\n```console\n$ cat a \\\n    b\none\n> two\n$ for i in 1 2; \
+        do\n>   echo $i\n> done\n1\n2\n```\n\n\
         ```\n$ not this\n```\n\n```sh\nnor this\n```\n\n```console\n$ true\n```\n";
 
     #[test]
     fn commands_and_what_they_print_are_told_apart() {
-        let step = |line, command: &str, output: &str| Step { line, command: command.to_owned(), output: lines(output) };
-        let expected =
-            [step(4, "cat a \\\n    b", "one\n> two"), step(8, "for i in 1 2; do\n  echo $i\ndone", "1\n2"), step(24, "true", "")];
+        let step = |line, command: &str, output: &str| Step {
+            line,
+            command: command.to_owned(),
+            output: lines(output),
+        };
+        let expected = [
+            step(4, "cat a \\\n    b", "one\n> two"),
+            step(8, "for i in 1 2; do\n  echo $i\ndone", "1\n2"),
+            step(24, "true", ""),
+        ];
         assert_eq!(steps(PAGE).unwrap(), expected);
         assert!(steps("```console\noutput\n```\n").unwrap_err().to_string().contains("line 2"));
     }
@@ -425,7 +515,10 @@ mod tests {
     fn what_varies_is_the_same_and_nothing_else_is() {
         for (one, other) in [
             ("2026-11-20 18:38:52  dev", "2027-01-02 00:00:01  dev"),
-            ("  4.0 ms, 1153 KiB of memory, 15753 instructions", "  12 ms, 9 KiB of memory, 1 instructions"),
+            (
+                "  4.0 ms, 1153 KiB of memory, 15753 instructions",
+                "  12 ms, 9 KiB of memory, 1 instructions",
+            ),
             ("at 127.0.0.1:21940/postgres", "at 127.0.0.1:5432/postgres"),
             ("vm/31192  switched", "other-machine/7       switched"),
             ("vm/31192", "4f1c2ab9d07e/7"),
@@ -479,15 +572,31 @@ mod tests {
         ] {
             assert!(check(said).is_some(), "{what}");
         }
-        assert_eq!(check("waiting for the `oncebox dev` of this folder\none 1\nany\ntwo x wide, 3 ms\nthree"), None);
-        assert!(check("waiting for nothing\none 1\nany\ntwo x wide, 3 ms\nthree").is_some(), "another wait");
+        assert_eq!(
+            check(
+                "waiting for the `oncebox dev` of this folder\none 1\nany\ntwo x wide, 3 ms\nthree"
+            ),
+            None
+        );
+        assert!(
+            check("waiting for nothing\none 1\nany\ntwo x wide, 3 ms\nthree").is_some(),
+            "another wait"
+        );
         assert_eq!(difference(&[], &[]), None);
         assert!(difference(&[], &lines("said")).is_some(), "it prints, and the page shows nothing");
         let rows = lines("ID\n2026-11-20 18:38:52 a\n2026-11-20 18:38:52 b\n2026-11-20 18:38:51 c");
         let check_rows = |said: &str| difference(&rows, &lines(said)).is_none();
-        assert!(check_rows("ID\n2027-01-01 00:00:02 b\n2027-01-01 00:00:01 a\n2027-01-01 00:00:01 c"));
-        assert!(!check_rows("ID\n2027-01-01 00:00:02 c\n2027-01-01 00:00:01 a\n2027-01-01 00:00:01 b"), "another time");
-        assert!(!check_rows("ID\n2027-01-01 00:00:02 b\n2027-01-01 00:00:01 b\n2027-01-01 00:00:01 c"), "twice the same");
+        assert!(check_rows(
+            "ID\n2027-01-01 00:00:02 b\n2027-01-01 00:00:01 a\n2027-01-01 00:00:01 c"
+        ));
+        assert!(
+            !check_rows("ID\n2027-01-01 00:00:02 c\n2027-01-01 00:00:01 a\n2027-01-01 00:00:01 b"),
+            "another time"
+        );
+        assert!(
+            !check_rows("ID\n2027-01-01 00:00:02 b\n2027-01-01 00:00:01 b\n2027-01-01 00:00:01 c"),
+            "twice the same"
+        );
         let told = check("one 1\nany\ntwo x wide, 3 ms\nfour").expect("a difference");
         assert!(told.contains("+ four\n") && told.contains("- three\n"), "{told}");
     }
@@ -502,7 +611,9 @@ mod tests {
 
     /// The error with which a page ends.
     fn follow(page: &str) -> Result<()> {
-        let folder = Folder(std::env::temp_dir().join(format!("oncebox-console-{:016x}", rand::random::<u64>())));
+        let folder = Folder(
+            std::env::temp_dir().join(format!("oncebox-console-{:016x}", rand::random::<u64>())),
+        );
         fs::create_dir_all(&folder.0)?;
         let patience = Patience { command: Duration::from_secs(60), look: Duration::from_secs(30) };
         let mut session = Session::open(&folder.0, &folder.0.join("records"), &[], patience)?;
@@ -514,10 +625,17 @@ mod tests {
 
     #[test]
     fn commands_run_in_one_shell() {
-        follow("$ cd records && export A=1 && b=2\n$ echo $A $b ${PWD##*/}\n1 2 records\n$ cat <<END\n> x $A\n> END\nx 1").unwrap();
+        follow(
+            "$ cd records && export A=1 && b=2\n$ echo $A $b ${PWD##*/}\n1 2 records\n$ cat \
+            <<END\n> x $A\n> END\nx 1",
+        )
+        .unwrap();
         follow("$ sleep 60 &\n$ kill %1").unwrap();
         follow("$ sleep 60 &").unwrap();
-        follow("$ echo 'error: no' >&2; exit_code() { return 3; }; exit_code\nerror: no\n$ echo $?\n3").unwrap();
+        follow(
+            "$ echo 'error: no' >&2; exit_code() { return 3; }; exit_code\nerror: no\n$ echo $?\n3",
+        )
+        .unwrap();
         follow("$ cat").unwrap();
     }
 
@@ -534,7 +652,8 @@ mod tests {
             ("$ exit 0", "the shell ends"),
             ("$ (sleep 0.2; echo why; exit 7) &\n$ sleep 3", "has ended with 7:\nwhy"),
             (
-                "$ (trap 'echo why; exit 7' TERM; touch up; while :; do sleep 0.05; done) &\n$ until [ -e up ]; do sleep 0.05; done",
+                "$ (trap 'echo why; exit 7' TERM; touch up; while :; do sleep 0.05; done) &\n$ \
+                    until [ -e up ]; do sleep 0.05; done",
                 "ends with 7:\nwhy",
             ),
         ] {
@@ -549,6 +668,8 @@ mod tests {
         let looked = "oncebox() { echo x >> n; wc -l < n; }";
         follow(&format!("$ {looked}\n$ oncebox inbox list\n3")).unwrap();
         assert!(follow(&format!("$ {looked}\n$ oncebox inbox redrive\n3")).is_err());
-        assert!(only_looks("psql -c 'select 1'") && !only_looks("psql -c 'insert into t select 1'"));
+        assert!(
+            only_looks("psql -c 'select 1'") && !only_looks("psql -c 'insert into t select 1'")
+        );
     }
 }

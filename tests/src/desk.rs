@@ -1,5 +1,5 @@
-//! A person's desk: a folder, a database with the host's schema, and the program, which works on the
-//! database itself or through the API of a server.
+//! A person's desk: a folder, a database with the host's schema, and the program, which works on
+//! the database itself or through the API of a server.
 
 use std::{net::SocketAddr, path::Path, process::Stdio, time::Duration};
 
@@ -66,16 +66,24 @@ impl Desk {
     }
 
     async fn on_database() -> Result<Self> {
-        let database = TestDatabase::create(inbox::SOURCE, async |url: &str| inbox::prepare(&url.parse()?).await).await?;
+        let database = TestDatabase::create(inbox::SOURCE, async |url: &str| {
+            inbox::prepare(&url.parse()?).await
+        })
+        .await?;
         let key = MasterKey::generate();
-        let folder = Folder::new()?.with("ONCEBOX_DATABASE_URL", database.url()).with("ONCEBOX_MASTER_KEY", &key);
+        let folder = Folder::new()?
+            .with("ONCEBOX_DATABASE_URL", database.url())
+            .with("ONCEBOX_MASTER_KEY", &key);
         Ok(Self { server: None, folder, database, key })
     }
 
     /// Start a host that serves the API of this database.
     pub async fn start_server(&mut self, variables: &[(&str, &str)]) -> Result<()> {
         let broker = MockBroker::start()?;
-        let (http, api) = (SocketAddr::from(([127, 0, 0, 1], free_port()?)), SocketAddr::from(([127, 0, 0, 1], free_port()?)));
+        let (http, api) = (
+            SocketAddr::from(([127, 0, 0, 1], free_port()?)),
+            SocketAddr::from(([127, 0, 0, 1], free_port()?)),
+        );
         let log = std::fs::File::create(self.dir().join("server.log"))?;
         let mut command = std::process::Command::new(program::path()?);
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEBOX_")) {
@@ -98,8 +106,14 @@ impl Desk {
         let server = self.server.insert(Server { child, http, api, _broker: broker });
         let deadline = Instant::now() + DEADLINE;
         while !server.is_ready().await {
-            let log = || std::fs::read_to_string(self.folder.dir().join("server.log")).unwrap_or_default();
-            ensure!(server.child.is_running() && Instant::now() < deadline, "the server does not become ready: {}", log());
+            let log = || {
+                std::fs::read_to_string(self.folder.dir().join("server.log")).unwrap_or_default()
+            };
+            ensure!(
+                server.child.is_running() && Instant::now() < deadline,
+                "the server does not become ready: {}",
+                log()
+            );
             sleep(Duration::from_millis(50)).await;
         }
         Ok(())
@@ -151,7 +165,8 @@ impl Desk {
     /// The same, as JSON.
     pub async fn json(&self, arguments: &[&str]) -> Value {
         let printed = self.ok(&[arguments, &["--json"]].concat()).await;
-        serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {printed}"))
+        serde_json::from_str(&printed)
+            .unwrap_or_else(|error| panic!("{arguments:?}: {error}: {printed}"))
     }
 
     /// A command that fails with one line, and changes nothing.
@@ -160,23 +175,34 @@ impl Desk {
         let said = self.run(arguments).await;
         assert_eq!(said.stderr, format!("error: {line}\n"), "{arguments:?}");
         assert_eq!((said.code, said.stdout.as_str()), (Some(1), ""), "{arguments:?}");
-        assert_eq!((self.state().await, self.audit().await), before, "{arguments:?} changed something");
+        assert_eq!(
+            (self.state().await, self.audit().await),
+            before,
+            "{arguments:?} changed something"
+        );
     }
 
     /// Rows of a query, as a superuser sees them.
     pub async fn rows(&self, query: &str) -> Vec<Value> {
         let mut connection = self.database.connect().await.expect("the database");
-        sqlx::query_scalar(AssertSqlSafe(query.to_owned())).fetch_all(&mut connection).await.expect("rows")
+        sqlx::query_scalar(AssertSqlSafe(query.to_owned()))
+            .fetch_all(&mut connection)
+            .await
+            .expect("rows")
     }
 
     /// What a person's commands change.
     pub async fn state(&self) -> String {
         let mut state = String::new();
         // A host that runs raises by itself what a consumer requires.
-        let consumers = "(SELECT consumer_id, tenant_id, name, policy, generation, state, revision, seek FROM oncebox.consumer)";
-        let tables = ["tenant", "tenant_migration", "handler", "version", "deployment", "token"].map(|table| format!("oncebox.{table}"));
+        let consumers = "(SELECT consumer_id, tenant_id, name, policy, generation, state, \
+            revision, seek FROM oncebox.consumer)";
+        let tables = ["tenant", "tenant_migration", "handler", "version", "deployment", "token"]
+            .map(|table| format!("oncebox.{table}"));
         for table in tables.into_iter().chain([consumers.to_owned()]) {
-            let rows = self.rows(&format!("SELECT to_jsonb(t::text) FROM {table} t ORDER BY t::text")).await;
+            let rows = self
+                .rows(&format!("SELECT to_jsonb(t::text) FROM {table} t ORDER BY t::text"))
+                .await;
             state.push_str(&format!("{table} {rows:?}\n"));
         }
         state
@@ -184,7 +210,9 @@ impl Desk {
 
     /// How many changes the audit log knows.
     pub async fn audit(&self) -> i64 {
-        self.rows("SELECT to_jsonb(count(*)) FROM oncebox.audit").await[0].as_i64().expect("a number")
+        self.rows("SELECT to_jsonb(count(*)) FROM oncebox.audit").await[0]
+            .as_i64()
+            .expect("a number")
     }
 }
 
@@ -192,7 +220,10 @@ impl Server {
     async fn is_ready(&self) -> bool {
         let ask = async {
             let mut stream = TcpStream::connect(self.http).await.ok()?;
-            stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.ok()?;
+            stream
+                .write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                .await
+                .ok()?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer).await.ok()?;
             Some(answer.starts_with("HTTP/1.1 200"))

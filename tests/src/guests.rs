@@ -1,8 +1,9 @@
 //! Guests as text, so that no toolchain is needed: each does a list of steps, whatever they answer,
 //! and ends in one way.
 //!
-//! Their memory: the answer at 64, what a call of `sql` returns at 256, the savepoint that was opened
-//! last at 512, one parameter at 1024, texts from 4096 on, and behind them what is allocated.
+//! Their memory: the answer at 64, what a call of `sql` returns at 256, the savepoint that was
+//! opened last at 512, one parameter at 1024, texts from 4096 on, and behind them what is
+//! allocated.
 
 use std::fmt::Write as _;
 
@@ -26,8 +27,8 @@ pub enum Step {
     ExecuteWithPayload(String),
     /// A statement for its rows, with the payload as its parameter.
     QueryWithPayload(String),
-    /// A statement for its effect, with the first value of the rows read last, a bigint, plus so much as
-    /// its first parameter, and the payload as its second.
+    /// A statement for its effect, with the first value of the rows read last, a bigint, plus so
+    /// much as its first parameter, and the payload as its second.
     ExecuteWithSum(String, i64),
     /// Answer `other("gave up")` here when the last statement failed.
     GiveUpOnError,
@@ -171,49 +172,71 @@ fn instructions(step: &Step, texts: &mut Texts) -> String {
     const NO_PARAMS: &str = "(i32.const 0) (i32.const 0)";
     const ANSWER: &str = "(i32.const 256)";
     match step {
-        Step::Execute(sql) => format!("(call $execute {} {NO_PARAMS} {ANSWER})", texts.put(sql.as_bytes())),
-        Step::Query(sql) => format!("(call $query {} {NO_PARAMS} {ANSWER})", texts.put(sql.as_bytes())),
+        Step::Execute(sql) => {
+            format!("(call $execute {} {NO_PARAMS} {ANSWER})", texts.put(sql.as_bytes()))
+        }
+        Step::Query(sql) => {
+            format!("(call $query {} {NO_PARAMS} {ANSWER})", texts.put(sql.as_bytes()))
+        }
         Step::ExecuteWith(sql, count, size) => format!(
-            "(call $execute {} (call $texts (i32.const {count}) (i32.const {size})) (i32.const {count}) {ANSWER})",
+            "(call $execute {} (call $texts (i32.const {count}) (i32.const {size})) (i32.const \
+                {count}) {ANSWER})",
             texts.put(sql.as_bytes())
         ),
         Step::ExecuteWithId(sql) => format!(
-            "(i32.store8 (i32.const 1024) (i32.const 8)) (i64.store (i32.const 1032) (i64.load (local.get $message))) \
+            "(i32.store8 (i32.const 1024) (i32.const 8)) (i64.store (i32.const 1032) (i64.load \
+                (local.get $message))) \
              (call $execute {} (i32.const 1024) (i32.const 1) {ANSWER})",
             texts.put(sql.as_bytes())
         ),
         Step::ExecuteWithPayload(sql) => {
-            format!("{} (call $execute {} (i32.const 1024) (i32.const 1) {ANSWER})", payload_at(1024), texts.put(sql.as_bytes()))
+            format!(
+                "{} (call $execute {} (i32.const 1024) (i32.const 1) {ANSWER})",
+                payload_at(1024),
+                texts.put(sql.as_bytes())
+            )
         }
         Step::QueryWithPayload(sql) => {
-            format!("{} (call $query {} (i32.const 1024) (i32.const 1) {ANSWER})", payload_at(1024), texts.put(sql.as_bytes()))
+            format!(
+                "{} (call $query {} (i32.const 1024) (i32.const 1) {ANSWER})",
+                payload_at(1024),
+                texts.put(sql.as_bytes())
+            )
         }
         Step::ExecuteWithSum(sql, plus) => format!(
-            "(i32.store8 (i32.const 1024) (i32.const 4)) (i64.store (i32.const 1032) (i64.add (i64.const {plus}) \
+            "(i32.store8 (i32.const 1024) (i32.const 4)) (i64.store (i32.const 1032) (i64.add \
+                (i64.const {plus}) \
              (i64.load offset=8 (i32.load (i32.load (i32.const 268)))))) {} \
              (call $execute {} (i32.const 1024) (i32.const 2) {ANSWER})",
             payload_at(1048),
             texts.put(sql.as_bytes())
         ),
         Step::GiveUpOnError => "(br_if $gave_up (i32.load8_u (i32.const 256)))".to_owned(),
-        Step::Savepoint => "(call $open (i32.const 256)) (i32.store (i32.const 512) (i32.load (i32.const 260)))".to_owned(),
+        Step::Savepoint => {
+            "(call $open (i32.const 256)) (i32.store (i32.const 512) (i32.load (i32.const 260)))"
+                .to_owned()
+        }
         Step::RollBack => format!("(call $rollback (i32.load (i32.const 512)) {ANSWER})"),
         Step::Release => format!("(call $release (i32.load (i32.const 512)) {ANSWER})"),
         Step::Log(line) => format!("(call $log (i32.const 2) {})", texts.put(line.as_bytes())),
         Step::Repeat(count, step) => format!(
             "(local.set $left (i32.const {count})) (loop $again {} \
-             (local.set $left (i32.sub (local.get $left) (i32.const 1))) (br_if $again (local.get $left)))",
+             (local.set $left (i32.sub (local.get $left) (i32.const 1))) (br_if $again (local.get \
+             $left)))",
             instructions(step, texts)
         ),
         Step::Wat(text) => text.clone(),
     }
 }
 
-/// Code that writes the payload as a parameter. In the message's memory its address and length stand
-/// behind seven other members.
+/// Code that writes the payload as a parameter. In the message's memory its address and length
+/// stand behind seven other members.
 fn payload_at(parameter: u32) -> String {
     let value = parameter + 8;
-    format!("(i32.store8 (i32.const {parameter}) (i32.const 8)) (i64.store (i32.const {value}) (i64.load offset=72 (local.get $message)))")
+    format!(
+        "(i32.store8 (i32.const {parameter}) (i32.const 8)) (i64.store (i32.const {value}) \
+            (i64.load offset=72 (local.get $message)))"
+    )
 }
 
 /// Code that writes a `result<option<string>, failure>` and leaves its address.
@@ -222,16 +245,30 @@ fn answer(end: &End, texts: &mut Texts) -> String {
     let mut text_at = |at: u32, text: &[u8]| {
         let [address, length] = [TEXTS + texts.bytes.len(), text.len()];
         texts.put(text);
-        format!("(i32.store (i32.const {at}) (i32.const {address})) (i32.store (i32.const {}) (i32.const {length}))", at + 4)
+        format!(
+            "(i32.store (i32.const {at}) (i32.const {address})) (i32.store (i32.const {}) \
+                (i32.const {length}))",
+            at + 4
+        )
     };
     let fields = match end {
         End::Ok => String::new(),
         End::Result(bytes) => format!("{} {}", byte(72, 1), text_at(76, bytes)),
         End::Retry(None) => byte(64, 1),
-        End::Retry(Some(delay)) => format!("{} {} (i64.store (i32.const 88) (i64.const {delay}))", byte(64, 1), byte(80, 1)),
-        End::Reject(text) => format!("{} {} {}", byte(64, 1), byte(72, 1), text_at(80, text.as_bytes())),
-        End::Park(text) => format!("{} {} {}", byte(64, 1), byte(72, 2), text_at(80, text.as_bytes())),
-        End::Other(text) => format!("{} {} {}", byte(64, 1), byte(72, 3), text_at(80, text.as_bytes())),
+        End::Retry(Some(delay)) => format!(
+            "{} {} (i64.store (i32.const 88) (i64.const {delay}))",
+            byte(64, 1),
+            byte(80, 1)
+        ),
+        End::Reject(text) => {
+            format!("{} {} {}", byte(64, 1), byte(72, 1), text_at(80, text.as_bytes()))
+        }
+        End::Park(text) => {
+            format!("{} {} {}", byte(64, 1), byte(72, 2), text_at(80, text.as_bytes()))
+        }
+        End::Other(text) => {
+            format!("{} {} {}", byte(64, 1), byte(72, 3), text_at(80, text.as_bytes()))
+        }
         End::Wat(text) => return text.clone(),
     };
     format!("{fields} (i32.const 64)")

@@ -1,7 +1,8 @@
 //! Real host processes between a real Kafka and a real PostgreSQL, and the final check.
 //!
-//! A [`Scenario`] has a database, a topic, a tenant and a consumer of its own, so that many run side
-//! by side; the servers are shared unless it is given others. Effects are counted in the database.
+//! A [`Scenario`] has a database, a topic, a tenant and a consumer of its own, so that many run
+//! side by side; the servers are shared unless it is given others. Effects are counted in the
+//! database.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -49,7 +50,8 @@ use crate::{
 /// How long anything may take that has to come.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-const SLEEPING: &str = "SELECT count(*) FROM pg_stat_activity WHERE usename = '{login}' AND wait_event = 'PgSleep'";
+const SLEEPING: &str =
+    "SELECT count(*) FROM pg_stat_activity WHERE usename = '{login}' AND wait_event = 'PgSleep'";
 const POLL: Duration = Duration::from_millis(25);
 const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a host may take to say whether it is ready, where it is asked again.
@@ -64,7 +66,8 @@ const CONSUMER: &str = "payments";
 /// What an account's name asks for happens here: behind the host's back, under the handler's own
 /// statement. The attempt is read from the row of the message, which is in the same transaction.
 const BEHAVIOUR: &str = "
-CREATE FUNCTION {schema}.behave() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION {schema}.behave() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET \
+    search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_word text := split_part(NEW.account, '-', 1);
     v_number text := split_part(NEW.account, '-', 2);
@@ -73,27 +76,33 @@ BEGIN
     IF v_word = 'sleeps' THEN
         PERFORM pg_sleep(v_number::float8 / 1000);
     ELSIF v_word = 'fails' THEN
-        SELECT i.attempts INTO v_attempts FROM oncebox.inbox i WHERE i.consumer_id = {consumer} AND i.message_id = NEW.message_id;
+        SELECT i.attempts INTO v_attempts FROM oncebox.inbox i WHERE i.consumer_id = {consumer} \
+    AND i.message_id = NEW.message_id;
         IF v_attempts < v_number::int THEN
             RAISE EXCEPTION 'attempt % fails', v_attempts;
         END IF;
     END IF;
     RETURN NEW;
 END $$;
-CREATE TRIGGER behave BEFORE INSERT ON {schema}.ledger_entry FOR EACH ROW EXECUTE FUNCTION {schema}.behave();";
+CREATE TRIGGER behave BEFORE INSERT ON {schema}.ledger_entry FOR EACH ROW EXECUTE FUNCTION \
+    {schema}.behave();";
 
-/// A disk that is full at times: what would make the inbox grow then fails as PostgreSQL fails where it cannot extend a file.
+/// A disk that is full at times: what would make the inbox grow then fails as PostgreSQL fails
+/// where it cannot extend a file.
 const DISK: &str = "
 CREATE TABLE public.disk (is_full boolean NOT NULL);
 INSERT INTO public.disk VALUES (false);
-CREATE FUNCTION public.extend() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION public.extend() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path \
+    = pg_catalog, pg_temp AS $$
 BEGIN
     IF (SELECT is_full FROM public.disk) THEN
-        RAISE EXCEPTION 'could not extend file \"base/16384/16385\": No space left on device' USING ERRCODE = 'disk_full';
+        RAISE EXCEPTION 'could not extend file \"base/16384/16385\": No space left on device' \
+    USING ERRCODE = 'disk_full';
     END IF;
     RETURN NULL;
 END $$;
-CREATE TRIGGER extend AFTER INSERT OR UPDATE ON oncebox.inbox FOR EACH STATEMENT EXECUTE FUNCTION public.extend();";
+CREATE TRIGGER extend AFTER INSERT OR UPDATE ON oncebox.inbox FOR EACH STATEMENT EXECUTE FUNCTION \
+    public.extend();";
 
 /// How a scenario differs from the plain one.
 #[derive(Debug, Clone)]
@@ -102,8 +111,8 @@ pub struct Options {
     pub partitions: i32,
     /// `after_commit` or `after_insert`.
     pub ack: &'static str,
-    /// `none`, `key` or `partition`; messages with a key go to its partition. With `sequence` they go to any, and
-    /// their keys are put in order by their versions.
+    /// `none`, `key` or `partition`; messages with a key go to its partition. With `sequence` they
+    /// go to any, and their keys are put in order by their versions.
     pub order: &'static str,
     /// The consumer subscribes to a pattern that its topic matches, not to its name.
     pub pattern: bool,
@@ -117,7 +126,8 @@ pub struct Options {
     pub session_timeout_ms: u32,
     /// A host that comes back keeps its place in the group.
     pub static_members: bool,
-    /// After how long without anything to do a host leaves the group until there is something; 0 for never.
+    /// After how long without anything to do a host leaves the group until there is something; 0
+    /// for never.
     pub idle_after_ms: u32,
     /// A superuser's URL of another server than the shared one.
     pub postgres: Option<String>,
@@ -167,21 +177,30 @@ impl Options {
         let Self { ack, order, id, batch, deadline_ms, session_timeout_ms, .. } = self;
         let lease_ms = deadline_ms + 2_501;
         let (order, sequence) = match *order {
-            "sequence" => ("key", "sequence = { version = { header = 'version' }, first = 1, gap_wait_ms = 600000 }"),
+            "sequence" => (
+                "key",
+                "sequence = { version = { header = 'version' }, first = 1, gap_wait_ms = 600000 }",
+            ),
             order => (order, ""),
         };
         let (wire_format, event_type) = match self.registry {
             Some(_) => ("confluent", "'schema'"),
             None => ("plain", "{ header = 'type' }"),
         };
-        let copies = if self.copies { format!("dead_letters = {{ topic = '{topic}.dead' }}") } else { String::new() };
+        let copies = if self.copies {
+            format!("dead_letters = {{ topic = '{topic}.dead' }}")
+        } else {
+            String::new()
+        };
         let topics = if self.pattern { format!("^{topic}$") } else { topic.to_owned() };
         let policy = format!(
             "topics = ['{topics}']\nack = '{ack}'\norder = '{order}'\n{sequence}\nbatch = {batch}\n\
              identity = {{ id = {id}, event_type = [{event_type}] }}\n\
-             retry = {{ attempts_max = 20, backoff_min_ms = 50, backoff_max_ms = 200, lease_ms = {lease_ms} }}\n\
+             retry = {{ attempts_max = 20, backoff_min_ms = 50, backoff_max_ms = 200, lease_ms = \
+             {lease_ms} }}\n\
              limits = {{ deadline_ms = {deadline_ms} }}\n{copies}\nwire_format = '{wire_format}'\n\
-             kafka.properties = {{ 'session.timeout.ms' = '{session_timeout_ms}', 'heartbeat.interval.ms' = '300', \
+             kafka.properties = {{ 'session.timeout.ms' = '{session_timeout_ms}', \
+             'heartbeat.interval.ms' = '300', \
              'auto.commit.interval.ms' = '100', 'reconnect.backoff.max.ms' = '500', \
              'topic.metadata.refresh.interval.ms' = '1000' }}"
         );
@@ -193,7 +212,8 @@ impl Options {
 pub struct Scenario {
     /// What a person can do.
     pub admin: Admin,
-    /// Connections of a superuser to the database of the tenant's inbox and tables, to look and to meddle.
+    /// Connections of a superuser to the database of the tenant's inbox and tables, to look and to
+    /// meddle.
     pub pool: PgPool,
     /// The tenant.
     pub tenant: Tenant,
@@ -241,14 +261,20 @@ impl Scenario {
             let (way, through) = Proxy::before(&host_url).await?;
             (ways, host_url) = (vec![way], through);
         }
-        let own = if options.own_database { Some(migrated(options.own_postgres.as_deref().unwrap_or(&admin)).await?) } else { None };
+        let own = if options.own_database {
+            Some(migrated(options.own_postgres.as_deref().unwrap_or(&admin)).await?)
+        } else {
+            None
+        };
 
         let unique = format!("{:08x}", rand::random::<u32>());
         let topic = format!("payments.{unique}");
         let kafka = KafkaServer::at(&brokers);
         kafka.create_topic(&topic, options.partitions, &[]).await?;
         if options.copies {
-            kafka.create_topic(&format!("{topic}.dead"), 1, &[("max.message.bytes", "20000")]).await?;
+            kafka
+                .create_topic(&format!("{topic}.dead"), 1, &[("max.message.bytes", "20000")])
+                .await?;
         }
 
         let key = MasterKey::generate();
@@ -268,18 +294,32 @@ impl Scenario {
         };
         let (own, pool) = own.map_or((None, host_pool), |(own, pool)| (Some(own), pool));
         admin.apply_migration(&tenant, "tables", SCHEMA).await?;
-        let consumer_id = admin.create_consumer(&tenant.name, CONSUMER, &options.policy(&topic)?).await?.consumer_id;
-        let behaviour = BEHAVIOUR.replace("{schema}", &tenant.schema_name).replace("{consumer}", &consumer_id.to_string());
+        let consumer_id = admin
+            .create_consumer(&tenant.name, CONSUMER, &options.policy(&topic)?)
+            .await?
+            .consumer_id;
+        let behaviour = BEHAVIOUR
+            .replace("{schema}", &tenant.schema_name)
+            .replace("{consumer}", &consumer_id.to_string());
         pool.execute(sqlx::raw_sql(AssertSqlSafe(behaviour))).await?;
         if options.fills {
             pool.execute(sqlx::raw_sql(DISK)).await?;
         }
-        admin.deploy_compiled(&tenant.name, CONSUMER, NewDeployment::stable("payment.captured", "ledger", ""), COMPONENT).await?;
+        admin
+            .deploy_compiled(
+                &tenant.name,
+                CONSUMER,
+                NewDeployment::stable("payment.captured", "ledger", ""),
+                COMPONENT,
+            )
+            .await?;
 
         let dir = target_dir().join("test-hosts").join(&unique);
-        fs::create_dir_all(&dir).with_context(|| format!("failed to create `{}`", dir.display()))?;
+        fs::create_dir_all(&dir)
+            .with_context(|| format!("failed to create `{}`", dir.display()))?;
         let producer = producer(&brokers)?;
-        let (sent, failed, partitions) = (Mutex::default(), AtomicBool::new(false), AtomicI32::new(options.partitions));
+        let (sent, failed, partitions) =
+            (Mutex::default(), AtomicBool::new(false), AtomicI32::new(options.partitions));
         Ok(Self {
             admin,
             pool,
@@ -309,24 +349,39 @@ impl Scenario {
     /// Start a host. Its name is its place in the group; the variables go over the usual ones.
     pub fn start(&self, name: &str, variables: &[(&str, &str)]) -> Result<HostProcess> {
         let log = self.dir.join(format!("{name}.log"));
-        let output = File::options().create(true).append(true).open(&log).context("failed to open the host's log")?;
+        let output = File::options()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .context("failed to open the host's log")?;
         let http = SocketAddr::from(([127, 0, 0, 1], free_port()?));
         let config = self.dir.join(format!("{name}.toml"));
-        let member =
-            if self.options.static_members { format!("[kafka.properties]\n'group.instance.id' = '{name}'\n") } else { String::new() };
+        let member = if self.options.static_members {
+            format!("[kafka.properties]\n'group.instance.id' = '{name}'\n")
+        } else {
+            String::new()
+        };
         fs::write(&config, member).context("failed to write the host's configuration")?;
         let mut command = self.program()?;
         command
             .arg("serve")
             .env("ONCEBOX_DATABASE_URL", &self.host_url)
-            .env("ONCEBOX_KAFKA_BROKERS", self.broker_way.as_ref().map_or_else(|| self.brokers.clone(), |way| way.address().to_string()))
+            .env(
+                "ONCEBOX_KAFKA_BROKERS",
+                self.broker_way
+                    .as_ref()
+                    .map_or_else(|| self.brokers.clone(), |way| way.address().to_string()),
+            )
             .env("ONCEBOX_CONFIG", &config)
             .env("ONCEBOX_HTTP_LISTEN", http.to_string())
             .env("ONCEBOX_API_LISTEN", "127.0.0.1:0")
             .env("ONCEBOX_RUNTIME_CACHE_DIR", target_dir().join("test-hosts/cache"))
             .env("ONCEBOX_KAFKA_IDLE_AFTER_MS", self.options.idle_after_ms.to_string())
             .env("ONCEBOX_LOG_FORMAT", "text")
-            .env("ONCEBOX_SCHEMA_REGISTRY_URL", self.options.registry.as_deref().unwrap_or_default())
+            .env(
+                "ONCEBOX_SCHEMA_REGISTRY_URL",
+                self.options.registry.as_deref().unwrap_or_default(),
+            )
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
@@ -337,13 +392,20 @@ impl Scenario {
 
     /// Run a command of the program, with its fail points, on the host's database.
     pub fn command(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Result<Output> {
-        self.program()?.args(arguments).envs(variables.iter().copied()).stdin(Stdio::null()).output().context("failed to run the program")
+        self.program()?
+            .args(arguments)
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .output()
+            .context("failed to run the program")
     }
 
     /// The program, on the database of the host and its brokers.
     pub fn program(&self) -> Result<Command> {
         let mut command = Command::new(program()?);
-        for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("ONCEBOX_")) {
+        for (variable, _) in
+            std::env::vars().filter(|(variable, _)| variable.starts_with("ONCEBOX_"))
+        {
             command.env_remove(variable);
         }
         command
@@ -368,7 +430,9 @@ impl Scenario {
     /// A person's folder, in which commands work on this database and these brokers.
     pub fn folder(&self) -> Result<Folder> {
         let folder = Folder::new()?.with("ONCEBOX_DATABASE_URL", self.database.url());
-        Ok(folder.with("ONCEBOX_MASTER_KEY", &self.key).with("ONCEBOX_KAFKA_BROKERS", &self.brokers))
+        Ok(folder
+            .with("ONCEBOX_MASTER_KEY", &self.key)
+            .with("ONCEBOX_KAFKA_BROKERS", &self.brokers))
     }
 
     /// A command on this database that succeeds; what it prints.
@@ -380,8 +444,8 @@ impl Scenario {
 
     // Messages ------------------------------------------------------------------------------
 
-    /// Publish the load, spread over the partitions, and remember it for the check. A load that was sent
-    /// before comes again, at other places.
+    /// Publish the load, spread over the partitions, and remember it for the check. A load that was
+    /// sent before comes again, at other places.
     pub async fn send(&self, load: &Load) -> Result<()> {
         self.open_accounts(load).await?;
         self.sent().deliveries.extend(load.deliveries.iter().cloned());
@@ -390,7 +454,10 @@ impl Scenario {
 
     /// Make the accounts that the load books to.
     pub async fn open_accounts(&self, load: &Load) -> Result<()> {
-        let sql = format!("INSERT INTO {}.account (account) SELECT unnest($1::text[]) ON CONFLICT DO NOTHING", self.tenant.schema_name);
+        let sql = format!(
+            "INSERT INTO {}.account (account) SELECT unnest($1::text[]) ON CONFLICT DO NOTHING",
+            self.tenant.schema_name
+        );
         sqlx::query(AssertSqlSafe(sql)).bind(load.accounts()).execute(&self.pool).await?;
         Ok(())
     }
@@ -418,7 +485,8 @@ impl Scenario {
         let (mut answers, publisher) = (Vec::new(), self.producer());
         for message in deliveries {
             let payload = message.payload();
-            let mut headers = OwnedHeaders::new().insert(Header { key: "type", value: Some(message.event_type()) });
+            let mut headers = OwnedHeaders::new()
+                .insert(Header { key: "type", value: Some(message.event_type()) });
             if message.work != Work::NoId {
                 headers = headers.insert(Header { key: "id", value: Some(&message.id) });
             }
@@ -428,14 +496,29 @@ impl Scenario {
             }
             let key = message.key.map(|key| key.to_string());
             let ordered = message.key.filter(|_| self.options.order != "sequence");
-            let partition = ordered.map_or_else(|| rand::random_range(0..self.partitions()), |key| self.partition_of(key));
+            let partition = ordered.map_or_else(
+                || rand::random_range(0..self.partitions()),
+                |key| self.partition_of(key),
+            );
             let partition = only.unwrap_or(partition);
-            let mut record = FutureRecord::<String, _>::to(&self.topic).partition(partition).payload(&payload).headers(headers);
+            let mut record = FutureRecord::<String, _>::to(&self.topic)
+                .partition(partition)
+                .payload(&payload)
+                .headers(headers);
             record.key = key.as_ref();
-            answers.push(publisher.send_result(record).map_err(|(error, _)| error).context("failed to publish")?);
+            answers.push(
+                publisher
+                    .send_result(record)
+                    .map_err(|(error, _)| error)
+                    .context("failed to publish")?,
+            );
         }
         for answer in answers {
-            answer.await.context("the publisher ended")?.map_err(|(error, _)| error).context("a record was not published")?;
+            answer
+                .await
+                .context("the publisher ended")?
+                .map_err(|(error, _)| error)
+                .context("a record was not published")?;
         }
         Ok(())
     }
@@ -456,16 +539,24 @@ impl Scenario {
 
     // A neighbour ---------------------------------------------------------------------------
 
-    /// Another tenant, with its inbox in the host's database, that the same hosts work for: a topic of its own
-    /// with this many messages, and how many of them have had their effect.
+    /// Another tenant, with its inbox in the host's database, that the same hosts work for: a topic
+    /// of its own with this many messages, and how many of them have had their effect.
     pub async fn neighbour(&self, messages: usize) -> Result<Neighbour> {
         let topic = format!("{}.neighbour", self.topic);
         self.kafka().create_topic(&topic, 1, &[]).await?;
         let tenant = self.admin.create_tenant(&format!("{}-neighbour", self.tenant.name)).await?;
         self.admin.apply_migration(&tenant, "tables", SCHEMA).await?;
         self.admin.create_consumer(&tenant.name, CONSUMER, &self.options.policy(&topic)?).await?;
-        self.admin.deploy_compiled(&tenant.name, CONSUMER, NewDeployment::stable("payment.captured", "ledger", ""), COMPONENT).await?;
-        let neighbour = Neighbour { topic, tenant, admin: self.admin.clone(), producer: self.producer() };
+        self.admin
+            .deploy_compiled(
+                &tenant.name,
+                CONSUMER,
+                NewDeployment::stable("payment.captured", "ledger", ""),
+                COMPONENT,
+            )
+            .await?;
+        let neighbour =
+            Neighbour { topic, tenant, admin: self.admin.clone(), producer: self.producer() };
         neighbour.send(0, messages).await?;
         Ok(neighbour)
     }
@@ -484,18 +575,20 @@ impl Scenario {
         self.know_partitions(partitions)
     }
 
-    /// The same with as many partitions as it has; what was sent by then, but for records without an id, is sent again
-    /// before anything else is.
+    /// The same with as many partitions as it has; what was sent by then, but for records without
+    /// an id, is sent again before anything else is.
     pub async fn make_topic_again_and_resend(&self) -> Result<()> {
         let _publishing = self.publishing.lock().await;
         self.remake_topic(self.partitions()).await?;
         let sent = self.sent().deliveries.clone();
-        let (resent, gone): (Vec<_>, Vec<_>) = sent.into_iter().partition(|message| message.work != Work::NoId);
+        let (resent, gone): (Vec<_>, Vec<_>) =
+            sent.into_iter().partition(|message| message.work != Work::NoId);
         self.gone_without_id.store(gone.len(), Ordering::SeqCst);
         self.publish_now(None, &resent).await
     }
 
-    /// Adds partitions to the topic, up to so many; what is published from now on is spread over all of them.
+    /// Adds partitions to the topic, up to so many; what is published from now on is spread over
+    /// all of them.
     pub async fn add_partitions(&self, partitions: i32) -> Result<()> {
         self.kafka().add_partitions(&self.topic, partitions).await?;
         self.know_partitions(partitions)
@@ -522,14 +615,18 @@ impl Scenario {
 
     /// By partition: the group's committed offset, and the end.
     pub async fn positions(&self) -> Result<BTreeMap<i32, (i64, i64)>> {
-        let (client, topic, partitions) = (self.group_client()?, self.topic.clone(), self.partitions());
+        let (client, topic, partitions) =
+            (self.group_client()?, self.topic.clone(), self.partitions());
         let ask = move || {
             let mut list = TopicPartitionList::new();
             list.add_partition_range(&topic, 0, partitions - 1);
-            let committed = client.committed_offsets(list, BROKER_TIMEOUT).context("failed to read the group's offsets")?;
+            let committed = client
+                .committed_offsets(list, BROKER_TIMEOUT)
+                .context("failed to read the group's offsets")?;
             let position = |partition| {
                 let (_, high) = client.fetch_watermarks(&topic, partition, BROKER_TIMEOUT)?;
-                let found = committed.find_partition(&topic, partition).map(|element| element.offset());
+                let found =
+                    committed.find_partition(&topic, partition).map(|element| element.offset());
                 let committed = if let Some(Offset::Offset(offset)) = found { offset } else { 0 };
                 Ok((partition, (committed, high)))
             };
@@ -546,7 +643,8 @@ impl Scenario {
             let mut list = TopicPartitionList::new();
             list.add_partition_offset(&topic, 0, Offset::Offset(low))?;
             client.assign(&list)?;
-            let next = |_| Ok(client.poll(BROKER_TIMEOUT).context("a record is missing")??.detach());
+            let next =
+                |_| Ok(client.poll(BROKER_TIMEOUT).context("a record is missing")??.detach());
             (low..high).map(next).collect()
         };
         tokio::task::spawn_blocking(read).await?
@@ -554,7 +652,8 @@ impl Scenario {
 
     /// Set the group's offsets, as a person with Kafka's tools would, while no host runs.
     pub async fn reset_offsets(&self, to: i64) -> Result<()> {
-        let (client, topic, partitions) = (self.group_client()?, self.topic.clone(), self.partitions());
+        let (client, topic, partitions) =
+            (self.group_client()?, self.topic.clone(), self.partitions());
         let reset = move || -> Result<()> {
             let mut list = TopicPartitionList::new();
             for partition in 0..partitions {
@@ -565,16 +664,22 @@ impl Scenario {
         tokio::task::spawn_blocking(reset).await?
     }
 
-    /// By partition: the group's committed offset with what is noted beside it; none where there is no offset.
+    /// By partition: the group's committed offset with what is noted beside it; none where there is
+    /// no offset.
     pub async fn offsets_with_notes(&self) -> Result<Vec<(i32, i64, String)>> {
-        let (client, topic, partitions) = (self.group_client()?, self.topic.clone(), self.partitions());
+        let (client, topic, partitions) =
+            (self.group_client()?, self.topic.clone(), self.partitions());
         let ask = move || -> Result<_> {
             let mut list = TopicPartitionList::new();
             list.add_partition_range(&topic, 0, partitions - 1);
-            let committed = client.committed_offsets(list, BROKER_TIMEOUT).context("failed to read the group's offsets")?;
+            let committed = client
+                .committed_offsets(list, BROKER_TIMEOUT)
+                .context("failed to read the group's offsets")?;
             let elements = committed.elements();
             let with_offset = elements.iter().filter_map(|element| match element.offset() {
-                Offset::Offset(offset) => Some((element.partition(), offset, element.metadata().to_owned())),
+                Offset::Offset(offset) => {
+                    Some((element.partition(), offset, element.metadata().to_owned()))
+                }
                 _ => None,
             });
             Ok(with_offset.collect())
@@ -609,17 +714,23 @@ impl Scenario {
 
     // The database --------------------------------------------------------------------------
 
-    /// A number from the database, read by a superuser; `{schema}` is the tenant's, `{consumer}` the
-    /// consumer's key, `{login}` the role of the tenant's sessions.
+    /// A number from the database, read by a superuser; `{schema}` is the tenant's, `{consumer}`
+    /// the consumer's key, `{login}` the role of the tenant's sessions.
     pub async fn number(&self, sql: &str) -> Result<i64> {
         let sql = self.fill(sql);
-        sqlx::query_scalar(AssertSqlSafe(sql.clone())).fetch_one(&self.pool).await.with_context(|| format!("failed: `{sql}`"))
+        sqlx::query_scalar(AssertSqlSafe(sql.clone()))
+            .fetch_one(&self.pool)
+            .await
+            .with_context(|| format!("failed: `{sql}`"))
     }
 
     /// Statements of a superuser, filled in like [`Self::number`].
     pub async fn execute(&self, sql: &str) -> Result<()> {
         let sql = self.fill(sql);
-        self.pool.execute(sqlx::raw_sql(AssertSqlSafe(sql.clone()))).await.with_context(|| format!("failed: `{sql}`"))?;
+        self.pool
+            .execute(sqlx::raw_sql(AssertSqlSafe(sql.clone())))
+            .await
+            .with_context(|| format!("failed: `{sql}`"))?;
         Ok(())
     }
 
@@ -654,7 +765,8 @@ impl Scenario {
     /// End every session that a program of ours has on the database of the tenant's inbox.
     pub async fn end_all_sessions(&self) -> Result<i64> {
         const END: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
-            WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name LIKE 'oncebox%'";
+            WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name \
+            LIKE 'oncebox%'";
         self.number(END).await
     }
 
@@ -675,28 +787,44 @@ impl Scenario {
 
     /// The disk under the inbox is full, or has room again.
     pub async fn fill_disk(&self, is_full: bool) -> Result<()> {
-        self.execute(if is_full { "UPDATE public.disk SET is_full = true" } else { "UPDATE public.disk SET is_full = false" }).await
+        self.execute(if is_full {
+            "UPDATE public.disk SET is_full = true"
+        } else {
+            "UPDATE public.disk SET is_full = false"
+        })
+        .await
     }
 
-    /// Let hosts start the consumer again, as an operator would, where some of them were killed while they started it.
-    /// Whether it was quarantined.
+    /// Let hosts start the consumer again, as an operator would, where some of them were killed
+    /// while they started it. Whether it was quarantined.
     pub async fn release_quarantined(&self) -> Result<bool> {
         Ok(self.admin.release_consumer(&self.tenant.name, CONSUMER).await?)
     }
 
     /// Cut every connection of the tenant's sessions.
     pub async fn cut_sessions(&self) -> Result<i64> {
-        self.number("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = '{login}'").await
+        self.number(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = \
+            '{login}'",
+        )
+        .await
     }
 
     /// The rows of the inbox with the effects of each message; a message without a row has none.
     pub async fn found(&self) -> Result<Vec<Found>> {
-        const FOUND: &str = "WITH e AS (SELECT message_id, count(*) AS n FROM {schema}.ledger_entry GROUP BY 1), \
+        const FOUND: &str = "WITH e AS (SELECT message_id, count(*) AS n FROM \
+            {schema}.ledger_entry GROUP BY 1), \
                 i AS (SELECT * FROM oncebox.inbox WHERE consumer_id = {consumer}) \
-            SELECT message_id, coalesce(i.status, 'absent') AS status, i.reason, coalesce(i.attempts, 0) AS attempts, \
-                coalesce(i.crashes, 0) AS crashes, coalesce(e.n, 0) AS effects FROM i FULL JOIN e USING (message_id)";
-        let found: Vec<Found> = sqlx::query_as(AssertSqlSafe(self.fill(FOUND))).fetch_all(&self.pool).await?;
-        found.iter().filter(|row| row.status != "absent").for_each(|row| reached::saw(&row.status, row.reason.as_deref()));
+            SELECT message_id, coalesce(i.status, 'absent') AS status, i.reason, \
+            coalesce(i.attempts, 0) AS attempts, \
+                coalesce(i.crashes, 0) AS crashes, coalesce(e.n, 0) AS effects FROM i FULL JOIN e \
+                USING (message_id)";
+        let found: Vec<Found> =
+            sqlx::query_as(AssertSqlSafe(self.fill(FOUND))).fetch_all(&self.pool).await?;
+        found
+            .iter()
+            .filter(|row| row.status != "absent")
+            .for_each(|row| reached::saw(&row.status, row.reason.as_deref()));
         Ok(found)
     }
 
@@ -729,25 +857,44 @@ impl Scenario {
         let positions = self.positions().await?;
         let found = self.found().await?;
         let behind = self.behind(&found);
-        let is_open = |row: &&Found| !(row.is_settled() || (row.status == "waiting" && behind.contains(&row.message_id)));
-        let mut open: Vec<_> = found.iter().filter(is_open).take(5).map(|row| format!("{row:?}")).collect();
+        let is_open = |row: &&Found| {
+            !(row.is_settled() || (row.status == "waiting" && behind.contains(&row.message_id)))
+        };
+        let mut open: Vec<_> =
+            found.iter().filter(is_open).take(5).map(|row| format!("{row:?}")).collect();
         if positions.values().any(|(committed, end)| committed != end) {
-            open.push(format!("acked by partition, of how many: {positions:?}; {} rows", found.len()));
+            open.push(format!(
+                "acked by partition, of how many: {positions:?}; {} rows",
+                found.len()
+            ));
         } else if found.len() < self.expected() {
             // What was acked is in the inbox, so there is nothing to wait for.
-            return self.violated(format!("everything is acked, but messages are lost: {} of {} rows", found.len(), self.expected()));
+            return self.violated(format!(
+                "everything is acked, but messages are lost: {} of {} rows",
+                found.len(),
+                self.expected()
+            ));
         }
         Ok(open)
     }
 
     /// The messages that stand behind one of their key that will not run any more.
     fn behind(&self, found: &[Found]) -> HashSet<String> {
-        let rows: HashMap<&str, &Found> = found.iter().map(|row| (row.message_id.as_str(), row)).collect();
-        let is_dead = |message: &&Message| rows.get(&*message.id).is_some_and(|row| row.is_settled() && row.status != "completed");
+        let rows: HashMap<&str, &Found> =
+            found.iter().map(|row| (row.message_id.as_str(), row)).collect();
+        let is_dead = |message: &&Message| {
+            rows.get(&*message.id).is_some_and(|row| row.is_settled() && row.status != "completed")
+        };
         let sent = self.sent();
         let keys = sent.keys().into_values();
-        keys.flat_map(|of_key| of_key.into_iter().skip_while(|message| !is_dead(message)).skip(1).map(|message| message.id.clone()))
-            .collect()
+        keys.flat_map(|of_key| {
+            of_key
+                .into_iter()
+                .skip_while(|message| !is_dead(message))
+                .skip(1)
+                .map(|message| message.id.clone())
+        })
+        .collect()
     }
 
     fn expected(&self) -> usize {
@@ -755,8 +902,8 @@ impl Scenario {
         sent.messages().len() + sent.undecodable() - self.gone_without_id.load(Ordering::SeqCst)
     }
 
-    /// Every message had its effect exactly once, is in the state and has the attempts that it should;
-    /// balances agree; nothing is left over of any transaction.
+    /// Every message had its effect exactly once, is in the state and has the attempts that it
+    /// should; balances agree; nothing is left over of any transaction.
     pub async fn check(&self) -> Result<()> {
         self.check_nothing_left().await?;
         let found = self.found().await?;
@@ -776,7 +923,11 @@ impl Scenario {
         let behind = if self.is_in_order() { behind } else { HashSet::new() };
         let mut rows: HashMap<&str, Vec<&Found>> = HashMap::new();
         found.iter().for_each(|row| rows.entry(&row.message_id).or_default().push(row));
-        let mut faults: Vec<_> = rows.values().filter(|rows| rows.len() > 1).map(|rows| format!("two rows: {rows:?}")).collect();
+        let mut faults: Vec<_> = rows
+            .values()
+            .filter(|rows| rows.len() > 1)
+            .map(|rows| format!("two rows: {rows:?}"))
+            .collect();
         for (id, message) in &messages {
             faults.extend(match rows.get(id) {
                 None => Some(format!("`{id}` ({:?}) is lost: there is no row", message.work)),
@@ -784,28 +935,44 @@ impl Scenario {
                 Some(rows) => rows[0].fault(message.work),
             });
         }
-        let others: Vec<_> = found.iter().filter(|row| !messages.contains_key(row.message_id.as_str())).collect();
-        let is_undecodable = |row: &&&Found| row.message_id.starts_with("undecodable:") && row.status == "parked" && row.effects == 0;
+        let others: Vec<_> =
+            found.iter().filter(|row| !messages.contains_key(row.message_id.as_str())).collect();
+        let is_undecodable = |row: &&&Found| {
+            row.message_id.starts_with("undecodable:") && row.status == "parked" && row.effects == 0
+        };
         let undecodable = others.iter().filter(is_undecodable).count();
         let least = sent.undecodable() - self.gone_without_id.load(Ordering::SeqCst);
         if !(least..=sent.undecodable()).contains(&undecodable) || undecodable != others.len() {
-            faults.push(format!("{} records without an id were sent; beside the messages there are {others:?}", sent.undecodable()));
+            faults.push(format!(
+                "{} records without an id were sent; beside the messages there are {others:?}",
+                sent.undecodable()
+            ));
         }
         faults
     }
 
     async fn balance_faults(&self, found: &[Found]) -> Result<Vec<String>> {
         let mut expected: BTreeMap<String, i64> = BTreeMap::new();
-        let completed: Vec<&str> = found.iter().filter(|row| row.status == "completed").map(|row| row.message_id.as_str()).collect();
+        let completed: Vec<&str> = found
+            .iter()
+            .filter(|row| row.status == "completed")
+            .map(|row| row.message_id.as_str())
+            .collect();
         for (id, message) in self.sent().messages() {
             if completed.contains(&id) {
                 *expected.entry(message.account()).or_default() += message.amount();
             }
         }
-        let sql = self.fill("SELECT account, balance::bigint FROM {schema}.account WHERE balance <> 0");
-        let balances: Vec<(String, i64)> = sqlx::query_as(AssertSqlSafe(sql)).fetch_all(&self.pool).await?;
+        let sql =
+            self.fill("SELECT account, balance::bigint FROM {schema}.account WHERE balance <> 0");
+        let balances: Vec<(String, i64)> =
+            sqlx::query_as(AssertSqlSafe(sql)).fetch_all(&self.pool).await?;
         let balances: BTreeMap<_, _> = balances.into_iter().collect();
-        Ok(if balances == expected { Vec::new() } else { vec![format!("balances are {balances:?}, should be {expected:?}")] })
+        Ok(if balances == expected {
+            Vec::new()
+        } else {
+            vec![format!("balances are {balances:?}, should be {expected:?}")]
+        })
     }
 
     /// The effects of each key are in the order of its messages, and each of them is there once.
@@ -820,33 +987,48 @@ impl Scenario {
             return Ok(Vec::new());
         }
         let sql = self.fill("SELECT message_id FROM {schema}.ledger_entry ORDER BY entry");
-        let entries: Vec<String> = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&self.pool).await?;
-        let places: HashMap<&str, usize> = entries.iter().enumerate().map(|(place, id)| (id.as_str(), place)).collect();
+        let entries: Vec<String> =
+            sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&self.pool).await?;
+        let places: HashMap<&str, usize> =
+            entries.iter().enumerate().map(|(place, id)| (id.as_str(), place)).collect();
         let sent = self.sent();
         let unordered = |(key, of_key): (usize, Vec<&Message>)| {
-            let effects: Vec<_> = of_key.iter().filter_map(|message| Some((places.get(&*message.id)?, &message.id))).collect();
-            (!effects.is_sorted()).then(|| format!("the effects of key {key} are out of order: {effects:?}"))
+            let effects: Vec<_> = of_key
+                .iter()
+                .filter_map(|message| Some((places.get(&*message.id)?, &message.id)))
+                .collect();
+            (!effects.is_sorted())
+                .then(|| format!("the effects of key {key} are out of order: {effects:?}"))
         };
         Ok(sent.keys().into_iter().filter_map(unordered).collect())
     }
 
-    /// What is visible now is whole: a completed message has its effect, any other none, and no open
-    /// transaction of a dead host holds anything.
+    /// What is visible now is whole: a completed message has its effect, any other none, and no
+    /// open transaction of a dead host holds anything.
     pub async fn check_whole(&self) -> Result<()> {
         self.check_nothing_left().await?;
-        let half: Vec<_> = self.found().await?.into_iter().filter(|row| !row.has_its_effect()).collect();
-        if half.is_empty() { Ok(()) } else { self.violated(format!("a completed message has one effect, any other none: {half:?}")) }
+        let half: Vec<_> =
+            self.found().await?.into_iter().filter(|row| !row.has_its_effect()).collect();
+        if half.is_empty() {
+            Ok(())
+        } else {
+            self.violated(format!("a completed message has one effect, any other none: {half:?}"))
+        }
     }
 
     async fn check_nothing_left(&self) -> Result<()> {
-        const OPEN: &str = "SELECT (SELECT count(*) FROM pg_stat_activity WHERE usename = '{login}' AND (state <> 'idle' OR backend_xid IS NOT NULL)) \
-            + (SELECT count(*) FROM oncebox.guard) + (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' \
+        const OPEN: &str = "SELECT (SELECT count(*) FROM pg_stat_activity WHERE usename = \
+            '{login}' AND (state <> 'idle' OR backend_xid IS NOT NULL)) \
+            + (SELECT count(*) FROM oncebox.guard) + (SELECT count(*) FROM pg_locks WHERE locktype \
+            = 'advisory' \
                 AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))";
-        // An idle worker's look for what is due is a transaction, too: it is enough to see none once.
+        // An idle worker's look for what is due is a transaction, too: it is enough to see none
+        // once.
         let deadline = Instant::now() + Duration::from_secs(15);
         while self.number(OPEN).await? > 0 {
             if Instant::now() > deadline {
-                return self.violated("a transaction, a guard row or a lock is left over".to_owned());
+                return self
+                    .violated("a transaction, a guard row or a lock is left over".to_owned());
             }
             sleep(POLL).await;
         }
@@ -872,16 +1054,25 @@ impl Neighbour {
     /// Publish payments.
     pub async fn send(&self, first: usize, messages: usize) -> Result<()> {
         let load = Load::of((0..messages).map(|_| Work::Pay)).named(&format!("n{first}"));
-        let accounts =
-            format!("INSERT INTO {}.account (account) SELECT unnest($1::text[]) ON CONFLICT DO NOTHING", self.tenant.schema_name);
-        sqlx::query(AssertSqlSafe(accounts)).bind(load.accounts()).execute(&self.admin.pool).await?;
+        let accounts = format!(
+            "INSERT INTO {}.account (account) SELECT unnest($1::text[]) ON CONFLICT DO NOTHING",
+            self.tenant.schema_name
+        );
+        sqlx::query(AssertSqlSafe(accounts))
+            .bind(load.accounts())
+            .execute(&self.admin.pool)
+            .await?;
         for message in &load.deliveries {
             let payload = message.payload();
             let headers = OwnedHeaders::new()
                 .insert(Header { key: "type", value: Some(message.event_type()) })
                 .insert(Header { key: "id", value: Some(&message.id) });
             let record = FutureRecord::<(), _>::to(&self.topic).payload(&payload).headers(headers);
-            self.producer.send(record, BROKER_TIMEOUT).await.map_err(|(error, _)| error).context("a record was not published")?;
+            self.producer
+                .send(record, BROKER_TIMEOUT)
+                .await
+                .map_err(|(error, _)| error)
+                .context("a record was not published")?;
         }
         Ok(())
     }
@@ -891,11 +1082,15 @@ impl Neighbour {
         let sql = format!("SELECT count(*) FROM {}.ledger_entry", self.tenant.schema_name);
         let deadline = Instant::now() + DEADLINE;
         loop {
-            let effects: i64 = sqlx::query_scalar(AssertSqlSafe(sql.clone())).fetch_one(&self.admin.pool).await?;
+            let effects: i64 =
+                sqlx::query_scalar(AssertSqlSafe(sql.clone())).fetch_one(&self.admin.pool).await?;
             if effects >= at_least {
                 return Ok(());
             }
-            ensure!(Instant::now() < deadline, "the neighbour's messages had {effects} of {at_least} effects");
+            ensure!(
+                Instant::now() < deadline,
+                "the neighbour's messages had {effects} of {at_least} effects"
+            );
             sleep(POLL).await;
         }
     }
@@ -909,18 +1104,27 @@ impl Drop for Scenario {
     }
 }
 
-/// Run a scenario on a thread of its own beside others: the harness blocks its thread here and there.
-pub async fn aside<T: Send + 'static, F: Future<Output = T>>(scenario: impl FnOnce() -> F + Send + 'static) -> T {
+/// Run a scenario on a thread of its own beside others: the harness blocks its thread here and
+/// there.
+pub async fn aside<T: Send + 'static, F: Future<Output = T>>(
+    scenario: impl FnOnce() -> F + Send + 'static,
+) -> T {
     let runtime = tokio::runtime::Handle::current();
-    tokio::task::spawn_blocking(move || runtime.block_on(scenario())).await.expect("a scenario answers with an error instead of a panic")
+    tokio::task::spawn_blocking(move || runtime.block_on(scenario()))
+        .await
+        .expect("a scenario answers with an error instead of a panic")
 }
 
 /// A database as `oncebox migrate` leaves it.
 async fn migrated(server: &str) -> Result<(TestDatabase, PgPool)> {
-    let database = TestDatabase::create_on(server, inbox::SOURCE, async |url: &str| inbox::prepare(&url.parse()?).await).await?;
+    let database = TestDatabase::create_on(server, inbox::SOURCE, async |url: &str| {
+        inbox::prepare(&url.parse()?).await
+    })
+    .await?;
     let pool = PgPoolOptions::new().max_connections(4).connect_lazy_with(database.url().parse()?);
     // Privileges on a database are not copied from its template.
-    pool.execute(AssertSqlSafe(format!("REVOKE ALL ON DATABASE {} FROM PUBLIC", database.name()))).await?;
+    pool.execute(AssertSqlSafe(format!("REVOKE ALL ON DATABASE {} FROM PUBLIC", database.name())))
+        .await?;
     Ok((database, pool))
 }
 
@@ -928,7 +1132,8 @@ async fn servers(options: &Options) -> Result<(String, String)> {
     let (postgres, brokers) = (options.postgres.clone(), options.brokers.clone());
     let find = move || -> Result<(String, String)> {
         let postgres = postgres.map_or_else(admin_url, Ok)?;
-        let brokers = brokers.map_or_else(|| KafkaServer::shared().map(|kafka| kafka.bootstrap().to_owned()), Ok)?;
+        let brokers = brokers
+            .map_or_else(|| KafkaServer::shared().map(|kafka| kafka.bootstrap().to_owned()), Ok)?;
         Ok((postgres, brokers))
     };
     tokio::task::spawn_blocking(find).await?
@@ -948,7 +1153,8 @@ fn producer(brokers: &str) -> Result<FutureProducer> {
 /// The host of the tests: the whole program, with its fail points. Cargo builds it with the tests.
 pub fn program() -> Result<PathBuf> {
     let own = std::env::current_exe().context("failed to find the running program")?;
-    let found = own.ancestors().skip(1).take(2).map(|dir| dir.join("host")).find(|path| path.is_file());
+    let found =
+        own.ancestors().skip(1).take(2).map(|dir| dir.join("host")).find(|path| path.is_file());
     found.context("the program `host` is missing; run `cargo build -p oncebox-tests --bins`")
 }
 
@@ -1007,7 +1213,12 @@ impl HostProcess {
             if let Some(status) = self.child.wait(Duration::ZERO) {
                 return Ok(status);
             }
-            ensure!(Instant::now() < deadline, "host `{}` did not end within {limit:?}{}", self.name, self.log_end());
+            ensure!(
+                Instant::now() < deadline,
+                "host `{}` did not end within {limit:?}{}",
+                self.name,
+                self.log_end()
+            );
             sleep(POLL).await;
         }
     }
@@ -1019,8 +1230,8 @@ impl HostProcess {
         format!("; its log ends:\n{}", lines[lines.len().saturating_sub(40)..].join("\n"))
     }
 
-    /// What it is about, for the error of a history that stands still: its partitions and whoever waits, by its metrics, and
-    /// the last lines of its log.
+    /// What it is about, for the error of a history that stands still: its partitions and whoever
+    /// waits, by its metrics, and the last lines of its log.
     pub async fn told(&self) -> String {
         const ABOUT: [&str; 8] = [
             "oncebox_consumer",
@@ -1033,7 +1244,10 @@ impl HostProcess {
             "oncebox_tenant_transactions_total",
         ];
         let metrics = self.metrics().await.unwrap_or_else(|| "no metrics".to_owned());
-        let lines: Vec<_> = metrics.lines().filter(|line| ABOUT.iter().any(|about| line.starts_with(about))).collect();
+        let lines: Vec<_> = metrics
+            .lines()
+            .filter(|line| ABOUT.iter().any(|about| line.starts_with(about)))
+            .collect();
         format!("host `{}`:\n{}{}", self.name, lines.join("\n"), self.log_end())
     }
 
@@ -1044,7 +1258,12 @@ impl HostProcess {
             if !self.is_running() {
                 bail!("host `{}` ended before it was ready{}", self.name, self.log_end());
             }
-            ensure!(Instant::now() < deadline, "host `{}` did not become ready{}", self.name, self.log_end());
+            ensure!(
+                Instant::now() < deadline,
+                "host `{}` did not become ready{}",
+                self.name,
+                self.log_end()
+            );
             sleep(POLL).await;
         }
         Ok(())
@@ -1080,36 +1299,55 @@ impl HostProcess {
         let deadline = Instant::now() + DEADLINE;
         loop {
             let said = self.readiness_text().await;
-            if self.readiness().await == Some(503) && said.as_ref().is_some_and(|said| said.contains(why)) {
+            if self.readiness().await == Some(503)
+                && said.as_ref().is_some_and(|said| said.contains(why))
+            {
                 return Ok(());
             }
             if !self.is_running() {
                 bail!("host `{}` ended instead of waiting{}", self.name, self.log_end());
             }
-            ensure!(Instant::now() < deadline, "host `{}` says {said:?}, not `{why}`{}", self.name, self.log_end());
+            ensure!(
+                Instant::now() < deadline,
+                "host `{}` says {said:?}, not `{why}`{}",
+                self.name,
+                self.log_end()
+            );
             sleep(POLL).await;
         }
     }
 
     /// Lines of its log that hold a text.
     pub fn log_lines(&self, holds: &str) -> usize {
-        fs::read_to_string(&self.log).unwrap_or_default().lines().filter(|line| line.contains(holds)).count()
+        fs::read_to_string(&self.log)
+            .unwrap_or_default()
+            .lines()
+            .filter(|line| line.contains(holds))
+            .count()
     }
 
     /// Wait until its log has a line with this text.
     pub async fn wait_log(&self, holds: &str) -> Result<()> {
         let deadline = Instant::now() + DEADLINE;
         while self.log_lines(holds) == 0 {
-            ensure!(Instant::now() < deadline, "host `{}` never logs `{holds}`{}", self.name, self.log_end());
+            ensure!(
+                Instant::now() < deadline,
+                "host `{}` never logs `{holds}`{}",
+                self.name,
+                self.log_end()
+            );
             sleep(POLL).await;
         }
         Ok(())
     }
 
-    /// The value of a metric's only sample whose line holds all of these texts; none while there is no such.
+    /// The value of a metric's only sample whose line holds all of these texts; none while there is
+    /// no such.
     pub async fn metric(&self, name: &str, holds: &[&str]) -> Option<f64> {
         let answer = self.metrics().await?;
-        let lines = answer.lines().filter(|line| line.starts_with(&format!("{name}{{")) && holds.iter().all(|text| line.contains(text)));
+        let lines = answer.lines().filter(|line| {
+            line.starts_with(&format!("{name}{{")) && holds.iter().all(|text| line.contains(text))
+        });
         let mut samples = lines.filter_map(|line| line.rsplit(' ').next()?.parse().ok());
         let sample = samples.next();
         assert!(samples.next().is_none(), "`{name}` has several samples with {holds:?}");
@@ -1119,7 +1357,11 @@ impl HostProcess {
     /// The lines of a metric's samples.
     pub async fn samples(&self, name: &str) -> Vec<String> {
         let answer = self.metrics().await.unwrap_or_default();
-        answer.lines().filter(|line| line.starts_with(&format!("{name}{{"))).map(str::to_owned).collect()
+        answer
+            .lines()
+            .filter(|line| line.starts_with(&format!("{name}{{")))
+            .map(str::to_owned)
+            .collect()
     }
 
     /// The sum of a metric's samples; none while there is no such.
@@ -1144,10 +1386,21 @@ impl HostProcess {
         self.until_metric_is(name, holds, &format!("{value} or more"), |found| found >= value).await
     }
 
-    async fn until_metric_is(&self, name: &str, holds: &[&str], wanted: &str, is_wanted: impl Fn(f64) -> bool) -> Result<()> {
+    async fn until_metric_is(
+        &self,
+        name: &str,
+        holds: &[&str],
+        wanted: &str,
+        is_wanted: impl Fn(f64) -> bool,
+    ) -> Result<()> {
         let deadline = Instant::now() + DEADLINE;
         while !self.metric(name, holds).await.is_some_and(&is_wanted) {
-            ensure!(Instant::now() < deadline, "`{name}` is {:?}, never {wanted}{}", self.metric(name, holds).await, self.log_end());
+            ensure!(
+                Instant::now() < deadline,
+                "`{name}` is {:?}, never {wanted}{}",
+                self.metric(name, holds).await,
+                self.log_end()
+            );
             sleep(4 * POLL).await;
         }
         Ok(())
@@ -1156,7 +1409,13 @@ impl HostProcess {
     async fn get(&self, path: &str, limit: Duration) -> Option<String> {
         let ask = async {
             let mut stream = TcpStream::connect(self.http).await.ok()?;
-            stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes()).await.ok()?;
+            stream
+                .write_all(
+                    format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                        .as_bytes(),
+                )
+                .await
+                .ok()?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer).await.ok()?;
             Some(answer)

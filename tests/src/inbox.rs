@@ -17,8 +17,8 @@ use std::{
 
 use anyhow::{Context, Result};
 use oncebox_inbox::{
-    Admin, Budget, Consumer, ConsumerInbox, Credentials, DatabaseUrl, InboxError, MasterKey, PartitionInbox, SessionSettings, Sessions,
-    Tenant,
+    Admin, Budget, Consumer, ConsumerInbox, Credentials, DatabaseUrl, InboxError, MasterKey,
+    PartitionInbox, SessionSettings, Sessions, Tenant,
     handler::Handlers,
     message::Record,
     policy::{Policy, Retention},
@@ -64,7 +64,8 @@ pub const SOURCE: &str = concat!(
     include_str!("../../host/inbox/src/revoked_functions.sql"),
 );
 
-const EFFECT: &str = "CREATE TABLE effect (consumer text NOT NULL, message_id text NOT NULL, attempt int NOT NULL, version int NOT NULL); \
+const EFFECT: &str = "CREATE TABLE effect (consumer text NOT NULL, message_id text NOT NULL, \
+    attempt int NOT NULL, version int NOT NULL); \
     CREATE INDEX ON effect (message_id);";
 
 /// A migrated database of its own, with tenants, consumers and hosts. [`World::finish`] makes the
@@ -84,8 +85,8 @@ pub struct World {
     finished: AtomicBool,
 }
 
-/// A promise is kept by both kinds of handlers: those that take one message, and those that take all
-/// messages of a transaction in one call.
+/// A promise is kept by both kinds of handlers: those that take one message, and those that take
+/// all messages of a transaction in one call.
 pub async fn both(promise: impl AsyncFn(World)) {
     promise(World::new().await).await;
     println!("the same with a handler that takes batches");
@@ -106,7 +107,8 @@ impl World {
     }
 
     async fn create() -> Result<Self> {
-        let database = TestDatabase::create(SOURCE, async |url: &str| prepare(&url.parse()?).await).await?;
+        let database =
+            TestDatabase::create(SOURCE, async |url: &str| prepare(&url.parse()?).await).await?;
         let options: PgConnectOptions = database.url().parse()?;
         // Privileges on a database are not copied from its template.
         let revoke = format!("REVOKE ALL ON DATABASE {} FROM PUBLIC", database.name());
@@ -114,13 +116,25 @@ impl World {
         pool.execute(AssertSqlSafe(revoke)).await.context("failed to close the database")?;
         let key = MasterKey::parse(&MasterKey::generate())?;
         let admin = Admin::new(options.clone(), key.clone(), "test");
-        Ok(Self { database, options, key, admin, pool, control: Arc::default(), batches: false, finished: AtomicBool::new(false) })
+        Ok(Self {
+            database,
+            options,
+            key,
+            admin,
+            pool,
+            control: Arc::default(),
+            batches: false,
+            finished: AtomicBool::new(false),
+        })
     }
 
     /// A tenant with its table of effects and whatever else `schema_sql` makes.
     pub async fn tenant(&self, name: &str, schema_sql: &str) -> Tenant {
         let tenant = self.admin.create_tenant(name).await.expect("a tenant");
-        self.admin.apply_migration(&tenant, "tables", &format!("{EFFECT} {schema_sql}")).await.expect("the tenant's schema");
+        self.admin
+            .apply_migration(&tenant, "tables", &format!("{EFFECT} {schema_sql}"))
+            .await
+            .expect("the tenant's schema");
         tenant
     }
 
@@ -128,20 +142,26 @@ impl World {
     pub async fn tenant_at(&self, name: &str, database: &TestDatabase, schema_sql: &str) -> Tenant {
         let url = DatabaseUrl::parse(database.url()).expect("a URL");
         let tenant = self.admin.create_tenant_at(name, &url).await.expect("a tenant");
-        self.admin.apply_migration(&tenant, "tables", &format!("{EFFECT} {schema_sql}")).await.expect("the tenant's schema");
+        self.admin
+            .apply_migration(&tenant, "tables", &format!("{EFFECT} {schema_sql}"))
+            .await
+            .expect("the tenant's schema");
         tenant
     }
 
     /// Another database with the inbox's schema, which nobody uses yet.
     pub async fn another_database() -> TestDatabase {
-        TestDatabase::create(SOURCE, async |url: &str| prepare(&url.parse()?).await).await.expect("another database")
+        TestDatabase::create(SOURCE, async |url: &str| prepare(&url.parse()?).await)
+            .await
+            .expect("another database")
     }
 
-    /// A consumer of the tenant. `policy` is TOML; where it says nothing of topics, ack and identity
-    /// they are `t`, `after_commit`, and the header `id`.
+    /// A consumer of the tenant. `policy` is TOML; where it says nothing of topics, ack and
+    /// identity they are `t`, `after_commit`, and the header `id`.
     pub async fn consumer(&self, tenant: &Tenant, name: &str, policy: &str) -> TestConsumer {
         let policy = Policy::parse(&with_defaults(policy)).expect("the test's policy");
-        let row = self.admin.create_consumer(&tenant.name, name, &policy).await.expect("a consumer");
+        let row =
+            self.admin.create_consumer(&tenant.name, name, &policy).await.expect("a consumer");
         TestConsumer { tenant: tenant.clone(), row, policy }
     }
 
@@ -157,20 +177,48 @@ impl World {
     }
 
     /// A host with handlers and limits of its own.
-    pub fn host_with(&self, consumer: &TestConsumer, handlers: Arc<dyn Handlers>, settings: &SessionSettings) -> Arc<ConsumerInbox> {
-        let sessions = Sessions::of(&self.admin, &consumer.tenant, settings, Budget::new(16)).expect("sessions");
+    pub fn host_with(
+        &self,
+        consumer: &TestConsumer,
+        handlers: Arc<dyn Handlers>,
+        settings: &SessionSettings,
+    ) -> Arc<ConsumerInbox> {
+        let sessions = Sessions::of(&self.admin, &consumer.tenant, settings, Budget::new(16))
+            .expect("sessions");
         let Consumer { consumer_id, tenant, name, .. } = consumer.row.clone();
         let owner = format!("host-{:08x}", rand::random::<u32>());
-        ConsumerInbox::new(consumer_id, tenant, name, consumer.policy.clone(), owner, sessions, handlers)
+        ConsumerInbox::new(
+            consumer_id,
+            tenant,
+            name,
+            consumer.policy.clone(),
+            owner,
+            sessions,
+            handlers,
+        )
     }
 
     /// A host whose tenant's sessions go through another address.
-    pub fn host_through(&self, consumer: &TestConsumer, address: std::net::SocketAddr, settings: &SessionSettings) -> Arc<ConsumerInbox> {
+    pub fn host_through(
+        &self,
+        consumer: &TestConsumer,
+        address: std::net::SocketAddr,
+        settings: &SessionSettings,
+    ) -> Arc<ConsumerInbox> {
         let options = self.options.clone().host(&address.ip().to_string()).port(address.port());
         let admin = Admin::new(options, self.key.clone(), "test");
-        let sessions = Sessions::of(&admin, &consumer.tenant, settings, Budget::new(32)).expect("sessions");
+        let sessions =
+            Sessions::of(&admin, &consumer.tenant, settings, Budget::new(32)).expect("sessions");
         let Consumer { consumer_id, tenant, name, .. } = consumer.row.clone();
-        ConsumerInbox::new(consumer_id, tenant, name, consumer.policy.clone(), "host-through".to_owned(), sessions, self.scripts())
+        ConsumerInbox::new(
+            consumer_id,
+            tenant,
+            name,
+            consumer.policy.clone(),
+            "host-through".to_owned(),
+            sessions,
+            self.scripts(),
+        )
     }
 
     /// Handlers that do what the messages say, for every event type but `nobody`.
@@ -183,12 +231,17 @@ impl World {
     pub fn guest_options(&self, tenant: &Tenant) -> PgConnectOptions {
         let password = self.credentials(tenant).guest_password;
         let options = self.options.clone().username(&tenant.login).password(&password);
-        options.options([("search_path", tenant.schema_name.as_str()), ("default_transaction_read_only", "on")])
+        options.options([
+            ("search_path", tenant.schema_name.as_str()),
+            ("default_transaction_read_only", "on"),
+        ])
     }
 
     /// A connection as a tenant's guest role.
     pub async fn guest(&self, tenant: &Tenant) -> PgConnection {
-        PgConnection::connect_with(&self.guest_options(tenant)).await.expect("a session of the tenant")
+        PgConnection::connect_with(&self.guest_options(tenant))
+            .await
+            .expect("a session of the tenant")
     }
 
     fn credentials(&self, tenant: &Tenant) -> Credentials {
@@ -218,13 +271,19 @@ impl World {
     /// Statements of a superuser.
     pub async fn execute(&self, sql: impl Into<String>) {
         let sql = sql.into();
-        self.pool.execute(sqlx::raw_sql(AssertSqlSafe(sql.clone()))).await.unwrap_or_else(|error| panic!("`{sql}`: {error}"));
+        self.pool
+            .execute(sqlx::raw_sql(AssertSqlSafe(sql.clone())))
+            .await
+            .unwrap_or_else(|error| panic!("`{sql}`: {error}"));
     }
 
     /// A number from the database, read by a superuser.
     pub async fn number(&self, sql: impl Into<String>) -> i64 {
         let sql = sql.into();
-        sqlx::query_scalar(AssertSqlSafe(sql.clone())).fetch_one(&self.pool).await.unwrap_or_else(|error| panic!("`{sql}`: {error}"))
+        sqlx::query_scalar(AssertSqlSafe(sql.clone()))
+            .fetch_one(&self.pool)
+            .await
+            .unwrap_or_else(|error| panic!("`{sql}`: {error}"))
     }
 
     /// Wait until a query of a superuser answers true.
@@ -236,13 +295,17 @@ impl World {
             .await
             .unwrap_or_else(|error| panic!("`{sql}`: {error}"))
         {
-            assert!(Instant::now() < deadline, "never true: `{sql}`; the inbox holds {:#?}", self.rows().await);
+            assert!(
+                Instant::now() < deadline,
+                "never true: `{sql}`; the inbox holds {:#?}",
+                self.rows().await
+            );
             sleep(Duration::from_millis(10)).await;
         }
     }
 
-    /// Wait until exactly so many sessions of this database wait for a lock. Other tests' databases are on the
-    /// same server, and their sessions wait for locks too.
+    /// Wait until exactly so many sessions of this database wait for a lock. Other tests' databases
+    /// are on the same server, and their sessions wait for locks too.
     pub async fn until_blocked(&self, sessions: usize) {
         self.until(&format!("SELECT count(*) = {sessions} FROM ({BLOCKED}) b")).await;
     }
@@ -259,8 +322,15 @@ impl World {
 
     /// A row of the inbox, if it is there.
     pub async fn find(&self, consumer: &TestConsumer, id: &str) -> Option<Row> {
-        let query = sqlx::query_as(AssertSqlSafe(format!("{ROW} WHERE consumer_id = $1 AND message_id = $2")));
-        let row: Option<Row> = query.bind(consumer.row.consumer_id).bind(id).fetch_optional(&self.pool).await.expect("a row");
+        let query = sqlx::query_as(AssertSqlSafe(format!(
+            "{ROW} WHERE consumer_id = $1 AND message_id = $2"
+        )));
+        let row: Option<Row> = query
+            .bind(consumer.row.consumer_id)
+            .bind(id)
+            .fetch_optional(&self.pool)
+            .await
+            .expect("a row");
         row.iter().for_each(|row| reached::saw(&row.status, row.reason.as_deref()));
         row
     }
@@ -276,8 +346,16 @@ impl World {
     /// How often a message took effect.
     pub async fn effects(&self, consumer: &TestConsumer, id: &str) -> i64 {
         let TestConsumer { tenant, row, .. } = consumer;
-        let sql = format!("SELECT count(*) FROM {}.effect WHERE consumer = $1 AND message_id = $2", tenant.schema_name);
-        sqlx::query_scalar(AssertSqlSafe(sql)).bind(&row.name).bind(id).fetch_one(&self.pool).await.expect("a count")
+        let sql = format!(
+            "SELECT count(*) FROM {}.effect WHERE consumer = $1 AND message_id = $2",
+            tenant.schema_name
+        );
+        sqlx::query_scalar(AssertSqlSafe(sql))
+            .bind(&row.name)
+            .bind(id)
+            .fetch_one(&self.pool)
+            .await
+            .expect("a count")
     }
 
     /// Run what is due in the inbox until nothing is open any more.
@@ -289,10 +367,16 @@ impl World {
     pub async fn retry_until_settled_in(&self, host: &ConsumerInbox, pool: &PgPool) {
         let deadline = Instant::now() + DEADLINE;
         let open = format!(
-            "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {} AND status IN ('received', 'in_progress', 'failed_retryable')",
+            "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {} AND status IN ('received', \
+                'in_progress', 'failed_retryable')",
             host.consumer_id
         );
-        while sqlx::query_scalar::<_, i64>(AssertSqlSafe(open.clone())).fetch_one(pool).await.expect("a count") > 0 {
+        while sqlx::query_scalar::<_, i64>(AssertSqlSafe(open.clone()))
+            .fetch_one(pool)
+            .await
+            .expect("a count")
+            > 0
+        {
             assert!(Instant::now() < deadline, "still open: {:#?}", self.rows().await);
             if !matches!(step(host).await, Ok(1..)) {
                 sleep(Duration::from_millis(10)).await;
@@ -302,7 +386,8 @@ impl World {
 
     /// No message has two rows.
     pub async fn check_rows(&self) {
-        let twice = "SELECT count(*) FROM (SELECT FROM oncebox.inbox GROUP BY consumer_id, message_id HAVING count(*) > 1) t";
+        let twice = "SELECT count(*) FROM (SELECT FROM oncebox.inbox GROUP BY consumer_id, \
+            message_id HAVING count(*) > 1) t";
         assert_eq!(self.number(twice).await, 0, "a message has two rows");
     }
 
@@ -311,7 +396,11 @@ impl World {
     pub async fn finish(self) {
         self.finished.store(true, Ordering::Relaxed);
         self.until(NOTHING_LEFT).await;
-        assert_eq!(self.number("SELECT count(*) FROM oncebox.guard").await, 0, "the guard is not empty");
+        assert_eq!(
+            self.number("SELECT count(*) FROM oncebox.guard").await,
+            0,
+            "the guard is not empty"
+        );
         self.check_rows().await;
         reached::look(&self.pool).await;
         for consumer in self.admin.consumers().await.expect("consumers") {
@@ -339,12 +428,15 @@ impl Drop for World {
 
 const NOTHING_LEFT: &str = "SELECT NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' \
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) \
-    AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
+    AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> \
+    pg_backend_pid() \
         AND backend_type = 'client backend' AND state <> 'idle')";
 
-const BLOCKED: &str = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+const BLOCKED: &str = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND \
+    wait_event_type = 'Lock'";
 
-const ODD: &str = "WITH e AS (SELECT message_id, count(*) AS n FROM {schema}.effect WHERE consumer = $2 GROUP BY 1), \
+const ODD: &str = "WITH e AS (SELECT message_id, count(*) AS n FROM {schema}.effect WHERE consumer \
+    = $2 GROUP BY 1), \
         i AS (SELECT message_id, status FROM oncebox.inbox WHERE consumer_id = $1) \
     SELECT message_id, status, coalesce(n, 0) FROM i FULL JOIN e USING (message_id) \
     WHERE coalesce(n, 0) <> (status IS NOT DISTINCT FROM 'completed')::int";
@@ -364,9 +456,14 @@ fn with_defaults(policy: &str) -> String {
     let defaults = [
         ("topics", "topics = ['t']"),
         ("ack", "ack = 'after_commit'"),
-        ("identity", "identity = { id = [{ header = 'id' }], event_type = [{ header = 'type' }, 'topic'] }"),
+        (
+            "identity",
+            "identity = { id = [{ header = 'id' }], event_type = [{ header = 'type' }, 'topic'] }",
+        ),
     ];
-    let missing = defaults.iter().filter(|(key, _)| !policy.lines().any(|line| line.trim_start().starts_with(key)));
+    let missing = defaults
+        .iter()
+        .filter(|(key, _)| !policy.lines().any(|line| line.trim_start().starts_with(key)));
     missing.map(|(_, line)| *line).chain([policy]).collect::<Vec<_>>().join("\n")
 }
 
@@ -381,8 +478,10 @@ pub struct TestConsumer {
     pub policy: Policy,
 }
 
-const ROW: &str = "SELECT message_id, status, reason, attempts, crashes, last_error, epoch, version_id, result, payload, headers, \
-    payload_hash, topic, partition, \"offset\", bucket::text, locked_until IS NOT NULL AS leased, processed_at IS NOT NULL AS processed, \
+const ROW: &str = "SELECT message_id, status, reason, attempts, crashes, last_error, epoch, \
+    version_id, result, payload, headers, \
+    payload_hash, topic, partition, \"offset\", bucket::text, locked_until IS NOT NULL AS leased, \
+    processed_at IS NOT NULL AS processed, \
     (extract(epoch FROM next_attempt_at - now()) * 1000)::bigint AS due_in_ms FROM oncebox.inbox";
 
 /// A row of the inbox, as the tests look at it.

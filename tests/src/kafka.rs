@@ -95,24 +95,28 @@ impl KafkaServer {
         Self::start_in(&own_dir(), QUICK_RETURN, &[])
     }
 
-    /// A broker of one's own that makes a topic when a client names it, as Kafka does by default. Blocks.
+    /// A broker of one's own that makes a topic when a client names it, as Kafka does by default.
+    /// Blocks.
     pub fn start_with_automatic_topics() -> Result<Self> {
         Self::start_in(&own_dir(), AUTOMATIC_TOPICS, &[])
     }
 
-    /// A broker of one's own that is also reached by these ports: a client that comes by one of them is told to come by
-    /// it. On each the caller passes clients on to the port of [`Self::own_ports`] at the same place. Blocks.
+    /// A broker of one's own that is also reached by these ports: a client that comes by one of
+    /// them is told to come by it. On each the caller passes clients on to the port of
+    /// [`Self::own_ports`] at the same place. Blocks.
     pub fn start_behind(advertised: &[u16]) -> Result<Self> {
         Self::start_in(&own_dir(), "", advertised)
     }
 
-    /// A broker of one's own that takes a user's password on the first of its [`Self::own_ports`]. Blocks.
+    /// A broker of one's own that takes a user's password on the first of its [`Self::own_ports`].
+    /// Blocks.
     pub fn start_with_password(user: &str, password: &str) -> Result<Self> {
         let settings = format!(
             "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,BEHIND0:SASL_PLAINTEXT\n\
              sasl.enabled.mechanisms=PLAIN\n\
              listener.name.behind0.plain.sasl.jaas.config=\
-             org.apache.kafka.common.security.plain.PlainLoginModule required user_{user}=\"{password}\";\n"
+             org.apache.kafka.common.security.plain.PlainLoginModule required \
+             user_{user}=\"{password}\";\n"
         );
         Self::start_in(&own_dir(), &settings, &[free_port()?])
     }
@@ -129,7 +133,8 @@ impl KafkaServer {
 
     fn start_in(dir: &Path, settings: &str, advertised: &[u16]) -> Result<Self> {
         let broker = Broker::create(dir, settings, advertised)?;
-        let mut server = Self { bootstrap: format!("127.0.0.1:{}", broker.port), own: Some(broker) };
+        let mut server =
+            Self { bootstrap: format!("127.0.0.1:{}", broker.port), own: Some(broker) };
         server.start_again()?;
         Ok(server)
     }
@@ -167,11 +172,23 @@ impl KafkaServer {
     }
 
     /// Creates a topic and waits until every partition has a leader.
-    pub async fn create_topic(&self, name: &str, partitions: i32, config: &[(&str, &str)]) -> Result<()> {
-        let topic = NewTopic { name, num_partitions: partitions, replication: TopicReplication::Fixed(1), config: config.to_vec() };
+    pub async fn create_topic(
+        &self,
+        name: &str,
+        partitions: i32,
+        config: &[(&str, &str)],
+    ) -> Result<()> {
+        let topic = NewTopic {
+            name,
+            num_partitions: partitions,
+            replication: TopicReplication::Fixed(1),
+            config: config.to_vec(),
+        };
         let results = self.admin()?.create_topics([&topic], &AdminOptions::new()).await;
         for result in results.context("failed to create a topic")? {
-            result.map_err(|(topic, code)| anyhow::anyhow!("failed to create the topic `{topic}`: {code}"))?;
+            result.map_err(|(topic, code)| {
+                anyhow::anyhow!("failed to create the topic `{topic}`: {code}")
+            })?;
         }
         self.wait_for_topic(name, Some(partitions)).await
     }
@@ -181,7 +198,9 @@ impl KafkaServer {
         let more = NewPartitions::new(name, usize::try_from(partitions)?);
         let results = self.admin()?.create_partitions([&more], &AdminOptions::new()).await;
         for result in results.context("failed to add partitions")? {
-            result.map_err(|(topic, code)| anyhow::anyhow!("failed to add partitions to `{topic}`: {code}"))?;
+            result.map_err(|(topic, code)| {
+                anyhow::anyhow!("failed to add partitions to `{topic}`: {code}")
+            })?;
         }
         self.wait_for_topic(name, Some(partitions)).await
     }
@@ -190,18 +209,25 @@ impl KafkaServer {
     pub async fn delete_topic(&self, name: &str) -> Result<()> {
         let results = self.admin()?.delete_topics(&[name], &AdminOptions::new()).await;
         for result in results.context("failed to delete a topic")? {
-            result.map_err(|(topic, code)| anyhow::anyhow!("failed to delete the topic `{topic}`: {code}"))?;
+            result.map_err(|(topic, code)| {
+                anyhow::anyhow!("failed to delete the topic `{topic}`: {code}")
+            })?;
         }
         self.wait_for_topic(name, None).await
     }
 
     fn own(&mut self) -> Result<&mut Broker> {
-        self.own.as_mut().context("the shared broker is not to be stopped; use `KafkaServer::start_private`")
+        self.own
+            .as_mut()
+            .context("the shared broker is not to be stopped; use `KafkaServer::start_private`")
     }
 
     fn admin(&self) -> Result<AdminClient<DefaultClientContext>> {
         let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", &self.bootstrap).create().context("failed to make an admin client")
+        config
+            .set("bootstrap.servers", &self.bootstrap)
+            .create()
+            .context("failed to make an admin client")
     }
 
     /// Waits until the topic has that many partitions with a leader, or does not exist.
@@ -210,7 +236,8 @@ impl KafkaServer {
         let wait = move || {
             let client = client(&bootstrap)?;
             let done = || led_partitions(&client, &name).is_ok_and(|led| led == partitions);
-            wait_until(Duration::from_secs(30), done).with_context(|| format!("the topic `{name}` is not as asked for"))
+            wait_until(Duration::from_secs(30), done)
+                .with_context(|| format!("the topic `{name}` is not as asked for"))
         };
         tokio::task::spawn_blocking(wait).await.context("failed to wait for a topic")?
     }
@@ -259,9 +286,14 @@ impl Broker {
         let broker = Self { dir: dir.to_owned(), port, behind: ports.collect(), child: None };
         let data = dir.join("data");
         let numbered = |name: &str, ports: &[u16]| -> String {
-            ports.iter().enumerate().map(|(number, port)| format!(",{name}{number}://127.0.0.1:{port}")).collect()
+            ports
+                .iter()
+                .enumerate()
+                .map(|(number, port)| format!(",{name}{number}://127.0.0.1:{port}"))
+                .collect()
         };
-        let protocols: String = (0..advertised.len()).map(|number| format!(",BEHIND{number}:PLAINTEXT")).collect();
+        let protocols: String =
+            (0..advertised.len()).map(|number| format!(",BEHIND{number}:PLAINTEXT")).collect();
         let settings = format!(
             "{SETTINGS}listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}\n\
              {settings}log.dirs={}\n\
@@ -283,15 +315,27 @@ impl Broker {
 
     fn format(&self) -> Result<()> {
         let mut format = java()?;
-        format.args(["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c"]).arg(self.settings());
-        let output = format.output().context("failed to run `java`; install a runtime of version 17 or newer")?;
-        ensure!(output.status.success(), "failed to format Kafka's storage: {}", String::from_utf8_lossy(&output.stderr));
+        format
+            .args(["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c"])
+            .arg(self.settings());
+        let output = format
+            .output()
+            .context("failed to run `java`; install a runtime of version 17 or newer")?;
+        ensure!(
+            output.status.success(),
+            "failed to format Kafka's storage: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         Ok(())
     }
 
     fn launch(&mut self) -> Result<()> {
         ensure!(self.child.is_none(), "the broker is running already");
-        let log = OpenOptions::new().append(true).create(true).open(self.log()).context("failed to open the broker's log")?;
+        let log = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(self.log())
+            .context("failed to open the broker's log")?;
         let mut command = java()?;
         command.arg("kafka.Kafka").arg(self.settings());
         command.stdout(log.try_clone().context("failed to share the log")?).stderr(log);
@@ -307,7 +351,11 @@ impl Broker {
     fn wait_until_ready(&self) -> Result<()> {
         let client = client(&format!("127.0.0.1:{}", self.port))?;
         let ended = || self.child.as_ref().is_none_or(|child| !child.is_running());
-        let ready = || client.fetch_metadata(None, Duration::from_millis(500)).is_ok_and(|metadata| !metadata.brokers().is_empty());
+        let ready = || {
+            client
+                .fetch_metadata(None, Duration::from_millis(500))
+                .is_ok_and(|metadata| !metadata.brokers().is_empty())
+        };
         let waited = wait_until(START_TIMEOUT, || ended() || ready());
         let log = || fs::read_to_string(self.log()).unwrap_or_default();
         ensure!(waited.is_ok() && !ended(), "the broker does not start; it says:\n{}", log());
@@ -332,8 +380,8 @@ impl Drop for Broker {
     }
 }
 
-/// A folder for a broker of one's own. Folders of processes that have ended are removed: one that was killed removes none,
-/// and one whose broker is in a `static` neither.
+/// A folder for a broker of one's own. Folders of processes that have ended are removed: one that
+/// was killed removes none, and one whose broker is in a `static` neither.
 fn own_dir() -> PathBuf {
     let all = services::target_dir().join("test-brokers");
     for folder in fs::read_dir(&all).into_iter().flatten().flatten() {
@@ -350,7 +398,12 @@ fn own_dir() -> PathBuf {
 /// minutes does not repay better code.
 fn java() -> Result<Command> {
     let otherwise = format!("install Maven, or set {BROKERS} to a broker that runs");
-    let mut class_path = OsString::from(maven::fetched("kafka/pom.xml", "dependency:copy-dependencies", "kafka-libs", &otherwise)?);
+    let mut class_path = OsString::from(maven::fetched(
+        "kafka/pom.xml",
+        "dependency:copy-dependencies",
+        "kafka-libs",
+        &otherwise,
+    )?);
     class_path.push("/*");
     let mut java = maven::java();
     java.args(["-Xmx512m", LOGGING, "-cp"]).arg(class_path);
@@ -360,14 +413,21 @@ fn java() -> Result<Command> {
 /// A client for questions. It is quiet: that a broker is not up yet is no news here.
 fn client(bootstrap: &str) -> Result<BaseConsumer> {
     let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", bootstrap).set("reconnect.backoff.max.ms", "100").set("log_level", "0");
+    config
+        .set("bootstrap.servers", bootstrap)
+        .set("reconnect.backoff.max.ms", "100")
+        .set("log_level", "0");
     config.set_log_level(RDKafkaLogLevel::Emerg).create().context("failed to make a client")
 }
 
 /// How many partitions of the topic have a leader; `None` if it does not exist.
 fn led_partitions(client: &BaseConsumer, topic: &str) -> Result<Option<i32>> {
-    let metadata = client.fetch_metadata(Some(topic), Duration::from_secs(5)).context("failed to ask for a topic")?;
-    let Some(found) = metadata.topics().iter().find(|found| found.name() == topic && found.error().is_none()) else {
+    let metadata = client
+        .fetch_metadata(Some(topic), Duration::from_secs(5))
+        .context("failed to ask for a topic")?;
+    let Some(found) =
+        metadata.topics().iter().find(|found| found.name() == topic && found.error().is_none())
+    else {
         return Ok(None);
     };
     let led = found.partitions().iter().filter(|partition| partition.leader() >= 0).count();

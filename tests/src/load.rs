@@ -89,7 +89,11 @@ impl Message {
 
     /// The payload.
     pub fn payload(&self) -> String {
-        let amount = if self.work == Work::Reject { "all of it".to_owned() } else { self.amount().to_string() };
+        let amount = if self.work == Work::Reject {
+            "all of it".to_owned()
+        } else {
+            self.amount().to_string()
+        };
         let (account, open) = (self.account(), self.work == Work::Open);
         format!(r#"{{"account":"{account}","amount":"{amount}","open_account":{open}}}"#)
     }
@@ -112,14 +116,22 @@ impl Load {
 
     /// The same under other ids.
     pub fn named(mut self, name: &str) -> Self {
-        self.deliveries.iter_mut().for_each(|message| message.id = format!("{name}-{}", message.id));
+        self.deliveries
+            .iter_mut()
+            .for_each(|message| message.id = format!("{name}-{}", message.id));
         self
     }
 
     /// A message more.
     pub fn push(&mut self, work: Work) {
         let number = self.deliveries.len();
-        self.deliveries.push(Message { id: format!("m-{number}"), work, key: None, version: None, number });
+        self.deliveries.push(Message {
+            id: format!("m-{number}"),
+            work,
+            key: None,
+            version: None,
+            number,
+        });
     }
 
     /// The same, each message in order with those of one of so many keys.
@@ -158,7 +170,8 @@ impl Load {
     /// A bit of everything more.
     pub fn mix(&mut self, rng: &mut StdRng, deliveries: usize) {
         for delivery in 0..deliveries {
-            let earlier: Vec<_> = self.deliveries.iter().filter(|message| message.work != Work::NoId).collect();
+            let earlier: Vec<_> =
+                self.deliveries.iter().filter(|message| message.work != Work::NoId).collect();
             if delivery % 7 == 6
                 && let Some(message) = earlier.choose(rng)
             {
@@ -182,7 +195,11 @@ impl Load {
 
     /// Every message, once.
     pub fn messages(&self) -> BTreeMap<&str, &Message> {
-        self.deliveries.iter().filter(|message| message.work != Work::NoId).map(|message| (message.id.as_str(), message)).collect()
+        self.deliveries
+            .iter()
+            .filter(|message| message.work != Work::NoId)
+            .map(|message| (message.id.as_str(), message))
+            .collect()
     }
 
     /// The ids of each key, in order.
@@ -190,7 +207,9 @@ impl Load {
         let mut keys: BTreeMap<usize, Vec<&Message>> = BTreeMap::new();
         for message in self.deliveries.iter().filter(|message| message.work != Work::NoId) {
             let of_key = message.key.map(|key| keys.entry(key).or_default());
-            if let Some(of_key) = of_key.filter(|of_key| of_key.iter().all(|known| known.id != message.id)) {
+            if let Some(of_key) =
+                of_key.filter(|of_key| of_key.iter().all(|known| known.id != message.id))
+            {
                 of_key.push(message);
             }
         }
@@ -205,7 +224,12 @@ impl Load {
 
     /// Accounts that must be there beforehand.
     pub fn accounts(&self) -> Vec<String> {
-        let mut accounts: Vec<_> = self.deliveries.iter().filter(|message| message.work.has_account()).map(Message::account).collect();
+        let mut accounts: Vec<_> = self
+            .deliveries
+            .iter()
+            .filter(|message| message.work.has_account())
+            .map(Message::account)
+            .collect();
         accounts.sort();
         accounts.dedup();
         accounts
@@ -261,14 +285,19 @@ impl Found {
     /// What is wrong with the row of a message behind one of its key that is not done.
     pub fn fault_behind(&self, work: Work) -> Option<String> {
         let expected = if work == Work::Unrouted { "parked" } else { "waiting" };
-        let fine = self.status == expected && self.effects == 0 && (self.attempts == 0 || self.crashes > 0);
-        (!fine).then(|| format!("`{}` ({work:?}): should wait for its turn: {self:?}", self.message_id))
+        let fine = self.status == expected
+            && self.effects == 0
+            && (self.attempts == 0 || self.crashes > 0);
+        (!fine).then(|| {
+            format!("`{}` ({work:?}): should wait for its turn: {self:?}", self.message_id)
+        })
     }
 
     /// What is wrong with the row of this message.
     pub fn fault(&self, work: Work) -> Option<String> {
         let (status, attempts) = work.end();
-        let wrong = |what: &str| Some(format!("`{}` ({work:?}): {what}: {self:?}", self.message_id));
+        let wrong =
+            |what: &str| Some(format!("`{}` ({work:?}): {what}: {self:?}", self.message_id));
         if !self.has_its_effect() {
             return wrong("a completed message has one effect, any other none");
         }

@@ -1,9 +1,9 @@
-//! Texts made for the number that PostgreSQL's `hashtextextended` gives them: its hash is Bob Jenkins' lookup3, every
-//! step of which can be undone.
+//! Texts made for the number that PostgreSQL's `hashtextextended` gives them: its hash is Bob
+//! Jenkins' lookup3, every step of which can be undone.
 //!
-//! A text of 24 bytes is hashed as two blocks. The first is chosen. Of the number that is wanted, the last mixing is
-//! undone, with whatever third word, and then that of the second block, which is what that block has to be. About one
-//! try in 250,000 is text.
+//! A text of 24 bytes is hashed as two blocks. The first is chosen. Of the number that is wanted,
+//! the last mixing is undone, with whatever third word, and then that of the second block, which is
+//! what that block has to be. About one try in 250,000 is text.
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -59,12 +59,18 @@ fn begin(length: usize, seed: i64) -> State {
     let start = 0x9e37_79b9_u32.wrapping_add(length as u32).wrapping_add(3_923_095);
     match seed {
         0 => (start, start, start),
-        seed => mix((start.wrapping_add((seed >> 32) as u32), start.wrapping_add(seed as u32), start)),
+        seed => {
+            mix((start.wrapping_add((seed >> 32) as u32), start.wrapping_add(seed as u32), start))
+        }
     }
 }
 
 fn words(block: &[u8]) -> State {
-    let word = |at: usize| (0..4).fold(0_u32, |word, n| word | u32::from(block.get(at + n).copied().unwrap_or_default()) << (8 * n));
+    let word = |at: usize| {
+        (0..4).fold(0_u32, |word, n| {
+            word | u32::from(block.get(at + n).copied().unwrap_or_default()) << (8 * n)
+        })
+    };
     (word(0), word(4), word(8))
 }
 
@@ -94,7 +100,8 @@ impl Forger {
         Self(StdRng::seed_from_u64(seed))
     }
 
-    /// A text of 24 visible characters whose `hashtextextended(text, seed)` is this number; another one each time.
+    /// A text of 24 visible characters whose `hashtextextended(text, seed)` is this number; another
+    /// one each time.
     pub fn text(&mut self, number: i64, seed: i64) -> String {
         let (b, c) = ((number as u64 >> 32) as u32, number as u32);
         loop {
@@ -103,7 +110,9 @@ impl Forger {
             for _ in 0..4_000_000 {
                 let (x, y, z) = unmix(unlast((self.0.random(), b, c)));
                 let (p, q, r) = behind_front;
-                let back = [x.wrapping_sub(p), y.wrapping_sub(q), z.wrapping_sub(r)].map(u32::to_le_bytes).concat();
+                let back = [x.wrapping_sub(p), y.wrapping_sub(q), z.wrapping_sub(r)]
+                    .map(u32::to_le_bytes)
+                    .concat();
                 if back.iter().all(u8::is_ascii_graphic) {
                     return front.into_iter().chain(back).map(char::from).collect();
                 }

@@ -32,28 +32,38 @@ impl Pooler {
     /// A pooler in front of the server of a superuser's URL, with lines of `pgbouncer.ini`.
     pub async fn before(url: &str, settings: &str) -> Result<Self> {
         // Not in the project's folder, which the other user may not read.
-        let (folder, port) = (Folder(std::env::temp_dir().join(format!("oncebox-pooler-{:08x}", rand::random::<u32>()))), free_port()?);
+        let (folder, port) = (
+            Folder(
+                std::env::temp_dir().join(format!("oncebox-pooler-{:08x}", rand::random::<u32>())),
+            ),
+            free_port()?,
+        );
         fs::create_dir(&folder.0).context("failed to make a folder")?;
         let (login, server) = parts(url)?;
         let (user, password) = login.split_once(':').context("the URL has no password")?;
         let (host, server_port) = server.split_once(':').context("the URL has no port")?;
         let ini = format!(
-            "[databases]\n* = host={host} port={server_port} user={user} password={password}\n[pgbouncer]\n\
-             listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n{settings}\n"
+            "[databases]\n* = host={host} port={server_port} user={user} \
+                password={password}\n[pgbouncer]\n\
+             listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = \
+             any\n{settings}\n"
         );
         let file = folder.0.join("pgbouncer.ini");
         fs::write(&file, ini).context("failed to write `pgbouncer.ini`")?;
         let log = fs::File::create(folder.0.join("pgbouncer.log"))?;
-        let mut command = Command::new(if Path::new(PROGRAM).exists() { PROGRAM } else { "pgbouncer" });
+        let mut command =
+            Command::new(if Path::new(PROGRAM).exists() { PROGRAM } else { "pgbouncer" });
         // SAFETY: it only asks who this is.
         if unsafe { libc::geteuid() } == 0 {
             for path in [&folder.0, &file] {
-                std::os::unix::fs::chown(path, Some(USER_ID), None).context("failed to give the folder away")?;
+                std::os::unix::fs::chown(path, Some(USER_ID), None)
+                    .context("failed to give the folder away")?;
             }
             command.args(["-u", USER]);
         }
         command.arg(&file).stdout(log.try_clone()?).stderr(log);
-        let child = Child::spawn(command, libc::SIGKILL).context("failed to start `pgbouncer`; run `./scripts/install.sh tests`")?;
+        let child = Child::spawn(command, libc::SIGKILL)
+            .context("failed to start `pgbouncer`; run `./scripts/install.sh tests`")?;
         let pooler = Self { child, port, server: server.to_owned(), folder };
         pooler.wait().await?;
         Ok(pooler)
@@ -67,8 +77,13 @@ impl Pooler {
     async fn wait(&self) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(30);
         while TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
-            let log = || fs::read_to_string(self.folder.0.join("pgbouncer.log")).unwrap_or_default();
-            ensure!(self.child.is_running() && Instant::now() < deadline, "`pgbouncer` does not listen: {}", log());
+            let log =
+                || fs::read_to_string(self.folder.0.join("pgbouncer.log")).unwrap_or_default();
+            ensure!(
+                self.child.is_running() && Instant::now() < deadline,
+                "`pgbouncer` does not listen: {}",
+                log()
+            );
             sleep(Duration::from_millis(20)).await;
         }
         Ok(())
@@ -77,13 +92,20 @@ impl Pooler {
 
 impl Drop for Pooler {
     fn drop(&mut self) {
-        self.child.end(&[(libc::SIGTERM, Duration::from_secs(5)), (libc::SIGKILL, Duration::from_secs(5))]);
+        self.child.end(&[
+            (libc::SIGTERM, Duration::from_secs(5)),
+            (libc::SIGKILL, Duration::from_secs(5)),
+        ]);
     }
 }
 
 /// Login with password, and address.
 fn parts(url: &str) -> Result<(&str, &str)> {
-    let authority = url.split("://").nth(1).and_then(|rest| rest.split(['/', '?']).next()).context("the URL has no address")?;
+    let authority = url
+        .split("://")
+        .nth(1)
+        .and_then(|rest| rest.split(['/', '?']).next())
+        .context("the URL has no address")?;
     authority.rsplit_once('@').context("the URL has no login")
 }
 

@@ -19,8 +19,9 @@ impl Service for PrivatePostgres {
     const NAME: &'static str = "postgres";
 
     fn start(dir: &Path) -> Result<Self> {
-        // Nothing here outlives the machine, and hundreds of databases are made and dropped: without this,
-        // each checkpoint stalls everyone. Tests that crash a server start one of their own.
+        // Nothing here outlives the machine, and hundreds of databases are made and dropped:
+        // without this, each checkpoint stalls everyone. Tests that crash a server start one of
+        // their own.
         Self::start(PostgresOptions::new(dir).tcp(true).setting("fsync", "off"))
     }
 
@@ -73,16 +74,24 @@ impl TestDatabase {
     ///
     /// Roles belong to the server, not to a database: what `migrate` creates of them is there
     /// for all tests, and must allow for being there already.
-    pub async fn create(source: &str, migrate: impl AsyncFnOnce(&str) -> Result<()>) -> Result<Self> {
+    pub async fn create(
+        source: &str,
+        migrate: impl AsyncFnOnce(&str) -> Result<()>,
+    ) -> Result<Self> {
         Self::create_on(&admin_url()?, source, migrate).await
     }
 
     /// The same on another server, given by a superuser's URL.
-    pub async fn create_on(admin: &str, source: &str, migrate: impl AsyncFnOnce(&str) -> Result<()>) -> Result<Self> {
+    pub async fn create_on(
+        admin: &str,
+        source: &str,
+        migrate: impl AsyncFnOnce(&str) -> Result<()>,
+    ) -> Result<Self> {
         let template = format!("template_{}", hex::encode(&Sha256::digest(source)[..8]));
         ensure_template(admin, &template, migrate).await?;
         let name = unique_name();
-        run(admin, format!("CREATE DATABASE {} TEMPLATE {}", quoted(&name), quoted(&template))).await?;
+        run(admin, format!("CREATE DATABASE {} TEMPLATE {}", quoted(&name), quoted(&template)))
+            .await?;
         Ok(Self { admin: admin.to_owned(), url: with_database(admin, &name)?, name })
     }
 
@@ -110,7 +119,9 @@ impl Drop for TestDatabase {
         let dropping = std::thread::spawn(move || -> Result<()> {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let limit = Duration::from_secs(10);
-            runtime.block_on(async { tokio::time::timeout(limit, drop_database_of(&admin, &name)).await })?
+            runtime.block_on(async {
+                tokio::time::timeout(limit, drop_database_of(&admin, &name)).await
+            })?
         });
         if let Ok(Err(error)) = dropping.join() {
             tracing::warn!("{error:#}");
@@ -120,31 +131,45 @@ impl Drop for TestDatabase {
 
 /// `url` with another database; a plain text operation, so that all parameters stay.
 pub fn with_database(url: &str, name: &str) -> Result<String> {
-    let (base, parameters) = url.split_once('?').map_or((url, String::new()), |(base, rest)| (base, format!("?{rest}")));
-    let (scheme, rest) = base.split_once("://").context("a database URL starts with `postgres://`")?;
+    let (base, parameters) =
+        url.split_once('?').map_or((url, String::new()), |(base, rest)| (base, format!("?{rest}")));
+    let (scheme, rest) =
+        base.split_once("://").context("a database URL starts with `postgres://`")?;
     let authority = rest.split('/').next().unwrap_or_default();
     Ok(format!("{scheme}://{authority}/{name}{parameters}"))
 }
 
 /// A template is marked as one when it is complete; a half-made one is made anew. Nobody may
 /// connect to it, since a database with sessions cannot be copied.
-async fn ensure_template(admin: &str, name: &str, migrate: impl AsyncFnOnce(&str) -> Result<()>) -> Result<()> {
+async fn ensure_template(
+    admin: &str,
+    name: &str,
+    migrate: impl AsyncFnOnce(&str) -> Result<()>,
+) -> Result<()> {
     let mut lock = connect(admin).await?;
     sqlx::query("SELECT pg_advisory_lock(hashtextextended($1, 0))")
         .bind(name)
         .execute(&mut lock)
         .await
         .context("failed to wait for the template's lock")?;
-    let complete: bool = sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1 AND datistemplate)")
-        .bind(name)
-        .fetch_one(&mut lock)
-        .await
-        .context("failed to look for the template")?;
+    let complete: bool = sqlx::query_scalar(
+        "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1 AND datistemplate)",
+    )
+    .bind(name)
+    .fetch_one(&mut lock)
+    .await
+    .context("failed to look for the template")?;
     if !complete {
         drop_database_of(admin, name).await?;
         run(admin, format!("CREATE DATABASE {}", quoted(name))).await?;
-        migrate(&with_database(admin, name)?).await.context("failed to prepare the template database")?;
-        run(admin, format!("ALTER DATABASE {} ALLOW_CONNECTIONS false IS_TEMPLATE true", quoted(name))).await?;
+        migrate(&with_database(admin, name)?)
+            .await
+            .context("failed to prepare the template database")?;
+        run(
+            admin,
+            format!("ALTER DATABASE {} ALLOW_CONNECTIONS false IS_TEMPLATE true", quoted(name)),
+        )
+        .await?;
         sqlx::query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1")
             .bind(name)
             .execute(&mut lock)

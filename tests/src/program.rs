@@ -19,8 +19,13 @@ pub fn path() -> Result<PathBuf> {
 
 fn find(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
-    let path = own.ancestors().nth(2).context("tests are built into `target/debug/deps`")?.join(name);
-    ensure!(path.is_file(), "`{}` is missing; run `cargo build --workspace --bins`", path.display());
+    let path =
+        own.ancestors().nth(2).context("tests are built into `target/debug/deps`")?.join(name);
+    ensure!(
+        path.is_file(),
+        "`{}` is missing; run `cargo build --workspace --bins`",
+        path.display()
+    );
     Ok(path)
 }
 
@@ -46,7 +51,8 @@ pub struct Said {
 impl Folder {
     /// A new one, in `target`.
     pub fn new() -> Result<Self> {
-        let target = path()?.ancestors().nth(2).context("the program is in `target/debug`")?.to_owned();
+        let target =
+            path()?.ancestors().nth(2).context("the program is in `target/debug`")?.to_owned();
         let dir = target.join("test-cli").join(format!("{:016x}", rand::random::<u64>()));
         std::fs::create_dir_all(&dir)?;
         Ok(Self { dir, sabotage: None, environment: Vec::new() })
@@ -92,7 +98,8 @@ impl Folder {
 
     /// Run the program here, with nothing of the tests' own configuration.
     pub async fn run(&self, arguments: &[&str], stdin: &str) -> Result<Said> {
-        let mut command = Command::new(if self.sabotage.is_some() { find("host")? } else { path()? });
+        let mut command =
+            Command::new(if self.sabotage.is_some() { find("host")? } else { path()? });
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEBOX_")) {
             command.env_remove(name);
         }
@@ -106,15 +113,21 @@ impl Folder {
         let mut input = child.stdin.take().context("it has no input")?;
         input.write_all(stdin.as_bytes()).await?;
         drop(input);
-        let Output { status, stdout, stderr } = timeout(DEADLINE, child.wait_with_output()).await.context("it does not end")??;
-        Ok(Said { code: status.code(), stdout: String::from_utf8(stdout)?, stderr: String::from_utf8(stderr)? })
+        let Output { status, stdout, stderr } =
+            timeout(DEADLINE, child.wait_with_output()).await.context("it does not end")??;
+        Ok(Said {
+            code: status.code(),
+            stdout: String::from_utf8(stdout)?,
+            stderr: String::from_utf8(stderr)?,
+        })
     }
 }
 
 impl Said {
     /// What it printed, as JSON.
     pub fn json(&self) -> Result<Value> {
-        serde_json::from_str(&self.stdout).with_context(|| format!("not JSON: {}{}", self.stdout, self.stderr))
+        serde_json::from_str(&self.stdout)
+            .with_context(|| format!("not JSON: {}{}", self.stdout, self.stderr))
     }
 }
 

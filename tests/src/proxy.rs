@@ -1,5 +1,6 @@
-//! A way to a server that does what networks do: it is cut, it swallows what goes through it, it ends in the middle of a
-//! packet. Of PostgreSQL's protocol it knows enough to let a COMMIT through and keep its answer.
+//! A way to a server that does what networks do: it is cut, it swallows what goes through it, it
+//! ends in the middle of a packet. Of PostgreSQL's protocol it knows enough to let a COMMIT through
+//! and keep its answer.
 
 use std::{
     net::SocketAddr,
@@ -90,9 +91,14 @@ impl Proxy {
 
     /// Stand in front of the server of a URL. The answer is the proxy, and the URL through it.
     pub async fn before(url: &str) -> Result<(Self, String)> {
-        let authority = url.split("://").nth(1).and_then(|rest| rest.split(['/', '?']).next()).context("the URL has no address")?;
+        let authority = url
+            .split("://")
+            .nth(1)
+            .and_then(|rest| rest.split(['/', '?']).next())
+            .context("the URL has no address")?;
         let server = authority.rsplit('@').next().context("the URL has no address")?;
-        let proxy = Self::to(server.parse().with_context(|| format!("`{server}` is no address"))?).await?;
+        let proxy =
+            Self::to(server.parse().with_context(|| format!("`{server}` is no address"))?).await?;
         let through = url.replacen(server, &proxy.address.to_string(), 1);
         Ok((proxy, through))
     }
@@ -143,7 +149,11 @@ impl Proxy {
     pub fn heal(&self) {
         self.shared.is_closed.store(false, Ordering::SeqCst);
         self.shared.is_hole.store(false, Ordering::SeqCst);
-        self.shared.ways().iter().filter(|way| way.is_hole.load(Ordering::SeqCst)).for_each(|way| way.cut.cancel());
+        self.shared
+            .ways()
+            .iter()
+            .filter(|way| way.is_hole.load(Ordering::SeqCst))
+            .for_each(|way| way.cut.cancel());
         self.shared.buried().clear();
     }
 
@@ -213,7 +223,9 @@ async fn up(shared: &Shared, way: &Way, client: &mut OwnedReadHalf, server: &mut
             continue;
         }
         let mut commits = false;
-        messages.read(&bytes[..count], |kind, body| commits |= kind == b'Q' && body.windows(6).any(|word| word == b"COMMIT"));
+        messages.read(&bytes[..count], |kind, body| {
+            commits |= kind == b'Q' && body.windows(6).any(|word| word == b"COMMIT")
+        });
         if commits && shared.withhold.swap(false, Ordering::SeqCst) {
             way.is_withheld.store(true, Ordering::SeqCst);
         }
@@ -252,8 +264,8 @@ async fn down(shared: &Shared, way: &Way, server: &mut OwnedReadHalf, client: &m
     }
 }
 
-/// The messages of one side of a connection to PostgreSQL, by their kind and how they begin. What speaks another
-/// protocol is let through all the same.
+/// The messages of one side of a connection to PostgreSQL, by their kind and how they begin. What
+/// speaks another protocol is let through all the same.
 struct Messages {
     /// The first message of a client has no kind.
     is_first: bool,
@@ -280,7 +292,9 @@ impl Messages {
                 self.head.extend_from_slice(taken);
                 bytes = rest;
                 if self.head.len() == head {
-                    let length = self.head[head - 4..].iter().fold(0, |length, byte| (length << 8) | usize::from(*byte));
+                    let length = self.head[head - 4..]
+                        .iter()
+                        .fold(0, |length, byte| (length << 8) | usize::from(*byte));
                     self.left = length.saturating_sub(4);
                 }
             } else {

@@ -82,7 +82,11 @@ fn find_or_start(name: &str) -> Result<String> {
             (false, None) => supervisor = Some(spawn_supervisor(name)?),
             (false, Some(child)) => ensure_running(name, child)?,
         }
-        ensure!(Instant::now() < deadline, "the shared {name} is not up after {START_TIMEOUT:?}; see `{}`", file(name, "log").display());
+        ensure!(
+            Instant::now() < deadline,
+            "the shared {name} is not up after {START_TIMEOUT:?}; see `{}`",
+            file(name, "log").display()
+        );
         std::thread::sleep(POLL);
     }
 }
@@ -105,7 +109,8 @@ fn read_state(name: &str) -> Option<Running> {
 /// Starts the program `services`, which cargo builds beside the tests, in a process group of
 /// its own: a Ctrl-C meant for the tests leaves it to notice that nobody is there any more.
 fn spawn_supervisor(name: &str) -> Result<Child> {
-    let log = File::create(file(name, "log")).context("failed to create the log of a shared server")?;
+    let log =
+        File::create(file(name, "log")).context("failed to create the log of a shared server")?;
     let mut command = Command::new(program()?);
     command.arg(name).process_group(0).stdin(Stdio::null());
     command.stdout(log.try_clone().context("failed to share the log")?).stderr(log);
@@ -115,7 +120,8 @@ fn spawn_supervisor(name: &str) -> Result<Child> {
 /// Test programs are in `target/<profile>/deps`, others one folder up.
 fn program() -> Result<PathBuf> {
     let own = std::env::current_exe().context("failed to find the running program")?;
-    let found = own.ancestors().skip(1).take(2).map(|dir| dir.join("services")).find(|path| path.is_file());
+    let found =
+        own.ancestors().skip(1).take(2).map(|dir| dir.join("services")).find(|path| path.is_file());
     found.context("the program `services` is missing; run `cargo build -p oncebox-tests --bins`")
 }
 
@@ -164,7 +170,9 @@ fn fresh_dir(name: &str) -> Result<PathBuf> {
     let parent = services_dir()?;
     for entry in fs::read_dir(&parent).context("failed to list old data")?.flatten() {
         let file_name = entry.file_name();
-        let pid = file_name.to_str().and_then(|file| file.strip_prefix(name)?.strip_prefix('-')?.parse().ok());
+        let pid = file_name
+            .to_str()
+            .and_then(|file| file.strip_prefix(name)?.strip_prefix('-')?.parse().ok());
         if pid.is_some_and(|pid| !oncebox_server::local::process::is_running(pid)) {
             let _ = fs::remove_dir_all(entry.path()); // its server may still be ending: next time
         }

@@ -7,7 +7,8 @@ use serde_json::Value;
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Counters and log of everything that runs on this thread, until it is dropped: for tests whose runtime has one thread.
+/// Counters and log of everything that runs on this thread, until it is dropped: for tests whose
+/// runtime has one thread.
 pub struct Told {
     handle: PrometheusHandle,
     lines: Lines,
@@ -41,7 +42,11 @@ impl Default for Told {
     fn default() -> Self {
         let recorder = Box::leak(Box::new(PrometheusBuilder::new().build_recorder()));
         let (handle, lines) = (recorder.handle(), Lines::default());
-        let subscriber = tracing_subscriber::fmt().json().with_max_level(tracing::Level::DEBUG).with_writer(lines.clone()).finish();
+        let subscriber = tracing_subscriber::fmt()
+            .json()
+            .with_max_level(tracing::Level::DEBUG)
+            .with_writer(lines.clone())
+            .finish();
         let _recorder = metrics::set_default_local_recorder(recorder);
         Self { handle, lines, _recorder, _subscriber: tracing::subscriber::set_default(subscriber) }
     }
@@ -51,8 +56,11 @@ impl Told {
     /// The sum of a metric's series that have all of these labels.
     pub fn sum(&self, metric: &str, labels: &[(&str, &str)]) -> f64 {
         let rendered = self.handle.render();
-        let of_metric = rendered.lines().filter_map(|line| line.strip_prefix(metric)?.strip_prefix('{')?.rsplit_once("} "));
-        let wanted: Vec<_> = labels.iter().map(|(label, value)| format!("{label}=\"{value}\"")).collect();
+        let of_metric = rendered
+            .lines()
+            .filter_map(|line| line.strip_prefix(metric)?.strip_prefix('{')?.rsplit_once("} "));
+        let wanted: Vec<_> =
+            labels.iter().map(|(label, value)| format!("{label}=\"{value}\"")).collect();
         let found = of_metric.filter(|(has, _)| wanted.iter().all(|label| has.contains(label)));
         found.map(|(_, value)| value.parse::<f64>().expect("a number")).sum()
     }
@@ -66,7 +74,8 @@ impl Told {
     pub fn events(&self, text: &str) -> Vec<Value> {
         let lines = self.lines.0.lock().expect("no panic while held");
         let lines = String::from_utf8_lossy(&lines);
-        let events = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line of JSON"));
+        let events =
+            lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line of JSON"));
         let of_text = events.filter(|event| event["fields"]["message"] == text);
         of_text
             .map(|mut event| {

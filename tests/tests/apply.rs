@@ -1,7 +1,7 @@
-//! `oncebox apply`: the state of tenants, consumers and deployments as a file. What could go wrong: a second
-//! run changes something again, a plan says something else than is done, half of a file is applied before its
-//! mistake is found, or something that nobody named is taken away. The same over the API of a server as on the
-//! database itself.
+//! `oncebox apply`: the state of tenants, consumers and deployments as a file. What could go wrong:
+//! a second run changes something again, a plan says something else than is done, half of a file is
+//! applied before its mistake is found, or something that nobody named is taken away. The same over
+//! the API of a server as on the database itself.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -56,14 +56,27 @@ async fn check_demo_twice(way: Way) {
     let desk = Desk::open(way).await;
     let first = desk.ok(&["apply", "-f", DEMO]).await;
     assert!(first.ends_with("28 created, 0 changed, 0 unchanged\n"), "{first}");
-    assert_eq!(first.lines().filter(|line| line.starts_with("+ deployment")).count(), 12, "{first}");
+    assert_eq!(
+        first.lines().filter(|line| line.starts_with("+ deployment")).count(),
+        12,
+        "{first}"
+    );
     let (audit, state) = (desk.audit().await, desk.state().await);
     let second = desk.ok(&["apply", "-f", DEMO]).await;
-    assert!(second.ends_with("no changes\n") && second.lines().rev().skip(1).all(|line| line.starts_with("= ")), "{second}");
-    assert_eq!((desk.audit().await, desk.state().await), (audit, state), "the second run wrote something");
+    assert!(
+        second.ends_with("no changes\n")
+            && second.lines().rev().skip(1).all(|line| line.starts_with("= ")),
+        "{second}"
+    );
+    assert_eq!(
+        (desk.audit().await, desk.state().await),
+        (audit, state),
+        "the second run wrote something"
+    );
     let third = desk.json(&["apply", "-f", DEMO]).await;
     assert_eq!((&third["created"], &third["changed"]), (&json!(0), &json!(0)));
-    let deployments = desk.json(&["deployments", "--tenant", "globex", "--consumer", "github"]).await;
+    let deployments =
+        desk.json(&["deployments", "--tenant", "globex", "--consumer", "github"]).await;
     assert_eq!(deployments.as_array().unwrap().len(), 6, "{deployments}");
 }
 
@@ -83,7 +96,10 @@ async fn the_file_of_the_page_is_applied() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");
     let sample = format!("{folder}/samples/apply.toml");
     let page = std::fs::read_to_string(format!("{folder}/apply.md")).unwrap();
-    assert!(page.contains(&std::fs::read_to_string(&sample).unwrap()), "the page shows another file than the sample");
+    assert!(
+        page.contains(&std::fs::read_to_string(&sample).unwrap()),
+        "the page shows another file than the sample"
+    );
     let desk = Desk::open(Way::Database).await;
     let first = desk.ok(&["apply", "-f", &sample]).await;
     assert!(first.ends_with("created, 0 changed, 0 unchanged\n"), "{first}");
@@ -118,7 +134,10 @@ async fn check_changes(way: Way) {
         .iter()
         .map(|d| json!([d["event_versions"], d["settings"], d["requires_migration"], d["retries"]]))
         .collect();
-    assert!(live.contains(&json!([null, { "colour": "red", "size": 3 }, "1-stock", "live"])), "{live:?}");
+    assert!(
+        live.contains(&json!([null, { "colour": "red", "size": 3 }, "1-stock", "live"])),
+        "{live:?}"
+    );
     assert!(live.contains(&json!([">=2", {}, null, "pinned"])), "{live:?}");
 
     // Another component, another setting, a migration more, and what nobody names any more stays.
@@ -139,14 +158,26 @@ async fn check_changes(way: Way) {
             "= migration  acme 1-stock",
             "+ migration  acme 2-more",
             "= consumer   acme/orders",
-            &format!("~ deployment acme/orders `order.placed`: version {digest} → {other}, settings `colour` \"red\" → \"blue\""),
+            &format!(
+                "~ deployment acme/orders `order.placed`: version {digest} → {other}, settings \
+                    `colour` \"red\" → \"blue\""
+            ),
             "2 created, 1 changed, 3 unchanged",
         ]
     );
     let live = desk.json(&["deployments", "--tenant", "acme"]).await;
     assert_eq!(live.as_array().unwrap().len(), 2, "something was taken away: {live}");
     let again = desk.json(&["apply", "-f", "x.toml"]).await;
-    assert_eq!(again["changes"].as_array().unwrap().iter().filter(|change| change["action"] != "unchanged").count(), 0, "{again}");
+    assert_eq!(
+        again["changes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|change| change["action"] != "unchanged")
+            .count(),
+        0,
+        "{again}"
+    );
 
     // By digest, without the file.
     let file = std::fs::read_to_string(desk.dir().join("x.toml")).unwrap();
@@ -167,13 +198,28 @@ async fn changes_are_planned_and_carried_out_over_a_server() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_applied_is_told_before_anything_is_done() {
     let desk = furnished(Way::Database).await;
-    desk.fails(&["apply", "-f", "nowhere.toml"], "failed to read `nowhere.toml`: No such file or directory (os error 2)").await;
+    desk.fails(
+        &["apply", "-f", "nowhere.toml"],
+        "failed to read `nowhere.toml`: No such file or directory (os error 2)",
+    )
+    .await;
     desk.file("y.toml", FILE.replace("retries =", "retry ="));
-    let expected = "expected one of `event_type`, `event_versions`, `handler`, `component`, `version`, `settings`, `limits`, `requires_migration`, `retries`";
-    desk.fails(&["apply", "-f", "y.toml"], &format!("`y.toml` cannot be applied, line 22: unknown field `retry`, {expected}")).await;
+    let expected = "expected one of `event_type`, `event_versions`, `handler`, `component`, \
+        `version`, `settings`, `limits`, `requires_migration`, `retries`";
+    desk.fails(
+        &["apply", "-f", "y.toml"],
+        &format!("`y.toml` cannot be applied, line 22: unknown field `retry`, {expected}"),
+    )
+    .await;
     desk.file("y.toml", FILE.replace("ack =", "ackk ="));
     let output = desk.run(&["apply", "-f", "y.toml"]).await;
-    assert!(output.stderr.starts_with("error: `y.toml` cannot be applied, line 8: unknown field `ackk`"), "{}", output.stderr);
+    assert!(
+        output
+            .stderr
+            .starts_with("error: `y.toml` cannot be applied, line 8: unknown field `ackk`"),
+        "{}",
+        output.stderr
+    );
 
     desk.ok(&["apply", "-f", "x.toml"]).await;
     // A new tenant comes first in the file, and is not made when what follows is wrong.
@@ -181,21 +227,28 @@ async fn what_cannot_be_applied_is_told_before_anything_is_done() {
     desk.file("y.toml", format!("{first}{}", FILE.replace("'after_commit'", "'after_insert'")));
     desk.fails(
         &["apply", "-f", "y.toml"],
-        "the policy of consumer `acme/orders` is another: `ack` \"after_commit\" → \"after_insert\"; change it with `oncebox consumer policy set`, which says what follows for messages",
+        "the policy of consumer `acme/orders` is another: `ack` \"after_commit\" → \
+            \"after_insert\"; change it with `oncebox consumer policy set`, which says what \
+            follows for messages",
     )
     .await;
     desk.file("1-stock.sql", "CREATE TABLE stock (sku int);");
     desk.file("y.toml", format!("{first}{FILE}"));
     desk.fails(
         &["apply", "-f", "y.toml"],
-        "migration `1-stock` of tenant `acme` was applied with another text than `1-stock.sql` has; write what is new as a migration of its own",
+        "migration `1-stock` of tenant `acme` was applied with another text than `1-stock.sql` \
+            has; write what is new as a migration of its own",
     )
     .await;
     desk.file("1-stock.sql", "CREATE TABLE stock (sku text);");
-    desk.file("y.toml", format!("{first}{}", FILE.replacen("component = 'ok.wasm'", "version = 'abcdef012345'", 1)));
+    desk.file(
+        "y.toml",
+        format!("{first}{}", FILE.replacen("component = 'ok.wasm'", "version = 'abcdef012345'", 1)),
+    );
     desk.fails(
         &["apply", "-f", "y.toml"],
-        "handler `orders` of tenant `acme` has no version `abcdef012345`; `oncebox version list` shows those there are",
+        "handler `orders` of tenant `acme` has no version `abcdef012345`; `oncebox version list` \
+            shows those there are",
     )
     .await;
 }
@@ -207,15 +260,21 @@ async fn a_component_that_is_refused_stops_before_the_migrations() {
     desk.file("2-more.sql", "ALTER TABLE stock ADD COLUMN n int;");
     desk.ok(&["apply", "-f", "x.toml"]).await;
     desk.file("bad.wasm", "hello");
-    desk.file("y.toml", FILE.replacen("'1-stock.sql'", "'1-stock.sql', '2-more.sql'", 1).replacen("ok.wasm", "bad.wasm", 1));
+    desk.file(
+        "y.toml",
+        FILE.replacen("'1-stock.sql'", "'1-stock.sql', '2-more.sql'", 1)
+            .replacen("ok.wasm", "bad.wasm", 1),
+    );
     let output = desk.run(&["apply", "-f", "y.toml"]).await;
     assert_eq!(
         (output.code, output.stderr.as_str()),
         (
             Some(1),
-            "error: `bad.wasm` cannot be deployed: this is not a WebAssembly file; upload the `.wasm` file that your compiler writes\n"
+            "error: `bad.wasm` cannot be deployed: this is not a WebAssembly file; upload the \
+                `.wasm` file that your compiler writes\n"
         )
     );
-    let migrations: Vec<Value> = desk.rows("SELECT to_jsonb(name) FROM oncebox.tenant_migration").await;
+    let migrations: Vec<Value> =
+        desk.rows("SELECT to_jsonb(name) FROM oncebox.tenant_migration").await;
     assert_eq!(migrations, [json!("1-stock")]);
 }

@@ -1,5 +1,5 @@
-//! The benchmark's variants do what they are measured for: each applies every message once. Nothing is
-//! timed here.
+//! The benchmark's variants do what they are measured for: each applies every message once. Nothing
+//! is timed here.
 
 use std::path::PathBuf;
 
@@ -10,10 +10,13 @@ use anyhow::{Context, Result, ensure};
 fn every_variant_of_the_benchmark_has_the_right_effects() -> Result<()> {
     let programs = programs()?;
     let mut bench = std::process::Command::new(programs.join("bench"));
-    let output = bench.args(["--smoke", "--variants", "a,b,c,d,e,f", "--bin"]).arg(&programs).output()?;
-    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let output =
+        bench.args(["--smoke", "--variants", "a,b,c,d,e,f", "--bin"]).arg(&programs).output()?;
+    let (stdout, stderr) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     ensure!(output.status.success(), "the benchmark failed:\n{stderr}");
-    // (f) needs what bench.sh installs with npm, (a) a client program of PostgreSQL; the others are ours.
+    // (f) needs what bench.sh installs with npm, (a) a client program of PostgreSQL; the others are
+    // ours.
     let left_out = stderr.lines().filter(|line| line.contains("is left out")).count();
     let expected = format!("the effects of {} variants are right", 6 - left_out);
     ensure!(stdout.trim() == expected && left_out <= 2, "it says:\n{stdout}{stderr}");
@@ -23,7 +26,10 @@ fn every_variant_of_the_benchmark_has_the_right_effects() -> Result<()> {
 /// The programs that cargo builds beside the tests.
 fn programs() -> Result<PathBuf> {
     let own = std::env::current_exe().context("failed to find the running program")?;
-    let found =
-        own.ancestors().skip(1).take(2).find(|dir| ["bench", "bench-consumer", "oncebox"].iter().all(|name| dir.join(name).is_file()));
-    Ok(found.context("the benchmark's programs are missing; run `cargo build --workspace --bins`")?.to_owned())
+    let found = own.ancestors().skip(1).take(2).find(|dir| {
+        ["bench", "bench-consumer", "oncebox"].iter().all(|name| dir.join(name).is_file())
+    });
+    Ok(found
+        .context("the benchmark's programs are missing; run `cargo build --workspace --bins`")?
+        .to_owned())
 }

@@ -1,5 +1,6 @@
-//! What brokers do to a consumer: a topic is deleted and made again, partitions are added, partitions move to
-//! another host. No record is left out for it, and what a host says of its partitions is of those it has.
+//! What brokers do to a consumer: a topic is deleted and made again, partitions are added,
+//! partitions move to another host. No record is left out for it, and what a host says of its
+//! partitions is of those it has.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -31,7 +32,10 @@ async fn until(what: &str, mut reached: impl AsyncFnMut() -> bool) -> Result<()>
 /// Waits until everything that is in the topic is acked.
 async fn acked(scenario: &Scenario) -> Result<()> {
     until("everything is acked", async || {
-        scenario.positions().await.is_ok_and(|positions| positions.values().all(|(committed, end)| committed == end))
+        scenario
+            .positions()
+            .await
+            .is_ok_and(|positions| positions.values().all(|(committed, end)| committed == end))
     })
     .await
 }
@@ -43,14 +47,15 @@ async fn acked(scenario: &Scenario) -> Result<()> {
 enum Host {
     /// Reading.
     Runs,
-    /// Standing still, so that it sees nothing of it until the new topic is longer than the old one was.
+    /// Standing still, so that it sees nothing of it until the new topic is longer than the old one
+    /// was.
     Frozen,
     /// Closed, since there was nothing to read.
     Rests,
     /// Ended; another one starts afterwards.
     Away,
-    /// Ended, and the group's offsets are what they were: brokers that keep the offsets of a deleted topic, or
-    /// a host that committed after its deletion.
+    /// Ended, and the group's offsets are what they were: brokers that keep the offsets of a
+    /// deleted topic, or a host that committed after its deletion.
     AwayWithOffsets,
 }
 
@@ -61,14 +66,23 @@ async fn made_again(old: usize, host: Host, partitions: i32, options: Options) -
     let idle_after_ms = if host == Host::Rests { 500 } else { 0 };
     // One that stands still is not taken for dead.
     let session_timeout_ms = if host == Host::Frozen { 60_000 } else { options.session_timeout_ms };
-    let scenario = Scenario::with(Options { static_members: false, idle_after_ms, session_timeout_ms, ..options.clone() }).await?;
+    let scenario = Scenario::with(Options {
+        static_members: false,
+        idle_after_ms,
+        session_timeout_ms,
+        ..options.clone()
+    })
+    .await?;
     scenario.send(&Load::of(vec![Work::Pay; old]).named("old")).await?;
     let mut process: Option<HostProcess> = Some(scenario.start_ready("a", &[]).await?);
     scenario.until(EFFECTS, old as i64).await?;
     acked(&scenario).await?;
     if host != Host::Rests {
         let running = process.as_ref().unwrap();
-        until("it has its partitions", async || running.samples("oncebox_kafka_lag_records").await.len() == 2).await?;
+        until("it has its partitions", async || {
+            running.samples("oncebox_kafka_lag_records").await.len() == 2
+        })
+        .await?;
     }
     let notes = scenario.offsets_with_notes().await?;
     let running = process.as_ref().unwrap();
@@ -101,8 +115,10 @@ async fn made_again(old: usize, host: Host, partitions: i32, options: Options) -
     let found = scenario.found().await?;
     let once = found.iter().all(|row| row.status == "completed" && row.effects == 1);
     if !once || found.len() != all {
-        return scenario
-            .violated(format!("{host:?}, {options:?}: each record has its row and its one effect: {} rows, {found:?}", found.len()));
+        return scenario.violated(format!(
+            "{host:?}, {options:?}: each record has its row and its one effect: {} rows, {found:?}",
+            found.len()
+        ));
     }
     let process = process.unwrap();
     if matches!(host, Host::Frozen | Host::AwayWithOffsets) && old > 0 {
@@ -114,8 +130,9 @@ async fn made_again(old: usize, host: Host, partitions: i32, options: Options) -
 
 const POSITION: &str = "['position']";
 
-/// What could go wrong: a topic is deleted and made again, and its first records are below the offset that was
-/// committed for its predecessor: they are in no row, nothing waits, no lag tells of it.
+/// What could go wrong: a topic is deleted and made again, and its first records are below the
+/// offset that was committed for its predecessor: they are in no row, nothing waits, no lag tells
+/// of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_made_again_under_a_running_host_is_read_from_its_beginning() {
     let of = |ack, id| Options { ack, id, ..Options::default() };
@@ -147,15 +164,23 @@ async fn a_topic_made_again_while_no_host_runs_is_read_from_its_beginning() {
 /// What could go wrong: offsets that a person sets know nothing of the topic they were set for.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_offset_that_was_sought_is_of_the_topic_it_was_sought_in() {
-    let scenario = Scenario::with(Options { partitions: 1, static_members: false, ..Options::default() }).await.unwrap();
+    let scenario =
+        Scenario::with(Options { partitions: 1, static_members: false, ..Options::default() })
+            .await
+            .unwrap();
     scenario.send(&Load::of([Work::Pay; 30]).named("old")).await.unwrap();
     let host = scenario.start_ready("a", &[]).await.unwrap();
     scenario.until(EFFECTS, 30).await.unwrap();
     acked(&scenario).await.unwrap();
     let tenant = scenario.tenant.name.clone();
     scenario.ok(&["consumer", "pause", "payments", "--tenant", &tenant]).await.unwrap();
-    scenario.ok(&["consumer", "seek", "payments", "--tenant", &tenant, "--offset", "0=20", "--yes"]).await.unwrap();
-    until("the offset is set", async || scenario.positions().await.unwrap()[&0].0 == 20).await.unwrap();
+    scenario
+        .ok(&["consumer", "seek", "payments", "--tenant", &tenant, "--offset", "0=20", "--yes"])
+        .await
+        .unwrap();
+    until("the offset is set", async || scenario.positions().await.unwrap()[&0].0 == 20)
+        .await
+        .unwrap();
     let notes = scenario.offsets_with_notes().await.unwrap();
     assert!(notes[0].2.contains("topic-id="), "{notes:?}");
     scenario.make_topic_again(1).await.unwrap();
@@ -168,11 +193,14 @@ async fn an_offset_that_was_sought_is_of_the_topic_it_was_sought_in() {
     host.stop().await.unwrap();
 }
 
-/// What could go wrong: an offset that a host of an earlier version committed says nothing of its topic, and
-/// everything is read again, or it stays so until its partition has another record.
+/// What could go wrong: an offset that a host of an earlier version committed says nothing of its
+/// topic, and everything is read again, or it stays so until its partition has another record.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_offset_without_a_topic_id_is_taken_as_it_is_and_gets_one() {
-    let scenario = Scenario::with(Options { partitions: 1, static_members: false, ..Options::default() }).await.unwrap();
+    let scenario =
+        Scenario::with(Options { partitions: 1, static_members: false, ..Options::default() })
+            .await
+            .unwrap();
     scenario.send(&Load::of([Work::Pay; 30])).await.unwrap();
     scenario.reset_offsets(20).await.unwrap();
     assert_eq!(scenario.offsets_with_notes().await.unwrap()[0].2, "");
@@ -184,7 +212,11 @@ async fn an_offset_without_a_topic_id_is_taken_as_it_is_and_gets_one() {
     // With nothing more to read.
     scenario.reset_offsets(30).await.unwrap();
     let host = scenario.start_ready("a", &[("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0")]).await.unwrap();
-    until("the offset has a topic", async || scenario.offsets_with_notes().await.unwrap()[0].2.contains("topic-id=")).await.unwrap();
+    until("the offset has a topic", async || {
+        scenario.offsets_with_notes().await.unwrap()[0].2.contains("topic-id=")
+    })
+    .await
+    .unwrap();
     assert_eq!(scenario.positions().await.unwrap()[&0], (30, 30));
     host.stop().await.unwrap();
 }
@@ -194,7 +226,8 @@ async fn an_offset_without_a_topic_id_is_taken_as_it_is_and_gets_one() {
 /// A partition is added, and its records come only there.
 async fn partition_added(options: Options) -> Result<()> {
     let rests = options.idle_after_ms == 500;
-    let scenario = Scenario::with(Options { partitions: 1, static_members: false, ..options.clone() }).await?;
+    let scenario =
+        Scenario::with(Options { partitions: 1, static_members: false, ..options.clone() }).await?;
     scenario.send(&Load::of([Work::Pay; 5]).named("before")).await?;
     let host = scenario.start_ready("a", &[]).await?;
     scenario.until(EFFECTS, 5).await?;
@@ -205,7 +238,10 @@ async fn partition_added(options: Options) -> Result<()> {
     scenario.add_partitions(3).await?;
     if !rests {
         let lag = ["partition=\"2\""];
-        until("the new partition is in the lag", async || host.metric("oncebox_kafka_lag_records", &lag).await == Some(0.0)).await?;
+        until("the new partition is in the lag", async || {
+            host.metric("oncebox_kafka_lag_records", &lag).await == Some(0.0)
+        })
+        .await?;
     }
     scenario.send_to(2, &Load::of([Work::Pay; 5]).named("after")).await?;
     scenario.until(EFFECTS, 10).await?;
@@ -214,20 +250,31 @@ async fn partition_added(options: Options) -> Result<()> {
     host.stop().await
 }
 
-/// What could go wrong: what is written to a partition that is new waits for minutes, and is in no lag.
+/// What could go wrong: what is written to a partition that is new waits for minutes, and is in no
+/// lag.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_is_added_is_read_within_seconds() {
-    for options in
-        [Options::default(), Options { pattern: true, ..Options::default() }, Options { idle_after_ms: 500, ..Options::default() }]
-    {
+    for options in [
+        Options::default(),
+        Options { pattern: true, ..Options::default() },
+        Options { idle_after_ms: 500, ..Options::default() },
+    ] {
         aside(move || partition_added(options)).await.unwrap();
     }
 }
 
-/// What could go wrong: a host goes on saying what the lag of a partition was that another host reads now.
+/// What could go wrong: a host goes on saying what the lag of a partition was that another host
+/// reads now.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_says_nothing_of_partitions_that_it_gave_up() {
-    let scenario = Scenario::with(Options { partitions: 4, static_members: false, idle_after_ms: 0, ..Options::default() }).await.unwrap();
+    let scenario = Scenario::with(Options {
+        partitions: 4,
+        static_members: false,
+        idle_after_ms: 0,
+        ..Options::default()
+    })
+    .await
+    .unwrap();
     scenario.send(&Load::of([Work::Pay; 40])).await.unwrap();
     let one = scenario.start_ready("a", &[]).await.unwrap();
     const GAUGES: [&str; 2] = ["oncebox_kafka_lag_records", "oncebox_kafka_partition_paused"];
@@ -240,46 +287,66 @@ async fn a_host_says_nothing_of_partitions_that_it_gave_up() {
     };
     until("one host has all", async || count(&one).await == [4, 4]).await.unwrap();
     let two = scenario.start_ready("b", &[]).await.unwrap();
-    until("each says it of its own", async || count(&one).await == [2, 2] && count(&two).await == [2, 2]).await.unwrap();
+    until("each says it of its own", async || {
+        count(&one).await == [2, 2] && count(&two).await == [2, 2]
+    })
+    .await
+    .unwrap();
     two.stop().await.unwrap();
     until("one host has all again", async || count(&one).await == [4, 4]).await.unwrap();
     // Nobody reads them any more.
-    scenario.ok(&["consumer", "pause", "payments", "--tenant", &scenario.tenant.name]).await.unwrap();
+    scenario
+        .ok(&["consumer", "pause", "payments", "--tenant", &scenario.tenant.name])
+        .await
+        .unwrap();
     until("nobody has any", async || count(&one).await == [0, 0]).await.unwrap();
     one.stop().await.unwrap();
 }
 
 // Brokers that come and go ------------------------------------------------------------------------
 
-/// What could go wrong: a broker, or the way to it, comes and goes while consumers rest, and the host dies of a
-/// question that timed out meanwhile; or it lives and hears of nothing any more.
+/// What could go wrong: a broker, or the way to it, comes and goes while consumers rest, and the
+/// host dies of a question that timed out meanwhile; or it lives and hears of nothing any more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_whose_consumers_rest_outlives_twenty_bounces_of_the_broker() {
     const BOUNCES: usize = 20;
     const RESTING: usize = 24;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let advertised = listener.local_addr().unwrap().port();
-    let kafka = tokio::task::spawn_blocking(move || KafkaServer::start_behind(&[advertised])).await.unwrap().unwrap();
-    let way = Proxy::at(listener, SocketAddr::from(([127, 0, 0, 1], kafka.own_ports()[0]))).unwrap();
+    let kafka = tokio::task::spawn_blocking(move || KafkaServer::start_behind(&[advertised]))
+        .await
+        .unwrap()
+        .unwrap();
+    let way =
+        Proxy::at(listener, SocketAddr::from(([127, 0, 0, 1], kafka.own_ports()[0]))).unwrap();
     let brokers = Some(format!("127.0.0.1:{advertised}"));
-    let scenario = Scenario::with(Options { brokers, idle_after_ms: 500, ..Options::default() }).await.unwrap();
-    let policy = scenario.admin.consumer(&scenario.tenant.name, "payments").await.unwrap().policy().unwrap();
+    let scenario = Scenario::with(Options { brokers, idle_after_ms: 500, ..Options::default() })
+        .await
+        .unwrap();
+    let policy =
+        scenario.admin.consumer(&scenario.tenant.name, "payments").await.unwrap().policy().unwrap();
     let component = include_bytes!("../../guest-examples/components/ledger.wasm");
     for number in 1..RESTING {
         let name = format!("resting-{number}");
         scenario.admin.create_consumer(&scenario.tenant.name, &name, &policy).await.unwrap();
         let deployment = NewDeployment::stable("payment.captured", "ledger", "");
-        scenario.admin.deploy_compiled(&scenario.tenant.name, &name, deployment, component).await.unwrap();
+        scenario
+            .admin
+            .deploy_compiled(&scenario.tenant.name, &name, deployment, component)
+            .await
+            .unwrap();
     }
     let host = scenario.start_ready("a", &[]).await.unwrap();
     host.until_metric("oncebox_consumers", &["idle"], RESTING as f64).await.unwrap();
     let open = async || host.metric("oncebox_consumers", &["open"]).await.unwrap_or(0.0);
     for bounce in 0..BOUNCES {
         way.close();
-        // Now and then only the connections are cut. Else until consumers open since nothing can be told of them:
-        // questions, which may take three seconds, have timed out before that.
+        // Now and then only the connections are cut. Else until consumers open since nothing can be
+        // told of them: questions, which may take three seconds, have timed out before that.
         if bounce % 4 != 3 {
-            until("a consumer opens", async || open().await >= 1.0 || !host.is_running()).await.unwrap();
+            until("a consumer opens", async || open().await >= 1.0 || !host.is_running())
+                .await
+                .unwrap();
         }
         assert!(host.is_running(), "the host died of bounce {bounce}");
         way.heal();

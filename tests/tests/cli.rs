@@ -1,6 +1,7 @@
-//! What could go wrong: a person is left alone with a stack trace, a secret on the screen, or a command
-//! that failed half way. Every failure is one clear line on standard error that names what is wrong, with
-//! a non-zero exit code, and nothing is changed; every success can be read by people and by programs.
+//! What could go wrong: a person is left alone with a stack trace, a secret on the screen, or a
+//! command that failed half way. Every failure is one clear line on standard error that names what
+//! is wrong, with a non-zero exit code, and nothing is changed; every success can be read by people
+//! and by programs.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -40,7 +41,11 @@ const SECRET: &str = "hunter2";
 fn program() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let path = own.ancestors().nth(2).unwrap().join("oncebox");
-    assert!(path.is_file(), "`{}` is missing; run `cargo build --workspace --bins`", path.display());
+    assert!(
+        path.is_file(),
+        "`{}` is missing; run `cargo build --workspace --bins`",
+        path.display()
+    );
     path
 }
 
@@ -62,9 +67,15 @@ impl Desk {
         let database = TestDatabase::create("empty", async |_: &str| Ok(())).await.unwrap();
         let dir = target_dir().join("test-cli").join(format!("{:08x}", rand::random::<u32>()));
         std::fs::create_dir_all(&dir).unwrap();
-        let environment =
-            [("ONCEBOX_DATABASE_URL", database.url()), ("ONCEBOX_MASTER_KEY", &MasterKey::generate()), ("ONCEBOX_LOG_FORMAT", "text")];
-        let environment = environment.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let environment = [
+            ("ONCEBOX_DATABASE_URL", database.url()),
+            ("ONCEBOX_MASTER_KEY", &MasterKey::generate()),
+            ("ONCEBOX_LOG_FORMAT", "text"),
+        ];
+        let environment = environment
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
         Self { dir, database, environment }
     }
 
@@ -84,7 +95,12 @@ impl Desk {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEBOX_")) {
             command.env_remove(name);
         }
-        command.envs(&self.environment).env_remove(name).current_dir(&self.dir).stdin(Stdio::null()).kill_on_drop(true);
+        command
+            .envs(&self.environment)
+            .env_remove(name)
+            .current_dir(&self.dir)
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
         if let Some(value) = value {
             command.env(name, value);
         }
@@ -106,7 +122,11 @@ impl Desk {
     async fn ok(&self, arguments: &[&str]) -> String {
         let output = run(self.command().args(arguments)).await;
         let stderr = text(&output.stderr);
-        assert!(output.status.success() && stderr.is_empty(), "{arguments:?}: {} {stderr}", output.status);
+        assert!(
+            output.status.success() && stderr.is_empty(),
+            "{arguments:?}: {} {stderr}",
+            output.status
+        );
         text(&output.stdout)
     }
 
@@ -124,7 +144,11 @@ impl Desk {
         let output = run(command.args(arguments)).await;
         let said = text(&output.stderr).replace(self.dir.to_str().unwrap(), "DIR");
         assert_eq!(said, format!("error: {line}\n"), "{arguments:?}");
-        assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(1), ""), "{arguments:?}");
+        assert_eq!(
+            (output.status.code(), text(&output.stdout).as_str()),
+            (Some(1), ""),
+            "{arguments:?}"
+        );
         assert!(!said.contains(SECRET), "{said}");
         assert_eq!(self.state().await, before, "{arguments:?} changed something");
     }
@@ -133,19 +157,33 @@ impl Desk {
     async fn misunderstood(&self, arguments: &[&str], first: &str) {
         let output = run(self.command().args(arguments)).await;
         let said = text(&output.stderr);
-        assert_eq!((said.lines().next(), output.status.code()), (Some(first), Some(2)), "{arguments:?}: {said}");
+        assert_eq!(
+            (said.lines().next(), output.status.code()),
+            (Some(first), Some(2)),
+            "{arguments:?}: {said}"
+        );
     }
 
     /// Schemas, tables' contents and roles of the database, to compare.
     async fn state(&self) -> String {
-        const STATE: &str = "SELECT coalesce(string_agg(nspname, ','), '') || (SELECT count(*) FROM pg_roles WHERE rolname LIKE 'oncebox%' \
-            AND oid IN (SELECT nspowner FROM pg_namespace)) FROM (SELECT nspname FROM pg_namespace ORDER BY 1) n";
+        const STATE: &str = "SELECT coalesce(string_agg(nspname, ','), '') || (SELECT count(*) \
+            FROM pg_roles WHERE rolname LIKE 'oncebox%' \
+            AND oid IN (SELECT nspowner FROM pg_namespace)) FROM (SELECT nspname FROM pg_namespace \
+            ORDER BY 1) n";
         let mut connection = self.database.connect().await.unwrap();
         let mut state: String = sqlx::query_scalar(STATE).fetch_one(&mut connection).await.unwrap();
         if state.contains("oncebox_host") {
             for table in ["tenant", "consumer", "handler", "version", "deployment", "inbox"] {
-                let sql = format!("SELECT coalesce(string_agg(t::text, E'\\n' ORDER BY t::text), '') FROM oncebox.{table} t");
-                state.push_str(&sqlx::query_scalar::<_, String>(AssertSqlSafe(sql)).fetch_one(&mut connection).await.unwrap());
+                let sql = format!(
+                    "SELECT coalesce(string_agg(t::text, E'\\n' ORDER BY t::text), '') FROM \
+                        oncebox.{table} t"
+                );
+                state.push_str(
+                    &sqlx::query_scalar::<_, String>(AssertSqlSafe(sql))
+                        .fetch_one(&mut connection)
+                        .await
+                        .unwrap(),
+                );
             }
         }
         state
@@ -180,9 +218,16 @@ async fn policies_are_checked_and_explained_as_files() {
     let desk = Desk::empty().await;
     let good = desk.file("good.toml", format!("{POLICY}retry = {{ preset = 'seed-002' }}\n"));
     assert_eq!(desk.ok(&["policy", "check", &good]).await, format!("`{good}` can work\n"));
-    assert_eq!(desk.json(&["policy", "check", &good]).await, json!([{ "file": good, "problems": [] }]));
+    assert_eq!(
+        desk.json(&["policy", "check", &good]).await,
+        json!([{ "file": good, "problems": [] }])
+    );
 
-    let bad = desk.file("bad.toml", "topics = []\n[retry]\nworkers = 'hunter2'\nbackof = 1\n[kafka.properties]\n'group.id' = 'hunter2'\n");
+    let bad = desk.file(
+        "bad.toml",
+        "topics = []\n[retry]\nworkers = 'hunter2'\nbackof = \
+        1\n[kafka.properties]\n'group.id' = 'hunter2'\n",
+    );
     let output = run(desk.command().args(["policy", "check", &good, &bad])).await;
     let lines: Vec<_> = text(&output.stdout).lines().map(str::to_owned).collect();
     assert_eq!(
@@ -195,16 +240,30 @@ async fn policies_are_checked_and_explained_as_files() {
             lines[4].clone(),
         ]
     );
-    assert!(lines[4].starts_with("  line 4: unknown key `retry.backof`, expected one of `preset`"), "{lines:?}");
+    assert!(
+        lines[4].starts_with("  line 4: unknown key `retry.backof`, expected one of `preset`"),
+        "{lines:?}"
+    );
     assert_eq!(lines[5..], ["  missing field `ack`"]);
-    assert_eq!((text(&output.stderr).as_str(), output.status.code()), ("error: 1 of 2 policies cannot work\n", Some(1)));
+    assert_eq!(
+        (text(&output.stderr).as_str(), output.status.code()),
+        ("error: 1 of 2 policies cannot work\n", Some(1))
+    );
     let output = run(desk.command().args(["policy", "check", &bad, "--json"])).await;
     let checked: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&checked[0]["problems"][1]["key"], &checked[0]["problems"][1]["line"]), (&json!("retry.workers"), &json!(3)));
+    assert_eq!(
+        (&checked[0]["problems"][1]["key"], &checked[0]["problems"][1]["line"]),
+        (&json!("retry.workers"), &json!(3))
+    );
     assert_eq!(output.status.code(), Some(1));
-    let own = desk.file("own.toml", format!("{POLICY}kafka.properties = {{ 'group.id' = 'hunter2' }}"));
+    let own =
+        desk.file("own.toml", format!("{POLICY}kafka.properties = {{ 'group.id' = 'hunter2' }}"));
     let output = run(desk.command().args(["policy", "check", &own])).await;
-    assert!(text(&output.stdout).contains("kafka property `group.id` cannot be set here"), "{}", text(&output.stdout));
+    assert!(
+        text(&output.stdout).contains("kafka property `group.id` cannot be set here"),
+        "{}",
+        text(&output.stdout)
+    );
     assert!(!text(&output.stdout).contains(SECRET));
 
     for sample in ["order-projection", "notification-sender"] {
@@ -221,10 +280,17 @@ async fn policies_are_checked_and_explained_as_files() {
         assert!(explained.contains(part), "{explained}");
     }
     let explained = desk.json(&["policy", "explain", &good]).await;
-    assert_eq!((explained["sentences"].as_array().unwrap().len(), explained["readiness"].as_array().unwrap().len()), (11, 18));
+    assert_eq!(
+        (
+            explained["sentences"].as_array().unwrap().len(),
+            explained["readiness"].as_array().unwrap().len()
+        ),
+        (11, 18)
+    );
     let output = run(desk.command().args(["policy", "explain", &bad])).await;
     assert!(
-        text(&output.stderr).starts_with(&format!("error: the policy `{bad}` is not valid, for 4 reasons\n")),
+        text(&output.stderr)
+            .starts_with(&format!("error: the policy `{bad}` is not valid, for 4 reasons\n")),
         "{}",
         text(&output.stderr)
     );
@@ -243,23 +309,40 @@ async fn a_configuration_that_cannot_work_is_named() {
         (
             "key.toml",
             "[database]\nurll = 'x'",
-            "line 2: unknown field `urll`, expected one of `url`, `connections_max`, `statement_timeout_ms`, `lock_timeout_ms`, `idle_in_transaction_timeout_ms`, `migration_lock_timeout_ms`, `migration_attempts_max`, `migration_statement_timeout_ms`, `leave_after_ms`",
+            "line 2: unknown field `urll`, expected one of `url`, `connections_max`, \
+                `statement_timeout_ms`, `lock_timeout_ms`, `idle_in_transaction_timeout_ms`, \
+                `migration_lock_timeout_ms`, `migration_attempts_max`, \
+                `migration_statement_timeout_ms`, `leave_after_ms`",
         ),
         (
             "section.toml",
             "[databas]\n",
-            "line 1: unknown field `databas`, expected one of `database`, `kafka`, `schema_registry`, `keys`, `runtime`, `http`, `api`, `log`, `shutdown`",
+            "line 1: unknown field `databas`, expected one of `database`, `kafka`, \
+                `schema_registry`, `keys`, `runtime`, `http`, `api`, `log`, `shutdown`",
         ),
-        ("open.toml", "[database]\nurl = 'postgres://u:hunter2@h/x", "line 2: invalid literal string, expected `'`"),
-        ("type.toml", "[kafka]\nproperties = 'hunter2'", "line 2: invalid type: string, expected a map"),
+        (
+            "open.toml",
+            "[database]\nurl = 'postgres://u:hunter2@h/x",
+            "line 2: invalid literal string, expected `'`",
+        ),
+        (
+            "type.toml",
+            "[kafka]\nproperties = 'hunter2'",
+            "line 2: invalid type: string, expected a map",
+        ),
         (
             "secret.toml",
             "[keys]\nmaster_key = 'hunter2'",
-            "line 2: unknown field `master_key`, expected `master_key_file` or `previous_master_key_file`",
+            "line 2: unknown field `master_key`, expected `master_key_file` or \
+                `previous_master_key_file`",
         ),
     ] {
         let path = desk.file(name, content);
-        desk.fails(&[list, &["--config", &path]].concat(), &format!("failed to read the configuration `DIR/{name}`, {line}")).await;
+        desk.fails(
+            &[list, &["--config", &path]].concat(),
+            &format!("failed to read the configuration `DIR/{name}`, {line}"),
+        )
+        .await;
     }
     desk.fails(
         &["tenant", "list", "--config", "nowhere.toml"],
@@ -267,12 +350,32 @@ async fn a_configuration_that_cannot_work_is_named() {
     )
     .await;
     let dir = desk.dir.to_str().unwrap().to_owned();
-    desk.fails(&["tenant", "list", "--config", &dir], "failed to read the configuration `DIR`: Is a directory (os error 21)").await;
+    desk.fails(
+        &["tenant", "list", "--config", &dir],
+        "failed to read the configuration `DIR`: Is a directory (os error 21)",
+    )
+    .await;
     for (variable, value, line) in [
-        ("ONCEBOX_HTTP_LISTEN", "here", "failed to read ONCEBOX_HTTP_LISTEN: invalid socket address syntax"),
-        ("ONCEBOX_RUNTIME_INSTANCES_MAX", SECRET, "failed to read ONCEBOX_RUNTIME_INSTANCES_MAX: invalid type: string, expected u32"),
-        ("ONCEBOX_MASTER_KEY", SECRET, "the master key must be 64 hexadecimal digits; make one with `openssl rand -hex 32`"),
-        ("ONCEBOX_MASTER_KEY", "00ff", "the master key must be 64 hexadecimal digits; make one with `openssl rand -hex 32`"),
+        (
+            "ONCEBOX_HTTP_LISTEN",
+            "here",
+            "failed to read ONCEBOX_HTTP_LISTEN: invalid socket address syntax",
+        ),
+        (
+            "ONCEBOX_RUNTIME_INSTANCES_MAX",
+            SECRET,
+            "failed to read ONCEBOX_RUNTIME_INSTANCES_MAX: invalid type: string, expected u32",
+        ),
+        (
+            "ONCEBOX_MASTER_KEY",
+            SECRET,
+            "the master key must be 64 hexadecimal digits; make one with `openssl rand -hex 32`",
+        ),
+        (
+            "ONCEBOX_MASTER_KEY",
+            "00ff",
+            "the master key must be 64 hexadecimal digits; make one with `openssl rand -hex 32`",
+        ),
     ] {
         desk.fails_as(desk.with(variable, Some(value)), list, line).await;
     }
@@ -282,24 +385,38 @@ async fn a_configuration_that_cannot_work_is_named() {
         "`log.level` is `loud`; use error, warn, info, debug or trace",
     )
     .await;
-    let no_key = "no master key is configured; set `keys.master_key_file` or ONCEBOX_MASTER_KEY (make one with `openssl rand -hex 32`)";
+    let no_key = "no master key is configured; set `keys.master_key_file` or ONCEBOX_MASTER_KEY \
+        (make one with `openssl rand -hex 32`)";
     for arguments in [list, &["migrate"]] {
         desk.fails_as(desk.with("ONCEBOX_MASTER_KEY", None), arguments, no_key).await;
     }
     let file = desk.file("keys.toml", "[keys]\nmaster_key_file = 'nowhere.key'");
-    let line = "failed to read the master key from `nowhere.key`: No such file or directory (os error 2)";
-    desk.fails_as(desk.with("ONCEBOX_MASTER_KEY", None), &["tenant", "list", "--config", &file], line).await;
+    let line =
+        "failed to read the master key from `nowhere.key`: No such file or directory (os error 2)";
+    desk.fails_as(
+        desk.with("ONCEBOX_MASTER_KEY", None),
+        &["tenant", "list", "--config", &file],
+        line,
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_cannot_be_used_is_named_without_its_password() {
     let desk = Desk::empty().await;
-    desk.fails(&["tenant", "list"], "the database holds no inbox; run `oncebox migrate` first").await;
-    let no_database = "no database is configured; set `database.url` or ONCEBOX_DATABASE_URL, or start `oncebox dev` in this folder";
-    let bad_url = "`database.url` is not a PostgreSQL URL; it looks like postgres://user:password@host:5432/database";
+    desk.fails(&["tenant", "list"], "the database holds no inbox; run `oncebox migrate` first")
+        .await;
+    let no_database = "no database is configured; set `database.url` or ONCEBOX_DATABASE_URL, or \
+        start `oncebox dev` in this folder";
+    let bad_url = "`database.url` is not a PostgreSQL URL; it looks like \
+        postgres://user:password@host:5432/database";
     let check = "check `database.url` (ONCEBOX_DATABASE_URL)";
-    let refused = format!("the database is not reachable: Connection refused (os error 111); {check}");
-    let login = format!("the database is not reachable: password authentication failed for user \"postgres\"; {check}");
+    let refused =
+        format!("the database is not reachable: Connection refused (os error 111); {check}");
+    let login = format!(
+        "the database is not reachable: password authentication failed for user \"postgres\"; \
+            {check}"
+    );
     let closed = format!("postgres://u:{SECRET}@127.0.0.1:{}/x", free_port().unwrap());
     let wrong = {
         let password = desk.database.url().split([':', '@']).nth(2).unwrap();
@@ -314,7 +431,11 @@ async fn a_database_that_cannot_be_used_is_named_without_its_password() {
         (Some(closed.as_str()), &refused),
         (Some(wrong.as_str()), &login),
     ] {
-        let migrating = if line.starts_with("the database") { format!("failed to prepare the database: {line}") } else { line.to_owned() };
+        let migrating = if line.starts_with("the database") {
+            format!("failed to prepare the database: {line}")
+        } else {
+            line.to_owned()
+        };
         // Commands that try again until they give up take 5 s each, every time.
         let mut took: Vec<Duration> = Vec::new();
         while took.last().is_none_or(|took| *took >= Duration::from_secs(8)) {
@@ -327,7 +448,8 @@ async fn a_database_that_cannot_be_used_is_named_without_its_password() {
     }
 }
 
-/// What could go wrong: whoever follows the README is told that a database is out of reach that nobody created.
+/// What could go wrong: whoever follows the README is told that a database is out of reach that
+/// nobody created.
 #[tokio::test(flavor = "multi_thread")]
 async fn migrate_creates_the_database_where_it_may() {
     let desk = Desk::empty().await;
@@ -337,11 +459,20 @@ async fn migrate_creates_the_database_where_it_may() {
     let missing = format!("database `{name}` does not exist; `oncebox migrate` creates it");
     desk.fails_as(with(&url), &["tenant", "list"], &missing).await;
     let mut serve = with(&url);
-    serve.envs([("ONCEBOX_KAFKA_BROKERS", "127.0.0.1:1"), ("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0"), ("ONCEBOX_API_LISTEN", "127.0.0.1:0")]);
+    serve.envs([
+        ("ONCEBOX_KAFKA_BROKERS", "127.0.0.1:1"),
+        ("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0"),
+        ("ONCEBOX_API_LISTEN", "127.0.0.1:0"),
+    ]);
     let served = run(serve.arg("serve")).await;
-    assert!(!served.status.success() && text(&served.stderr).contains(&missing), "{}", text(&served.stderr));
+    assert!(
+        !served.status.success() && text(&served.stderr).contains(&missing),
+        "{}",
+        text(&served.stderr)
+    );
     // Nothing is created for a configuration that cannot go on with it.
-    let no_key = "no master key is configured; set `keys.master_key_file` or ONCEBOX_MASTER_KEY (make one with `openssl rand -hex 32`)";
+    let no_key = "no master key is configured; set `keys.master_key_file` or ONCEBOX_MASTER_KEY \
+        (make one with `openssl rand -hex 32`)";
     let mut keyless = with(&url);
     keyless.env_remove("ONCEBOX_MASTER_KEY");
     desk.fails_as(keyless, &["migrate"], no_key).await;
@@ -356,13 +487,24 @@ async fn migrate_creates_the_database_where_it_may() {
     let theirs = format!("{}://{login}:{SECRET}@{rest}", owner.split_once("://").unwrap().0);
     let refused = run(with(&theirs).arg("migrate")).await;
     let said = text(&refused.stderr);
-    let begins = format!("error: failed to prepare the database: database `{name}` does not exist, and login `{login}` cannot create it (");
+    let begins = format!(
+        "error: failed to prepare the database: database `{name}` does not exist, and login \
+            `{login}` cannot create it ("
+    );
     let ends = format!("); let a superuser run: CREATE DATABASE \"{name}\" OWNER \"{login}\"\n");
     assert!(said.starts_with(&begins) && said.ends_with(&ends) && !said.contains(SECRET), "{said}");
-    sqlx::raw_sql(AssertSqlSafe(format!("DROP ROLE {login}"))).execute(&mut connection).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(format!("DROP ROLE {login}")))
+        .execute(&mut connection)
+        .await
+        .unwrap();
 
     let created = run(with(&url).arg("migrate")).await;
-    assert_eq!(text(&created.stdout), format!("database `{name}` created\nthe database is up to date\n"), "{}", text(&created.stderr));
+    assert_eq!(
+        text(&created.stdout),
+        format!("database `{name}` created\nthe database is up to date\n"),
+        "{}",
+        text(&created.stderr)
+    );
     let again = run(with(&url).arg("migrate")).await;
     assert_eq!(text(&again.stdout), "the database is up to date\n", "{}", text(&again.stderr));
     drop_database(&name).await.unwrap();
@@ -371,52 +513,78 @@ async fn migrate_creates_the_database_where_it_may() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_cannot_start_says_why() {
     let desk = Desk::empty().await;
-    desk.fails(&["serve"], "no brokers are configured; set `kafka.brokers` or ONCEBOX_KAFKA_BROKERS").await;
+    desk.fails(
+        &["serve"],
+        "no brokers are configured; set `kafka.brokers` or ONCEBOX_KAFKA_BROKERS",
+    )
+    .await;
     // From here on the database may be prepared.
     desk.ok(&["migrate"]).await;
     let broker = format!("127.0.0.1:{}", free_port().unwrap());
-    // A broker that does not answer is waited for (outages.rs); what it would be asked with is looked at before that.
+    // A broker that does not answer is waited for (outages.rs); what it would be asked with is
+    // looked at before that.
     for property in ["'sasl.passwordd' = 'hunter2'", "'security.protocol' = 'hunter2'"] {
-        let config = desk
-            .file("kafka.toml", format!("[http]\nlisten = '127.0.0.1:0'\n[api]\nlisten = '127.0.0.1:0'\n[kafka]\nbrokers = '{broker}'\n[kafka.properties]\n{property}"));
+        let config = desk.file(
+            "kafka.toml",
+            format!(
+                "[http]\nlisten = '127.0.0.1:0'\n[api]\nlisten = \
+                '127.0.0.1:0'\n[kafka]\nbrokers = '{broker}'\n[kafka.properties]\n{property}"
+            ),
+        );
         let name = property.split('\'').nth(1).unwrap();
-        let line = format!("kafka property `{name}` is unknown or its value is not accepted; check `kafka.properties`");
+        let line = format!(
+            "kafka property `{name}` is unknown or its value is not accepted; check \
+                `kafka.properties`"
+        );
         desk.fails(&["serve", "--config", &config], &line).await;
     }
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
-    for (variable, other, setting) in
-        [("ONCEBOX_HTTP_LISTEN", "ONCEBOX_API_LISTEN", "http.listen"), ("ONCEBOX_API_LISTEN", "ONCEBOX_HTTP_LISTEN", "api.listen")]
-    {
+    for (variable, other, setting) in [
+        ("ONCEBOX_HTTP_LISTEN", "ONCEBOX_API_LISTEN", "http.listen"),
+        ("ONCEBOX_API_LISTEN", "ONCEBOX_HTTP_LISTEN", "api.listen"),
+    ] {
         let mut command = desk.with("ONCEBOX_KAFKA_BROKERS", Some(&broker));
         command.env(variable, address.to_string()).env(other, "127.0.0.1:0");
         let line = format!(
-            "failed to listen on `{address}`; set `{setting}` ({variable}) to a free address: Address already in use (os error 98)"
+            "failed to listen on `{address}`; set `{setting}` ({variable}) to a free address: \
+                Address already in use (os error 98)"
         );
         desk.fails_as(command, &["serve"], &line).await;
     }
 }
 
-/// What could go wrong: a host whose password the brokers refuse waits for ever, and says that no broker is there; or it
-/// says the password.
+/// What could go wrong: a host whose password the brokers refuse waits for ever, and says that no
+/// broker is there; or it says the password.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_password_that_the_brokers_refuse_ends_the_host() {
     let desk = Desk::empty().await;
     desk.ok(&["migrate"]).await;
-    let kafka = spawn_blocking(|| KafkaServer::start_with_password("host", "right")).await.unwrap().unwrap();
+    let kafka = spawn_blocking(|| KafkaServer::start_with_password("host", "right"))
+        .await
+        .unwrap()
+        .unwrap();
     let broker = format!("127.0.0.1:{}", kafka.own_ports()[0]);
     let config = desk.file(
         "password.toml",
         format!(
-            "[http]\nlisten = '127.0.0.1:0'\n[api]\nlisten = '127.0.0.1:0'\n[kafka]\nbrokers = '{broker}'\n[kafka.properties]\n\
-             'security.protocol' = 'sasl_plaintext'\n'sasl.mechanism' = 'PLAIN'\n'sasl.username' = 'host'\n'sasl.password' = 'hunter2'"
+            "[http]\nlisten = '127.0.0.1:0'\n[api]\nlisten = '127.0.0.1:0'\n[kafka]\nbrokers = \
+                '{broker}'\n[kafka.properties]\n\
+             'security.protocol' = 'sasl_plaintext'\n'sasl.mechanism' = 'PLAIN'\n'sasl.username' = \
+             'host'\n'sasl.password' = 'hunter2'"
         ),
     );
     let output = run(desk.command().args(["serve", "--config", &config])).await;
     let said = text(&output.stderr);
     let last = said.lines().last().unwrap_or_default();
-    assert!(last.starts_with(&format!("error: the brokers at `{broker}` refuse this host: ")), "{said}");
-    assert!(last.contains("uthentication failed") && last.contains("; check `kafka.properties`"), "{said}");
+    assert!(
+        last.starts_with(&format!("error: the brokers at `{broker}` refuse this host: ")),
+        "{said}"
+    );
+    assert!(
+        last.contains("uthentication failed") && last.contains("; check `kafka.properties`"),
+        "{said}"
+    );
     assert!(!said.contains("hunter2") && output.status.code() == Some(1), "{said}");
     spawn_blocking(move || drop(kafka)).await.unwrap();
 }
@@ -431,7 +599,10 @@ async fn tenants_are_created_whole_or_not_at_all() {
     assert_eq!(desk.ok(&["tenant", "list"]).await, "TENANT  STATE  SCHEMA  CREATED\n");
 
     for name in ["Acme", "1st", "a_b", "", "ä", &"a".repeat(64)] {
-        let line = format!("`{name}` cannot be the name of a tenant; use a lower-case letter, then up to 62 of a-z, 0-9 and `-`");
+        let line = format!(
+            "`{name}` cannot be the name of a tenant; use a lower-case letter, then up to 62 of \
+                a-z, 0-9 and `-`"
+        );
         desk.fails(&["tenant", "create", name], &line).await;
     }
     desk.fails(
@@ -441,7 +612,8 @@ async fn tenants_are_created_whole_or_not_at_all() {
     .await;
     let good = desk.file("good.sql", "CREATE TABLE stock (sku text);");
     let bad = desk.file("bad.sql", "CREATE TABLE other (n int); CREATE TABLE stock (sku text);");
-    let line = "tenant `acme` was not created: migration `bad` was not applied: line 1: relation \"stock\" already exists";
+    let line = "tenant `acme` was not created: migration `bad` was not applied: line 1: relation \
+        \"stock\" already exists";
     desk.fails(&["tenant", "create", "acme", "--schema", &good, "--schema", &bad], line).await;
 
     let said = desk.ok(&["tenant", "create", "acme", "--schema", &good]).await;
@@ -452,17 +624,30 @@ async fn tenants_are_created_whole_or_not_at_all() {
     assert_eq!((tenants.as_array().unwrap().len(), &tenant["name"]), (1, &json!("acme")));
     assert!(!tenants.to_string().contains("secret"), "{tenants}");
     let listed = desk.ok(&["tenant", "list"]).await;
-    let lines: Vec<Vec<&str>> = listed.lines().map(|line| line.split_whitespace().collect()).collect();
+    let lines: Vec<Vec<&str>> =
+        listed.lines().map(|line| line.split_whitespace().collect()).collect();
     let headings = ["TENANT", "STATE", "SCHEMA", "CREATED"];
-    assert_eq!((lines.len(), &lines[0][..], &lines[1][..3]), (2, &headings[..], &["acme", "active", schema][..]));
+    assert_eq!(
+        (lines.len(), &lines[0][..], &lines[1][..3]),
+        (2, &headings[..], &["acme", "active", schema][..])
+    );
     desk.fails(&["tenant", "create", "acme"], "there is a tenant `acme` already").await;
     let mut connection = desk.database.connect().await.unwrap();
-    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM pg_namespace WHERE nspname ~ '^t_'").fetch_one(&mut connection).await.unwrap();
+    let left: i64 = sqlx::query_scalar("SELECT count(*) FROM pg_namespace WHERE nspname ~ '^t_'")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
     assert_eq!(left, 1, "a schema of the tenant that was not created is left over");
     // Every change has its line in the audit, also the one that was taken back.
     let audit: Vec<String> =
-        sqlx::query_scalar("SELECT action FROM oncebox.audit ORDER BY audit_id").fetch_all(&mut connection).await.unwrap();
-    assert_eq!(audit, ["tenant.create", "tenant.migrate", "tenant.take_back", "tenant.create", "tenant.migrate"]);
+        sqlx::query_scalar("SELECT action FROM oncebox.audit ORDER BY audit_id")
+            .fetch_all(&mut connection)
+            .await
+            .unwrap();
+    assert_eq!(
+        audit,
+        ["tenant.create", "tenant.migrate", "tenant.take_back", "tenant.create", "tenant.migrate"]
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -477,28 +662,69 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
         .await;
     };
     let base = |rest: &str| format!("{POLICY}{rest}");
-    create(&base("kafkaa = 1"), "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, `order`, `sequence`, `dedup`, `retention`, `payload`, `collision`, `no_route`, `wire_format`, `identity`, `schemas`, `batch`, `retry`, `dead_letters`, `replay`, `breaker`, `limits`, `alerts`, `kafka`").await;
+    create(
+        &base("kafkaa = 1"),
+        "line 3: unknown key `kafkaa`, expected one of `topics`, `ack`, \
+        `order`, `sequence`, `dedup`, `retention`, `payload`, `collision`, `no_route`, \
+        `wire_format`, `identity`, `schemas`, `batch`, `retry`, `dead_letters`, `replay`, \
+        `breaker`, `limits`, `alerts`, `kafka`",
+    )
+    .await;
     // S1-072, S1-073.
     create("topics = ['t']", "missing field `ack`").await;
     create("ack = 'after_commit'", "missing field `topics`").await;
-    create("topics = []\nack = 'after_commit'", "line 1: `topics` must name at least one topic").await;
-    create("topics = ['t']\nack = 'never'", "line 2: `ack`: unknown variant `never`, expected `after_commit` or `after_insert`").await;
-    create(&base("limits = { deadline_ms = 0 }"), "line 3: `limits.deadline_ms` is 0; it must be at least 1").await;
-    create(&base("limits = { deadline_ms = -1 }"), "line 3: `limits.deadline_ms`: invalid value: integer `-1`, expected u64").await;
-    create(&base("batch = { messages_max = 1001 }"), "line 3: `batch.messages_max` is 1001; it must be at most 1000").await;
+    create("topics = []\nack = 'after_commit'", "line 1: `topics` must name at least one topic")
+        .await;
     create(
-        "topics = ['t']\nack = 'after_insert'\ndedup = 'off'",
-        "line 3: `dedup = \"off\"` needs `ack = \"after_commit\"`: what is acked after its insert is in the inbox",
+        "topics = ['t']\nack = 'never'",
+        "line 2: `ack`: unknown variant `never`, expected `after_commit` or `after_insert`",
     )
     .await;
-    create(&base("retry = { backoff_min_ms = 10, backoff_max_ms = 5 }"), "line 3: `retry.backoff_max_ms` is below `retry.backoff_min_ms`")
-        .await;
-    create(&base("breaker = { failures_percent = 100 }"), "line 3: `breaker.failures_percent` is 100; it must be at most 99").await;
-    create(&base("breaker = { runs_min = 0 }"), "line 3: `breaker.runs_min` is 0; it must be at least 1").await;
-    create(&base("breaker = { pause_max_ms = 5 }"), "line 3: `breaker.pause_max_ms` is below `breaker.pause_ms`").await;
+    create(
+        &base("limits = { deadline_ms = 0 }"),
+        "line 3: `limits.deadline_ms` is 0; it must be at least 1",
+    )
+    .await;
+    create(
+        &base("limits = { deadline_ms = -1 }"),
+        "line 3: `limits.deadline_ms`: invalid value: integer `-1`, expected u64",
+    )
+    .await;
+    create(
+        &base("batch = { messages_max = 1001 }"),
+        "line 3: `batch.messages_max` is 1001; it must be at most 1000",
+    )
+    .await;
+    create(
+        "topics = ['t']\nack = 'after_insert'\ndedup = 'off'",
+        "line 3: `dedup = \"off\"` needs `ack = \"after_commit\"`: what is acked after its insert \
+            is in the inbox",
+    )
+    .await;
+    create(
+        &base("retry = { backoff_min_ms = 10, backoff_max_ms = 5 }"),
+        "line 3: `retry.backoff_max_ms` is below `retry.backoff_min_ms`",
+    )
+    .await;
+    create(
+        &base("breaker = { failures_percent = 100 }"),
+        "line 3: `breaker.failures_percent` is 100; it must be at most 99",
+    )
+    .await;
+    create(
+        &base("breaker = { runs_min = 0 }"),
+        "line 3: `breaker.runs_min` is 0; it must be at least 1",
+    )
+    .await;
+    create(
+        &base("breaker = { pause_max_ms = 5 }"),
+        "line 3: `breaker.pause_max_ms` is below `breaker.pause_ms`",
+    )
+    .await;
     for lease_ms in [5_000, 7_500] {
         let text = format!(
-            "line 3: `retry.lease_ms` is {lease_ms}; it must be over `limits.deadline_ms`, 5000, by more than 2500: time to end a \
+            "line 3: `retry.lease_ms` is {lease_ms}; it must be over `limits.deadline_ms`, 5000, \
+                by more than 2500: time to end a \
              statement, log in and record the failure"
         );
         // S0-032.
@@ -506,11 +732,18 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
     }
     create(
         &base("retry = { preset = 'seed-003' }"),
-        "line 3: `retry.preset`: unknown variant `seed-003`, expected `exponential-jitter` or `seed-002`",
+        "line 3: `retry.preset`: unknown variant `seed-003`, expected `exponential-jitter` or \
+            `seed-002`",
     )
     .await;
-    let path = desk.file("policy.toml", base("limits = { deadline_ms = 0 }\nretry = { backof = 1 }\nno_route = 5"));
-    let output = run(desk.command().args(["consumer", "create", "other", "--tenant", "acme", "--policy", &path])).await;
+    let path = desk.file(
+        "policy.toml",
+        base("limits = { deadline_ms = 0 }\nretry = { backof = 1 }\nno_route = 5"),
+    );
+    let output = run(desk
+        .command()
+        .args(["consumer", "create", "other", "--tenant", "acme", "--policy", &path]))
+    .await;
     let said = text(&output.stderr).replace(desk.dir.to_str().unwrap(), "DIR");
     let lines: Vec<_> = said.lines().map(|line| line.split(", expected").next().unwrap()).collect();
     assert_eq!(
@@ -524,11 +757,15 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
     );
     create(
         &base("kafka.properties = { 'group.id' = 'hunter2' }"),
-        "kafka property `group.id` cannot be set here: set `group` in the policy's `kafka` table instead",
+        "kafka property `group.id` cannot be set here: set `group` in the policy's `kafka` table \
+            instead",
     )
     .await;
-    create(&base("kafka.properties = { 'sasl.password' = hunter2 }"), "line 3: string values must be quoted, expected literal string")
-        .await;
+    create(
+        &base("kafka.properties = { 'sasl.password' = hunter2 }"),
+        "line 3: string values must be quoted, expected literal string",
+    )
+    .await;
 
     let policy = desk.file("orders.toml", POLICY);
     desk.fails(
@@ -536,7 +773,11 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
         "failed to read the policy `nowhere.toml`: No such file or directory (os error 2)",
     )
     .await;
-    desk.fails(&["consumer", "create", "orders", "--tenant", "acme", "--policy", &policy], "there is a consumer `orders` already").await;
+    desk.fails(
+        &["consumer", "create", "orders", "--tenant", "acme", "--policy", &policy],
+        "there is a consumer `orders` already",
+    )
+    .await;
     desk.fails(
         &["consumer", "create", "orders", "--tenant", "nobody", "--policy", &policy],
         "there is no tenant `nobody`; `oncebox tenant list` shows those there are",
@@ -544,24 +785,31 @@ async fn a_policy_that_cannot_work_is_refused_by_its_key() {
     .await;
     desk.fails(
         &["consumer", "create", "Orders", "--tenant", "acme", "--policy", &policy],
-        "`Orders` cannot be the name of a consumer; use a lower-case letter, then up to 62 of a-z, 0-9 and `-`",
+        "`Orders` cannot be the name of a consumer; use a lower-case letter, then up to 62 of a-z, \
+            0-9 and `-`",
     )
     .await;
 
     assert_eq!(
         desk.ok(&["consumer", "create", "second", "--tenant", "acme", "--policy", &policy]).await,
-        "consumer `acme/second` created; it starts with its first deployment\ncollapses: every delivery of one event, also when it was produced twice\n"
+        "consumer `acme/second` created; it starts with its first deployment\ncollapses: every \
+            delivery of one event, also when it was produced twice\n"
     );
     assert_eq!(
         desk.ok(&["consumer", "list"]).await,
         "\
 TENANT  CONSUMER  STATE    TOPICS  ACK           GENERATION  COLLAPSES
-acme    orders    running  orders  after_commit  0           every delivery of one event, also when it was produced twice
-acme    second    running  orders  after_commit  0           every delivery of one event, also when it was produced twice
+acme    orders    running  orders  after_commit  0           every delivery of one event, also \
+            when it was produced twice
+acme    second    running  orders  after_commit  0           every delivery of one event, also \
+            when it was produced twice
 "
     );
     let consumers = desk.json(&["consumer", "list"]).await;
-    assert_eq!((&consumers[1]["name"], &consumers[1]["policy"]["ack"]), (&json!("second"), &json!("after_commit")));
+    assert_eq!(
+        (&consumers[1]["name"], &consumers[1]["policy"]["ack"]),
+        (&json!("second"), &json!("after_commit"))
+    );
 }
 
 /// Components that are none, or not ours.
@@ -570,7 +818,8 @@ async fn what_cannot_be_deployed_is_told_what_to_do() {
     let desk = Desk::furnished().await;
     let text = guests::text(&[], &End::Ok);
     let core = wat::parse_str(&text).unwrap();
-    let foreign = "(component (import \"wasi:http/outgoing-handler@0.2.0\" (instance)) (import \"acme:db/sql\" (instance)))";
+    let foreign = "(component (import \"wasi:http/outgoing-handler@0.2.0\" (instance)) (import \
+        \"acme:db/sql\" (instance)))";
     let files = [
         ("text.wasm", b"hello".to_vec()),
         ("core.wasm", core.clone()),
@@ -583,12 +832,28 @@ async fn what_cannot_be_deployed_is_told_what_to_do() {
     for (name, bytes) in &files {
         desk.file(name, bytes);
     }
-    let target: &[&str] = &["--tenant", "acme", "--consumer", "orders", "--event-type", "order.placed"];
+    let target: &[&str] =
+        &["--tenant", "acme", "--consumer", "orders", "--event-type", "order.placed"];
     for (file, said) in [
-        ("text.wasm", &["this is not a WebAssembly file; upload the `.wasm` file that your compiler writes"][..]),
-        ("empty.wasm", &["must export `oncebox:handler/incoming-handler@0.1.0`", "and it exports nothing"]),
+        (
+            "text.wasm",
+            &["this is not a WebAssembly file; upload the `.wasm` file that your compiler writes"]
+                [..],
+        ),
+        (
+            "empty.wasm",
+            &["must export `oncebox:handler/incoming-handler@0.1.0`", "and it exports nothing"],
+        ),
         // Everything that is wrong with it, at once.
-        ("foreign.wasm", &["`wasi:http/outgoing-handler@0.2.0`", "a handler has no network", "`acme:db/sql`", "must export"]),
+        (
+            "foreign.wasm",
+            &[
+                "`wasi:http/outgoing-handler@0.2.0`",
+                "a handler has no network",
+                "`acme:db/sql`",
+                "must export",
+            ],
+        ),
         ("broken.wasm", &["damaged"]),
     ] {
         let output = run(desk.command().args([&["deploy", file], target].concat())).await;
@@ -604,7 +869,8 @@ async fn what_cannot_be_deployed_is_told_what_to_do() {
     .await;
     desk.fails(
         &[&["deploy", "bad_name!.wasm"], target].concat(),
-        "`bad_name!.wasm` was not uploaded: `bad-name!` cannot be the name of a handler; use a lower-case letter, then up to 62 of a-z, 0-9 and `-`",
+        "`bad_name!.wasm` was not uploaded: `bad-name!` cannot be the name of a handler; use a \
+            lower-case letter, then up to 62 of a-z, 0-9 and `-`",
     )
     .await;
     desk.fails(
@@ -626,7 +892,8 @@ async fn what_cannot_be_deployed_is_told_what_to_do() {
     desk.fails_as(
         desk.with("ONCEBOX_RUNTIME_COMPONENT_BYTES_MAX", Some("10")),
         &[&["deploy", "good.wasm"], target].concat(),
-        "`good.wasm` was not uploaded: the body has more than 10 bytes, which is what this path takes",
+        "`good.wasm` was not uploaded: the body has more than 10 bytes, which is what this path \
+            takes",
     )
     .await;
     desk.misunderstood(
@@ -641,29 +908,47 @@ async fn what_cannot_be_deployed_is_told_what_to_do() {
         "failed to read `nowhere.wasm`: No such file or directory (os error 2)",
     )
     .await;
-    desk.fails(&["component", "encode", "text.wasm", "-o", "out.wasm"], "failed to encode `text.wasm`: this is not a WebAssembly file")
-        .await;
-    desk.fails(&["component", "encode", "good.wasm", "-o", "out.wasm"], "failed to encode `good.wasm`: this is a component already").await;
+    desk.fails(
+        &["component", "encode", "text.wasm", "-o", "out.wasm"],
+        "failed to encode `text.wasm`: this is not a WebAssembly file",
+    )
+    .await;
+    desk.fails(
+        &["component", "encode", "good.wasm", "-o", "out.wasm"],
+        "failed to encode `good.wasm`: this is a component already",
+    )
+    .await;
     desk.fails(
         &["component", "encode", "core.wasm", "-o", "nowhere/out.wasm"],
         "failed to write `nowhere/out.wasm`: No such file or directory (os error 2)",
     )
     .await;
     assert!(!desk.dir.join("out.wasm").exists(), "a component that failed was written");
-    assert_eq!(desk.ok(&["component", "encode", "core.wasm", "-o", "out.wasm"]).await, format!("wrote `out.wasm`, {size} bytes\n"));
+    assert_eq!(
+        desk.ok(&["component", "encode", "core.wasm", "-o", "out.wasm"]).await,
+        format!("wrote `out.wasm`, {size} bytes\n")
+    );
     let said = desk.ok(&[&["deploy", "out.wasm", "--handler", "shipping"], target].concat()).await;
-    let deployed = desk.json(&[&["deploy", "out.wasm", "--handler", "shipping"], target, &["--set", "colour=a=b"]].concat()).await;
+    let deployed = desk
+        .json(
+            &[&["deploy", "out.wasm", "--handler", "shipping"], target, &["--set", "colour=a=b"]]
+                .concat(),
+        )
+        .await;
     let digest = deployed["digest"].as_str().unwrap();
     assert!(
         said.starts_with(&format!(
-            "handler `shipping`, version {}, takes `order.placed` of `acme/orders`\nimports: oncebox:handler/",
+            "handler `shipping`, version {}, takes `order.placed` of `acme/orders`\nimports: \
+                oncebox:handler/",
             &digest[..12]
         )),
         "{said}"
     );
     assert_eq!(deployed["settings"], json!({ "colour": "a=b" }));
     // A core module is made a component on the way, and is the same version.
-    let made = desk.json(&["version", "upload", "core.wasm", "--tenant", "acme", "--handler", "shipping"]).await;
+    let made = desk
+        .json(&["version", "upload", "core.wasm", "--tenant", "acme", "--handler", "shipping"])
+        .await;
     assert_eq!(made["digest"], deployed["digest"]);
 }
 
@@ -671,8 +956,13 @@ async fn what_cannot_be_deployed_is_told_what_to_do() {
 async fn commands_that_are_not_understood_are_explained() {
     let desk = Desk::empty().await;
     desk.misunderstood(&["tenants"], "error: unrecognized subcommand 'tenants'").await;
-    desk.misunderstood(&["deploy"], "error: the following required arguments were not provided:").await;
-    desk.misunderstood(&["inbox", "list", "--status", "lost"], "error: invalid value 'lost' for '--status <STATUS>'").await;
+    desk.misunderstood(&["deploy"], "error: the following required arguments were not provided:")
+        .await;
+    desk.misunderstood(
+        &["inbox", "list", "--status", "lost"],
+        "error: invalid value 'lost' for '--status <STATUS>'",
+    )
+    .await;
     desk.misunderstood(
         &["inbox", "list", "--limit", "many"],
         "error: invalid value 'many' for '--limit <LIMIT>': invalid digit found in string",
@@ -717,8 +1007,8 @@ Commands:
   audit        List who changed what
   help         Print this message or the help of the given subcommand(s)"
     );
-    // The programs that a host starts of itself are no commands, and a usage shows what a command takes, whatever the
-    // environment sets.
+    // The programs that a host starts of itself are no commands, and a usage shows what a command
+    // takes, whatever the environment sets.
     for misspelt in ["verif", "compil", "verify-worke"] {
         let output = run(desk.command().arg(misspelt)).await;
         let said = text(&output.stderr);
@@ -728,24 +1018,42 @@ Commands:
         let output = run(desk.command().env(variable, "x").args(["inbox", "show"])).await;
         let said = text(&output.stderr);
         let usage = said.lines().find(|line| line.starts_with("Usage")).unwrap();
-        assert_eq!(usage, "Usage: oncebox inbox show [OPTIONS] --tenant <TENANT> --consumer <CONSUMER> <MESSAGE_ID>", "{said}");
+        assert_eq!(
+            usage,
+            "Usage: oncebox inbox show [OPTIONS] --tenant <TENANT> --consumer <CONSUMER> \
+                <MESSAGE_ID>",
+            "{said}"
+        );
     }
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = desk.ok(&["completions", shell]).await;
-        assert!(["redrive", "rotate-credentials", "promote"].iter().all(|verb| script.contains(verb)), "{shell}: {script}");
-        assert!(!script.contains("verify-worker") && !script.contains("compile-component"), "{shell}");
+        assert!(
+            ["redrive", "rotate-credentials", "promote"].iter().all(|verb| script.contains(verb)),
+            "{shell}: {script}"
+        );
+        assert!(
+            !script.contains("verify-worker") && !script.contains("compile-component"),
+            "{shell}"
+        );
     }
     // A shell reads it, and completes a verb by it.
-    let script = "source <(\"$1\" completions bash); COMP_WORDS=(oncebox canary gr); COMP_CWORD=2; _oncebox oncebox gr canary; echo \"${COMPREPLY[*]}\"";
+    let script = "source <(\"$1\" completions bash); COMP_WORDS=(oncebox canary gr); COMP_CWORD=2; \
+        _oncebox oncebox gr canary; echo \"${COMPREPLY[*]}\"";
     let mut bash = Command::new("bash");
     let completed = run(bash.args(["-c", script, "bash"]).arg(program())).await;
     assert_eq!(text(&completed.stdout), "grow\n", "{}", text(&completed.stderr));
     assert_eq!(desk.ok(&["--version"]).await, format!("oncebox {}\n", env!("CARGO_PKG_VERSION")));
     for (arguments, part) in [
         (&["tenant", "create", "--help"][..], "SQL file with the tenant's tables"),
-        (&["tenant", "schema", "apply", "--help"], "A folder, whose files `*.sql` are applied by name"),
+        (
+            &["tenant", "schema", "apply", "--help"],
+            "A folder, whose files `*.sql` are applied by name",
+        ),
         (&["tenant", "limits", "--help"], "Its share of a busy host against the other tenants'"),
-        (&["tenant", "delete", "--help"], "Its name once more; without it, you are asked at the terminal"),
+        (
+            &["tenant", "delete", "--help"],
+            "Its name once more; without it, you are asked at the terminal",
+        ),
         (&["keys", "rotate", "--help"], "keys.previous_master_key_file"),
         (&["consumer", "create", "--help"], "TOML file with the policy"),
         (&["consumer", "pause", "--help"], "Wait until every running host has done it"),
@@ -757,9 +1065,15 @@ Commands:
         (&["consumer", "delete", "--help"], "its inbox is deleted for good"),
         (&["deploy", "--help"], "The event type it takes; `*` takes those"),
         (&["inbox", "list", "--help"], "[possible values: received, in_progress,"),
-        (&["inbox", "stats", "--help"], "Count what is open, and say what is too much by the policy"),
+        (
+            &["inbox", "stats", "--help"],
+            "Count what is open, and say what is too much by the policy",
+        ),
         (&["inbox", "show", "--help"], "Also print headers and payload"),
-        (&["inbox", "redrive", "--help"], "Run dead letters again, under their ids and with their headers"),
+        (
+            &["inbox", "redrive", "--help"],
+            "Run dead letters again, under their ids and with their headers",
+        ),
         (&["inbox", "discard", "--help"], "Why: kept with each message and in the audit log"),
         (&["inbox", "retry", "--help"], "Only count the messages, and change nothing"),
         (&["component", "encode", "--help"], "Where to write the component"),
@@ -779,24 +1093,37 @@ Commands:
     }
 }
 
-/// What could go wrong: of several consumers' messages with one time, some are on no page, or on two.
+/// What could go wrong: of several consumers' messages with one time, some are on no page, or on
+/// two.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_of_several_consumers_are_paged() {
     let desk = Desk::furnished().await;
     let policy = desk.file("orders.toml", POLICY);
     desk.ok(&["consumer", "create", "another", "--tenant", "acme", "--policy", &policy]).await;
-    let explained = desk.ok(&["consumer", "policy", "explain", "another", "--tenant", "acme"]).await;
-    assert_eq!(explained, desk.ok(&["policy", "explain", &policy]).await, "a row is read as its file is");
+    let explained =
+        desk.ok(&["consumer", "policy", "explain", "another", "--tenant", "acme"]).await;
+    assert_eq!(
+        explained,
+        desk.ok(&["policy", "explain", &policy]).await,
+        "a row is read as its file is"
+    );
     let mut connection = desk.database.connect().await.unwrap();
     // Four times, of five messages each, of two consumers, under the same ids.
-    const ROWS: &str = "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, partition, \"offset\", \
+    const ROWS: &str = "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, \
+        bucket, topic, partition, \"offset\", \
         record_timestamp_ms, event_type, status, reason, attempts, received_at, processed_at) \
-        SELECT consumer_id, 'm' || n, 1, oncebox.bucket_at(1::smallint, now()), 'orders', 0, n, 0, 'placed', \
-        CASE n % 2 WHEN 0 THEN 'completed' ELSE 'parked' END, CASE n % 2 WHEN 1 THEN 'no_route' END, 1, \
-        now() - (n / 5) * interval '1 hour', now() FROM oncebox.consumer, generate_series(0, 19) n";
+        SELECT consumer_id, 'm' || n, 1, oncebox.bucket_at(1::smallint, now()), 'orders', 0, n, 0, \
+        'placed', \
+        CASE n % 2 WHEN 0 THEN 'completed' ELSE 'parked' END, CASE n % 2 WHEN 1 THEN 'no_route' \
+        END, 1, \
+        now() - (n / 5) * interval '1 hour', now() FROM oncebox.consumer, generate_series(0, 19) \
+        n";
     sqlx::query(ROWS).execute(&mut connection).await.unwrap();
-    let key = |row: &Value| format!("{}/{}", row["consumer"].as_str().unwrap(), row["message_id"].as_str().unwrap());
-    let all: Vec<String> = desk.json(&["inbox", "list"]).await.as_array().unwrap().iter().map(key).collect();
+    let key = |row: &Value| {
+        format!("{}/{}", row["consumer"].as_str().unwrap(), row["message_id"].as_str().unwrap())
+    };
+    let all: Vec<String> =
+        desk.json(&["inbox", "list"]).await.as_array().unwrap().iter().map(key).collect();
     assert_eq!((all.len(), &all[0][..], &all[5][..]), (40, "another/m0", "orders/m0"));
     for limit in ["3", "7", "40"] {
         let (mut paged, mut after): (Vec<String>, Option<String>) = (Vec::new(), None);
@@ -806,21 +1133,56 @@ async fn messages_of_several_consumers_are_paged() {
             let rows = desk.json(&arguments).await;
             let said = desk.ok(&arguments).await;
             paged.extend(rows.as_array().unwrap().iter().map(key));
-            let Some(place) = said.lines().last().and_then(|line| line.strip_prefix("there may be more: --after '")) else { break };
+            let Some(place) = said
+                .lines()
+                .last()
+                .and_then(|line| line.strip_prefix("there may be more: --after '"))
+            else {
+                break;
+            };
             after = Some(place.trim_end_matches('\'').to_owned());
         }
         assert_eq!(paged, all, "pages of {limit}");
     }
-    let count = async |more: &[&str]| desk.json(&[&["inbox", "list"], more].concat()).await.as_array().unwrap().len();
+    let count = async |more: &[&str]| {
+        desk.json(&[&["inbox", "list"], more].concat()).await.as_array().unwrap().len()
+    };
     assert_eq!(count(&["--reason", "no_route", "--event-type", "placed"]).await, 20);
     assert_eq!((count(&["--since", "90m"]).await, count(&["--until", "90m"]).await), (20, 20));
-    assert_eq!((count(&["--key", "k"]).await, count(&["--error", "x"]).await, count(&["--version", "ab"]).await), (0, 0, 0));
-    let redrive = ["inbox", "redrive", "--tenant", "acme", "--consumer", "orders", "--because", "a handler is there"];
+    assert_eq!(
+        (
+            count(&["--key", "k"]).await,
+            count(&["--error", "x"]).await,
+            count(&["--version", "ab"]).await
+        ),
+        (0, 0, 0)
+    );
+    let redrive = [
+        "inbox",
+        "redrive",
+        "--tenant",
+        "acme",
+        "--consumer",
+        "orders",
+        "--because",
+        "a handler is there",
+    ];
     let redriven = async |more: &[&str]| desk.ok(&[&redrive[..], more].concat()).await;
-    desk.fails(&redrive, "say which messages: by their ids, by an option such as `--reason`, or with `--all`").await;
-    assert_eq!(redriven(&["--all", "--dry-run"]).await, "would redrive 0 messages\n", "their records are not kept");
+    desk.fails(
+        &redrive,
+        "say which messages: by their ids, by an option such as `--reason`, or with `--all`",
+    )
+    .await;
+    assert_eq!(
+        redriven(&["--all", "--dry-run"]).await,
+        "would redrive 0 messages\n",
+        "their records are not kept"
+    );
     sqlx::query("UPDATE oncebox.inbox SET headers = ''").execute(&mut connection).await.unwrap();
-    assert_eq!(redriven(&["--reason", "no_route", "--dry-run"]).await, "would redrive 10 messages\n");
+    assert_eq!(
+        redriven(&["--reason", "no_route", "--dry-run"]).await,
+        "would redrive 10 messages\n"
+    );
     assert_eq!(redriven(&["m1", "m3", "m4"]).await, "redriven 2 messages\n");
     assert_eq!(redriven(&["m1", "m3", "m4"]).await, "there is nothing to redrive\n");
     let answer = desk.json(&[&redrive[..], &["--since", "90m"]].concat()).await;
@@ -828,12 +1190,14 @@ async fn messages_of_several_consumers_are_paged() {
     assert_eq!(count(&["--consumer", "orders", "--status", "received"]).await, 5);
     desk.misunderstood(
         &["inbox", "list", "--since", "yesterday"],
-        "error: invalid value 'yesterday' for '--since <SINCE>': use a time as `2026-01-31T12:00:00Z`, or how long ago, as `90s`, `15m`, `2h`, `3d`",
+        "error: invalid value 'yesterday' for '--since <SINCE>': use a time as \
+            `2026-01-31T12:00:00Z`, or how long ago, as `90s`, `15m`, `2h`, `3d`",
     )
     .await;
     desk.misunderstood(
         &["inbox", "list", "--after", "m1"],
-        "error: invalid value 'm1' for '--after <PLACE>': a place is a time, a consumer and a message id, with commas between them",
+        "error: invalid value 'm1' for '--after <PLACE>': a place is a time, a consumer and a \
+            message id, with commas between them",
     )
     .await;
 }
@@ -841,9 +1205,14 @@ async fn messages_of_several_consumers_are_paged() {
 /// A record with an id, a type and a value, through Kafka's own console producer.
 async fn produce(brokers: &str, topic: &str, lines: &str) {
     let jars = target_dir().join("kafka-libs");
-    let java = std::env::var_os("JAVA_HOME").map_or_else(|| "java".into(), |home| Path::new(&home).join("bin/java"));
+    let java = std::env::var_os("JAVA_HOME")
+        .map_or_else(|| "java".into(), |home| Path::new(&home).join("bin/java"));
     let mut command = Command::new(java);
-    command.arg("-Xmx128m").arg("-Dorg.slf4j.simpleLogger.defaultLogLevel=error").arg("-cp").arg(format!("{}/*", jars.display()));
+    command
+        .arg("-Xmx128m")
+        .arg("-Dorg.slf4j.simpleLogger.defaultLogLevel=error")
+        .arg("-cp")
+        .arg(format!("{}/*", jars.display()));
     command.args([
         "org.apache.kafka.tools.ConsoleProducer",
         "--bootstrap-server",
@@ -853,9 +1222,16 @@ async fn produce(brokers: &str, topic: &str, lines: &str) {
         "--property",
         "parse.headers=true",
     ]);
-    let mut producer = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let mut producer = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
     producer.stdin.take().unwrap().write_all(lines.as_bytes()).await.unwrap();
-    let output = timeout(DEADLINE, producer.wait_with_output()).await.expect("the producer ends").unwrap();
+    let output =
+        timeout(DEADLINE, producer.wait_with_output()).await.expect("the producer ends").unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -891,26 +1267,41 @@ async fn a_message_from_the_console_is_shown_as_completed() {
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest-examples");
     let schema = desk.file(
         "stock.sql",
-        [std::fs::read(example.join("inventory-reservation/schema.sql")).unwrap(), b"INSERT INTO stock VALUES ('apple', 10);".to_vec()]
-            .concat(),
+        [
+            std::fs::read(example.join("inventory-reservation/schema.sql")).unwrap(),
+            b"INSERT INTO stock VALUES ('apple', 10);".to_vec(),
+        ]
+        .concat(),
     );
     let policy = desk.file(
         "policy.toml",
         format!(
-            "topics = ['{topic}']\nack = 'after_commit'\nidentity = {{ id = [{{ header = 'id' }}], event_type = [{{ header = 'type' }}] }}"
+            "topics = ['{topic}']\nack = 'after_commit'\nidentity = {{ id = [{{ header = 'id' }}], \
+                event_type = [{{ header = 'type' }}] }}"
         ),
     );
     desk.ok(&["migrate"]).await;
     desk.ok(&["tenant", "create", &tenant, "--schema", &schema]).await;
     desk.ok(&["consumer", "create", "stock", "--tenant", &tenant, "--policy", &policy]).await;
     let component = example.join("components/inventory-reservation.wasm");
-    desk.ok(&["deploy", component.to_str().unwrap(), "--tenant", &tenant, "--consumer", "stock", "--event-type", "inventory.reserve"])
-        .await;
+    desk.ok(&[
+        "deploy",
+        component.to_str().unwrap(),
+        "--tenant",
+        &tenant,
+        "--consumer",
+        "stock",
+        "--event-type",
+        "inventory.reserve",
+    ])
+    .await;
 
     let host = host(&desk);
 
     let payload = r#"{"reservation_id":"r-1","order_id":"o-1","sku":"apple","quantity":3}"#;
-    let line = |id: &str, event_type: &str, payload: &str| format!("id:{id},type:{event_type}\t{payload}\n");
+    let line = |id: &str, event_type: &str, payload: &str| {
+        format!("id:{id},type:{event_type}\t{payload}\n")
+    };
     let lines = [
         line("msg-abc-123", "inventory.reserve", payload),
         line("msg-abc-123", "inventory.reserve", payload),
@@ -922,40 +1313,75 @@ async fn a_message_from_the_console_is_shown_as_completed() {
     let of: &[&str] = &["--tenant", &tenant, "--consumer", "stock"];
     let deadline = Instant::now() + DEADLINE;
     while desk.json(&[&["inbox", "list"], of].concat()).await.as_array().unwrap().len() < 3 {
-        assert!(host.is_running() && Instant::now() < deadline, "{}", std::fs::read_to_string(desk.dir.join("host.log")).unwrap());
+        assert!(
+            host.is_running() && Instant::now() < deadline,
+            "{}",
+            std::fs::read_to_string(desk.dir.join("host.log")).unwrap()
+        );
         sleep(Duration::from_millis(100)).await;
     }
     let shown = desk.ok(&[&["inbox", "show", "msg-abc-123"], of].concat()).await;
-    let fields: BTreeMap<&str, &str> =
-        shown.lines().map(|line| line.split_once(' ').unwrap()).map(|(name, value)| (name, value.trim())).collect();
+    let fields: BTreeMap<&str, &str> = shown
+        .lines()
+        .map(|line| line.split_once(' ').unwrap())
+        .map(|(name, value)| (name, value.trim()))
+        .collect();
     // S0-024, S1-070.
     assert_eq!(
         (fields["status"], fields["attempts"], fields["event_type"], fields["result"]),
         ("completed", "1", "inventory.reserve", r#"{"status":"reserved"}"#)
     );
     let shown = desk.json(&[&["inbox", "show", "msg-bad", "--payload"], of].concat()).await;
-    assert_eq!((&shown["status"], &shown["reason"], &shown["payload"]), (&json!("failed_terminal"), &json!("reject"), &json!("oops")));
+    assert_eq!(
+        (&shown["status"], &shown["reason"], &shown["payload"]),
+        (&json!("failed_terminal"), &json!("reject"), &json!("oops"))
+    );
     assert_eq!(shown["headers"], json!([["id", "msg-bad"], ["type", "inventory.reserve"]]));
     let listed = desk.ok(&[&["inbox", "list"], of].concat()).await;
-    let mut rows: Vec<Vec<&str>> = listed.lines().skip(1).map(|line| line.split_whitespace().skip(2).collect()).collect();
+    let mut rows: Vec<Vec<&str>> =
+        listed.lines().skip(1).map(|line| line.split_whitespace().skip(2).collect()).collect();
     rows.sort_unstable();
     let consumer = format!("{tenant}/stock");
     assert_eq!(
         rows,
         [
             vec![consumer.as_str(), "msg-abc-123", "inventory.reserve", "completed", "1"],
-            vec![consumer.as_str(), "msg-bad", "inventory.reserve", "failed_terminal", "1", "reject"],
+            vec![
+                consumer.as_str(),
+                "msg-bad",
+                "inventory.reserve",
+                "failed_terminal",
+                "1",
+                "reject"
+            ],
             vec![consumer.as_str(), "msg-lost", "nobody", "parked", "0", "no_route"],
         ]
     );
-    assert_eq!(desk.json(&[&["inbox", "list", "--status", "parked"], of].concat()).await[0]["message_id"], "msg-lost");
-    desk.fails(&[&["inbox", "show", "nothing"], of].concat(), &format!("the inbox of `{consumer}` holds no message `nothing`")).await;
-    desk.fails(&["inbox", "list", "--tenant", "nobody"], "there is no tenant `nobody`; `oncebox tenant list` shows those there are").await;
+    assert_eq!(
+        desk.json(&[&["inbox", "list", "--status", "parked"], of].concat()).await[0]["message_id"],
+        "msg-lost"
+    );
+    desk.fails(
+        &[&["inbox", "show", "nothing"], of].concat(),
+        &format!("the inbox of `{consumer}` holds no message `nothing`"),
+    )
+    .await;
+    desk.fails(
+        &["inbox", "list", "--tenant", "nobody"],
+        "there is no tenant `nobody`; `oncebox tenant list` shows those there are",
+    )
+    .await;
 
     let mut connection = desk.database.connect().await.unwrap();
-    let schema: String = sqlx::query_scalar("SELECT schema_name FROM oncebox.tenant").fetch_one(&mut connection).await.unwrap();
+    let schema: String = sqlx::query_scalar("SELECT schema_name FROM oncebox.tenant")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
     let left: i32 =
-        sqlx::query_scalar(AssertSqlSafe(format!("SELECT available FROM {schema}.stock"))).fetch_one(&mut connection).await.unwrap();
+        sqlx::query_scalar(AssertSqlSafe(format!("SELECT available FROM {schema}.stock")))
+            .fetch_one(&mut connection)
+            .await
+            .unwrap();
     assert_eq!(left, 7, "the second delivery took effect");
     host.signal(libc::SIGTERM);
     assert!(host.wait(DEADLINE).expect("the host ends").success());

@@ -1,6 +1,6 @@
-//! A host's pool of components on a real PostgreSQL. What could go wrong: a component is compiled twice, or
-//! never; a host that died keeps it for ever; one that kills its hosts is tried for ever; a failure of the
-//! host is told as the component's; a deployment waits behind uploads.
+//! A host's pool of components on a real PostgreSQL. What could go wrong: a component is compiled
+//! twice, or never; a host that died keeps it for ever; one that kills its hosts is tried for ever;
+//! a failure of the host is told as the component's; a deployment waits behind uploads.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -31,14 +31,17 @@ struct Counted(PathBuf);
 
 impl Counted {
     fn new(delay: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("oncebox-counted-{:08x}", rand::random::<u32>()));
+        let dir =
+            std::env::temp_dir().join(format!("oncebox-counted-{:08x}", rand::random::<u32>()));
         fs::create_dir_all(&dir).unwrap();
         let counted = Self(dir);
         let (program, runs) = (program().unwrap(), counted.0.join("runs"));
         let (program, runs) = (program.display(), runs.display());
         // The component's last bytes are its name.
-        let script =
-            format!("#!/bin/sh\ntail -c 1 /proc/self/fd/0 >> {runs}\necho >> {runs}\nsleep {delay}\nexec {program} \"$@\" < /dev/stdin\n");
+        let script = format!(
+            "#!/bin/sh\ntail -c 1 /proc/self/fd/0 >> {runs}\necho >> {runs}\nsleep {delay}\nexec \
+                {program} \"$@\" < /dev/stdin\n"
+        );
         fs::write(counted.path(), script).unwrap();
         fs::set_permissions(counted.path(), fs::Permissions::from_mode(0o700)).unwrap();
         counted
@@ -66,7 +69,12 @@ impl Drop for Counted {
 
 fn host(world: &World, program: PathBuf) -> Compilations {
     let compiler = Compiler { program, memory_bytes_max: 4 << 30, duration_max: DEADLINE };
-    let runtime = Runtime::new(RuntimeConfig { instances_max: 1, compiler: Some(compiler), ..RuntimeConfig::default() }).unwrap();
+    let runtime = Runtime::new(RuntimeConfig {
+        instances_max: 1,
+        compiler: Some(compiler),
+        ..RuntimeConfig::default()
+    })
+    .unwrap();
     Compilations::new(world.admin.clone(), runtime, 1)
 }
 
@@ -77,7 +85,12 @@ async fn world() -> World {
 }
 
 async fn upload(world: &World, bytes: &[u8]) -> Vec<u8> {
-    let version = NewVersion { component: bytes, source_digest: None, report: &Value::Null, is_compiled: false };
+    let version = NewVersion {
+        component: bytes,
+        source_digest: None,
+        report: &Value::Null,
+        is_compiled: false,
+    };
     world.admin.add_version("acme", "ledger", version).await.unwrap().digest
 }
 
@@ -92,7 +105,12 @@ async fn wait(world: &World, digest: &[u8], state: &str) -> Version {
         if version.state == state {
             return version;
         }
-        assert!(Instant::now() < deadline, "it is {} and never {state}: {:?}", version.state, version.problems);
+        assert!(
+            Instant::now() < deadline,
+            "it is {} and never {state}: {:?}",
+            version.state,
+            version.problems
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -117,7 +135,8 @@ async fn an_upload_is_compiled_once_whoever_asks() {
     one.loaded(&digest).await.unwrap();
     let both = tokio::join!(other.loaded(&digest), other.loaded(&digest));
     assert!(both.0.is_ok() && both.1.is_ok());
-    // One of the two has it in memory; the other compiled for its own deployment, once for both who asked.
+    // One of the two has it in memory; the other compiled for its own deployment, once for both who
+    // asked.
     assert_eq!(counted.runs(), "aa");
     world.finish().await;
 }
@@ -168,7 +187,10 @@ async fn a_failure_of_the_host_is_tried_again() {
     let error = lame.loaded(&digest).await.err().unwrap().to_string();
     assert!(error.contains("/nowhere/oncebox"), "{error}");
     let starts = "SELECT compile_starts::bigint FROM oncebox.component";
-    assert_eq!((version(&world, &digest).await.state.as_str(), world.number(starts).await), ("queued", 0));
+    assert_eq!(
+        (version(&world, &digest).await.state.as_str(), world.number(starts).await),
+        ("queued", 0)
+    );
     // Another host finds it by itself.
     let (sound, stop) = (host(&world, program().unwrap()), CancellationToken::new());
     let running = tokio::spawn({
@@ -193,7 +215,11 @@ async fn what_a_host_left_behind_is_taken_over() {
         let found = world.admin.begin_compiling(&digest, host).await.unwrap();
         assert!(matches!(found, Begun::Elsewhere), "it may be alive, for anyone: {found:?}");
     }
-    world.execute(format!("UPDATE oncebox.host SET seen_at = now() - interval '1 minute' WHERE host_id = {died}")).await;
+    world
+        .execute(format!(
+            "UPDATE oncebox.host SET seen_at = now() - interval '1 minute' WHERE host_id = {died}"
+        ))
+        .await;
     let (host, stop) = (counted.host(&world), CancellationToken::new());
     host.on_host(alive);
     let running = tokio::spawn({
@@ -209,13 +235,15 @@ async fn what_a_host_left_behind_is_taken_over() {
     world.finish().await;
 }
 
-/// What could go wrong: a process that is no host, such as a command or `oncebox dev`, is ended while it compiles, and
-/// the component waits for it for ever.
+/// What could go wrong: a process that is no host, such as a command or `oncebox dev`, is ended
+/// while it compiles, and the component waits for it for ever.
 #[tokio::test]
 async fn what_a_process_left_behind_is_free_when_its_session_ends() {
     let (world, counted) = (world().await, Counted::new("0"));
     let digest = upload(&world, &component("a")).await;
-    let Begun::Yours(mut claim) = world.admin.begin_compiling(&digest, None).await.unwrap() else { panic!("nobody has it") };
+    let Begun::Yours(mut claim) = world.admin.begin_compiling(&digest, None).await.unwrap() else {
+        panic!("nobody has it")
+    };
     // A session that breaks under a process that lives is replaced, under the same claim.
     let terminate = "SELECT pg_terminate_backend(session_pid) FROM oncebox.component";
     world.execute(terminate.to_owned()).await;
@@ -247,7 +275,10 @@ async fn a_component_that_ends_three_hosts_is_not_tried_again() {
     let digest = upload(&world, &bytes).await;
     for _ in 0..3 {
         let host = world.admin.host_starts("dies").await.unwrap();
-        assert!(matches!(world.admin.begin_compiling(&digest, Some(host)).await.unwrap(), Begun::Yours(_)));
+        assert!(matches!(
+            world.admin.begin_compiling(&digest, Some(host)).await.unwrap(),
+            Begun::Yours(_)
+        ));
         world.admin.host_ends(host).await.unwrap();
     }
     let host = counted.host(&world);
@@ -273,6 +304,9 @@ async fn a_host_that_ends_gives_its_work_back() {
     host.run(stop).await;
     assert!(start.elapsed() < Duration::from_secs(9), "{:?}", start.elapsed());
     let starts = "SELECT compile_starts::bigint FROM oncebox.component";
-    assert_eq!((version(&world, &digest).await.state.as_str(), world.number(starts).await), ("queued", 0));
+    assert_eq!(
+        (version(&world, &digest).await.state.as_str(), world.number(starts).await),
+        ("queued", 0)
+    );
     world.finish().await;
 }

@@ -1,6 +1,6 @@
-//! Compiling happens in a process of its own. What could go wrong: a component that crashes the compiler,
-//! runs for ever or takes all memory takes the host with it; the process outlives its host or sees its
-//! secrets; its output is taken though it is not for this engine.
+//! Compiling happens in a process of its own. What could go wrong: a component that crashes the
+//! compiler, runs for ever or takes all memory takes the host with it; the process outlives its
+//! host or sees its secrets; its output is taken though it is not for this engine.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -13,7 +13,9 @@ use std::{
 };
 
 use oncebox_inbox::policy::Limits;
-use oncebox_runtime::{Compiler, HandlerSettings, LoadError, Runtime, RuntimeConfig, encode_component};
+use oncebox_runtime::{
+    Compiler, HandlerSettings, LoadError, Runtime, RuntimeConfig, encode_component,
+};
 use oncebox_server::local::process::is_running;
 use oncebox_tests::host::program;
 
@@ -21,11 +23,20 @@ const LEDGER: &[u8] = include_bytes!("../../guest-examples/components/ledger.was
 const HELPER: &str = "ONCEBOX_TEST_PARENT";
 
 fn own() -> Compiler {
-    Compiler { program: program().unwrap(), memory_bytes_max: 4 << 30, duration_max: Duration::from_secs(60) }
+    Compiler {
+        program: program().unwrap(),
+        memory_bytes_max: 4 << 30,
+        duration_max: Duration::from_secs(60),
+    }
 }
 
 fn runtime(compiler: Compiler) -> Runtime {
-    Runtime::new(RuntimeConfig { instances_max: 1, compiler: Some(compiler), ..RuntimeConfig::default() }).unwrap()
+    Runtime::new(RuntimeConfig {
+        instances_max: 1,
+        compiler: Some(compiler),
+        ..RuntimeConfig::default()
+    })
+    .unwrap()
 }
 
 /// A shell script in the place of the compiler, in a folder of its own.
@@ -33,7 +44,8 @@ struct Script(PathBuf);
 
 impl Script {
     fn new(name: &str, body: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("oncebox-compiler-{name}-{}", std::process::id()));
+        let dir =
+            std::env::temp_dir().join(format!("oncebox-compiler-{name}-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let script = Self(dir);
         fs::write(script.path(), format!("#!/bin/sh\n{body}\n")).unwrap();
@@ -77,9 +89,22 @@ async fn what_the_process_compiles_runs_as_what_the_host_compiles() {
         RuntimeConfig { small_virtual_memory: true, ..RuntimeConfig::default() },
         RuntimeConfig { memory_bytes_max: 32 << 20, ..RuntimeConfig::default() },
     ] {
-        let with = Runtime::new(RuntimeConfig { instances_max: 1, compiler: Some(own()), ..config.clone() }).unwrap();
+        let with = Runtime::new(RuntimeConfig {
+            instances_max: 1,
+            compiler: Some(own()),
+            ..config.clone()
+        })
+        .unwrap();
         let loaded = with.load(LEDGER).await.unwrap_or_else(|error| panic!("{config:?}: {error}"));
-        with.handler(&loaded, HandlerSettings { version: 1, limits: Limits::default(), config: vec![], random_key: [0; 32] });
+        with.handler(
+            &loaded,
+            HandlerSettings {
+                version: 1,
+                limits: Limits::default(),
+                config: vec![],
+                random_key: [0; 32],
+            },
+        );
     }
     let invalid = error(own(), b"\0asm\x0d\0\x01\0garbage").await;
     assert!(matches!(&invalid, LoadError::Invalid(text) if text.contains("offset")), "{invalid}");
@@ -88,7 +113,13 @@ async fn what_the_process_compiles_runs_as_what_the_host_compiles() {
 #[tokio::test]
 async fn a_crash_of_the_compiler_is_the_components_problem() {
     check("segv", "kill -SEGV $$", Some("compiler_crashed"), "signal: 11").await;
-    check("abort", "echo 'thread panicked at the disco' >&2; kill -ABRT $$", Some("compiler_crashed"), "at the disco").await;
+    check(
+        "abort",
+        "echo 'thread panicked at the disco' >&2; kill -ABRT $$",
+        Some("compiler_crashed"),
+        "at the disco",
+    )
+    .await;
     check(
         "allocation",
         "echo 'memory allocation of 9 bytes failed' >&2; kill -ABRT $$",
@@ -97,7 +128,13 @@ async fn a_crash_of_the_compiler_is_the_components_problem() {
     )
     .await;
     check("cpu", "kill -XCPU $$", Some("compiling_takes_too_long"), "60 s").await;
-    check("refusal", "echo 'no such instruction'; exit 3", Some("cannot_be_compiled"), "no such instruction").await;
+    check(
+        "refusal",
+        "echo 'no such instruction'; exit 3",
+        Some("cannot_be_compiled"),
+        "no such instruction",
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -115,12 +152,17 @@ async fn time_and_memory_are_bounded() {
     let start = Instant::now();
     let compiler = Compiler { duration_max: Duration::from_millis(700), ..script.compiler() };
     let slow = error(compiler, LEDGER).await;
-    assert!(matches!(slow, LoadError::CompileTimeout(_)) && start.elapsed() < Duration::from_secs(20), "{slow}");
-    let pid = fs::read_to_string(script.path().with_extension("pid")).unwrap().trim().parse().unwrap();
+    assert!(
+        matches!(slow, LoadError::CompileTimeout(_)) && start.elapsed() < Duration::from_secs(20),
+        "{slow}"
+    );
+    let pid =
+        fs::read_to_string(script.path().with_extension("pid")).unwrap().trim().parse().unwrap();
     assert!(!is_running(pid), "it sleeps on");
 
     // One function that is too much for little memory.
-    let adds = "(local.set 0 (i64.mul (i64.add (local.get 0) (local.get 1)) (local.get 0)))".repeat(400_000);
+    let adds = "(local.set 0 (i64.mul (i64.add (local.get 0) (local.get 1)) (local.get 0)))"
+        .repeat(400_000);
     let core = format!(
         r#"(module (func (param i64 i64) {adds}) (memory (export "memory") 1)
         (func (export "cabi_realloc") (param i32 i32 i32 i32) (result i32) unreachable)
@@ -140,7 +182,10 @@ async fn nothing_of_the_host_is_inherited() {
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     // SAFETY: the descriptor is open; only its flags change.
     unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFD, 0) };
-    let script = Script::new("nosy", "env > \"$0.env\"; ls -l /proc/$$/fd > \"$0.fds\"; nice > \"$0.nice\"; exit 1");
+    let script = Script::new(
+        "nosy",
+        "env > \"$0.env\"; ls -l /proc/$$/fd > \"$0.fds\"; nice > \"$0.nice\"; exit 1",
+    );
     let _ = error(script.compiler(), LEDGER).await;
     let seen = |what: &str| fs::read_to_string(script.path().with_extension(what)).unwrap();
     assert!(!seen("env").contains("secret"), "{}", seen("env"));
@@ -159,9 +204,14 @@ async fn parent() {
 
 #[tokio::test]
 async fn the_process_ends_with_its_host() {
-    let script = Script::new("orphan", "echo $$ > \"$0.new\"; mv \"$0.new\" \"$0.pid\"; exec sleep 600");
+    let script =
+        Script::new("orphan", "echo $$ > \"$0.new\"; mv \"$0.new\" \"$0.pid\"; exec sleep 600");
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "parent"]).env(HELPER, script.path()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+        .args(["--exact", "parent"])
+        .env(HELPER, script.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     let mut host = command.spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
     let pid = loop {

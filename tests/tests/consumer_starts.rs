@@ -1,5 +1,6 @@
-//! Starts that end the process: something that no bound knows of makes a native library abort. What could go wrong: one row of a
-//! tenant ends every host, again at each restart; or an innocent consumer is never started again after a power cut.
+//! Starts that end the process: something that no bound knows of makes a native library abort. What
+//! could go wrong: one row of a tenant ends every host, again at each restart; or an innocent
+//! consumer is never started again after a power cut.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -21,9 +22,15 @@ const BUILD: &str = "1";
 
 async fn begin(admin: &Admin, host: i64, consumer: &TestConsumer, build: &str) -> StartTurn {
     let row = admin.consumer(&consumer.tenant.name, &consumer.row.name).await.unwrap();
-    let first = admin.begin_start((host, "h"), (row.consumer_id, row.revision), build, false).await.unwrap();
+    let first = admin
+        .begin_start((host, "h"), (row.consumer_id, row.revision), build, false)
+        .await
+        .unwrap();
     match first {
-        StartTurn::Alone => admin.begin_start((host, "h"), (row.consumer_id, row.revision), build, true).await.unwrap(),
+        StartTurn::Alone => admin
+            .begin_start((host, "h"), (row.consumer_id, row.revision), build, true)
+            .await
+            .unwrap(),
         other => other,
     }
 }
@@ -37,7 +44,11 @@ async fn begun(admin: &Admin, host: i64, consumer: &TestConsumer) -> Start {
 
 /// A host ends without a word.
 async fn dies(world: &World, host: i64) -> Vec<String> {
-    world.execute(format!("UPDATE oncebox.host SET seen_at = now() - interval '11 s' WHERE host_id = {host}")).await;
+    world
+        .execute(format!(
+            "UPDATE oncebox.host SET seen_at = now() - interval '11 s' WHERE host_id = {host}"
+        ))
+        .await;
     world.admin.judge_gone_starts().await.unwrap().into_iter().map(|one| one.consumer).collect()
 }
 
@@ -51,10 +62,16 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
     // Those that live do so however slow this machine is.
     let host = async || {
         let host = admin.host_starts("h").await.unwrap();
-        world.execute(format!("UPDATE oncebox.host SET seen_at = now() + interval '1 hour' WHERE host_id = {host}")).await;
+        world
+            .execute(format!(
+                "UPDATE oncebox.host SET seen_at = now() + interval '1 hour' WHERE host_id = {host}"
+            ))
+            .await;
         host
     };
-    let is_quarantined = async |of: &TestConsumer| matches!(begin(admin, host().await, of, BUILD).await, StartTurn::Quarantined(_));
+    let is_quarantined = async |of: &TestConsumer| {
+        matches!(begin(admin, host().await, of, BUILD).await, StartTurn::Quarantined(_))
+    };
 
     // Unproven, and the only one of its host that was in that part: it is the one.
     let (poison, beside, one) = (consumer("poison").await, consumer("beside").await, host().await);
@@ -63,7 +80,10 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
     admin.start_settles(&settling).await.unwrap();
     begun(admin, one, &poison).await;
     let two = host().await;
-    assert!(matches!(begin(admin, two, &poison, BUILD).await, StartTurn::Elsewhere(_)), "a living host tries it");
+    assert!(
+        matches!(begin(admin, two, &poison, BUILD).await, StartTurn::Elsewhere(_)),
+        "a living host tries it"
+    );
     assert_eq!(dies(&world, one).await, ["poison"]);
     assert!(dies(&world, one).await.is_empty(), "it is judged once");
     assert!(is_quarantined(&poison).await);
@@ -80,8 +100,14 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
     admin.end_start(&again, Some(BUILD)).await.unwrap();
     let three = host().await;
     assert!(!begun(admin, three, &beside).await.is_unproven);
-    assert!(!begun(admin, two, &beside).await.is_unproven, "what was survived is started by all at once");
-    assert!(matches!(begin(admin, two, &beside, "another build").await, StartTurn::Elsewhere(_)), "it was survived by another program");
+    assert!(
+        !begun(admin, two, &beside).await.is_unproven,
+        "what was survived is started by all at once"
+    );
+    assert!(
+        matches!(begin(admin, two, &beside, "another build").await, StartTurn::Elsewhere(_)),
+        "it was survived by another program"
+    );
     // A host that ends by itself leaves no mark.
     admin.host_ends(three).await.unwrap();
     admin.host_ends(two).await.unwrap();
@@ -104,8 +130,14 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
         assert_eq!(dies(&world, host).await.len(), usize::from(death == 2), "death {death}");
     }
 
-    // Another policy is another try, until it ended too many hosts; an operator's word always is one.
-    let policy = |workers: u32| Policy::parse(&format!("topics = ['t']\nack = 'after_commit'\nretry = {{ workers = {workers} }}")).unwrap();
+    // Another policy is another try, until it ended too many hosts; an operator's word always is
+    // one.
+    let policy = |workers: u32| {
+        Policy::parse(&format!(
+            "topics = ['t']\nack = 'after_commit'\nretry = {{ workers = {workers} }}"
+        ))
+        .unwrap()
+    };
     for death in 2..=3 {
         admin.set_policy("acme", "poison", policy(5 + death), true).await.unwrap();
         assert!(admin.consumer("acme", "poison").await.unwrap().quarantine.is_none());
@@ -114,8 +146,14 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
         assert_eq!(dies(&world, host).await, ["poison"]);
     }
     admin.set_policy("acme", "poison", policy(20), true).await.unwrap();
-    assert!(is_quarantined(&poison).await, "it ended three hosts: only an operator lets it try again");
-    assert!(admin.release_consumer("acme", "poison").await.unwrap() && !admin.release_consumer("acme", "poison").await.unwrap());
+    assert!(
+        is_quarantined(&poison).await,
+        "it ended three hosts: only an operator lets it try again"
+    );
+    assert!(
+        admin.release_consumer("acme", "poison").await.unwrap()
+            && !admin.release_consumer("acme", "poison").await.unwrap()
+    );
     let four = host().await;
     let start = begun(admin, four, &poison).await;
 
@@ -124,7 +162,8 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
     admin.end_start(&start, Some(BUILD)).await.unwrap();
     assert!(!is_quarantined(&poison).await);
     // One that lives and whose start came to nothing: what followed from its silence is undone.
-    let (silent, suspect, five) = (consumer("silent").await, consumer("suspect").await, host().await);
+    let (silent, suspect, five) =
+        (consumer("silent").await, consumer("suspect").await, host().await);
     let settling = begun(admin, five, &suspect).await;
     admin.start_settles(&settling).await.unwrap();
     let start = begun(admin, five, &silent).await;
@@ -135,7 +174,13 @@ async fn a_mark_is_judged_by_how_far_its_start_was() {
     assert!(!is_quarantined(&silent).await);
     let again = begun(admin, host().await, &suspect).await;
     assert!(!again.is_suspected && again.is_unproven);
-    let actions: Vec<_> = admin.audit_list(Some("acme"), 100).await.unwrap().into_iter().map(|entry| entry.action).collect();
+    let actions: Vec<_> = admin
+        .audit_list(Some("acme"), 100)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|entry| entry.action)
+        .collect();
     let count = |action: &str| actions.iter().filter(|known| *known == action).count();
     assert_eq!((count("consumer.quarantine"), count("consumer.release")), (7, 1), "{actions:?}");
     world.finish().await;
@@ -150,7 +195,11 @@ async fn shown(scenario: &Scenario) -> Result<String> {
 async fn until_quarantined(scenario: &Scenario, host: &HostProcess) -> Result<()> {
     host.until_metric("oncebox_consumer_quarantined", &[&scenario.tenant.name], 1.0).await?;
     let said = shown(scenario).await?;
-    ensure!(said.contains("quarantined: host `") && said.contains(&format!("oncebox consumer resume {CONSUMER}")), "{said}");
+    ensure!(
+        said.contains("quarantined: host `")
+            && said.contains(&format!("oncebox consumer resume {CONSUMER}")),
+        "{said}"
+    );
     Ok(())
 }
 
@@ -162,7 +211,10 @@ async fn a_start_that_ends_the_process_does_so_once() -> Result<()> {
         let scenario = Scenario::new().await?;
         scenario.send(&Load::of([Work::Pay; 3])).await?;
         let neighbour = scenario.neighbour(5).await?;
-        let variables = [("ONCEBOX_CRASH_TOPIC", scenario.topic.as_str()), ("ONCEBOX_KAFKA_IDLE_AFTER_MS", idle_after)];
+        let variables = [
+            ("ONCEBOX_CRASH_TOPIC", scenario.topic.as_str()),
+            ("ONCEBOX_KAFKA_IDLE_AFTER_MS", idle_after),
+        ];
         let died = scenario.start("a", &variables)?;
         ensure!(!died.wait_exit(DEADLINE).await?.success());
         let host = scenario.start("a", &variables)?;
@@ -190,14 +242,18 @@ async fn of_two_hosts_one_dies() -> Result<()> {
     let scenario = Scenario::new().await?;
     scenario.send(&Load::of([Work::Pay; 3])).await?;
     let neighbour = scenario.neighbour(5).await?;
-    let variables = [("ONCEBOX_CRASH_TOPIC", scenario.topic.as_str()), ("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0")];
+    let variables =
+        [("ONCEBOX_CRASH_TOPIC", scenario.topic.as_str()), ("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0")];
     let hosts = [scenario.start("a", &variables)?, scenario.start("b", &variables)?];
     let deadline = Instant::now() + DEADLINE;
     while hosts.iter().all(HostProcess::is_running) {
         ensure!(Instant::now() < deadline, "none of them starts it");
         sleep(Duration::from_millis(20)).await;
     }
-    let survivor = hosts.iter().find(|host| host.is_running()).expect("one lives: the other waits for what becomes of it");
+    let survivor = hosts
+        .iter()
+        .find(|host| host.is_running())
+        .expect("one lives: the other waits for what becomes of it");
     neighbour.wait_effects(5).await?;
     until_quarantined(&scenario, survivor).await?;
     ensure!(survivor.is_running(), "both ended");
@@ -214,7 +270,20 @@ async fn a_kill_while_it_joins_quarantines_nothing() -> Result<()> {
     let host = scenario.start("a", &[])?;
     scenario.wait_settled().await?;
     scenario.check().await?;
-    ensure!(scenario.number("SELECT count(*) FROM oncebox.consumer_start WHERE quarantined_revision IS NOT NULL").await? == 0);
-    scenario.until("SELECT count(*) FROM oncebox.consumer_start WHERE proven_revision IS NOT NULL AND suspicions = 0", 1).await?;
+    ensure!(
+        scenario
+            .number(
+                "SELECT count(*) FROM oncebox.consumer_start WHERE quarantined_revision IS NOT NULL"
+            )
+            .await?
+            == 0
+    );
+    scenario
+        .until(
+            "SELECT count(*) FROM oncebox.consumer_start WHERE proven_revision IS NOT NULL \
+        AND suspicions = 0",
+            1,
+        )
+        .await?;
     host.stop().await
 }

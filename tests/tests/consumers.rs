@@ -1,13 +1,16 @@
-//! Consumers at run time: paused, resumed, drained, sought, changed, deleted. What could go wrong: a change is
-//! lost with the host that carries it out, is carried out while a host still runs the consumer, costs a message
-//! or doubles one, or one consumer's trouble becomes another's.
+//! Consumers at run time: paused, resumed, drained, sought, changed, deleted. What could go wrong:
+//! a change is lost with the host that carries it out, is carried out while a host still runs the
+//! consumer, costs a message or doubles one, or one consumer's trouble becomes another's.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use oncebox_inbox::{Admin, Consumer, InboxError, RemovalTurn, Run, RunState, SeekOffset, SeekTurn, Standing, policy::Policy};
+use oncebox_inbox::{
+    Admin, Consumer, InboxError, RemovalTurn, Run, RunState, SeekOffset, SeekTurn, Standing,
+    policy::Policy,
+};
 use oncebox_tests::{
     desk::{Desk, Way},
     guests::{self, End},
@@ -21,11 +24,17 @@ use tokio::time::sleep;
 // Rows ------------------------------------------------------------------------------------------
 
 async fn actions(admin: &Admin) -> Vec<String> {
-    admin.audit_list(Some("acme"), 100).await.unwrap().into_iter().map(|entry| entry.action).collect()
+    admin
+        .audit_list(Some("acme"), 100)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|entry| entry.action)
+        .collect()
 }
 
-/// What could go wrong: a change that is asked for twice is made twice, one that cannot be is half made, or
-/// nobody can tell who made it.
+/// What could go wrong: a change that is asked for twice is made twice, one that cannot be is half
+/// made, or nobody can tell who made it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_of_state_is_made_once_and_leaves_a_row() {
     let world = World::new().await;
@@ -38,9 +47,13 @@ async fn a_change_of_state_is_made_once_and_leaves_a_row() {
     };
     refused(admin.drain_consumer(tenant, name).await, "has no deployment");
     world.execute("UPDATE oncebox.consumer SET generation = 1").await;
-    for (change, state, revision) in
-        [("pause", "paused", 1), ("resume", "running", 2), ("drain", "draining", 3), ("pause", "paused", 4), ("drain", "draining", 5)]
-    {
+    for (change, state, revision) in [
+        ("pause", "paused", 1),
+        ("resume", "running", 2),
+        ("drain", "draining", 3),
+        ("pause", "paused", 4),
+        ("drain", "draining", 5),
+    ] {
         for again in [false, true] {
             let before = actions(admin).await.len();
             let now = match change {
@@ -49,8 +62,16 @@ async fn a_change_of_state_is_made_once_and_leaves_a_row() {
                 _ => admin.drain_consumer(tenant, name).await,
             };
             let now = now.unwrap();
-            assert_eq!((now.state.as_str(), now.revision), (state, revision), "{change}, again: {again}");
-            assert_eq!(actions(admin).await.len() - before, usize::from(!again), "{change}, again: {again}");
+            assert_eq!(
+                (now.state.as_str(), now.revision),
+                (state, revision),
+                "{change}, again: {again}"
+            );
+            assert_eq!(
+                actions(admin).await.len() - before,
+                usize::from(!again),
+                "{change}, again: {again}"
+            );
         }
         assert_eq!(actions(admin).await[0], format!("consumer.{change}"));
     }
@@ -58,14 +79,21 @@ async fn a_change_of_state_is_made_once_and_leaves_a_row() {
     assert_eq!(admin.delete_consumer(tenant, name).await.unwrap().revision, 6);
     refused(admin.resume_consumer(tenant, name).await, "is being deleted");
     let policy = Policy::parse("topics = ['t']\nack = 'after_commit'").unwrap();
-    assert!(admin.set_policy(tenant, name, policy, true).await.unwrap_err().to_string().contains("is being deleted"));
+    assert!(
+        admin
+            .set_policy(tenant, name, policy, true)
+            .await
+            .unwrap_err()
+            .to_string()
+            .contains("is being deleted")
+    );
     refused(admin.begin_seek(tenant, name, vec![], Value::Null).await, "is deleting");
     refused(admin.pause_consumer(tenant, "nobody").await, "there is no consumer");
     world.finish().await;
 }
 
-/// What could go wrong: changes of one consumer that wait for one another take the connections that the host
-/// says with that it lives, and others take over from it what it still runs.
+/// What could go wrong: changes of one consumer that wait for one another take the connections that
+/// the host says with that it lives, and others take over from it what it still runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_wait_hold_up_nothing_of_the_host() {
     let world = World::new().await;
@@ -73,11 +101,21 @@ async fn requests_that_wait_hold_up_nothing_of_the_host() {
     let requests = world.admin.for_requests();
     let mut held = world.admin.pool.begin().await.unwrap();
     sqlx::query("SELECT FROM oncebox.consumer FOR UPDATE").execute(&mut *held).await.unwrap();
-    let ask = |admin: Admin, (tenant, name): (String, String)| async move { admin.pause_consumer(&tenant, &name).await };
+    let ask = |admin: Admin, (tenant, name): (String, String)| async move {
+        admin.pause_consumer(&tenant, &name).await
+    };
     let name = || (consumer.tenant.name.clone(), consumer.row.name.clone());
     let asked: Vec<_> = (0..20).map(|_| tokio::spawn(ask(requests.clone(), name()))).collect();
-    world.until("SELECT count(*) >= 4 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()").await;
-    let host = tokio::time::timeout(Duration::from_secs(5), world.admin.host_starts("a")).await.expect("the host waits").unwrap();
+    world
+        .until(
+            "SELECT count(*) >= 4 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND \
+        datname = current_database()",
+        )
+        .await;
+    let host = tokio::time::timeout(Duration::from_secs(5), world.admin.host_starts("a"))
+        .await
+        .expect("the host waits")
+        .unwrap();
     assert!(world.admin.host_lives(host).await.unwrap());
     held.rollback().await.unwrap();
     for asked in asked {
@@ -87,7 +125,13 @@ async fn requests_that_wait_hold_up_nothing_of_the_host() {
 }
 
 async fn standing(admin: &Admin, consumer: &TestConsumer) -> Standing {
-    admin.standings().await.unwrap().into_iter().find(|s| s.consumer_id == consumer.row.consumer_id).unwrap()
+    admin
+        .standings()
+        .await
+        .unwrap()
+        .into_iter()
+        .find(|s| s.consumer_id == consumer.row.consumer_id)
+        .unwrap()
 }
 
 fn stopped(standing: &Standing) -> Run {
@@ -95,8 +139,8 @@ fn stopped(standing: &Standing) -> Run {
     Run { consumer_id, state: RunState::Stopped, revision, error: None, rests_at: Some(0) }
 }
 
-/// What could go wrong: offsets are set while a host still reads, by two hosts at once, or never, because the
-/// host that was about to has died.
+/// What could go wrong: offsets are set while a host still reads, by two hosts at once, or never,
+/// because the host that was about to has died.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_seek_is_one_hosts_turn_once_all_have_stopped() {
     let world = World::new().await;
@@ -104,15 +148,27 @@ async fn a_seek_is_one_hosts_turn_once_all_have_stopped() {
     let (admin, id) = (&world.admin, consumer.row.consumer_id);
     let (tenant, name) = (consumer.tenant.name.as_str(), consumer.row.name.as_str());
     let to = |offset| vec![SeekOffset { topic: "t".to_owned(), partition: 0, offset }];
-    let (one, two) = (admin.host_starts("one").await.unwrap(), admin.host_starts("two").await.unwrap());
+    let (one, two) =
+        (admin.host_starts("one").await.unwrap(), admin.host_starts("two").await.unwrap());
     let died = admin.host_starts("died").await.unwrap();
-    world.execute(format!("UPDATE oncebox.host SET seen_at = now() - interval '11 s' WHERE host_id = {died}")).await;
+    world
+        .execute(format!(
+            "UPDATE oncebox.host SET seen_at = now() - interval '11 s' WHERE host_id = {died}"
+        ))
+        .await;
 
     assert!(matches!(admin.seek_turn(id).await.unwrap(), SeekTurn::None));
     admin.begin_seek(tenant, name, to(5), Value::Null).await.unwrap();
     let revision = admin.begin_seek(tenant, name, to(5), Value::Null).await.unwrap().revision;
     assert_eq!(revision, 1, "the same again changes nothing");
-    assert!(admin.begin_seek(tenant, name, to(6), Value::Null).await.unwrap_err().to_string().contains("sought already"));
+    assert!(
+        admin
+            .begin_seek(tenant, name, to(6), Value::Null)
+            .await
+            .unwrap_err()
+            .to_string()
+            .contains("sought already")
+    );
     // A request that was refused lets go of the consumer's row a little after its answer.
     let late = async || {
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -134,8 +190,13 @@ async fn a_seek_is_one_hosts_turn_once_all_have_stopped() {
     assert_eq!(late().await, ["two"]);
     admin.host_runs(two, &[stopped(&asked)]).await.unwrap();
 
-    let SeekTurn::Ours(hand) = admin.seek_turn(id).await.unwrap() else { panic!("all have stopped") };
-    assert!(matches!(admin.seek_turn(id).await.unwrap(), SeekTurn::None), "another host has it in hand");
+    let SeekTurn::Ours(hand) = admin.seek_turn(id).await.unwrap() else {
+        panic!("all have stopped")
+    };
+    assert!(
+        matches!(admin.seek_turn(id).await.unwrap(), SeekTurn::None),
+        "another host has it in hand"
+    );
     // The host dies.
     drop(hand);
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -154,17 +215,21 @@ async fn a_seek_is_one_hosts_turn_once_all_have_stopped() {
     admin.begin_seek(tenant, name, to(7), Value::Null).await.unwrap();
     admin.cancel_seek(tenant, name).await.unwrap();
     assert_eq!(admin.cancel_seek(tenant, name).await.unwrap().revision, 4);
-    assert_eq!(actions(admin).await[..3], ["consumer.seek.cancel", "consumer.seek", "consumer.seek.done"]);
+    assert_eq!(
+        actions(admin).await[..3],
+        ["consumer.seek.cancel", "consumer.seek", "consumer.seek.done"]
+    );
     world.finish().await;
 }
 
-/// What could go wrong: a host that nobody can reach completes messages of a consumer that is gone, the rows go
-/// while one still runs, or a removal that broke off leaves something for ever.
+/// What could go wrong: a host that nobody can reach completes messages of a consumer that is gone,
+/// the rows go while one still runs, or a removal that broke off leaves something for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_ends_is_denied_and_leaves_the_audit_log_alone() {
     let world = World::new().await;
     let tenant = world.tenant("acme", "").await;
-    let (consumer, other) = (world.consumer(&tenant, "orders", "").await, world.consumer(&tenant, "other", "").await);
+    let (consumer, other) =
+        (world.consumer(&tenant, "orders", "").await, world.consumer(&tenant, "other", "").await);
     let (host, neighbour) = (world.host(&consumer), world.host(&other));
     let log: Vec<_> = (0..10).map(|n| record(n, &format!("m{n}"), "")).collect();
     deliver(&host, &log).await;
@@ -199,20 +264,37 @@ async fn a_consumer_that_ends_is_denied_and_leaves_the_audit_log_alone() {
     }
     assert!(matches!(admin.removal_turn(&asked).await.unwrap(), RemovalTurn::None));
     assert!(admin.consumer("acme", "orders").await.is_err());
-    let left = format!("SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {}", consumer.row.consumer_id);
+    let left = format!(
+        "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {}",
+        consumer.row.consumer_id
+    );
     assert_eq!(world.number(left).await, 0);
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox").await, 10, "those of its neighbour stay");
+    assert_eq!(
+        world.number("SELECT count(*) FROM oncebox.inbox").await,
+        10,
+        "those of its neighbour stay"
+    );
     assert_eq!(actions(admin).await[..2], ["consumer.deleted", "consumer.delete"]);
     // One that is made again under the same name is another. What the first did stays.
-    assert_eq!(world.number(format!("SELECT count(*) FROM {}.effect WHERE consumer = 'orders'", tenant.schema_name)).await, 10);
-    world.execute(format!("DELETE FROM {}.effect WHERE consumer = 'orders'", tenant.schema_name)).await;
+    assert_eq!(
+        world
+            .number(format!(
+                "SELECT count(*) FROM {}.effect WHERE consumer = 'orders'",
+                tenant.schema_name
+            ))
+            .await,
+        10
+    );
+    world
+        .execute(format!("DELETE FROM {}.effect WHERE consumer = 'orders'", tenant.schema_name))
+        .await;
     let again = world.consumer(&tenant, "orders", "").await;
     assert_ne!(again.row.consumer_id, consumer.row.consumer_id);
     world.finish().await;
 }
 
-/// What could go wrong: a policy is changed although somebody had to be asked, a change says less than it does,
-/// or what cannot be is done half.
+/// What could go wrong: a policy is changed although somebody had to be asked, a change says less
+/// than it does, or what cannot be is done half.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_changes_when_what_follows_is_accepted() {
     let world = World::new().await;
@@ -220,32 +302,51 @@ async fn a_policy_changes_when_what_follows_is_accepted() {
     world.consumer(&consumer.tenant, "other", "").await;
     let admin = &world.admin;
     let set = async |more: &str, accept: bool| {
-        let policy =
-            format!("topics = ['t']\nidentity = {{ id = [{{ header = 'id' }}], event_type = [{{ header = 'type' }}, 'topic'] }}\n{more}");
+        let policy = format!(
+            "topics = ['t']\nidentity = {{ id = [{{ header = 'id' }}], event_type = [{{ header = \
+                'type' }}, 'topic'] }}\n{more}"
+        );
         admin.set_policy("acme", "orders", Policy::parse(&policy).unwrap(), accept).await
     };
     let base = serde_json::to_value(&consumer.policy).unwrap();
-    let same = admin.set_policy("acme", "orders", serde_json::from_value(base).unwrap(), false).await.unwrap();
+    let same = admin
+        .set_policy("acme", "orders", serde_json::from_value(base).unwrap(), false)
+        .await
+        .unwrap();
     assert!(same.is_made && same.differences.is_empty() && same.consumer.revision == 0);
     let changed = set("ack = 'after_commit'\nbatch.messages_max = 7", false).await.unwrap();
     assert!(changed.is_made && changed.consumer.revision == 1, "{changed:?}");
-    assert!(changed.differences.iter().any(|d| d.key == "batch.messages_max" && d.after == Some(json!(7))));
+    assert!(
+        changed
+            .differences
+            .iter()
+            .any(|d| d.key == "batch.messages_max" && d.after == Some(json!(7)))
+    );
     let asked = set("ack = 'after_insert'", false).await.unwrap();
-    assert!(!asked.is_made && asked.consumer.revision == 1 && asked.consequences[0].key == "ack", "{asked:?}");
+    assert!(
+        !asked.is_made && asked.consumer.revision == 1 && asked.consequences[0].key == "ack",
+        "{asked:?}"
+    );
     assert!(set("ack = 'after_insert'", true).await.unwrap().is_made);
     let error = set("ack = 'after_insert'\nretention = '30d'", true).await.unwrap_err().to_string();
     assert!(error.contains("create another consumer"), "{error}");
-    let error = set("ack = 'after_insert'\nkafka.group = 'oncebox.acme.other'", true).await.unwrap_err().to_string();
+    let error = set("ack = 'after_insert'\nkafka.group = 'oncebox.acme.other'", true)
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("another consumer's"), "{error}");
     let row = admin.consumer("acme", "orders").await.unwrap();
-    assert_eq!((row.revision, row.policy().unwrap().ack), (2, oncebox_inbox::policy::Ack::AfterInsert));
+    assert_eq!(
+        (row.revision, row.policy().unwrap().ack),
+        (2, oncebox_inbox::policy::Ack::AfterInsert)
+    );
     world.finish().await;
 }
 
 // Commands --------------------------------------------------------------------------------------
 
-/// What could go wrong: a command says that hosts have done what they have not, or one consumer's failure is the
-/// host's.
+/// What could go wrong: a command says that hosts have done what they have not, or one consumer's
+/// failure is the host's.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_command_waits_for_the_hosts() {
     let desk = Desk::open(Way::Server).await;
@@ -255,40 +356,83 @@ async fn every_command_waits_for_the_hosts() {
     desk.ok(&["tenant", "create", "acme"]).await;
     for (name, policy) in [("orders", "policy.toml"), ("other", "other.toml")] {
         desk.ok(&["consumer", "create", name, "--tenant", "acme", "--policy", policy]).await;
-        desk.ok(&["deploy", "ok.wasm", "--tenant", "acme", "--consumer", name, "--event-type", "x", "--wait"]).await;
+        desk.ok(&[
+            "deploy",
+            "ok.wasm",
+            "--tenant",
+            "acme",
+            "--consumer",
+            name,
+            "--event-type",
+            "x",
+            "--wait",
+        ])
+        .await;
     }
     let of: &[&str] = &["orders", "--tenant", "acme"];
     let show = async || desk.json(&[&["consumer", "show"], of].concat()).await;
-    let hosts = |consumer: &Value| (consumer["hosts"][0]["state"].clone(), consumer["hosts"][0]["revision"] == consumer["revision"]);
+    let hosts = |consumer: &Value| {
+        (
+            consumer["hosts"][0]["state"].clone(),
+            consumer["hosts"][0]["revision"] == consumer["revision"],
+        )
+    };
 
-    assert_eq!(desk.ok(&[&["consumer", "pause"], of].concat()).await, "consumer `acme/orders` is paused\n");
+    assert_eq!(
+        desk.ok(&[&["consumer", "pause"], of].concat()).await,
+        "consumer `acme/orders` is paused\n"
+    );
     assert_eq!(hosts(&show().await), (json!("stopped"), true));
-    assert_eq!(desk.ok(&[&["consumer", "pause"], of].concat()).await, "consumer `acme/orders` is paused\n");
+    assert_eq!(
+        desk.ok(&[&["consumer", "pause"], of].concat()).await,
+        "consumer `acme/orders` is paused\n"
+    );
     assert_eq!(show().await["revision"], 1, "it was paused already");
-    assert_eq!(desk.ok(&[&["consumer", "resume"], of].concat()).await, "consumer `acme/orders` is running\n");
+    assert_eq!(
+        desk.ok(&[&["consumer", "resume"], of].concat()).await,
+        "consumer `acme/orders` is running\n"
+    );
     let (state, is_current) = hosts(&show().await);
     assert!(["running", "idle"].contains(&state.as_str().unwrap()) && is_current, "{state}");
-    assert_eq!(desk.ok(&[&["consumer", "drain"], of].concat()).await, "consumer `acme/orders` is paused\n");
+    assert_eq!(
+        desk.ok(&[&["consumer", "drain"], of].concat()).await,
+        "consumer `acme/orders` is paused\n"
+    );
 
     desk.file("new.toml", "topics = ['orders']\nack = 'after_commit'\nretry.workers = 3\n");
-    let set: &[&str] = &["consumer", "policy", "set", "orders", "--tenant", "acme", "--policy", "new.toml"];
-    assert_eq!(desk.ok(set).await, "  retry.workers: 2 -> 3\nthe policy of consumer `acme/orders` is changed\n");
+    let set: &[&str] =
+        &["consumer", "policy", "set", "orders", "--tenant", "acme", "--policy", "new.toml"];
+    assert_eq!(
+        desk.ok(set).await,
+        "  retry.workers: 2 -> 3\nthe policy of consumer `acme/orders` is changed\n"
+    );
     assert_eq!(desk.ok(set).await, "the policy of consumer `acme/orders` is that already\n");
     desk.file("new.toml", "topics = ['orders']\nack = 'after_insert'\nretry.workers = 3\n");
     let said = desk.run(set).await;
-    assert!(said.code == Some(1) && said.stdout.contains("ack: messages are acked before they run"), "{said:?}");
-    assert_eq!(said.stderr, "error: nothing was changed; repeat it with `--yes` to accept what follows\n");
+    assert!(
+        said.code == Some(1) && said.stdout.contains("ack: messages are acked before they run"),
+        "{said:?}"
+    );
+    assert_eq!(
+        said.stderr,
+        "error: nothing was changed; repeat it with `--yes` to accept what follows\n"
+    );
     desk.ok(&[set, &["--yes"]].concat()).await;
     let policy = desk.ok(&["consumer", "policy", "show", "orders", "--tenant", "acme"]).await;
     assert!(policy.contains("ack = \"after_insert\"\n"), "{policy}");
     desk.file("shown.toml", &policy);
-    let shown = desk.ok(&["consumer", "policy", "set", "orders", "--tenant", "acme", "--policy", "shown.toml"]).await;
+    let shown = desk
+        .ok(&["consumer", "policy", "set", "orders", "--tenant", "acme", "--policy", "shown.toml"])
+        .await;
     assert_eq!(shown, "the policy of consumer `acme/orders` is that already\n");
 
     let seek: &[&str] = &["consumer", "seek", "orders", "--tenant", "acme"];
     for (more, line) in [
         (&[][..], "say where to: `--to beginning`, `--to end`, `--to` a time, or `--offset`"),
-        (&["--to", "yesterday"], "`--to yesterday` is neither `beginning`, `end` nor a time like 2026-01-31T12:00:00Z"),
+        (
+            &["--to", "yesterday"],
+            "`--to yesterday` is neither `beginning`, `end` nor a time like 2026-01-31T12:00:00Z",
+        ),
         (&["--offset", "x"], "`--offset x` is not like `orders:0=500`"),
         (&["--offset", "0=0"], "the brokers know no topic `orders`"),
     ] {
@@ -298,7 +442,8 @@ async fn every_command_waits_for_the_hosts() {
     // A policy that nobody can read: its consumer fails, and nothing else.
     let consumers = async || desk.json(&["consumer", "list", "--tenant", "acme"]).await;
     desk.rows(
-        "WITH u AS (UPDATE oncebox.consumer SET policy = policy - 'topics', revision = revision + 1 WHERE name = 'other' RETURNING 1) \
+        "WITH u AS (UPDATE oncebox.consumer SET policy = policy - 'topics', revision = revision + \
+            1 WHERE name = 'other' RETURNING 1) \
         SELECT to_jsonb(1) FROM u",
     )
     .await;
@@ -311,23 +456,41 @@ async fn every_command_waits_for_the_hosts() {
         assert!(Instant::now() < deadline, "{all}");
         sleep(Duration::from_millis(50)).await;
     };
-    assert!(failing[1]["hosts"][0]["error"].as_str().unwrap().contains("missing field `topics`"), "{failing}");
-    assert!(desk.ok(&["hosts"]).await.contains("consumer `acme/other` fails on host"), "it is listed");
+    assert!(
+        failing[1]["hosts"][0]["error"].as_str().unwrap().contains("missing field `topics`"),
+        "{failing}"
+    );
+    assert!(
+        desk.ok(&["hosts"]).await.contains("consumer `acme/other` fails on host"),
+        "it is listed"
+    );
     assert!(desk.is_ready().await, "one consumer's failure is not the host's");
-    assert_eq!(desk.ok(&[&["consumer", "resume"], of].concat()).await, "consumer `acme/orders` is running\n");
+    assert_eq!(
+        desk.ok(&[&["consumer", "resume"], of].concat()).await,
+        "consumer `acme/orders` is running\n"
+    );
     // Whoever mends it does not wait for the pause after a failure.
-    desk.ok(&["consumer", "policy", "set", "other", "--tenant", "acme", "--policy", "other.toml"]).await;
+    desk.ok(&["consumer", "policy", "set", "other", "--tenant", "acme", "--policy", "other.toml"])
+        .await;
 
     desk.fails(
         &["consumer", "delete", "orders", "--tenant", "acme", "--confirm", "order"],
         "query parameter `confirm` must be the consumer's name: its inbox is deleted, for good",
     )
     .await;
-    let said = desk.ok(&["consumer", "delete", "orders", "--tenant", "acme", "--confirm", "orders"]).await;
-    assert_eq!(said, "consumer `acme/orders` is deleted; `oncebox audit --tenant acme` says what became of its group\n");
+    let said =
+        desk.ok(&["consumer", "delete", "orders", "--tenant", "acme", "--confirm", "orders"]).await;
+    assert_eq!(
+        said,
+        "consumer `acme/orders` is deleted; `oncebox audit --tenant acme` says what became of its \
+            group\n"
+    );
     assert_eq!(consumers().await.as_array().unwrap().len(), 1);
-    desk.fails(&[&["consumer", "show"], of].concat(), "there is no consumer `acme/orders`; `oncebox consumer list` shows those there are")
-        .await;
+    desk.fails(
+        &[&["consumer", "show"], of].concat(),
+        "there is no consumer `acme/orders`; `oncebox consumer list` shows those there are",
+    )
+    .await;
 }
 
 // Real hosts, a real broker ---------------------------------------------------------------------
@@ -345,8 +508,8 @@ fn plain() -> Options {
 
 const EFFECTS: &str = "SELECT count(*) FROM {schema}.ledger_entry";
 
-/// What could go wrong: a seek doubles an effect, loses a message that it does not say it skips, or sets offsets
-/// under a host that still reads.
+/// What could go wrong: a seek doubles an effect, loses a message that it does not say it skips, or
+/// sets offsets under a host that still reads.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_seek_does_what_it_says_it_would() {
     sought().await.unwrap();
@@ -360,11 +523,16 @@ async fn sought() -> Result<()> {
     // Back to the beginning: everything is a duplicate.
     let said = consumer(&scenario, &["seek"], &["--to", "beginning", "--yes"]).await?;
     println!("{said}");
-    ensure!(said.contains("60 records are read again; up to 60 of them are in the inbox"), "{said}");
+    ensure!(
+        said.contains("60 records are read again; up to 60 of them are in the inbox"),
+        "{said}"
+    );
     ensure!(said.contains("goes on from there"), "{said}");
     scenario.wait_settled().await?;
     scenario.check().await?;
-    let refused = async |offset: &str| consumer(&scenario, &["seek"], &["--offset", offset]).await.unwrap_err().to_string();
+    let refused = async |offset: &str| {
+        consumer(&scenario, &["seek"], &["--offset", offset]).await.unwrap_err().to_string()
+    };
     ensure!(refused("99=0").await.contains("reads no partition"));
     ensure!(refused("0=7777").await.contains("is not there; the brokers have 0 to"));
     ensure!(refused("nothing:0=0").await.contains("reads no partition"));
@@ -379,7 +547,10 @@ async fn sought() -> Result<()> {
     scenario.publish(&skipped.deliveries).await?;
     let said = consumer(&scenario, &["seek"], &["--to", "end", "--yes", "--json"]).await?;
     let plan: Value = serde_json::from_str(&said)?;
-    ensure!(plan["skipped"] == 10 && plan["read_again"] == 0 && plan["consumer"]["state"] == "paused", "{plan}");
+    ensure!(
+        plan["skipped"] == 10 && plan["read_again"] == 0 && plan["consumer"]["state"] == "paused",
+        "{plan}"
+    );
     consumer(&scenario, &["resume"], &[]).await?;
     scenario.send(&Load::of([Work::Pay; 20]).named("after")).await?;
     scenario.wait_settled().await?;
@@ -388,10 +559,14 @@ async fn sought() -> Result<()> {
     let forbid = r#"UPDATE oncebox.consumer SET policy = policy || '{"replay": {"allowed": false}}' WHERE consumer_id = {consumer}"#;
     scenario.execute(forbid).await?;
     let before = scenario.positions().await?;
-    let refused = consumer(&scenario, &["seek"], &["--to", "beginning", "--yes"]).await.unwrap_err().to_string();
+    let refused = consumer(&scenario, &["seek"], &["--to", "beginning", "--yes"])
+        .await
+        .unwrap_err()
+        .to_string();
     // S1-116, S1-117.
     ensure!(
-        refused.contains("records would be read again") && refused.contains("`replay.allowed = false`; nothing was changed"),
+        refused.contains("records would be read again")
+            && refused.contains("`replay.allowed = false`; nothing was changed"),
         "{refused}"
     );
     ensure!(scenario.positions().await? == before);
@@ -419,7 +594,10 @@ async fn killed_while_seeking(point: &str) -> Result<()> {
     scenario.wait_settled().await?;
     consumer(&scenario, &["seek"], &["--to", "beginning", "--yes", "--wait", "0"]).await?;
     victim.wait_exit(Duration::from_secs(30)).await?;
-    ensure!(scenario.number("SELECT count(*) FROM oncebox.consumer WHERE seek IS NOT NULL").await? == 1, "it is not done");
+    ensure!(
+        scenario.number("SELECT count(*) FROM oncebox.consumer WHERE seek IS NOT NULL").await? == 1,
+        "it is not done"
+    );
     let heir = scenario.start_ready("b", &[]).await?;
     scenario.until("SELECT count(*) FROM oncebox.consumer WHERE seek IS NULL", 1).await?;
     scenario.send(&Load::of([Work::Pay; 10]).named("after")).await?;
@@ -442,7 +620,9 @@ async fn killed_while_deleting(point: &str) -> Result<()> {
     ensure!(scenario.number(EFFECTS).await? == 30, "what it did stays");
     let last = &scenario.admin.audit_list(Some(&scenario.tenant.name), 1).await?[0];
     ensure!(
-        last.action == "consumer.deleted" && last.details["more"]["kafka_group"]["gone"] == true && last.actor == "oncebox",
+        last.action == "consumer.deleted"
+            && last.details["more"]["kafka_group"]["gone"] == true
+            && last.actor == "oncebox",
         "{last:?}"
     );
     heir.stop().await
@@ -450,7 +630,8 @@ async fn killed_while_deleting(point: &str) -> Result<()> {
 
 async fn killed_while_draining() -> Result<()> {
     let scenario = Scenario::with(plain()).await?;
-    let victim = scenario.start_ready("a", &[("ONCEBOX_FAILPOINT", "consumer:drained:before")]).await?;
+    let victim =
+        scenario.start_ready("a", &[("ONCEBOX_FAILPOINT", "consumer:drained:before")]).await?;
     scenario.send(&Load::of([Work::Fails(3); 10])).await?;
     scenario.wait_settled().await?;
     consumer(&scenario, &["drain"], &["--wait", "0"]).await?;

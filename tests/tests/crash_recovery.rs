@@ -39,23 +39,30 @@ async fn a_host_killed_at_any_step_leaves_every_effect_once() {
     dies_everywhere(false).await;
 }
 
-/// What could go wrong: the same, where effect and claim are in a database that the tenant named, and the host
-/// looks after two; and where messages run in the sequence of their versions. S2-008, D14.
+/// What could go wrong: the same, where effect and claim are in a database that the tenant named,
+/// and the host looks after two; and where messages run in the sequence of their versions. S2-008,
+/// D14.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_killed_at_any_step_leaves_every_effect_once_in_a_database_of_the_tenants_own() {
     dies_everywhere(true).await;
 }
 
 async fn dies_everywhere(own_database: bool) {
-    let reached = POINTS.iter().filter(|point| own_database || !point.starts_with("inbox:sequence:"));
+    let reached =
+        POINTS.iter().filter(|point| own_database || !point.starts_with("inbox:sequence:"));
     let died = stream::iter(reached).map(|point| async move {
         let started = Instant::now();
         let died = aside(move || dies_at(point, own_database)).await;
-        println!("{point:<22} {:>5.1} s  {}", started.elapsed().as_secs_f64(), if died.is_ok() { "ok" } else { "FAILED" });
+        println!(
+            "{point:<22} {:>5.1} s  {}",
+            started.elapsed().as_secs_f64(),
+            if died.is_ok() { "ok" } else { "FAILED" }
+        );
         died.with_context(|| format!("at `{point}`"))
     });
     let outcomes: Vec<_> = died.buffer_unordered(AT_ONCE).collect().await;
-    let failures: Vec<_> = outcomes.into_iter().filter_map(Result::err).map(|error| format!("{error:#}")).collect();
+    let failures: Vec<_> =
+        outcomes.into_iter().filter_map(Result::err).map(|error| format!("{error:#}")).collect();
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }
 
@@ -73,7 +80,15 @@ async fn dies_at(point: &'static str, own_database: bool) -> Result<()> {
     let mut rng = StdRng::seed_from_u64(seed);
     let order = if own_database { "sequence" } else { "none" };
     let scenario = Scenario::with(Options { own_database, order, ..Options::default() }).await?;
-    let mut load = Load::of([Work::Pay, Work::Fails(2), Work::NoId, Work::Open, Work::Fails(2), Work::Reject, Work::Sleeps(30)]);
+    let mut load = Load::of([
+        Work::Pay,
+        Work::Fails(2),
+        Work::NoId,
+        Work::Open,
+        Work::Fails(2),
+        Work::Reject,
+        Work::Sleeps(30),
+    ]);
     load.mix(&mut rng, 40);
     let load = if own_database { load.keyed(&mut rng, 16).shuffled(&mut rng, 8) } else { load };
     scenario.send(&load).await?;
@@ -81,7 +96,10 @@ async fn dies_at(point: &'static str, own_database: bool) -> Result<()> {
     let armed = format!("{point}@{}", pass(point));
     let host = scenario.start("a", &[("ONCEBOX_FAILPOINT", &armed)])?;
     let other = provoke(point, &scenario, &host).await?;
-    let status = host.wait_exit(Duration::from_secs(40)).await.with_context(|| format!("`{armed}` was never reached; seed {seed}"))?;
+    let status = host
+        .wait_exit(Duration::from_secs(40))
+        .await
+        .with_context(|| format!("`{armed}` was never reached; seed {seed}"))?;
     ensure!(status.signal() == Some(libc::SIGKILL), "the host ended with {status}");
     if other.is_none() {
         // S1-006.
@@ -91,7 +109,8 @@ async fn dies_at(point: &'static str, own_database: bool) -> Result<()> {
     let host = scenario.start("a", &[])?;
     scenario.send(&load).await?;
     scenario.wait_settled().await.with_context(|| format!("seed {seed}"))?;
-    // S0-001, S0-023, S0-046, S1-001, S1-004, S1-005, S1-008, S1-009, S1-010, S1-036, S1-104, S1-105, S2-008, S4-003.
+    // S0-001, S0-023, S0-046, S1-001, S1-004, S1-005, S1-008, S1-009, S1-010, S1-036, S1-104,
+    // S1-105, S2-008, S4-003.
     scenario.check().await.with_context(|| format!("seed {seed}"))?;
     host.stop().await?;
     if let Some(other) = other {
@@ -101,7 +120,11 @@ async fn dies_at(point: &'static str, own_database: bool) -> Result<()> {
 }
 
 /// Most points are passed by the messages; partitions are given up when someone asks for them.
-async fn provoke(point: &str, scenario: &Scenario, host: &HostProcess) -> Result<Option<HostProcess>> {
+async fn provoke(
+    point: &str,
+    scenario: &Scenario,
+    host: &HostProcess,
+) -> Result<Option<HostProcess>> {
     match point {
         "kafka:revoke:before" => {
             scenario.wait_settled().await?;
@@ -117,8 +140,8 @@ async fn provoke(point: &str, scenario: &Scenario, host: &HostProcess) -> Result
     }
 }
 
-/// What could go wrong: a message that kills every process that runs it comes back for ever, holds its
-/// partition, or takes its neighbours with it. A3, S1-010, S1-070.
+/// What could go wrong: a message that kills every process that runs it comes back for ever, holds
+/// its partition, or takes its neighbours with it. A3, S1-010, S1-070.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_kills_the_process_is_parked_and_its_neighbours_complete() {
     let scenario = Scenario::with(Options { partitions: 1, ..Options::default() }).await.unwrap();
@@ -153,34 +176,46 @@ async fn a_message_that_kills_the_process_is_parked_and_its_neighbours_complete(
     let found = scenario.found().await.unwrap();
     let row = found.iter().find(|row| row.message_id == killer).unwrap();
     // S1-010.
-    assert_eq!((row.status.as_str(), row.reason.as_deref(), row.crashes, row.effects), ("parked", Some("crashed"), 3, 0));
-    // Three times under a lease. Before that, a process is careful where another died at the same offset and
-    // had made no progress: each of the two messages before this one may be news to one process, as progress,
-    // and move the offset of another.
+    assert_eq!(
+        (row.status.as_str(), row.reason.as_deref(), row.crashes, row.effects),
+        ("parked", Some("crashed"), 3, 0)
+    );
+    // Three times under a lease. Before that, a process is careful where another died at the same
+    // offset and had made no progress: each of the two messages before this one may be news to one
+    // process, as progress, and move the offset of another.
     assert!((4..=8).contains(&kills), "killed {kills} times");
-    assert!(found.iter().filter(|row| row.message_id != killer).all(|row| row.status == "completed"), "{found:?}");
+    assert!(
+        found.iter().filter(|row| row.message_id != killer).all(|row| row.status == "completed"),
+        "{found:?}"
+    );
     scenario.check().await.unwrap();
-    // Of the killer's three leases that ran out two were taken over; with the third it is parked. A neighbour that the
-    // other worker ran when the process died was taken over too.
+    // Of the killer's three leases that ran out two were taken over; with the third it is parked. A
+    // neighbour that the other worker ran when the process died was taken over too.
     let log = std::fs::read_to_string(host.log()).unwrap();
     let of_killer = format!("message_id=\"{killer}\"");
     // S1-087.
-    assert_eq!(log.lines().filter(|line| line.contains("lease taken over") && line.contains(&of_killer)).count(), 2, "{log}");
+    assert_eq!(
+        log.lines()
+            .filter(|line| line.contains("lease taken over") && line.contains(&of_killer))
+            .count(),
+        2,
+        "{log}"
+    );
     host.stop().await.unwrap();
 }
 
-/// What could go wrong: some mixture of kills, pauses, cut connections, rebalances and duplicates that
-/// nobody thought of. S0-001, S0-002, S0-004, S1-002, S4-001, S4-002.
+/// What could go wrong: some mixture of kills, pauses, cut connections, rebalances and duplicates
+/// that nobody thought of. S0-001, S0-002, S0-004, S1-002, S4-001, S4-002.
 ///
-/// `ONCEBOX_KILL_LOOP_SEEDS` says how many new seeds are run (5 by default), or, as a list with a comma
-/// such as `17,`, which.
+/// `ONCEBOX_KILL_LOOP_SEEDS` says how many new seeds are run (5 by default), or, as a list with a
+/// comma such as `17,`, which.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_or_doubled_whatever_happens() {
     survive_all("none", seeds("ONCEBOX_KILL_LOOP_SEEDS", 5)).await;
 }
 
-/// What could go wrong: under the same mixtures, of 64 keys a message passes one that failed, waits for one that
-/// is done, or for one of another key. S0-034, S1-062, A7.
+/// What could go wrong: under the same mixtures, of 64 keys a message passes one that failed, waits
+/// for one that is done, or for one of another key. S0-034, S1-062, A7.
 ///
 /// `ONCEBOX_ORDER_SEEDS` says how many new seeds are run (3 by default), or which.
 #[tokio::test(flavor = "multi_thread")]
@@ -188,8 +223,8 @@ async fn every_key_stays_in_order_whatever_happens() {
     survive_all("key", seeds("ONCEBOX_ORDER_SEEDS", 3)).await;
 }
 
-/// What could go wrong: the same where the messages of a key come over any partition and in any order, each with its
-/// version. S1-020, S1-061.
+/// What could go wrong: the same where the messages of a key come over any partition and in any
+/// order, each with its version. S1-020, S1-061.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_sequence_is_kept_whatever_happens() {
     survive_all("sequence", seeds("ONCEBOX_SEQUENCE_SEEDS", 2)).await;
@@ -199,7 +234,8 @@ async fn survive_all(order: &'static str, seeds: Vec<u64>) {
     let runs = stream::iter(seeds).map(|seed| async move {
         let started = Instant::now();
         let outcome = aside(move || survive(seed, order)).await;
-        let told = outcome.as_ref().map_or_else(|error| format!("FAILED: {error:#}"), ToString::to_string);
+        let told =
+            outcome.as_ref().map_or_else(|error| format!("FAILED: {error:#}"), ToString::to_string);
         println!("seed {seed}: {:.1} s, {told}", started.elapsed().as_secs_f64());
         outcome.map(drop).map_err(|error| format!("seed {seed}: {error:#}"))
     });
@@ -211,16 +247,24 @@ async fn survive_all(order: &'static str, seeds: Vec<u64>) {
         (struck.clone(), TROUBLES.load(Ordering::SeqCst))
     };
     println!("struck, in all seeds of this process so far: {struck:?}");
-    let missing: Vec<_> = KINDS.into_iter().filter(|kind| struck.get(kind).is_none_or(|count| *count == 0)).collect();
-    assert!(seeds < ENOUGH_SEEDS || missing.is_empty(), "{seeds} seeds, and nothing was {missing:?}");
+    let missing: Vec<_> =
+        KINDS.into_iter().filter(|kind| struck.get(kind).is_none_or(|count| *count == 0)).collect();
+    assert!(
+        seeds < ENOUGH_SEEDS || missing.is_empty(),
+        "{seeds} seeds, and nothing was {missing:?}"
+    );
     let (of_hosts, between) = KINDS.split_at(KINDS_OF_HOSTS);
     for half in [of_hosts, between] {
         let has_struck = half.iter().any(|kind| !missing.contains(kind));
-        assert!(troubles < ENOUGH_TROUBLES || has_struck, "{troubles} troubles, and nothing was one of {half:?}");
+        assert!(
+            troubles < ENOUGH_TROUBLES || has_struck,
+            "{troubles} troubles, and nothing was one of {half:?}"
+        );
     }
     assert!(
         failures.is_empty(),
-        "repeat with ONCEBOX_KILL_LOOP_SEEDS=<seed>, or, for order, ONCEBOX_ORDER_SEEDS or ONCEBOX_SEQUENCE_SEEDS=<seed>,\n{}",
+        "repeat with ONCEBOX_KILL_LOOP_SEEDS=<seed>, or, for order, ONCEBOX_ORDER_SEEDS or \
+            ONCEBOX_SEQUENCE_SEEDS=<seed>,\n{}",
         failures.join("\n\n")
     );
 }
@@ -228,14 +272,20 @@ async fn survive_all(order: &'static str, seeds: Vec<u64>) {
 fn seeds(variable: &str, default: usize) -> Vec<u64> {
     let wanted = std::env::var(variable).unwrap_or_else(|_| default.to_string());
     if wanted.contains(',') {
-        return wanted.split(',').map(str::trim).filter(|seed| !seed.is_empty()).map(|seed| seed.parse().unwrap()).collect();
+        return wanted
+            .split(',')
+            .map(str::trim)
+            .filter(|seed| !seed.is_empty())
+            .map(|seed| seed.parse().unwrap())
+            .collect();
     }
     (0..wanted.parse().unwrap()).map(|_| u64::from(rand::random::<u32>())).collect()
 }
 
 /// How long a seed makes trouble.
 const TROUBLE: Duration = Duration::from_secs(6);
-/// How long it may take after that: a message whose process or connection died while it ran waits for its lease.
+/// How long it may take after that: a message whose process or connection died while it ran waits
+/// for its lease.
 const SETTLED: Duration = Duration::from_secs(150);
 
 /// Kinds of trouble, and how often each has struck, over all seeds of this process.
@@ -262,9 +312,11 @@ const KINDS: [&str; 17] = [
 ];
 /// Seeds from which on each kind is met, as chance has it.
 const ENOUGH_SEEDS: usize = 40;
-/// The first of the kinds are of hosts, which six of ten troubles are about; the others are of what is between them.
+/// The first of the kinds are of hosts, which six of ten troubles are about; the others are of what
+/// is between them.
 const KINDS_OF_HOSTS: usize = 6;
-/// Troubles from which on some of either half have struck: by chance alone none has in less than one of ten million runs.
+/// Troubles from which on some of either half have struck: by chance alone none has in less than
+/// one of ten million runs.
 const ENOUGH_TROUBLES: usize = 60;
 /// Troubles made so far, in all seeds of this process.
 static TROUBLES: AtomicUsize = AtomicUsize::new(0);
@@ -272,7 +324,8 @@ static TROUBLES: AtomicUsize = AtomicUsize::new(0);
 /// Histories under way at once: three tests with two each.
 const WAYS: usize = 6;
 
-/// A broker, and the ways to it that are not in use: where clients of each come to, and where they are passed on to.
+/// A broker, and the ways to it that are not in use: where clients of each come to, and where they
+/// are passed on to.
 struct Brokers {
     kafka: KafkaServer,
     free: Mutex<Vec<(TcpListener, SocketAddr)>>,
@@ -281,7 +334,8 @@ struct Brokers {
 /// One for all histories of this process; each has a way to it of its own.
 static BROKERS: LazyLock<Brokers> = LazyLock::new(|| {
     let listeners: Vec<_> = (0..WAYS).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    let ports: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
+    let ports: Vec<_> =
+        listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
     let kafka = KafkaServer::start_behind(&ports).unwrap();
     let behind = kafka.own_ports().iter().map(|port| SocketAddr::from(([127, 0, 0, 1], *port)));
     let free = Mutex::new(listeners.into_iter().zip(behind).collect());
@@ -317,16 +371,22 @@ impl Drop for Taken {
     }
 }
 
-/// Count what really struck: a kind of trouble that was asked of a connection on which nothing moved is none.
+/// Count what really struck: a kind of trouble that was asked of a connection on which nothing
+/// moved is none.
 fn count(troubles: &[String], scenario: &Scenario) {
     let mut struck = STRUCK.lock().unwrap_or_else(PoisonError::into_inner);
     TROUBLES.fetch_add(troubles.len(), Ordering::SeqCst);
     for kind in KINDS {
         let of_proxies = |count: fn(&Struck) -> &AtomicUsize| {
-            scenario.ways().iter().map(|way| count(way.struck()).load(Ordering::SeqCst)).sum::<usize>()
+            scenario
+                .ways()
+                .iter()
+                .map(|way| count(way.struck()).load(Ordering::SeqCst))
+                .sum::<usize>()
         };
-        let of_brokers =
-            |count: fn(&Struck) -> &AtomicUsize| scenario.broker_way().map_or(0, |way| count(way.struck()).load(Ordering::SeqCst));
+        let of_brokers = |count: fn(&Struck) -> &AtomicUsize| {
+            scenario.broker_way().map_or(0, |way| count(way.struck()).load(Ordering::SeqCst))
+        };
         *struck.entry(kind).or_default() += match kind {
             "swallowed" => of_proxies(|struck| &struck.swallowed),
             "truncated" => of_proxies(|struck| &struck.truncated),
@@ -349,8 +409,8 @@ async fn survive(seed: u64, order: &'static str) -> Result<String> {
         session_timeout_ms: 2_500,
         // Hosts leave the group and come back whenever they have read everything, or hardly ever.
         idle_after_ms: *[200, 200, 60_000].choose(&mut rng).unwrap(),
-        // Longer than any pause, and than a connection is waited for on which nothing is heard: a deadline is wall clock, and
-        // would charge either to the message.
+        // Longer than any pause, and than a connection is waited for on which nothing is heard: a
+        // deadline is wall clock, and would charge either to the message.
         deadline_ms: 12_000,
         own_database: seed % 2 == 1,
         proxied: true,
@@ -359,7 +419,10 @@ async fn survive(seed: u64, order: &'static str) -> Result<String> {
         ..Options::default()
     };
     let Options { ack, static_members, idle_after_ms, own_database, .. } = &options;
-    let told = format!("{ack}, static members: {static_members}, idle after {idle_after_ms} ms, own database: {own_database}");
+    let told = format!(
+        "{ack}, static members: {static_members}, idle after {idle_after_ms} ms, own database: \
+            {own_database}"
+    );
     let taken = Taken::one().await?;
     let mut scenario = Scenario::with(options).await?;
     scenario.reach_brokers_by(taken.proxy()?);
@@ -400,32 +463,51 @@ async fn survive(seed: u64, order: &'static str) -> Result<String> {
             return Err(error.context(format!("{told}\n{}", hosts.join("\n"))));
         }
     };
-    let told = format!("{told}{}", if released > 0 { format!("; released {released} times") } else { String::new() });
+    let told = format!(
+        "{told}{}",
+        if released > 0 { format!("; released {released} times") } else { String::new() }
+    );
     count(&troubles, &scenario);
     // S0-001, S0-004, S0-034, S1-002, S1-020, S1-061, S1-062, S1-118, S3-025, S4-001, S4-002.
     scenario.check().await.with_context(|| told.clone())?;
-    let told = if order != "none" { format!("{told}; {}", finish_keys(&scenario).await.with_context(|| told.clone())?) } else { told };
+    let told = if order != "none" {
+        format!("{told}; {}", finish_keys(&scenario).await.with_context(|| told.clone())?)
+    } else {
+        told
+    };
     for host in hosts.iter().flatten() {
         host.stop().await.with_context(|| told.clone())?;
     }
-    if order != "none" { scenario.check_order().await } else { scenario.check().await }.with_context(|| told.clone())?;
-    let crashed = scenario.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'crashed'").await?;
+    if order != "none" { scenario.check_order().await } else { scenario.check().await }
+        .with_context(|| told.clone())?;
+    let crashed =
+        scenario.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'crashed'").await?;
     Ok(format!("{told}; {crashed} parked as crashed"))
 }
 
-/// Wait until everything is settled. A consumer is quarantined, and waits for an operator, where a host was killed while
-/// it made its client for the first time, or two were while they joined its group. A host that is not heard of for long,
-/// since it was paused or its database was out of reach, counts as dead.
+/// Wait until everything is settled. A consumer is quarantined, and waits for an operator, where a
+/// host was killed while it made its client for the first time, or two were while they joined its
+/// group. A host that is not heard of for long, since it was paused or its database was out of
+/// reach, counts as dead.
 async fn settle(scenario: &Scenario, troubles: &[String]) -> Result<usize> {
-    let is_silence = |trouble: &str| trouble.starts_with("pause") || (trouble.starts_with("swallow") && !trouble.contains("brokers"));
-    let silenced = troubles.iter().filter(|trouble| trouble.starts_with("kill") || is_silence(trouble)).count();
+    let is_silence = |trouble: &str| {
+        trouble.starts_with("pause")
+            || (trouble.starts_with("swallow") && !trouble.contains("brokers"))
+    };
+    let silenced = troubles
+        .iter()
+        .filter(|trouble| trouble.starts_with("kill") || is_silence(trouble))
+        .count();
     let mut released = 0;
     let releasing = async {
         loop {
             sleep(Duration::from_millis(500)).await;
             if scenario.release_quarantined().await? {
                 released += 1;
-                ensure!(released <= silenced, "quarantined {released} times, after {silenced} kills and silences");
+                ensure!(
+                    released <= silenced,
+                    "quarantined {released} times, after {silenced} kills and silences"
+                );
             }
         }
     };
@@ -436,13 +518,18 @@ async fn settle(scenario: &Scenario, troubles: &[String]) -> Result<usize> {
     Ok(released)
 }
 
-/// What stands behind a message that will not run any more follows in its turn, when a person is done with that.
+/// What stands behind a message that will not run any more follows in its turn, when a person is
+/// done with that.
 async fn finish_keys(scenario: &Scenario) -> Result<String> {
-    const WAITING: &str = "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status = 'waiting'";
+    const WAITING: &str =
+        "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status = 'waiting'";
     let waited = scenario.number(WAITING).await?;
     let deadline = Instant::now() + Duration::from_secs(60);
     while scenario
-        .number("SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status NOT IN ('completed', 'discarded')")
+        .number(
+            "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status NOT \
+            IN ('completed', 'discarded')",
+        )
         .await?
         > 0
     {
@@ -450,7 +537,14 @@ async fn finish_keys(scenario: &Scenario) -> Result<String> {
         for reason in ["reject", "park", "no_route", "crashed", "undecodable"] {
             let filter = Filter { reason: Some(reason.to_owned()), ..Filter::default() };
             let reason = "they are looked at".to_owned();
-            let remedy = Remedy { verb: Verb::Discard, filter, message_ids: Vec::new(), reason, as_of: None, limit: 1_000 };
+            let remedy = Remedy {
+                verb: Verb::Discard,
+                filter,
+                message_ids: Vec::new(),
+                reason,
+                as_of: None,
+                limit: 1_000,
+            };
             scenario.admin.remedy(&scenario.tenant.name, "payments", &remedy).await?;
         }
         sleep(Duration::from_millis(50)).await;
@@ -459,8 +553,8 @@ async fn finish_keys(scenario: &Scenario) -> Result<String> {
     Ok(format!("{waited} waited behind dead letters, and followed"))
 }
 
-/// A session that nobody uses while its transaction is open ends soon, so that a paused host does not
-/// hold its messages for long.
+/// A session that nobody uses while its transaction is open ends soon, so that a paused host does
+/// not hold its messages for long.
 const STARTED: [(&str, &str); 1] = [("ONCEBOX_DATABASE_IDLE_IN_TRANSACTION_TIMEOUT_MS", "1500")];
 
 /// Start a host, on a machine whose clock may be days off; how far.
@@ -471,13 +565,22 @@ fn start(scenario: &Scenario, name: &str, rng: &mut StdRng) -> Result<(HostProce
     Ok((host, if days == 0 { String::new() } else { format!("{days:+}-days") }))
 }
 
-async fn make_trouble(scenario: &Scenario, hosts: &mut [Option<HostProcess>; 2], rng: &mut StdRng, order: &'static str) -> Result<String> {
+async fn make_trouble(
+    scenario: &Scenario,
+    hosts: &mut [Option<HostProcess>; 2],
+    rng: &mut StdRng,
+    order: &'static str,
+) -> Result<String> {
     if rng.random_bool(0.4) {
         return make_trouble_between(scenario, rng, order).await;
     }
     let place = rng.random_range(0..hosts.len());
     let name = ["a", "b"][place];
-    let Some(host) = hosts[place].take_if(|host| !host.is_running()).or_else(|| hosts[place].take()).filter(HostProcess::is_running) else {
+    let Some(host) = hosts[place]
+        .take_if(|host| !host.is_running())
+        .or_else(|| hosts[place].take())
+        .filter(HostProcess::is_running)
+    else {
         let (host, off) = start(scenario, name, rng)?;
         hosts[place] = Some(host);
         return Ok(format!("start-{name}{off}"));
@@ -514,7 +617,11 @@ async fn make_trouble(scenario: &Scenario, hosts: &mut [Option<HostProcess>; 2],
 }
 
 /// Trouble that no host is asked about: of networks, servers and people.
-async fn make_trouble_between(scenario: &Scenario, rng: &mut StdRng, order: &'static str) -> Result<String> {
+async fn make_trouble_between(
+    scenario: &Scenario,
+    rng: &mut StdRng,
+    order: &'static str,
+) -> Result<String> {
     let way = scenario.ways().choose(rng).context("hosts reach their databases through proxies")?;
     let brokers = scenario.broker_way().context("hosts reach the brokers through a proxy")?;
     Ok(match rng.random_range(0..13) {
@@ -572,12 +679,25 @@ async fn make_trouble_between(scenario: &Scenario, rng: &mut StdRng, order: &'st
             "truncate-brokers".to_owned()
         }
         _ => {
-            let of =
-                ["consumer", "seek", "payments", "--tenant", scenario.tenant.name.as_str(), "--to", "beginning", "--yes", "--wait", "3"];
+            let of = [
+                "consumer",
+                "seek",
+                "payments",
+                "--tenant",
+                scenario.tenant.name.as_str(),
+                "--to",
+                "beginning",
+                "--yes",
+                "--wait",
+                "3",
+            ];
             match scenario.ok(&of).await {
                 Ok(_) => "sought".to_owned(),
                 // It waits for hosts that are paused, or another one is under way.
-                Err(error) => format!("seek-refused({})", error.to_string().lines().last().unwrap_or_default()),
+                Err(error) => format!(
+                    "seek-refused({})",
+                    error.to_string().lines().last().unwrap_or_default()
+                ),
             }
         }
     })

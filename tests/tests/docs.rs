@@ -1,9 +1,11 @@
-//! Every console block of README.md and of the pages in docs/ is run, in order, by a shell in a folder that holds
-//! nothing but a clone of the project. What could go wrong: a command does not work as it is pasted, wants a step that
-//! the page does not tell, or prints something else than what the page shows.
+//! Every console block of README.md and of the pages in docs/ is run, in order, by a shell in a
+//! folder that holds nothing but a clone of the project. What could go wrong: a command does not
+//! work as it is pasted, wants a step that the page does not tell, or prints something else than
+//! what the page shows.
 //!
-//! What stands in for what a page names is said here and nowhere else: addresses of servers, and commands that are not
-//! run, each with its reason. `ONCEBOX_WRITE_DOCS=1` writes what is printed into the pages, to be looked at.
+//! What stands in for what a page names is said here and nowhere else: addresses of servers, and
+//! commands that are not run, each with its reason. `ONCEBOX_WRITE_DOCS=1` writes what is printed
+//! into the pages, to be looked at.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -43,13 +45,23 @@ const PAGES: [Page; 6] = [README, CURES, VERIFY, VERSIONS, LANGUAGES, BENCHMARK]
 const README: Page = Page {
     path: "README.md",
     not_run: &[
-        ("cargo build -p oncebox-server", "takes ten minutes; the tests' own build is in its place"),
-        ("rustup target add wasm32-wasip2", "changes the machine; `build.sh` takes Debian's rustc-web as well, as in first_hour.rs"),
         (
-            "docker run -d --name oncebox-postgres -p 127.0.0.1:5544:5432 -e POSTGRES_PASSWORD=secret postgres:17",
+            "cargo build -p oncebox-server",
+            "takes ten minutes; the tests' own build is in its place",
+        ),
+        (
+            "rustup target add wasm32-wasip2",
+            "changes the machine; `build.sh` takes Debian's rustc-web as well, as in first_hour.rs",
+        ),
+        (
+            "docker run -d --name oncebox-postgres -p 127.0.0.1:5544:5432 -e \
+                POSTGRES_PASSWORD=secret postgres:17",
             "a private PostgreSQL is in its place",
         ),
-        ("docker run -d --name oncebox-kafka -p 127.0.0.1:9092:9092 apache/kafka:4.1.0", "a private Kafka is in its place"),
+        (
+            "docker run -d --name oncebox-kafka -p 127.0.0.1:9092:9092 apache/kafka:4.1.0",
+            "a private Kafka is in its place",
+        ),
         ("./test.sh", "runs this test"),
         ("./bench.sh", "takes twelve minutes; benchmark.rs runs its parts"),
     ],
@@ -69,7 +81,8 @@ const BENCHMARK: Page = Page {
         ("./bench.sh --docs", MEASURES),
     ],
 };
-const MEASURES: &str = "measures for minutes, on a machine that does nothing else; benchmark.rs runs what it consists of";
+const MEASURES: &str = "measures for minutes, on a machine that does nothing else; benchmark.rs \
+    runs what it consists of";
 
 /// A folder with a clone of the project, which goes away when all went well.
 struct Folder {
@@ -77,11 +90,16 @@ struct Folder {
 }
 
 impl Folder {
-    /// The files of the project are links, but for the folder of what is built: it holds the programs of these tests.
+    /// The files of the project are links, but for the folder of what is built: it holds the
+    /// programs of these tests.
     fn with_clone(page: &Page) -> Self {
         let programs = program::path().unwrap().parent().unwrap().to_owned();
         let name = Path::new(page.path).file_stem().unwrap().to_str().unwrap().to_lowercase();
-        let root = programs.parent().unwrap().join("test-docs").join(format!("{name}-{:08x}", rand::random::<u32>()));
+        let root = programs
+            .parent()
+            .unwrap()
+            .join("test-docs")
+            .join(format!("{name}-{:08x}", rand::random::<u32>()));
         let clone = root.join("oncebox");
         fs::create_dir_all(clone.join("target")).unwrap();
         for entry in fs::read_dir(project()).unwrap() {
@@ -119,7 +137,10 @@ impl Machine {
     /// One on which nothing runs. Its hosts listen where those of no other test do.
     fn empty() -> Self {
         let target = program::path().unwrap().ancestors().nth(2).unwrap().to_owned();
-        let (http, api) = (format!("127.0.0.1:{}", free_port().unwrap()), format!("127.0.0.1:{}", free_port().unwrap()));
+        let (http, api) = (
+            format!("127.0.0.1:{}", free_port().unwrap()),
+            format!("127.0.0.1:{}", free_port().unwrap()),
+        );
         let variables = vec![
             // Artifacts, among them the standard library, are kept from one run to the next.
             ("CARGO_BUILD_BUILD_DIR", target.join("languages/rust").to_str().unwrap().to_owned()),
@@ -131,7 +152,11 @@ impl Machine {
 
     /// The same with the program on the path.
     fn with_program() -> Self {
-        let path = format!("{}:{}", program::path().unwrap().parent().unwrap().display(), std::env::var("PATH").unwrap());
+        let path = format!(
+            "{}:{}",
+            program::path().unwrap().parent().unwrap().display(),
+            std::env::var("PATH").unwrap()
+        );
         let mut machine = Self::empty();
         machine.variables.push(("PATH", path));
         machine
@@ -150,7 +175,8 @@ impl Machine {
     }
 }
 
-/// Runs a page; with `ONCEBOX_WRITE_DOCS` writes what is printed into it. The answer is what each command printed.
+/// Runs a page; with `ONCEBOX_WRITE_DOCS` writes what is printed into it. The answer is what each
+/// command printed.
 fn check(page: &Page, machine: &Machine) -> Vec<(String, Said)> {
     let folder = Folder::with_clone(page);
     let is_written = std::env::var_os("ONCEBOX_WRITE_DOCS").is_some();
@@ -158,7 +184,13 @@ fn check(page: &Page, machine: &Machine) -> Vec<(String, Said)> {
     if is_written {
         patience.look = Duration::from_secs(10);
     }
-    let mut session = Session::open(&folder.clone(), &folder.root.join("records"), &machine.variables(), patience).unwrap();
+    let mut session = Session::open(
+        &folder.clone(),
+        &folder.root.join("records"),
+        &machine.variables(),
+        patience,
+    )
+    .unwrap();
     let path = project().join(page.path);
     let text = fs::read_to_string(&path).unwrap();
     let mut not_run: BTreeSet<&str> = page.not_run.iter().map(|(command, _)| *command).collect();
@@ -189,7 +221,9 @@ fn check(page: &Page, machine: &Machine) -> Vec<(String, Said)> {
         };
         all.push((theirs.command, said));
     }
-    session.close().unwrap_or_else(|error| panic!("{}: {error:#}\nin `{}`", page.path, folder.root.display()));
+    session
+        .close()
+        .unwrap_or_else(|error| panic!("{}: {error:#}\nin `{}`", page.path, folder.root.display()));
     assert!(not_run.is_empty(), "{} has no longer {not_run:?}", page.path);
     if is_written {
         fs::write(path, rewritten(&text, &printed)).unwrap();
@@ -229,7 +263,8 @@ fn readme() {
     postgres.remove().unwrap();
 }
 
-/// What could go wrong: a person finds a stuck message and no way out, or one that the page says and that is none.
+/// What could go wrong: a person finds a stuck message and no way out, or one that the page says
+/// and that is none.
 #[test]
 fn stuck_messages_are_found_and_cured_as_the_page_shows() {
     let broken = project().join("docs/samples/cures/broken.wasm");
@@ -237,12 +272,23 @@ fn stuck_messages_are_found_and_cured_as_the_page_shows() {
     if std::env::var_os("ONCEBOX_WRITE_DOCS").is_some() {
         fs::write(&broken, &made).unwrap();
     }
-    assert!(fs::read(&broken).unwrap() == made, "`{}` is old; ONCEBOX_WRITE_DOCS=1 writes it anew", broken.display());
+    assert!(
+        fs::read(&broken).unwrap() == made,
+        "`{}` is old; ONCEBOX_WRITE_DOCS=1 writes it anew",
+        broken.display()
+    );
     let printed = check(&CURES, &Machine::with_program());
     let look = "oncebox inbox list --tenant acme --status completed";
-    let completed = printed.iter().rfind(|(command, _)| command == look).expect("the page ends with a look at what is completed");
+    let completed = printed
+        .iter()
+        .rfind(|(command, _)| command == look)
+        .expect("the page ends with a look at what is completed");
     // S0-030, S0-050, S1-030, S1-034, S1-070.
-    assert_eq!(completed.1.lines.iter().filter(|line| line.contains(" completed ")).count(), 6, "{completed:?}");
+    assert_eq!(
+        completed.1.lines.iter().filter(|line| line.contains(" completed ")).count(),
+        6,
+        "{completed:?}"
+    );
 }
 
 macro_rules! pages {
@@ -257,7 +303,8 @@ macro_rules! pages {
 pages! { verify: VERIFY versions: VERSIONS languages: LANGUAGES benchmark: BENCHMARK }
 
 /// Pages with a block that is no session: forms of commands, each to be given alone.
-const FORMS: [&str; 4] = ["docs/consumers.md", "docs/inbox.md", "docs/policy.md", "docs/versions.md"];
+const FORMS: [&str; 4] =
+    ["docs/consumers.md", "docs/inbox.md", "docs/policy.md", "docs/versions.md"];
 
 /// The blocks of a page whose fence says one of these words, as lines.
 fn blocks(text: &str, kinds: &[&str]) -> Vec<String> {
@@ -285,24 +332,36 @@ fn all_pages() -> Vec<(String, String)> {
 #[test]
 fn no_page_is_left_out() {
     let with = |kinds: &[&str]| -> BTreeSet<String> {
-        all_pages().into_iter().filter(|(_, text)| !blocks(text, kinds).is_empty()).map(|(path, _)| path).collect()
+        all_pages()
+            .into_iter()
+            .filter(|(_, text)| !blocks(text, kinds).is_empty())
+            .map(|(path, _)| path)
+            .collect()
     };
     assert_eq!(with(&["console"]), PAGES.iter().map(|page| page.path.to_owned()).collect());
     assert_eq!(with(&["sh", "bash", "shell"]), FORMS.iter().map(|&path| path.to_owned()).collect());
 }
 
-/// What could go wrong: a page names a command or an option that is not there. What follows `--help` is not done.
+/// What could go wrong: a page names a command or an option that is not there. What follows
+/// `--help` is not done.
 #[test]
 fn forms_of_commands_are_understood() {
     for (path, text) in all_pages() {
-        for line in blocks(&text, &["sh", "bash", "shell"]).iter().filter(|line| line.starts_with("oncebox ")) {
+        for line in blocks(&text, &["sh", "bash", "shell"])
+            .iter()
+            .filter(|line| line.starts_with("oncebox "))
+        {
             let form = line.split(" #").next().unwrap().split(" > ").next().unwrap();
             let output = Command::new("bash")
                 .args(["-c", &format!("\"$0\" {} --help", form.strip_prefix("oncebox ").unwrap())])
                 .arg(program::path().unwrap())
                 .output()
                 .unwrap();
-            assert!(output.status.success(), "{path}: {line}: {}", String::from_utf8_lossy(&output.stderr));
+            assert!(
+                output.status.success(),
+                "{path}: {line}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
             assert!(String::from_utf8_lossy(&output.stdout).contains("Usage: "), "{path}: {line}");
         }
     }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use oncebox_inbox::{ConsumerInbox, Filter, InboxError, Remedy, Verb, message::Record};
 use oncebox_tests::inbox::{
-    DEADLINE, Guest, PlainHandlers, Script, TestConsumer, World, both, code, deliver, drive, open, record, records, step, take,
+    DEADLINE, Guest, PlainHandlers, Script, TestConsumer, World, both, code, deliver, drive, open,
+    record, records, step, take,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use sqlx::{AssertSqlSafe, Connection, Executor};
@@ -26,7 +27,10 @@ async fn a_first_delivery_takes_effect_of(world: World) {
     assert!(deliver(&host, &records(["a", "b"])).await.is_empty());
     let row = world.row(&consumer, "a").await;
     // S1-027, S1-035, S1-102.
-    assert_eq!((row.state(), row.version_id, row.processed, row.leased), (("completed", None, 1), Some(1), true, false));
+    assert_eq!(
+        (row.state(), row.version_id, row.processed, row.leased),
+        (("completed", None, 1), Some(1), true, false)
+    );
     assert_eq!((row.payload, row.headers, row.topic.as_str(), row.offset), (None, None, "t", 0));
     assert_eq!(row.payload_hash.unwrap().len(), 32, "the hash is always kept");
     assert_eq!(world.effects(&consumer, "b").await, 1);
@@ -97,7 +101,8 @@ async fn many_claimers_of_one_message_run_it_once_of(world: World) {
     let mut tasks = Vec::new();
     for host in 0..8 {
         let inbox = world.host(&consumer);
-        let mut order: Vec<_> = (0..).zip(&ids).map(|(offset, id)| record(offset, id, "")).collect();
+        let mut order: Vec<_> =
+            (0..).zip(&ids).map(|(offset, id)| record(offset, id, "")).collect();
         order.shuffle(&mut StdRng::seed_from_u64(host));
         tasks.push(tokio::spawn(async move { deliver(&inbox, &order).await }));
     }
@@ -139,11 +144,12 @@ async fn a_second_claimer_waits_and_takes_over_when_the_first_fails_of(world: Wo
     world.finish().await;
 }
 
-/// What could go wrong: some mixture of order, batch cut, repetition, failure and host doubles or loses
-/// a message. S1-002, S4-001, S4-017, S1-118, S1-001.
+/// What could go wrong: some mixture of order, batch cut, repetition, failure and host doubles or
+/// loses a message. S1-002, S4-001, S4-017, S1-118, S1-001.
 #[tokio::test(flavor = "multi_thread")]
 async fn any_deliveries_have_the_effect_of_one() {
-    let seed = std::env::var("ONCEBOX_SEED").map_or_else(|_| rand::random(), |text| text.parse().unwrap());
+    let seed =
+        std::env::var("ONCEBOX_SEED").map_or_else(|_| rand::random(), |text| text.parse().unwrap());
     println!("ONCEBOX_SEED={seed}");
     both(async |world| any_deliveries(world, seed).await).await;
 }
@@ -152,11 +158,13 @@ async fn any_deliveries(world: World, seed: u64) {
     let mut random = StdRng::seed_from_u64(seed);
     let consumer = world
         .simple(
-            "CREATE TABLE hot (id int PRIMARY KEY, n int NOT NULL); INSERT INTO hot SELECT n, 0 FROM generate_series(0, 3) n;",
+            "CREATE TABLE hot (id int PRIMARY KEY, n int NOT NULL); INSERT INTO hot SELECT n, 0 \
+                FROM generate_series(0, 3) n;",
             "retry = { attempts_max = 4, backoff_min_ms = 1, backoff_max_ms = 5 }",
         )
         .await;
-    let mut log: Vec<_> = (0..60).map(|n| record(n, &format!("m{n}"), &random_script(&mut random))).collect();
+    let mut log: Vec<_> =
+        (0..60).map(|n| record(n, &format!("m{n}"), &random_script(&mut random))).collect();
     for _ in 0..40 {
         let mut again = log[random.random_range(0..60)].clone();
         again.offset = log.len() as i64;
@@ -171,9 +179,17 @@ async fn any_deliveries(world: World, seed: u64) {
         host.await.unwrap();
     }
     world.retry_until_settled(&world.host(&consumer)).await;
-    let expected = log[..60].iter().filter(|record| !String::from_utf8_lossy(record.payload.as_ref().unwrap()).contains("reject")).count();
+    let expected = log[..60]
+        .iter()
+        .filter(|record| {
+            !String::from_utf8_lossy(record.payload.as_ref().unwrap()).contains("reject")
+        })
+        .count();
     // S1-002, S1-118, S4-001, S4-017.
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await, expected as i64);
+    assert_eq!(
+        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
+        expected as i64
+    );
     assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox").await, 60);
     world.finish().await;
 }
@@ -207,15 +223,16 @@ async fn deliver_randomly(host: Arc<ConsumerInbox>, log: &[Record], seed: u64) {
         if random.random_ratio(1, 10) {
             from = from.saturating_sub(random.random_range(0..20));
             // After a clean hand-over, or after one that looks like a crash.
-            let next = if random.random_ratio(1, 3) { open(&host, 0).await } else { take(&host).await };
+            let next =
+                if random.random_ratio(1, 3) { open(&host, 0).await } else { take(&host).await };
             std::mem::replace(&mut partition, next).close().await;
         }
     }
     partition.close().await;
 }
 
-/// What could go wrong: one consumer's claim hides the message from another, of the same tenant or of
-/// another one. S1-052, S1-053, S4-021, S1-120, S0-012.
+/// What could go wrong: one consumer's claim hides the message from another, of the same tenant or
+/// of another one. S1-052, S1-053, S4-021, S1-120, S0-012.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_consumer_takes_a_message_for_itself() {
     both(each_consumer_takes_a_message_for_itself_of).await;
@@ -248,7 +265,10 @@ async fn a_redelivery_gets_the_stored_result() {
 async fn a_redelivery_gets_the_stored_result_of(world: World) {
     let consumer = world.simple("", "").await;
     deliver(&world.host(&consumer), &[record(0, "msg-abc-123", "result {\"reserved\":3}")]).await;
-    assert_eq!(world.row(&consumer, "msg-abc-123").await.result, Some(serde_json::json!({"reserved": 3})));
+    assert_eq!(
+        world.row(&consumer, "msg-abc-123").await.result,
+        Some(serde_json::json!({"reserved": 3}))
+    );
     let mut guest = Guest::begin(&world, &consumer).await;
     let answer = guest.claim(&["msg-abc-123", "x"]).await.unwrap();
     // S0-024.
@@ -258,8 +278,8 @@ async fn a_redelivery_gets_the_stored_result_of(world: World) {
     world.finish().await;
 }
 
-/// What could go wrong: a transaction whose completion was skipped, by a bug of the host or by a COMMIT
-/// out of a guest's statement, commits an effect. S0-021, S0-023, S0-046, D4.
+/// What could go wrong: a transaction whose completion was skipped, by a bug of the host or by a
+/// COMMIT out of a guest's statement, commits an effect. S0-021, S0-023, S0-046, D4.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_database_refuses_a_commit_without_completion() {
     both(the_database_refuses_a_commit_without_completion_of).await;
@@ -279,7 +299,10 @@ async fn the_database_refuses_a_commit_without_completion_of(world: World) {
     // A COMMIT in the middle of a handler's run fails, and the message's transaction with it.
     let stray = "sql COMMIT";
     deliver(&world.host(&consumer), &[record(0, "b", stray)]).await;
-    assert_eq!(world.row(&consumer, "b").await.state(), ("failed_retryable", Some("sql_error:OB001"), 1));
+    assert_eq!(
+        world.row(&consumer, "b").await.state(),
+        ("failed_retryable", Some("sql_error:OB001"), 1)
+    );
     drop(guest);
     world.finish().await;
 }
@@ -301,8 +324,8 @@ async fn a_completion_needs_the_claim_of_its_own_transaction() {
     world.finish().await;
 }
 
-/// What could go wrong: under a snapshot older than its locks a claim sees nothing of an earlier holder.
-/// A1 (3): the isolation level is a default that a role can set for itself.
+/// What could go wrong: under a snapshot older than its locks a claim sees nothing of an earlier
+/// holder. A1 (3): the isolation level is a default that a role can set for itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_refuses_another_isolation_level() {
     let world = World::new().await;
@@ -312,18 +335,24 @@ async fn a_claim_refuses_another_isolation_level() {
         guest.execute(&format!("BEGIN ISOLATION LEVEL {level} READ WRITE")).await.unwrap();
         assert_eq!(code(&guest.claim(&["a"]).await.unwrap_err()), "OB004");
     }
-    world.execute(format!("ALTER ROLE {} SET default_transaction_isolation = 'repeatable read'", consumer.tenant.login)).await;
+    world
+        .execute(format!(
+            "ALTER ROLE {} SET default_transaction_isolation = 'repeatable read'",
+            consumer.tenant.login
+        ))
+        .await;
     assert!(deliver(&world.host(&consumer), &records(["a"])).await.is_empty());
     world.finish().await;
 }
 
-/// What could go wrong: a tenant calls the host's functions for itself or for another, or looks into
-/// the host's tables. S0-047, D5.
+/// What could go wrong: a tenant calls the host's functions for itself or for another, or looks
+/// into the host's tables. S0-047, D5.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenants_session_reaches_nothing_of_the_host_or_of_others() {
     let world = World::new().await;
     let (acme, globex) = (world.tenant("acme", "").await, world.tenant("globex", "").await);
-    let (orders, others) = (world.consumer(&acme, "orders", "").await, world.consumer(&globex, "orders", "").await);
+    let (orders, others) =
+        (world.consumer(&acme, "orders", "").await, world.consumer(&globex, "orders", "").await);
     deliver(&world.host(&others), &records(["theirs"])).await;
     let secrets = [vec![0; 32], Vec::new(), world.secret(&globex), world.secret(&acme)];
     for (secret, consumer) in secrets.iter().zip([&orders, &orders, &orders, &others]) {
@@ -338,7 +367,8 @@ async fn a_tenants_session_reaches_nothing_of_the_host_or_of_others() {
     guest.consumer_id = orders.row.consumer_id;
     assert_eq!(code(&guest.claim(&["mine"]).await.unwrap_err()), "42501");
     drop(guest);
-    let (inbox, effect) = ("SELECT * FROM oncebox.inbox", format!("SELECT * FROM {}.effect", globex.schema_name));
+    let (inbox, effect) =
+        ("SELECT * FROM oncebox.inbox", format!("SELECT * FROM {}.effect", globex.schema_name));
     let refused = [
         inbox,
         &effect,
@@ -382,8 +412,14 @@ async fn claims_in_two_buckets_have_one_effect() {
         let (mut partition, claimed) = (open(&holder, round).await, records.clone());
         let running = tokio::spawn(async move { partition.process(&claimed).await });
         world.control.gate(&gate).reached(1).await;
-        let bucket = world.number("SELECT extract(epoch FROM oncebox.bucket_at(9::smallint, now()))::bigint").await;
-        world.until(&format!("SELECT extract(epoch FROM oncebox.bucket_at(9::smallint, now())) > {bucket}")).await;
+        let bucket = world
+            .number("SELECT extract(epoch FROM oncebox.bucket_at(9::smallint, now()))::bigint")
+            .await;
+        world
+            .until(&format!(
+                "SELECT extract(epoch FROM oncebox.bucket_at(9::smallint, now())) > {bucket}"
+            ))
+            .await;
         let second = tokio::spawn(async move { deliver(&later, &records).await });
         world.until_blocked(1).await;
         world.control.gate(&gate).open();
@@ -405,7 +441,10 @@ async fn rows_that_change_their_bucket_stay_one_row() {
     let world = World::new().await;
     let consumer = two_second_buckets(&world).await;
     let ids: Vec<_> = (0..12).map(|n| format!("m{n}")).collect();
-    let log: Vec<_> = (0..).zip(&ids).map(|(offset, id)| record(offset, id, "before 4 retry 900\nsleep 5")).collect();
+    let log: Vec<_> = (0..)
+        .zip(&ids)
+        .map(|(offset, id)| record(offset, id, "before 4 retry 900\nsleep 5"))
+        .collect();
     let mut tasks = Vec::new();
     let until = Instant::now() + Duration::from_secs(5);
     for _ in 0..2 {
@@ -424,19 +463,31 @@ async fn rows_that_change_their_bucket_stay_one_row() {
     world.retry_until_settled(&world.host(&consumer)).await;
     for id in &ids {
         // S2-012.
-        assert_eq!((world.effects(&consumer, id).await, world.row(&consumer, id).await.attempts), (1, 4));
+        assert_eq!(
+            (world.effects(&consumer, id).await, world.row(&consumer, id).await.attempts),
+            (1, 4)
+        );
     }
     world.finish().await;
 }
 
 /// A consumer of a retention class whose buckets last two seconds, with partitions for a while.
 async fn two_second_buckets(world: &World) -> TestConsumer {
-    world.execute("INSERT INTO oncebox.retention_class VALUES (9, '2s', '2 seconds', '1 minute'); \
-        CREATE TABLE oncebox.inbox_2s PARTITION OF oncebox.inbox FOR VALUES IN (9) PARTITION BY RANGE (bucket); \
-        DO $$ BEGIN FOR n IN 0..40 LOOP EXECUTE format('CREATE TABLE oncebox.inbox_2s_%s PARTITION OF oncebox.inbox_2s FOR VALUES FROM (%L) TO (%L)', \
-            n, oncebox.bucket_at(9::smallint, now()) + n * interval '2 seconds', oncebox.bucket_at(9::smallint, now()) + (n + 1) * interval '2 seconds'); \
-        END LOOP; END $$;").await;
-    let consumer = world.simple("", "retry = { backoff_min_ms = 10, backoff_max_ms = 10, attempts_max = 10 }").await;
+    world
+        .execute(
+            "INSERT INTO oncebox.retention_class VALUES (9, '2s', '2 seconds', '1 minute'); \
+        CREATE TABLE oncebox.inbox_2s PARTITION OF oncebox.inbox FOR VALUES IN (9) PARTITION BY \
+        RANGE (bucket); \
+        DO $$ BEGIN FOR n IN 0..40 LOOP EXECUTE format('CREATE TABLE oncebox.inbox_2s_%s PARTITION \
+        OF oncebox.inbox_2s FOR VALUES FROM (%L) TO (%L)', \
+            n, oncebox.bucket_at(9::smallint, now()) + n * interval '2 seconds', \
+            oncebox.bucket_at(9::smallint, now()) + (n + 1) * interval '2 seconds'); \
+        END LOOP; END $$;",
+        )
+        .await;
+    let consumer = world
+        .simple("", "retry = { backoff_min_ms = 10, backoff_max_ms = 10, attempts_max = 10 }")
+        .await;
     world.execute("UPDATE oncebox.consumer SET retention_class = 9").await;
     consumer
 }
@@ -449,11 +500,19 @@ async fn a_zombies_failure_overwrites_nothing() {
 }
 
 async fn a_zombies_failure_overwrites_nothing_of(world: World) {
-    let consumer = world.simple("CREATE TABLE hot (n int); INSERT INTO hot VALUES (0);", "limits = { deadline_ms = 1000 }").await;
+    let consumer = world
+        .simple(
+            "CREATE TABLE hot (n int); INSERT INTO hot VALUES (0);",
+            "limits = { deadline_ms = 1000 }",
+        )
+        .await;
     let (zombie, owner) = (world.host(&consumer), world.host(&consumer));
-    // The zombie hangs in a statement; at its deadline the connection is given up, its claim with it.
+    // The zombie hangs in a statement; at its deadline the connection is given up, its claim with
+    // it.
     let mut lock = world.superuser().await;
-    lock.execute(AssertSqlSafe(format!("BEGIN; LOCK TABLE {}.hot", consumer.tenant.schema_name))).await.unwrap();
+    lock.execute(AssertSqlSafe(format!("BEGIN; LOCK TABLE {}.hot", consumer.tenant.schema_name)))
+        .await
+        .unwrap();
     let script = "gate g\nbefore 2 sql UPDATE hot SET n = 1";
     let late = tokio::spawn(async move { deliver(&zombie, &[record(0, "a", script)]).await });
     world.control.gate("g").reached(1).await;
@@ -469,12 +528,15 @@ async fn a_zombies_failure_overwrites_nothing_of(world: World) {
     assert_eq!((row.state(), row.version_id), (("completed", None, 1), Some(2)));
     lock.close().await.unwrap();
     // The two payloads differ, so the loser's is kept beside as a collision.
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'collision'").await, 1);
+    assert_eq!(
+        world.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'collision'").await,
+        1
+    );
     world.finish().await;
 }
 
-/// What could go wrong: claims that a slow batch does not come to are completed without having run, or
-/// never come again. A5: 50 ms bound a batch.
+/// What could go wrong: claims that a slow batch does not come to are completed without having run,
+/// or never come again. A5: 50 ms bound a batch.
 #[tokio::test(flavor = "multi_thread")]
 async fn claims_that_were_not_run_are_withdrawn_and_come_again() {
     let world = World::new().await;
@@ -505,7 +567,8 @@ async fn a_stale_host_completes_nothing() {
     let error = partition.process(&records(["a"])).await.unwrap_err();
     assert!(matches!(error, InboxError::StaleDeployments), "{error}");
     // The swap comes right after the old set was asked who takes the message.
-    let (old, new) = (Script::version(world.control.clone(), 1), Script::version(world.control.clone(), 2));
+    let (old, new) =
+        (Script::version(world.control.clone(), 1), Script::version(world.control.clone(), 2));
     let new = PlainHandlers::resolving(2, move |_| Some(new.clone()));
     let swapped = host.clone();
     host.set_handlers(PlainHandlers::resolving(1, move |_| {
@@ -519,25 +582,46 @@ async fn a_stale_host_completes_nothing() {
     world.finish().await;
 }
 
-/// What could go wrong: a record that comes again after its message was forgotten has its effect again, though the policy
-/// would rather ask; or what is known, or new, is asked about. S1-046, S1-047, S2-017.
+/// What could go wrong: a record that comes again after its message was forgotten has its effect
+/// again, though the policy would rather ask; or what is known, or new, is asked about. S1-046,
+/// S1-047, S2-017.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_may_be_forgotten_is_parked_where_the_policy_says_so() {
     let world = World::new().await;
     let consumer = world.simple("", "replay = { past_horizon = 'park' }").await;
     let host = world.host(&consumer);
-    let now: i64 = sqlx::query_scalar("SELECT (extract(epoch FROM now()) * 1000)::bigint").fetch_one(&world.pool).await.unwrap();
-    let aged = |offset, id: &str, days: i64| Record { timestamp_ms: now - days * 86_400_000, ..record(offset, id, "") };
+    let now: i64 = sqlx::query_scalar("SELECT (extract(epoch FROM now()) * 1000)::bigint")
+        .fetch_one(&world.pool)
+        .await
+        .unwrap();
+    let aged = |offset, id: &str, days: i64| Record {
+        timestamp_ms: now - days * 86_400_000,
+        ..record(offset, id, "")
+    };
     let timeless = Record { timestamp_ms: 0, ..record(2, "timeless", "") };
     deliver(&host, &[aged(0, "young", 6), aged(1, "old", 8), timeless, aged(3, "young", 8)]).await;
-    for (id, expected) in [("young", ("completed", None, 1)), ("old", ("parked", Some("horizon"), 0)), ("timeless", ("completed", None, 1))]
-    {
+    for (id, expected) in [
+        ("young", ("completed", None, 1)),
+        ("old", ("parked", Some("horizon"), 0)),
+        ("timeless", ("completed", None, 1)),
+    ] {
         // S1-111.
         assert_eq!(world.row(&consumer, id).await.state(), expected, "{id}");
     }
-    assert_eq!((world.rows().await.len(), world.effects(&consumer, "young").await), (3, 1), "what is known is a duplicate");
+    assert_eq!(
+        (world.rows().await.len(), world.effects(&consumer, "young").await),
+        (3, 1),
+        "what is known is a duplicate"
+    );
     let reason = "it never ran".to_owned();
-    let redrive = Remedy { verb: Verb::Redrive, filter: Filter::default(), message_ids: Vec::new(), reason, as_of: None, limit: 10 };
+    let redrive = Remedy {
+        verb: Verb::Redrive,
+        filter: Filter::default(),
+        message_ids: Vec::new(),
+        reason,
+        as_of: None,
+        limit: 10,
+    };
     assert_eq!(world.admin.remedy("acme", "orders", &redrive).await.unwrap().changed, 1);
     world.retry_until_settled(&host).await;
     assert_eq!(world.row(&consumer, "old").await.state(), ("completed", None, 1));
@@ -547,7 +631,8 @@ async fn what_may_be_forgotten_is_parked_where_the_policy_says_so() {
     world.finish().await;
 }
 
-/// What could go wrong: an id that is used for two things loses one of them. A8 (b), S0-048, S1-091.
+/// What could go wrong: an id that is used for two things loses one of them. A8 (b), S0-048,
+/// S1-091.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore() {
     both(another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore_of).await;
@@ -555,26 +640,45 @@ async fn another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore(
 
 async fn another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore_of(world: World) {
     let tenant = world.tenant("acme", "").await;
-    const TYPED: &str = "identity = { id = [{ header = 'id' }], event_type = [{ header = 'type' }, 'topic'] }";
+    const TYPED: &str =
+        "identity = { id = [{ header = 'id' }], event_type = [{ header = 'type' }, 'topic'] }";
     for (policy, kept) in [(TYPED.to_owned(), 1), (format!("{TYPED}\ncollision = 'ignore'"), 0)] {
         let name = if kept == 1 { "keeping" } else { "ignoring" };
         let consumer = world.consumer(&tenant, name, &policy).await;
-        let log = [record(0, "a", ""), record(1, "a", "# other"), record(2, "a", ""), record(3, "a", "# other")];
+        let log = [
+            record(0, "a", ""),
+            record(1, "a", "# other"),
+            record(2, "a", ""),
+            record(3, "a", "# other"),
+        ];
         for _ in 0..2 {
             deliver(&world.host(&consumer), &log).await;
         }
-        let of = |what: &str| format!("SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {} AND {what}", consumer.row.consumer_id);
+        let of = |what: &str| {
+            format!(
+                "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {} AND {what}",
+                consumer.row.consumer_id
+            )
+        };
         assert_eq!(world.number(of("status = 'completed'")).await, 1);
         // S0-048, S1-091.
         assert_eq!(
-            world.number(of("status = 'parked' AND reason = 'collision' AND message_id LIKE 'a#%' AND payload = '# other'")).await,
+            world
+                .number(of("status = 'parked' AND reason = 'collision' AND message_id LIKE 'a#%' \
+                AND payload = '# other'"))
+                .await,
             kept
         );
         // Nobody takes this one's type; its id is taken all the same.
         let mut unrouted = record(4, "a", "# third");
         unrouted.headers.push(("type".to_owned(), b"nobody".to_vec()));
         deliver(&world.host(&consumer), &[unrouted]).await;
-        assert_eq!(world.number(of("status = 'parked' AND reason = 'collision' AND payload = '# third'")).await, kept);
+        assert_eq!(
+            world
+                .number(of("status = 'parked' AND reason = 'collision' AND payload = '# third'"))
+                .await,
+            kept
+        );
     }
     world.finish().await;
 }
@@ -589,29 +693,46 @@ async fn payloads_are_kept_as_the_policy_says() {
 async fn payloads_are_kept_as_the_policy_says_of(world: World) {
     let tenant = world.tenant("acme", "").await;
     // Kept of: completed, rejected, waiting for a retry, and the same once it has succeeded.
-    for (policy, expected) in
-        [("failed", [false, true, true, false]), ("all", [true, true, true, true]), ("none", [false, false, true, false])]
-    {
+    for (policy, expected) in [
+        ("failed", [false, true, true, false]),
+        ("all", [true, true, true, true]),
+        ("none", [false, false, true, false]),
+    ] {
         let consumer = world.consumer(&tenant, policy, &format!("payload = '{policy}'")).await;
-        let log = [record(0, "done", ""), record(1, "rejected", "reject"), record(2, "again", "before 2 retry 0")];
+        let log = [
+            record(0, "done", ""),
+            record(1, "rejected", "reject"),
+            record(2, "again", "before 2 retry 0"),
+        ];
         let host = world.host(&consumer);
         deliver(&host, &log).await;
-        let mut rows =
-            vec![world.row(&consumer, "done").await, world.row(&consumer, "rejected").await, world.row(&consumer, "again").await];
+        let mut rows = vec![
+            world.row(&consumer, "done").await,
+            world.row(&consumer, "rejected").await,
+            world.row(&consumer, "again").await,
+        ];
         world.retry_until_settled(&host).await;
         rows.push(world.row(&consumer, "again").await);
         assert_eq!(rows[3].state(), ("completed", None, 2), "{policy}");
         for (row, kept) in rows.iter().zip(expected) {
             // S0-008, S0-011.
-            assert_eq!((row.payload.is_some(), row.headers.is_some()), (kept, kept), "{policy}: {row:?}");
-            assert_eq!(row.payload_hash.as_ref().map(Vec::len), Some(32), "{policy}: the hash is always kept");
+            assert_eq!(
+                (row.payload.is_some(), row.headers.is_some()),
+                (kept, kept),
+                "{policy}: {row:?}"
+            );
+            assert_eq!(
+                row.payload_hash.as_ref().map(Vec::len),
+                Some(32),
+                "{policy}: the hash is always kept"
+            );
         }
     }
     world.finish().await;
 }
 
-/// What could go wrong: a duplicate of a completed message locks or writes its row, so that deliveries of
-/// it hold each other up and leave dead rows. S0-020.
+/// What could go wrong: a duplicate of a completed message locks or writes its row, so that
+/// deliveries of it hold each other up and leave dead rows. S0-020.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_of_a_completed_message_locks_no_row() {
     let world = World::new().await;
@@ -621,17 +742,26 @@ async fn a_claim_of_a_completed_message_locks_no_row() {
     assert_eq!(guest.claim(&["a"]).await.unwrap()[0].0, "known");
     // A row that someone locks or has replaced has an xmax, and cannot be locked without waiting.
     // S0-020.
-    assert_eq!(world.number("SELECT xmax::text::bigint FROM oncebox.inbox FOR UPDATE NOWAIT").await, 0);
+    assert_eq!(
+        world.number("SELECT xmax::text::bigint FROM oncebox.inbox FOR UPDATE NOWAIT").await,
+        0
+    );
     drop(guest);
     world.finish().await;
 }
 
-/// What could go wrong: with deduplication switched off rows are still written for what completes, a
-/// failure or its neighbours are lost, or a withdrawn deployment goes on. S0-036, S3-010.
+/// What could go wrong: with deduplication switched off rows are still written for what completes,
+/// a failure or its neighbours are lost, or a withdrawn deployment goes on. S0-036, S3-010.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_deduplication_redelivery_runs_again_and_failures_stay_rows() {
     both(async |world| {
-        let consumer = world.simple("", "dedup = 'off'\nretry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }").await;
+        let consumer = world
+            .simple(
+                "",
+                "dedup = 'off'\nretry = { attempts_max = 2, backoff_min_ms \
+            = 1, backoff_max_ms = 1 }",
+            )
+            .await;
         let host = world.host(&consumer);
         let log = [
             record(0, "a", "result 1"),
@@ -649,7 +779,10 @@ async fn without_deduplication_redelivery_runs_again_and_failures_stay_rows() {
             assert_eq!(world.effects(&consumer, id).await, effects, "`{id}`");
         }
         let rows = world.rows().await;
-        let states: Vec<_> = rows.iter().map(|row| (row.message_id.as_str(), row.status.as_str(), row.attempts)).collect();
+        let states: Vec<_> = rows
+            .iter()
+            .map(|row| (row.message_id.as_str(), row.status.as_str(), row.attempts))
+            .collect();
         assert_eq!(states, [("b", "completed", 2), ("d", "failed_terminal", 1)]);
         world.execute("UPDATE oncebox.consumer SET generation_required = 1").await;
         let mut partition = take(&host).await;
@@ -663,8 +796,8 @@ async fn without_deduplication_redelivery_runs_again_and_failures_stay_rows() {
     .await;
 }
 
-/// What could go wrong: a handler of batches is called once per message, or with messages it did before,
-/// or one failure takes the others with it. S0-036, S3-011.
+/// What could go wrong: a handler of batches is called once per message, or with messages it did
+/// before, or one failure takes the others with it. S0-036, S3-011.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_handler_is_called_once_for_all_that_is_new() {
     let mut world = World::new().await;
@@ -677,19 +810,36 @@ async fn a_batch_handler_is_called_once_for_all_that_is_new() {
     let calls = world.control.calls();
     deliver(&host, &log).await;
     // S0-035, S0-036, S3-011.
-    assert_eq!(world.control.calls() - calls, 1, "300 new messages behind 100 known ones are one call");
+    assert_eq!(
+        world.control.calls() - calls,
+        1,
+        "300 new messages behind 100 known ones are one call"
+    );
     // One that says itself that it failed costs one more call, for the others.
-    let rejected: Vec<_> = (0..64).map(|n| record(n, &format!("r{n}"), if n == 20 { "reject" } else { "" })).collect();
+    let rejected: Vec<_> =
+        (0..64).map(|n| record(n, &format!("r{n}"), if n == 20 { "reject" } else { "" })).collect();
     let calls = world.control.calls();
     deliver(&host, &rejected).await;
     assert_eq!(world.control.calls() - calls, 2);
     // One that fails in a statement is found by halving.
-    let broken: Vec<_> = (0..64).map(|n| record(n, &format!("s{n}"), if n == 20 { "sql SELECT 1/0" } else { "" })).collect();
+    let broken: Vec<_> = (0..64)
+        .map(|n| record(n, &format!("s{n}"), if n == 20 { "sql SELECT 1/0" } else { "" }))
+        .collect();
     let calls = world.control.calls();
     deliver(&host, &broken).await;
-    assert_eq!(world.control.calls() - calls, 13, "a call for all, then two for each of six halvings");
+    assert_eq!(
+        world.control.calls() - calls,
+        13,
+        "a call for all, then two for each of six halvings"
+    );
     assert_eq!(world.row(&consumer, "r20").await.status, "failed_terminal");
-    assert_eq!(world.row(&consumer, "s20").await.state(), ("failed_retryable", Some("sql_error:22012"), 1));
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await, 400 + 63 + 63);
+    assert_eq!(
+        world.row(&consumer, "s20").await.state(),
+        ("failed_retryable", Some("sql_error:22012"), 1)
+    );
+    assert_eq!(
+        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
+        400 + 63 + 63
+    );
     world.finish().await;
 }

@@ -11,8 +11,8 @@ use std::{
 };
 
 use oncebox_inbox::{
-    Budget, ConsumerInbox, HostBounds, InboxError, PartitionInbox, SessionSettings, Sessions, Snapshot, Tenant, TenantCounts, TenantLimits,
-    message::Record, retry,
+    Budget, ConsumerInbox, HostBounds, InboxError, PartitionInbox, SessionSettings, Sessions,
+    Snapshot, Tenant, TenantCounts, TenantLimits, message::Record, retry,
 };
 use oncebox_tests::{
     host::{Options, Scenario},
@@ -36,9 +36,23 @@ impl Host {
     }
 
     fn inbox(&self, world: &World, consumer: &TestConsumer) -> Arc<ConsumerInbox> {
-        let sessions = Sessions::of(&world.admin, &consumer.tenant, &SessionSettings::default(), self.budget.clone()).unwrap();
+        let sessions = Sessions::of(
+            &world.admin,
+            &consumer.tenant,
+            &SessionSettings::default(),
+            self.budget.clone(),
+        )
+        .unwrap();
         let row = consumer.row.clone();
-        ConsumerInbox::new(row.consumer_id, row.tenant, row.name, consumer.policy.clone(), "host".into(), sessions, world.scripts())
+        ConsumerInbox::new(
+            row.consumer_id,
+            row.tenant,
+            row.name,
+            consumer.policy.clone(),
+            "host".into(),
+            sessions,
+            world.scripts(),
+        )
     }
 
     fn snapshot(&self) -> Snapshot {
@@ -60,8 +74,8 @@ fn at(partition: i32, offset: i64, id: &str, script: &str) -> Record {
     Record { partition, ..record(offset, id, script) }
 }
 
-/// Messages of one tenant that wait in so many partitions, each worked through by a task as a broker's
-/// worker would, until it is stopped.
+/// Messages of one tenant that wait in so many partitions, each worked through by a task as a
+/// broker's worker would, until it is stopped.
 struct Backlog {
     left: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,
@@ -69,17 +83,27 @@ struct Backlog {
 }
 
 impl Backlog {
-    fn start(inbox: &Arc<ConsumerInbox>, partitions: i32, messages: usize, script: &'static str) -> Self {
+    fn start(
+        inbox: &Arc<ConsumerInbox>,
+        partitions: i32,
+        messages: usize,
+        script: &'static str,
+    ) -> Self {
         let (left, stop) = (Arc::new(AtomicUsize::new(messages)), Arc::new(AtomicBool::new(false)));
         let each = messages as i64 / i64::from(partitions);
         let work = |partition| {
             let (inbox, left, stop) = (inbox.clone(), left.clone(), stop.clone());
             tokio::spawn(async move {
-                let mut partition_inbox = PartitionInbox::open(inbox, "t", partition, 0).await.unwrap();
+                let mut partition_inbox =
+                    PartitionInbox::open(inbox, "t", partition, 0).await.unwrap();
                 let mut next = 0;
                 while next < each && !stop.load(Ordering::Relaxed) {
                     let waiting = (next..each).take(64);
-                    let records: Vec<_> = waiting.map(|offset| at(partition, offset, &format!("{partition}-{offset}"), script)).collect();
+                    let records: Vec<_> = waiting
+                        .map(|offset| {
+                            at(partition, offset, &format!("{partition}-{offset}"), script)
+                        })
+                        .collect();
                     let settled = partition_inbox.process(&records).await.unwrap();
                     next += settled as i64;
                     left.fetch_sub(settled, Ordering::Relaxed);
@@ -108,9 +132,9 @@ impl Backlog {
     }
 }
 
-/// What could go wrong: a tenant with a backlog holds up one that sends a few messages a second. Show 2 of
-/// the tenants' isolation: two hundred thousand messages of A wait in 16 partitions, and one of B after the
-/// other is let in before those of A that came before it.
+/// What could go wrong: a tenant with a backlog holds up one that sends a few messages a second.
+/// Show 2 of the tenants' isolation: two hundred thousand messages of A wait in 16 partitions, and
+/// one of B after the other is let in before those of A that came before it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_few_messages_overtake_a_backlog_of_two_hundred_thousand() {
     const BACKLOG: usize = 200_000;
@@ -130,13 +154,17 @@ async fn a_few_messages_overtake_a_backlog_of_two_hundred_thousand() {
     let mut overtaken = Vec::new();
     for offset in 1..=40 {
         let granted = host.counts(&a.tenant).granted;
-        assert_eq!(partition.process(&[at(0, offset, &format!("b{offset}"), "")]).await.unwrap(), 1);
+        assert_eq!(
+            partition.process(&[at(0, offset, &format!("b{offset}"), "")]).await.unwrap(),
+            1
+        );
         overtaken.push(host.counts(&a.tenant).granted - granted);
         sleep(Duration::from_millis(50)).await;
     }
     let (left, counts) = (backlog.left(), host.counts(&b.tenant));
     println!(
-        "B was overtaken {} times at most while it waited, {overtaken:?} with its own run; {left} of {BACKLOG} left",
+        "B was overtaken {} times at most while it waited, {overtaken:?} with its own run; {left} \
+            of {BACKLOG} left",
         counts.overtaken_max
     );
     assert!(left > BACKLOG / 2, "the backlog still stands: {left} left");
@@ -144,7 +172,10 @@ async fn a_few_messages_overtake_a_backlog_of_two_hundred_thousand() {
     assert_eq!(counts.messages, 41);
     partition.close().await;
     backlog.stop().await;
-    let of_b = format!("SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {} AND status = 'completed'", b.row.consumer_id);
+    let of_b = format!(
+        "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {} AND status = 'completed'",
+        b.row.consumer_id
+    );
     assert_eq!(world.number(of_b).await, 41);
     world.finish().await;
 }
@@ -155,7 +186,8 @@ async fn two_busy_tenants_share_the_host_by_their_weights() {
     let world = World::new().await;
     let (light, heavy) = (world.tenant("light", "").await, world.tenant("heavy", "").await);
     let heavy = limited(&heavy, TenantLimits { weight: 300, ..TenantLimits::default() });
-    let (light, heavy) = (world.consumer(&light, "orders", "").await, world.consumer(&heavy, "orders", "").await);
+    let (light, heavy) =
+        (world.consumer(&light, "orders", "").await, world.consumer(&heavy, "orders", "").await);
     let host = Host::of(2, 4 << 30);
     // The lighter one has four times the partitions.
     let of_light = Backlog::start(&host.inbox(&world, &light), 16, 160_000, "");
@@ -175,11 +207,17 @@ async fn two_busy_tenants_share_the_host_by_their_weights() {
         }
         sleep(Duration::from_millis(5)).await;
     };
-    let messages = |ended: &TenantCounts, began: &TenantCounts| (ended.messages - began.messages) as f64;
+    let messages =
+        |ended: &TenantCounts, began: &TenantCounts| (ended.messages - began.messages) as f64;
     let (by_light, by_heavy) = (messages(&ended.0, &began.0), messages(&ended.1, &began.1));
-    let cost = |ended: &TenantCounts, began: &TenantCounts| (ended.cpu + ended.database - began.cpu - began.database).as_secs_f64();
+    let cost = |ended: &TenantCounts, began: &TenantCounts| {
+        (ended.cpu + ended.database - began.cpu - began.database).as_secs_f64()
+    };
     let by_cost = cost(&ended.1, &began.1) / cost(&ended.0, &began.0);
-    println!("with three times the weight: {by_heavy} messages to {by_light}, {by_cost:.2} times the cost");
+    println!(
+        "with three times the weight: {by_heavy} messages to {by_light}, {by_cost:.2} times the \
+            cost"
+    );
     // What is shared is cost, and a machine that stalls lets some messages cost more than others.
     assert!((1.5..8.0).contains(&(by_heavy / by_light)), "{by_heavy} messages to {by_light}");
     assert!((2.6..3.4).contains(&by_cost), "{by_cost} times the cost");
@@ -189,14 +227,23 @@ async fn two_busy_tenants_share_the_host_by_their_weights() {
 }
 
 /// All of a tenant's messages in eight partitions, to their end; none failed, and each ran once.
-async fn all_complete(world: &World, host: &Host, consumer: &TestConsumer, messages: usize, script: &'static str) -> (TenantCounts, i64) {
+async fn all_complete(
+    world: &World,
+    host: &Host,
+    consumer: &TestConsumer,
+    messages: usize,
+    script: &'static str,
+) -> (TenantCounts, i64) {
     let (most, stop) = (Arc::new(AtomicI64::new(0)), CancellationToken::new());
     let watch = tokio::spawn({
-        let (pool, login, most, stop) = (world.pool.clone(), consumer.tenant.login.clone(), most.clone(), stop.clone());
+        let (pool, login, most, stop) =
+            (world.pool.clone(), consumer.tenant.login.clone(), most.clone(), stop.clone());
         async move {
             while !stop.is_cancelled() {
-                const SESSIONS: &str = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1 AND datname = current_database()";
-                let sessions = sqlx::query_scalar(SESSIONS).bind(&login).fetch_one(&pool).await.unwrap();
+                const SESSIONS: &str = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1 \
+                    AND datname = current_database()";
+                let sessions =
+                    sqlx::query_scalar(SESSIONS).bind(&login).fetch_one(&pool).await.unwrap();
                 most.fetch_max(sessions, Ordering::Relaxed);
                 sleep(Duration::from_millis(5)).await;
             }
@@ -210,23 +257,29 @@ async fn all_complete(world: &World, host: &Host, consumer: &TestConsumer, messa
     worker.await.unwrap();
     stop.cancel();
     watch.await.unwrap();
-    let of_consumer = format!("FROM oncebox.inbox WHERE consumer_id = {}", consumer.row.consumer_id);
+    let of_consumer =
+        format!("FROM oncebox.inbox WHERE consumer_id = {}", consumer.row.consumer_id);
     let all = world.number(format!("SELECT count(*) {of_consumer}")).await;
-    let well =
-        world.number(format!("SELECT count(*) {of_consumer} AND status = 'completed' AND attempts <= 1 AND last_error IS NULL")).await;
+    let well = world
+        .number(format!(
+            "SELECT count(*) {of_consumer} AND status = 'completed' AND attempts \
+            <= 1 AND last_error IS NULL"
+        ))
+        .await;
     assert_eq!((all, well), (messages as i64, messages as i64));
     let snapshot = host.snapshot();
     assert_eq!((snapshot.running, snapshot.waiting, snapshot.memory_bytes), (0, 0, 0));
     (host.counts(&consumer.tenant), most.load(Ordering::Relaxed))
 }
 
-/// What could go wrong: over a cap messages fail, run all the same, or wait for ever; the wait counts against
-/// a deadline, here of 300 ms, that waiting alone would pass.
+/// What could go wrong: over a cap messages fail, run all the same, or wait for ever; the wait
+/// counts against a deadline, here of 300 ms, that waiting alone would pass.
 #[tokio::test(flavor = "multi_thread")]
 async fn over_every_cap_messages_wait_and_none_fails() {
     const SLOW: &str = "sleep 30";
     const MESSAGES: usize = 64;
-    let policy = "batch = { messages_max = 2 }\nlimits = { deadline_ms = 300, memory_bytes = 67108864 }";
+    let policy =
+        "batch = { messages_max = 2 }\nlimits = { deadline_ms = 300, memory_bytes = 67108864 }";
     let none = TenantLimits::default;
     for (name, limits, at_once) in [
         ("transactions", TenantLimits { transactions_max: Some(2), ..none() }, 2),
@@ -241,12 +294,24 @@ async fn over_every_cap_messages_wait_and_none_fails() {
         let consumer = world.consumer(&tenant, "orders", policy).await;
         let (host, started) = (Host::of(32, 4 << 30), Instant::now());
         let (counts, sessions) = all_complete(&world, &host, &consumer, MESSAGES, SLOW).await;
-        println!("{name}: {} transactions and {sessions} sessions at once, in {:?}", counts.running_peak, started.elapsed());
-        assert!(counts.running_peak <= at_once && sessions <= at_once as i64, "{name}: {counts:?}, {sessions} sessions");
+        println!(
+            "{name}: {} transactions and {sessions} sessions at once, in {:?}",
+            counts.running_peak,
+            started.elapsed()
+        );
+        assert!(
+            counts.running_peak <= at_once && sessions <= at_once as i64,
+            "{name}: {counts:?}, {sessions} sessions"
+        );
         match name {
-            "rate" => assert!(started.elapsed() >= Duration::from_millis(590), "{:?}", started.elapsed()),
+            "rate" => {
+                assert!(started.elapsed() >= Duration::from_millis(590), "{:?}", started.elapsed())
+            }
             "memory" => assert_eq!(counts.memory_bytes_peak, 2 * (64 << 20)),
-            "nothing" => assert!(counts.running_peak > 3, "the caps above are what holds the others: {counts:?}"),
+            "nothing" => assert!(
+                counts.running_peak > 3,
+                "the caps above are what holds the others: {counts:?}"
+            ),
             _ => assert_eq!(counts.running_peak, at_once),
         }
         world.finish().await;
@@ -259,10 +324,16 @@ async fn over_every_cap_messages_wait_and_none_fails() {
         ("memory for less than one", Host::of(32, 1 << 20), ""),
     ] {
         let world = World::new().await;
-        let policy = format!("batch = {{ messages_max = 4 }}\nlimits = {{ deadline_ms = 300, memory_bytes = 67108864{limits} }}");
+        let policy = format!(
+            "batch = {{ messages_max = 4 }}\nlimits = {{ deadline_ms = 300, memory_bytes = \
+                67108864{limits} }}"
+        );
         let consumer = world.consumer(&world.tenant("acme", "").await, "orders", &policy).await;
         let (counts, _) = all_complete(&world, &host, &consumer, 32, "sleep 20").await;
-        println!("{name}: {} transactions, {} bytes at once", counts.running_peak, counts.memory_bytes_peak);
+        println!(
+            "{name}: {} transactions, {} bytes at once",
+            counts.running_peak, counts.memory_bytes_peak
+        );
         // Partitions that come and go are no transactions of the consumer's, and need no memory.
         let runs = counts.memory_bytes_peak <= 64 << 20;
         let in_turn = counts.running_peak == 1 || name != "the host's transactions";
@@ -293,7 +364,10 @@ async fn a_consumers_rate_is_its_own() {
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_that_change_take_effect_at_once() {
     let world = World::new().await;
-    let tenant = limited(&world.tenant("acme", "").await, TenantLimits { transactions_max: Some(1), ..TenantLimits::default() });
+    let tenant = limited(
+        &world.tenant("acme", "").await,
+        TenantLimits { transactions_max: Some(1), ..TenantLimits::default() },
+    );
     let consumer = world.consumer(&tenant, "orders", "batch = { messages_max = 1 }").await;
     let (host, gate) = (Host::of(8, 4 << 30), world.control.gate("held"));
     let backlog = Backlog::start(&host.inbox(&world, &consumer), 4, 4, "gate held");
@@ -302,7 +376,10 @@ async fn limits_that_change_take_effect_at_once() {
         sleep(Duration::from_millis(5)).await;
     }
     assert_eq!(host.snapshot().running, 1);
-    host.budget.scheduler().set_limits(&limited(&tenant, TenantLimits { transactions_max: Some(3), ..TenantLimits::default() }));
+    host.budget.scheduler().set_limits(&limited(
+        &tenant,
+        TenantLimits { transactions_max: Some(3), ..TenantLimits::default() },
+    ));
     gate.reached(3).await;
     assert_eq!((host.snapshot().running, host.snapshot().waiting), (3, 1));
     gate.open();
@@ -310,8 +387,8 @@ async fn limits_that_change_take_effect_at_once() {
     world.finish().await;
 }
 
-/// What could go wrong: a host that is told to stop waits for what waits; or its limits are those of its
-/// start. The tenant may have one message a second, and a hundred and fifty wait.
+/// What could go wrong: a host that is told to stop waits for what waits; or its limits are those
+/// of its start. The tenant may have one message a second, and a hundred and fifty wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_stops_at_once_while_transactions_wait() {
     let scenario = Scenario::with(Options { partitions: 6, ..Options::default() }).await.unwrap();
@@ -335,16 +412,25 @@ async fn a_host_stops_at_once_while_transactions_wait() {
 }
 
 async fn set_rate(scenario: &Scenario, rate: &str) {
-    let limits = format!("UPDATE oncebox.tenant SET limits = '{{\"messages_per_second\": {rate}}}', revision = revision + 1");
+    let limits = format!(
+        "UPDATE oncebox.tenant SET limits = '{{\"messages_per_second\": {rate}}}', revision = \
+            revision + 1"
+    );
     scenario.execute(&limits).await.unwrap();
 }
 
 /// Longer than any test: handlers that hold a place until the test lets them go.
-const HOLDS: &str = "limits = { deadline_ms = 600000 }\nretry = { lease_ms = 700000 }\nbatch = { messages_max = 1 }";
+const HOLDS: &str = "limits = { deadline_ms = 600000 }\nretry = { lease_ms = 700000 }\nbatch = { \
+    messages_max = 1 }";
 
-/// Tenants whose handlers hold their places until the gate opens, each with messages in so many partitions. What
-/// they run is given up with the test.
-async fn besiege(world: &World, host: &Host, tenants: usize, partitions: i32) -> Vec<JoinHandle<()>> {
+/// Tenants whose handlers hold their places until the gate opens, each with messages in so many
+/// partitions. What they run is given up with the test.
+async fn besiege(
+    world: &World,
+    host: &Host,
+    tenants: usize,
+    partitions: i32,
+) -> Vec<JoinHandle<()>> {
     let mut workers = Vec::new();
     for n in 0..tenants {
         let tenant = world.tenant(&format!("slow-{n}"), "").await;
@@ -365,9 +451,10 @@ async fn besiege(world: &World, host: &Host, tenants: usize, partitions: i32) ->
     workers
 }
 
-/// What could go wrong: tenants with slow handlers hold every place of a host, also those that are kept, and another
-/// tenant's messages wait for their deadlines (security finding 3, show 3). Nothing of the slow ones ends here; the
-/// victim's messages all complete, and it waits for no place but for the loans of those that came before it.
+/// What could go wrong: tenants with slow handlers hold every place of a host, also those that are
+/// kept, and another tenant's messages wait for their deadlines (security finding 3, show 3).
+/// Nothing of the slow ones ends here; the victim's messages all complete, and it waits for no
+/// place but for the loans of those that came before it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_to_forty_slow_tenants_hold_up_nobody() {
     const MESSAGES: i64 = 100;
@@ -387,27 +474,46 @@ async fn one_to_forty_slow_tenants_hold_up_nobody() {
             sleep(Duration::from_millis(5)).await;
         }
         for offset in 1..=MESSAGES {
-            let processed = timeout(DEADLINE, partition.process(&[at(0, offset, &format!("v{offset}"), "")])).await;
+            let processed =
+                timeout(DEADLINE, partition.process(&[at(0, offset, &format!("v{offset}"), "")]))
+                    .await;
             assert_eq!(processed.expect("it finds a place").unwrap(), 1);
         }
         let (snapshot, counts) = (host.snapshot(), host.counts(&victim.tenant));
-        println!("{tenants} slow tenants: the victim was overtaken {} times, {} stopped", counts.overtaken_max, {
-            snapshot.tenants.values().map(|counts| counts.stopped).sum::<u64>()
-        });
+        println!(
+            "{tenants} slow tenants: the victim was overtaken {} times, {} stopped",
+            counts.overtaken_max,
+            { snapshot.tenants.values().map(|counts| counts.stopped).sum::<u64>() }
+        );
         assert!(snapshot.running >= 28 && snapshot.waiting > 0, "the siege goes on: {snapshot:?}");
         let ended: u64 = snapshot.tenants.values().map(|counts| counts.messages).sum();
         assert_eq!(ended, counts.messages, "nothing of the slow tenants came to an end");
         assert_eq!((counts.messages, counts.stopped), (MESSAGES as u64 + 1, 0));
-        // Tenants of which nothing is known have half of what is kept, so the victim's place is never theirs.
+        // Tenants of which nothing is known have half of what is kept, so the victim's place is
+        // never theirs.
         assert_eq!(counts.overtaken_max, 0, "with {tenants} slow tenants");
-        let of_victim = format!("consumer_id = {} AND status = 'completed' AND attempts <= 1", victim.row.consumer_id);
-        assert_eq!(world.number(format!("SELECT count(*) FROM oncebox.inbox WHERE {of_victim}")).await, MESSAGES + 1);
+        let of_victim = format!(
+            "consumer_id = {} AND status = 'completed' AND attempts <= 1",
+            victim.row.consumer_id
+        );
+        assert_eq!(
+            world.number(format!("SELECT count(*) FROM oncebox.inbox WHERE {of_victim}")).await,
+            MESSAGES + 1
+        );
         gate.open();
         for slow in slow {
             timeout(DEADLINE, slow).await.expect("they end").unwrap();
         }
-        let well = world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed' AND attempts <= 1").await;
-        assert_eq!(well, MESSAGES + 1 + (partitions * tenants) as i64, "who gave a place back lost no attempt");
+        let well = world
+            .number(
+                "SELECT count(*) FROM oncebox.inbox WHERE status = 'completed' AND attempts <= 1",
+            )
+            .await;
+        assert_eq!(
+            well,
+            MESSAGES + 1 + (partitions * tenants) as i64,
+            "who gave a place back lost no attempt"
+        );
         partition.close().await;
         assert_eq!(host.snapshot().running, 0);
         world.finish().await;
@@ -433,32 +539,45 @@ async fn computing(
     (consumer, inbox, task)
 }
 
-/// What could go wrong: PostgreSQL ends a session, and its handler, which only computes, holds its place to its
-/// deadline (security finding 3).
+/// What could go wrong: PostgreSQL ends a session, and its handler, which only computes, holds its
+/// place to its deadline (security finding 3).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_ends_with_its_session() {
     let world = World::new().await;
     let host = Host::of(8, 4 << 30);
     let (consumer, _, task) = computing(&world, &host).await;
-    let end = format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{}'", consumer.tenant.login);
+    let end = format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{}'",
+        consumer.tenant.login
+    );
     world.execute(end).await;
     let (_, ended) = timeout(DEADLINE, task).await.expect("it ends before its gate opens").unwrap();
-    assert!(matches!(ended, Err(InboxError::LostInHandler { .. } | InboxError::LostInOutage { .. })), "{ended:?}");
-    assert_eq!((host.snapshot().running, world.number("SELECT count(*) FROM oncebox.inbox").await), (0, 0));
+    assert!(
+        matches!(ended, Err(InboxError::LostInHandler { .. } | InboxError::LostInOutage { .. })),
+        "{ended:?}"
+    );
+    assert_eq!(
+        (host.snapshot().running, world.number("SELECT count(*) FROM oncebox.inbox").await),
+        (0, 0)
+    );
     world.finish().await;
 }
 
-/// What could go wrong: a tenant is suspended, and its handlers hold their places for as long as they like; or what is
-/// stopped leaves an effect or costs an attempt.
+/// What could go wrong: a tenant is suspended, and its handlers hold their places for as long as
+/// they like; or what is stopped leaves an effect or costs an attempt.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_is_stopped_leaves_nothing() {
     let world = World::new().await;
     let host = Host::of(8, 4 << 30);
     let (consumer, inbox, task) = computing(&world, &host).await;
     assert_eq!(inbox.stop_handlers(), 1);
-    let (mut partition, ended) = timeout(DEADLINE, task).await.expect("it ends before its gate opens").unwrap();
+    let (mut partition, ended) =
+        timeout(DEADLINE, task).await.expect("it ends before its gate opens").unwrap();
     assert!(matches!(ended, Err(InboxError::Stopped { .. })), "{ended:?}");
-    assert_eq!((host.snapshot().running, world.number("SELECT count(*) FROM oncebox.inbox").await), (0, 0));
+    assert_eq!(
+        (host.snapshot().running, world.number("SELECT count(*) FROM oncebox.inbox").await),
+        (0, 0)
+    );
     world.control.gate("held").open();
     assert_eq!(partition.process(&[at(0, 0, "m", "gate held")]).await.unwrap(), 1);
     assert_eq!(world.row(&consumer, "m").await.state(), ("completed", None, 1));
@@ -467,13 +586,25 @@ async fn a_handler_that_is_stopped_leaves_nothing() {
     world.finish().await;
 }
 
-/// What could go wrong: a tenant's policy says how long its handlers may hold a place, and nobody else has a say.
+/// What could go wrong: a tenant's policy says how long its handlers may hold a place, and nobody
+/// else has a say.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operators_bound_on_deadlines_holds() {
     let world = World::new().await;
     for (name, bounds, limits) in [
-        ("host", HostBounds { deadline_max: Some(Duration::from_millis(200)), ..HostBounds::new(8, 4 << 30) }, TenantLimits::default()),
-        ("tenant", HostBounds::new(8, 4 << 30), TenantLimits { deadline_ms_max: Some(200), ..TenantLimits::default() }),
+        (
+            "host",
+            HostBounds {
+                deadline_max: Some(Duration::from_millis(200)),
+                ..HostBounds::new(8, 4 << 30)
+            },
+            TenantLimits::default(),
+        ),
+        (
+            "tenant",
+            HostBounds::new(8, 4 << 30),
+            TenantLimits { deadline_ms_max: Some(200), ..TenantLimits::default() },
+        ),
     ] {
         let tenant = limited(&world.tenant(name, "").await, limits);
         let consumer = world.consumer(&tenant, "orders", HOLDS).await;

@@ -1,6 +1,6 @@
 //! Handlers written in other languages keep the same promises: the example of each language, built
-//! beforehand by `guest-examples/languages/build.sh`, on a real PostgreSQL. `ONCEBOX_LANGUAGES` names
-//! another folder with components than `target/languages`.
+//! beforehand by `guest-examples/languages/build.sh`, on a real PostgreSQL. `ONCEBOX_LANGUAGES`
+//! names another folder with components than `target/languages`.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -12,7 +12,9 @@ use std::{
 
 use oncebox_inbox::{SessionSettings, handler::Handler, message::Record};
 use oncebox_runtime::{HandlerSettings, Runtime, RuntimeConfig};
-use oncebox_tests::inbox::{PlainHandler, PlainHandlers, Row, TestConsumer, World, deliver, execute, record};
+use oncebox_tests::inbox::{
+    PlainHandler, PlainHandlers, Row, TestConsumer, World, deliver, execute, record,
+};
 use serde_json::{Value, json};
 use sqlx::AssertSqlSafe;
 
@@ -39,7 +41,11 @@ impl Stage {
 
     /// Every record once, by a host of its own.
     async fn deliver(&self, records: &[Record]) {
-        let host = self.world.host_with(&self.consumer, self.handlers.clone(), &SessionSettings::default());
+        let host = self.world.host_with(
+            &self.consumer,
+            self.handlers.clone(),
+            &SessionSettings::default(),
+        );
         let errors = deliver(&host, records).await;
         assert!(errors.is_empty(), "{errors:?}");
     }
@@ -50,8 +56,17 @@ impl Stage {
 
     async fn check(&self, id: &str, status: &str, reason: Option<&str>, text: &str) {
         let row = self.row(id).await;
-        assert_eq!((row.status.as_str(), row.reason.as_deref()), (status, reason), "`{id}`: {:?}", row.last_error);
-        assert!(row.last_error.as_deref().unwrap_or_default().contains(text), "`{id}`: {:?} lacks `{text}`", row.last_error);
+        assert_eq!(
+            (row.status.as_str(), row.reason.as_deref()),
+            (status, reason),
+            "`{id}`: {:?}",
+            row.last_error
+        );
+        assert!(
+            row.last_error.as_deref().unwrap_or_default().contains(text),
+            "`{id}`: {:?} lacks `{text}`",
+            row.last_error
+        );
     }
 
     /// Rows of the tenant's tables, as JSON.
@@ -59,23 +74,41 @@ impl Stage {
         let text = format!("SET search_path = {}; ", self.consumer.tenant.schema_name);
         let mut connection = self.world.superuser().await;
         sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut connection).await.unwrap();
-        sqlx::query_scalar(AssertSqlSafe(format!("SELECT to_jsonb(x) FROM ({query}) x"))).fetch_all(&mut connection).await.unwrap()
+        sqlx::query_scalar(AssertSqlSafe(format!("SELECT to_jsonb(x) FROM ({query}) x")))
+            .fetch_all(&mut connection)
+            .await
+            .unwrap()
     }
 }
 
 async fn load(component: &str, consumer: &TestConsumer) -> Arc<dyn Handler> {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/languages");
-    let path = std::env::var_os("ONCEBOX_LANGUAGES").map_or(own, PathBuf::from).join(format!("{component}.wasm"));
+    let path = std::env::var_os("ONCEBOX_LANGUAGES")
+        .map_or(own, PathBuf::from)
+        .join(format!("{component}.wasm"));
     let language = component.split('-').next().unwrap();
-    let bytes = std::fs::read(&path)
-        .unwrap_or_else(|error| panic!("`{}`: {error}; build it with `guest-examples/languages/build.sh {language}`", path.display()));
-    let runtime = Runtime::new(RuntimeConfig { instances_max: 4, ..RuntimeConfig::default() }).unwrap();
+    let bytes = std::fs::read(&path).unwrap_or_else(|error| {
+        panic!(
+            "`{}`: {error}; build it with `guest-examples/languages/build.sh {language}`",
+            path.display()
+        )
+    });
+    let runtime =
+        Runtime::new(RuntimeConfig { instances_max: 4, ..RuntimeConfig::default() }).unwrap();
     let start = Instant::now();
-    let loaded = runtime.load(&bytes).await.unwrap_or_else(|error| panic!("`{component}`: {error}"));
-    println!("{component}: {} KiB, checked and compiled in {:.2} s", bytes.len() / 1024, start.elapsed().as_secs_f64());
+    let loaded =
+        runtime.load(&bytes).await.unwrap_or_else(|error| panic!("`{component}`: {error}"));
+    println!(
+        "{component}: {} KiB, checked and compiled in {:.2} s",
+        bytes.len() / 1024,
+        start.elapsed().as_secs_f64()
+    );
     println!("{component}: imports {}", loaded.imports().join(" "));
     let limits = consumer.policy.limits.clone();
-    Arc::new(runtime.handler(&loaded, HandlerSettings { version: 1, limits, config: Vec::new(), random_key: [1; 32] }))
+    Arc::new(runtime.handler(
+        &loaded,
+        HandlerSettings { version: 1, limits, config: Vec::new(), random_key: [1; 32] },
+    ))
 }
 
 /// The component, with the row that [`World::finish`] counts its effects by.
@@ -84,7 +117,11 @@ fn with_effect(component: Arc<dyn Handler>) -> Arc<dyn Handler> {
         let component = component.clone();
         let id = run.message.id.replace('\'', "''");
         Box::pin(async move {
-            execute(tx, &format!("INSERT INTO effect VALUES ('orders', '{id}', {}, 1)", run.attempt)).await?;
+            execute(
+                tx,
+                &format!("INSERT INTO effect VALUES ('orders', '{id}', {}, 1)", run.attempt),
+            )
+            .await?;
             component.handle(tx, run).await
         })
     })
@@ -109,14 +146,17 @@ const MALFORMED: &[(&str, &str)] = &[
     ("a text for a number", r#"{"order_id":"o-9","account":"17","amount":250,"note":""}"#),
     ("a number for a text", r#"{"order_id":9,"account":17,"amount":250,"note":""}"#),
     ("a fraction", r#"{"order_id":"o-9","account":17,"amount":2.5,"note":""}"#),
-    ("an account that does not fit", r#"{"order_id":"o-9","account":4294967313,"amount":250,"note":""}"#),
+    (
+        "an account that does not fit",
+        r#"{"order_id":"o-9","account":4294967313,"amount":250,"note":""}"#,
+    ),
     ("a truth for a number", r#"{"order_id":"o-9","account":17,"amount":true,"note":""}"#),
     ("a null", r#"{"order_id":"o-9","account":17,"amount":null,"note":""}"#),
     ("a member less", r#"{"order_id":"o-9","account":17,"amount":250}"#),
 ];
 
-/// What could go wrong: a redelivery books twice, a text or a number is not the one that was sent, a
-/// business "no" looks like a bug and is tried for ever, or its statements stay.
+/// What could go wrong: a redelivery books twice, a text or a number is not the one that was sent,
+/// a business "no" looks like a bug and is tried for ever, or its statements stay.
 async fn check_example(language: &str) {
     let stage = Stage::new(language).await;
     let note = "größer \u{1f980} \"quoted\" \\ \n';--";
@@ -133,7 +173,11 @@ async fn check_example(language: &str) {
     stage.deliver(&records).await;
     let before = stage.world.rows().await;
     // Again, at other offsets: as a producer that repeats itself does it.
-    let again: Vec<_> = records.iter().cloned().map(|record| Record { offset: record.offset + 1_000, ..record }).collect();
+    let again: Vec<_> = records
+        .iter()
+        .cloned()
+        .map(|record| Record { offset: record.offset + 1_000, ..record })
+        .collect();
     stage.deliver(&again).await;
     assert_eq!(stage.world.rows().await.len(), before.len(), "the second delivery left rows");
 
@@ -145,7 +189,8 @@ async fn check_example(language: &str) {
     for id in ["tombstone", "no UTF-8"].into_iter().chain(MALFORMED.iter().map(|(id, _)| *id)) {
         stage.check(id, "failed_terminal", Some("reject"), "payload").await;
     }
-    // What only the database can say is no decision of the handler: tried again, with PostgreSQL's words.
+    // What only the database can say is no decision of the handler: tried again, with PostgreSQL's
+    // words.
     stage.check("same order", "failed_retryable", Some("sql_error:23505"), "orders_pkey").await;
     assert_eq!(
         stage.rows("SELECT * FROM orders ORDER BY id").await,
@@ -157,7 +202,10 @@ async fn check_example(language: &str) {
     );
     assert_eq!(
         stage.rows("SELECT * FROM account WHERE n <> 0 OR balance <> 0 ORDER BY id").await,
-        [json!({ "id": 3, "balance": -5, "n": 1 }), json!({ "id": 17, "balance": 9_007_199_254_740_991_i64, "n": 2 })]
+        [
+            json!({ "id": 3, "balance": -5, "n": 1 }),
+            json!({ "id": 17, "balance": 9_007_199_254_740_991_i64, "n": 2 })
+        ]
     );
     stage.world.finish().await;
 }
@@ -168,9 +216,18 @@ async fn check_crash(component: &str, text: &str) {
     let stage = Stage::new(component).await;
     stage.deliver(&[order(0, "crash", &placed("o-1", 17, 250, ""))]).await;
     let row = stage.row("crash").await;
-    println!("{component}: {} {:?}: {}", row.status, row.reason, row.last_error.as_deref().unwrap_or_default());
+    println!(
+        "{component}: {} {:?}: {}",
+        row.status,
+        row.reason,
+        row.last_error.as_deref().unwrap_or_default()
+    );
     assert_eq!(row.status, "failed_retryable");
-    assert!(row.last_error.as_deref().unwrap_or_default().contains(text), "{:?} lacks `{text}`", row.last_error);
+    assert!(
+        row.last_error.as_deref().unwrap_or_default().contains(text),
+        "{:?} lacks `{text}`",
+        row.last_error
+    );
     assert!(stage.rows("SELECT * FROM orders").await.is_empty());
     stage.world.finish().await;
 }

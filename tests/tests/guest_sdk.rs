@@ -1,5 +1,5 @@
-//! The guest SDK keeps its promises to the author of a handler: its harness follows the host's rules, and
-//! a new project of the Rust template passes its tests and builds.
+//! The guest SDK keeps its promises to the author of a handler: its harness follows the host's
+//! rules, and a new project of the Rust template passes its tests and builds.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -19,11 +19,18 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
 }
 
-/// Cargo in another workspace, with a database to test on or none. Its artifacts go to the folder of the guests, where most of them are already.
+/// Cargo in another workspace, with a database to test on or none. Its artifacts go to the folder
+/// of the guests, where most of them are already.
 fn cargo(dir: &Path, arguments: &[&str], database_url: Option<&str>) -> String {
     let mut command = Command::new(env!("CARGO"));
-    command.current_dir(dir).args(arguments).arg("--target-dir").arg(root().join("guest-examples/target"));
-    command.env_remove("ONCEBOX_TEST_DATABASE_URL").env("DATABASE_URL", database_url.unwrap_or_default());
+    command
+        .current_dir(dir)
+        .args(arguments)
+        .arg("--target-dir")
+        .arg(root().join("guest-examples/target"));
+    command
+        .env_remove("ONCEBOX_TEST_DATABASE_URL")
+        .env("DATABASE_URL", database_url.unwrap_or_default());
     // What it says and what its tests say, in their order.
     let (mut printed, writer) = std::io::pipe().unwrap();
     command.stdout(writer.try_clone().unwrap()).stderr(writer);
@@ -42,7 +49,11 @@ fn cargo(dir: &Path, arguments: &[&str], database_url: Option<&str>) -> String {
 async fn the_sdk_and_the_examples_pass_their_own_tests() {
     let name = format!("guest_sdk_{}", std::process::id());
     let url = create_database(&name).await.unwrap();
-    let said = cargo(&root().join("guest-examples"), &["test", "--locked", "--workspace", "--features", "oncebox-guest/test"], Some(&url));
+    let said = cargo(
+        &root().join("guest-examples"),
+        &["test", "--locked", "--workspace", "--features", "oncebox-guest/test"],
+        Some(&url),
+    );
     // `scripts/requirements.py` reads there which of them ran.
     fs::write(target_dir().join("guest-tests.log"), said).unwrap();
     drop_database(&name).await.unwrap();
@@ -53,16 +64,21 @@ async fn the_sdk_and_the_examples_pass_their_own_tests() {
 fn the_harness_has_the_hosts_own_rules() {
     for file in ["statement.rs", "numeric.rs"] {
         let host = fs::read_to_string(root().join("host/runtime/src/host/sql").join(file)).unwrap();
-        let harness = fs::read_to_string(root().join("guest-examples/guest/src/test").join(file)).unwrap();
-        assert!(host == harness, "`guest/src/test/{file}` is not the host's; copy it from `host/runtime/src/host/sql`");
+        let harness =
+            fs::read_to_string(root().join("guest-examples/guest/src/test").join(file)).unwrap();
+        assert!(
+            host == harness,
+            "`guest/src/test/{file}` is not the host's; copy it from `host/runtime/src/host/sql`"
+        );
     }
 }
 
-/// What could go wrong: what `oncebox new --lang rust` writes does not compile, or its tests fail. They
-/// find their database by themselves.
+/// What could go wrong: what `oncebox new --lang rust` writes does not compile, or its tests fail.
+/// They find their database by themselves.
 #[test]
 fn a_new_rust_project_passes_its_tests() {
-    let folder = Folder(std::env::temp_dir().join(format!("oncebox-guest-sdk-{}", std::process::id())));
+    let folder =
+        Folder(std::env::temp_dir().join(format!("oncebox-guest-sdk-{}", std::process::id())));
     let project = folder.0.join("my-handler");
     copy(&root().join("host/server/templates/rust"), &project);
     copy(&root().join("guest-examples/guest"), &project.join("oncebox-guest"));

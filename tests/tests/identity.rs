@@ -4,8 +4,8 @@
 
 use oncebox_tests::inbox::{World, deliver, record};
 
-/// What could go wrong: a record without identity is dropped, gets a made-up one, blocks the partition, or
-/// is parked anew with every delivery. S0-037, S1-122, A8.
+/// What could go wrong: a record without identity is dropped, gets a made-up one, blocks the
+/// partition, or is parked anew with every delivery. S0-037, S1-122, A8.
 #[tokio::test(flavor = "multi_thread")]
 async fn undecodable_records_are_parked_once_with_their_bytes() {
     let world = World::new().await;
@@ -16,8 +16,14 @@ async fn undecodable_records_are_parked_once_with_their_bytes() {
         record.topic_id = Some("T1".into());
         record
     };
-    let mut log =
-        vec![without_id(0), record(1, "good", ""), without_id(2), record(3, "bad\nid", ""), record(4, "", ""), record(5, "good", "")];
+    let mut log = vec![
+        without_id(0),
+        record(1, "good", ""),
+        without_id(2),
+        record(3, "bad\nid", ""),
+        record(4, "", ""),
+        record(5, "good", ""),
+    ];
     log.push(record(6, &"x".repeat(513), ""));
     for _ in 0..2 {
         let errors = deliver(&world.host(&consumer), &log).await;
@@ -40,8 +46,8 @@ async fn undecodable_records_are_parked_once_with_their_bytes() {
     world.finish().await;
 }
 
-/// What could go wrong: a topic that was deleted and made again, or another partition, is taken for what
-/// was there before, and its messages are lost as duplicates. A8 (a), S0-016, S3-008.
+/// What could go wrong: a topic that was deleted and made again, or another partition, is taken for
+/// what was there before, and its messages are lost as duplicates. A8 (a), S0-016, S3-008.
 #[tokio::test(flavor = "multi_thread")]
 async fn positions_of_another_topic_or_partition_are_other_messages() {
     let world = World::new().await;
@@ -55,11 +61,15 @@ async fn positions_of_another_topic_or_partition_are_other_messages() {
         }
     }
     // S0-016, S2-018, S3-008.
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await, 3);
+    assert_eq!(
+        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
+        3
+    );
     world.finish().await;
 }
 
-/// What could go wrong: a tombstone or an empty payload has no place, or the two are taken for one. A8 (d).
+/// What could go wrong: a tombstone or an empty payload has no place, or the two are taken for one.
+/// A8 (d).
 #[tokio::test(flavor = "multi_thread")]
 async fn tombstones_are_messages() {
     let world = World::new().await;
@@ -71,6 +81,9 @@ async fn tombstones_are_messages() {
     let row = world.row(&consumer, "gone").await;
     assert_eq!((row.status.as_str(), row.payload, row.payload_hash), ("completed", None, None));
     assert_eq!(world.row(&consumer, "empty").await.payload.as_deref(), Some(&b""[..]));
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'collision'").await, 1);
+    assert_eq!(
+        world.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'collision'").await,
+        1
+    );
     world.finish().await;
 }

@@ -74,7 +74,8 @@ async fn a_database_is_there_again_in_the_next_run() {
     assert_eq!(count(&second.url()).await, 1);
 }
 
-/// What could go wrong: Ctrl-C in a terminal reaches the server as well, so that a host cannot drain what it runs.
+/// What could go wrong: Ctrl-C in a terminal reaches the server as well, so that a host cannot
+/// drain what it runs.
 #[test]
 fn the_database_is_no_member_of_its_parents_process_group() {
     let folder = Folder::new("group");
@@ -89,20 +90,35 @@ fn the_database_is_no_member_of_its_parents_process_group() {
 #[tokio::test]
 async fn the_private_server_is_closed_and_limited() {
     let folder = Folder::new("limits");
-    let server = PrivatePostgres::start(PostgresOptions::new(&folder.0).setting("work_mem", "8MB")).unwrap();
+    let server =
+        PrivatePostgres::start(PostgresOptions::new(&folder.0).setting("work_mem", "8MB")).unwrap();
     let password = std::fs::metadata(folder.0.join("password")).unwrap();
     assert_eq!(std::os::unix::fs::PermissionsExt::mode(&password.permissions()) & 0o777, 0o600);
     let anonymous = server.connect_options().password("guess");
     assert!(PgConnection::connect_with(&anonymous).await.is_err());
     let mut connection = PgConnection::connect_with(&server.connect_options()).await.unwrap();
     let fsync: String = sqlx::query_scalar("SHOW fsync").fetch_one(&mut connection).await.unwrap();
-    let work_mem: String = sqlx::query_scalar("SHOW work_mem").fetch_one(&mut connection).await.unwrap();
+    let work_mem: String =
+        sqlx::query_scalar("SHOW work_mem").fetch_one(&mut connection).await.unwrap();
     assert_eq!((fsync.as_str(), work_mem.as_str()), ("on", "8MB"));
-    connection.execute("CREATE TABLE kept AS SELECT n FROM generate_series(1, 200000) n; ANALYZE kept").await.unwrap();
-    connection.execute("SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0").await.unwrap();
-    let plan: Vec<String> = sqlx::query_scalar("EXPLAIN ANALYZE SELECT count(*) FROM kept").fetch_all(&mut connection).await.unwrap();
+    connection
+        .execute("CREATE TABLE kept AS SELECT n FROM generate_series(1, 200000) n; ANALYZE kept")
+        .await
+        .unwrap();
+    connection
+        .execute(
+            "SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET \
+        min_parallel_table_scan_size = 0",
+        )
+        .await
+        .unwrap();
+    let plan: Vec<String> = sqlx::query_scalar("EXPLAIN ANALYZE SELECT count(*) FROM kept")
+        .fetch_all(&mut connection)
+        .await
+        .unwrap();
     assert!(plan.iter().any(|line| line.contains("Workers Launched: 2")), "{plan:#?}");
-    let backend: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut connection).await.unwrap();
+    let backend: i32 =
+        sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut connection).await.unwrap();
     let limits = std::fs::read_to_string(format!("/proc/{backend}/limits")).unwrap();
     let memory = limits.lines().find(|line| line.starts_with("Max address space")).unwrap();
     assert!(memory.contains("1744830464"), "{memory}");
@@ -154,9 +170,15 @@ fn the_death_signal_alone_ends_the_database() {
 #[test]
 fn missing_server_binaries_are_named() {
     let folder = Folder::new("missing");
-    let options = PostgresOptions { binaries: Some(PathBuf::from("/nonexistent")), ..PostgresOptions::new(&folder.0) };
+    let options = PostgresOptions {
+        binaries: Some(PathBuf::from("/nonexistent")),
+        ..PostgresOptions::new(&folder.0)
+    };
     let error = PrivatePostgres::start(options).unwrap_err().to_string();
-    assert!(error.contains("`initdb`") && error.contains("`/nonexistent`") && error.contains("install"), "{error}");
+    assert!(
+        error.contains("`initdb`") && error.contains("`/nonexistent`") && error.contains("install"),
+        "{error}"
+    );
     assert!(!folder.0.exists(), "a start that cannot succeed leaves nothing behind");
 }
 
@@ -171,7 +193,10 @@ async fn every_test_gets_its_own_copy_of_one_template() {
         connection.execute("CREATE TABLE kept AS SELECT 1 AS n").await?;
         Ok(()) // the open connection must not hinder the copies
     };
-    let (one, other) = tokio::join!(TestDatabase::create(&source, migrate), TestDatabase::create(&source, migrate));
+    let (one, other) = tokio::join!(
+        TestDatabase::create(&source, migrate),
+        TestDatabase::create(&source, migrate)
+    );
     let (one, other) = (one.unwrap(), other.unwrap());
     one.connect().await.unwrap().execute("DELETE FROM kept").await.unwrap();
     assert_eq!((count(one.url()).await, count(other.url()).await), (0, 1));
@@ -193,7 +218,8 @@ async fn a_plain_database_comes_and_goes() {
 
 async fn produce(bootstrap: &str, topic: &str, payload: &str) {
     let mut config = ClientConfig::new();
-    let producer: FutureProducer = config.set("bootstrap.servers", bootstrap).set("linger.ms", "0").create().unwrap();
+    let producer: FutureProducer =
+        config.set("bootstrap.servers", bootstrap).set("linger.ms", "0").create().unwrap();
     let record = FutureRecord::to(topic).key("key").payload(payload);
     producer.send(record, LIMIT).await.unwrap();
 }
@@ -201,12 +227,16 @@ async fn produce(bootstrap: &str, topic: &str, payload: &str) {
 /// Reads one message per expected payload as a new member of `group`, commits, and compares.
 async fn check_consumed(bootstrap: &str, topic: &str, group: &str, expected: &[&str]) {
     let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", bootstrap).set("group.id", group).set("auto.offset.reset", "earliest");
+    config
+        .set("bootstrap.servers", bootstrap)
+        .set("group.id", group)
+        .set("auto.offset.reset", "earliest");
     let consumer: StreamConsumer = config.set("enable.auto.commit", "false").create().unwrap();
     consumer.subscribe(&[topic]).unwrap();
     let mut received = Vec::new();
     while received.len() < expected.len() {
-        let message = tokio::time::timeout(LIMIT, consumer.recv()).await.expect("a message").unwrap();
+        let message =
+            tokio::time::timeout(LIMIT, consumer.recv()).await.expect("a message").unwrap();
         received.push(String::from_utf8(message.payload().unwrap().to_vec()).unwrap());
         consumer.commit_message(&message, rdkafka::consumer::CommitMode::Sync).unwrap();
     }
@@ -224,7 +254,8 @@ async fn the_embedded_broker_carries_messages() {
     while took.last().is_none_or(|took| *took >= Duration::from_millis(2500)) {
         assert!(took.len() < 10, "{took:?}");
         let start = Instant::now();
-        check_consumed(broker.bootstrap(), "orders", &format!("group-{}", took.len()), &["one"]).await;
+        check_consumed(broker.bootstrap(), "orders", &format!("group-{}", took.len()), &["one"])
+            .await;
         took.push(start.elapsed());
     }
 }

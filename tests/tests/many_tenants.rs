@@ -1,6 +1,8 @@
-//! Many tenants in one host: what has nothing to do costs next to nothing, and who comes later disturbs nobody.
+//! Many tenants in one host: what has nothing to do costs next to nothing, and who comes later
+//! disturbs nobody.
 //!
-//! `ONCEBOX_TEST_TENANTS` says how many tenants there are (120 by default); the figures are printed.
+//! `ONCEBOX_TEST_TENANTS` says how many tenants there are (120 by default); the figures are
+//! printed.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -61,15 +63,29 @@ struct Crowd {
 
 impl Crowd {
     async fn new(size: usize) -> Self {
-        let database = TestDatabase::create(inbox::SOURCE, async |url: &str| inbox::prepare(&url.parse()?).await).await.unwrap();
+        let database = TestDatabase::create(inbox::SOURCE, async |url: &str| {
+            inbox::prepare(&url.parse()?).await
+        })
+        .await
+        .unwrap();
         let pool = PgPoolOptions::new().max_connections(4).connect_lazy(database.url()).unwrap();
         let key = MasterKey::generate();
-        let admin = Admin::new(database.url().parse().unwrap(), MasterKey::parse(&key).unwrap(), "test");
+        let admin =
+            Admin::new(database.url().parse().unwrap(), MasterKey::parse(&key).unwrap(), "test");
         let broker = MockBroker::start().unwrap();
-        let producer = ClientConfig::new().set("bootstrap.servers", broker.bootstrap()).set("linger.ms", "1").create().unwrap();
+        let producer = ClientConfig::new()
+            .set("bootstrap.servers", broker.bootstrap())
+            .set("linger.ms", "1")
+            .create()
+            .unwrap();
         let folder = Folder::new().unwrap();
-        let mut crowd = Self { admin, pool, tenants: Vec::new(), broker, producer, key, folder, database };
-        let joined = stream::iter(0..size).map(|number| crowd.join(number)).buffered(4).collect::<Vec<_>>().await;
+        let mut crowd =
+            Self { admin, pool, tenants: Vec::new(), broker, producer, key, folder, database };
+        let joined = stream::iter(0..size)
+            .map(|number| crowd.join(number))
+            .buffered(4)
+            .collect::<Vec<_>>()
+            .await;
         crowd.tenants = joined;
         crowd
     }
@@ -85,7 +101,10 @@ impl Crowd {
              identity = {{ id = [{{ header = 'id' }}], event_type = [{{ header = 'type' }}] }}\n\
              retry = {{ attempts_max = 20, backoff_min_ms = 50, backoff_max_ms = 200 }}"
         );
-        self.admin.create_consumer(&tenant.name, CONSUMER, &Policy::parse(&policy).unwrap()).await.unwrap();
+        self.admin
+            .create_consumer(&tenant.name, CONSUMER, &Policy::parse(&policy).unwrap())
+            .await
+            .unwrap();
         let deployment = NewDeployment::stable("payment.captured", "ledger", "");
         self.admin.deploy_compiled(&tenant.name, CONSUMER, deployment, COMPONENT).await.unwrap();
         tenant
@@ -95,10 +114,19 @@ impl Crowd {
         let http = SocketAddr::from(([127, 0, 0, 1], free_port().unwrap()));
         let log = self.folder.dir().join("host.log");
         let output = fs::File::create(&log).unwrap();
-        // A session's length is what the embedded broker lets a group wait for that everyone has left.
-        self.folder.write("host.toml", "[kafka.properties]\n'session.timeout.ms' = '3000'\n'heartbeat.interval.ms' = '500'\n").unwrap();
+        // A session's length is what the embedded broker lets a group wait for that everyone has
+        // left.
+        self.folder
+            .write(
+                "host.toml",
+                "[kafka.properties]\n'session.timeout.ms' = \
+            '3000'\n'heartbeat.interval.ms' = '500'\n",
+            )
+            .unwrap();
         let mut command = Command::new(program().unwrap());
-        for (variable, _) in std::env::vars().filter(|(variable, _)| variable.starts_with("ONCEBOX_")) {
+        for (variable, _) in
+            std::env::vars().filter(|(variable, _)| variable.starts_with("ONCEBOX_"))
+        {
             command.env_remove(variable);
         }
         command
@@ -121,45 +149,60 @@ impl Crowd {
 
     /// Send a load to a tenant's topic.
     async fn send(&self, number: usize, load: &Load) {
-        let open =
-            format!("INSERT INTO {}.account (account) SELECT unnest($1::text[]) ON CONFLICT DO NOTHING", self.tenants[number].schema_name);
+        let open = format!(
+            "INSERT INTO {}.account (account) SELECT unnest($1::text[]) ON CONFLICT DO NOTHING",
+            self.tenants[number].schema_name
+        );
         sqlx::query(AssertSqlSafe(open)).bind(load.accounts()).execute(&self.pool).await.unwrap();
         for message in &load.deliveries {
             let headers = OwnedHeaders::new()
                 .insert(Header { key: "type", value: Some(message.event_type()) })
                 .insert(Header { key: "id", value: Some(&message.id) });
             let (topic, payload) = (topic(number), message.payload());
-            let record = FutureRecord::<(), _>::to(&topic).partition(0).payload(&payload).headers(headers);
+            let record =
+                FutureRecord::<(), _>::to(&topic).partition(0).payload(&payload).headers(headers);
             self.producer.send(record, DEADLINE).await.unwrap();
         }
     }
 
     /// Effects of a tenant: entries, and different messages among them.
     async fn effects(&self, number: usize) -> (i64, i64) {
-        let sql = format!("SELECT count(*), count(DISTINCT message_id) FROM {}.ledger_entry", self.tenants[number].schema_name);
+        let sql = format!(
+            "SELECT count(*), count(DISTINCT message_id) FROM {}.ledger_entry",
+            self.tenants[number].schema_name
+        );
         sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&self.pool).await.unwrap()
     }
 
     async fn wait_effects(&self, number: usize, count: i64) {
         let deadline = Instant::now() + DEADLINE;
         while self.effects(number).await != (count, count) {
-            assert!(Instant::now() < deadline, "tenant {number}: {:?} effects instead of {count}", self.effects(number).await);
+            assert!(
+                Instant::now() < deadline,
+                "tenant {number}: {:?} effects instead of {count}",
+                self.effects(number).await
+            );
             sleep(Duration::from_millis(50)).await;
         }
     }
 
     /// Connections by tenants' logins.
     async fn sessions(&self) -> BTreeMap<String, i64> {
-        const SESSIONS: &str = "SELECT t.login, count(*) FROM pg_stat_activity a JOIN oncebox.tenant t ON t.login = a.usename \
+        const SESSIONS: &str = "SELECT t.login, count(*) FROM pg_stat_activity a JOIN \
+            oncebox.tenant t ON t.login = a.usename \
             WHERE a.datname = current_database() GROUP BY 1";
         sqlx::query_as(SESSIONS).fetch_all(&self.pool).await.unwrap().into_iter().collect()
     }
 
     /// Longest pause between two completed messages of a consumer since a moment, milliseconds.
     async fn longest_pause(&self, tenants: usize, since: chrono::DateTime<chrono::Utc>) -> f64 {
-        const PAUSE: &str = "SELECT coalesce(max(p), 0)::float8 FROM (SELECT extract(epoch FROM processed_at - lag(processed_at) OVER (PARTITION BY consumer_id ORDER BY processed_at)) * 1000 AS p \
-            FROM oncebox.inbox_message WHERE status = 'completed' AND processed_at > $1 AND tenant_name = ANY ($2)) x";
-        let names: Vec<_> = self.tenants[..tenants].iter().map(|tenant| tenant.name.clone()).collect();
+        const PAUSE: &str = "SELECT coalesce(max(p), 0)::float8 FROM (SELECT extract(epoch FROM \
+            processed_at - lag(processed_at) OVER (PARTITION BY consumer_id ORDER BY \
+            processed_at)) * 1000 AS p \
+            FROM oncebox.inbox_message WHERE status = 'completed' AND processed_at > $1 AND \
+            tenant_name = ANY ($2)) x";
+        let names: Vec<_> =
+            self.tenants[..tenants].iter().map(|tenant| tenant.name.clone()).collect();
         sqlx::query_scalar(PAUSE).bind(since).bind(names).fetch_one(&self.pool).await.unwrap()
     }
 }
@@ -178,7 +221,8 @@ struct Host {
 impl Host {
     async fn get(&self, path: &str) -> Option<String> {
         let mut stream = TcpStream::connect(self.http).await.ok()?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.ok()?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.ok()?;
@@ -208,7 +252,11 @@ impl Host {
     async fn wait_consumers(&self, state: &str, count: usize) {
         let deadline = Instant::now() + DEADLINE;
         while self.consumers(state).await != count {
-            assert!(Instant::now() < deadline, "{} consumers are {state}, not {count}", self.consumers(state).await);
+            assert!(
+                Instant::now() < deadline,
+                "{} consumers are {state}, not {count}",
+                self.consumers(state).await
+            );
             sleep(Duration::from_millis(100)).await;
         }
     }
@@ -233,7 +281,8 @@ impl Host {
     async fn tell(&self, when: &str, crowd: &Crowd) {
         let sessions = crowd.sessions().await;
         println!(
-            "{when}: {} open, {} idle; {} MB, {} threads, {} connections of {} tenants, {:.1} s of processor time",
+            "{when}: {} open, {} idle; {} MB, {} threads, {} connections of {} tenants, {:.1} s of \
+                processor time",
             self.consumers("open").await,
             self.consumers("idle").await,
             self.memory_mb(),
@@ -247,7 +296,10 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        self.child.end(&[(libc::SIGTERM, Duration::from_secs(20)), (libc::SIGKILL, Duration::from_secs(10))]);
+        self.child.end(&[
+            (libc::SIGTERM, Duration::from_secs(20)),
+            (libc::SIGKILL, Duration::from_secs(10)),
+        ]);
     }
 }
 
@@ -256,12 +308,13 @@ fn load(name: &str, count: usize) -> Load {
     Load::of((0..count).map(|_| Work::Pay)).named(name)
 }
 
-/// What could go wrong: each consumer costs a client with its threads, connections and polls whether it has
-/// anything to do or not, so that a host is full with a few dozen; one that rests misses its message; one more
-/// makes the others wait. S3-014.
+/// What could go wrong: each consumer costs a client with its threads, connections and polls
+/// whether it has anything to do or not, so that a host is full with a few dozen; one that rests
+/// misses its message; one more makes the others wait. S3-014.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_has_nothing_to_do_costs_next_to_nothing_and_one_more_disturbs_nobody() {
-    let size: usize = std::env::var("ONCEBOX_TEST_TENANTS").map_or(120, |size| size.parse().unwrap());
+    let size: usize =
+        std::env::var("ONCEBOX_TEST_TENANTS").map_or(120, |size| size.parse().unwrap());
     let began = Instant::now();
     let mut crowd = Crowd::new(size).await;
     println!("{size} tenants made in {:.1} s", began.elapsed().as_secs_f64());
@@ -281,7 +334,8 @@ async fn what_has_nothing_to_do_costs_next_to_nothing_and_one_more_disturbs_nobo
     let looks = host.metric("oncebox_watcher_lookups_total", "").await - looks;
     let at_rest = (host.cpu_ms() - cpu) as f64 / before.elapsed().as_millis() as f64;
     println!("at rest: {:.1} % of a core, {looks} requests to the broker in 5 s", at_rest * 100.0);
-    // The ends of all partitions together four times a second, topics now and then, each group twice a minute.
+    // The ends of all partitions together four times a second, topics now and then, each group
+    // twice a minute.
     assert!(looks <= 5 * (4 + 1) + size, "{looks} requests in 5 s");
 
     // Twenty get something to do.
@@ -300,23 +354,32 @@ async fn what_has_nothing_to_do_costs_next_to_nothing_and_one_more_disturbs_nobo
     assert!(open <= BUSY, "{open} are open");
     assert!(sessions.values().sum::<i64>() <= CONNECTIONS_MAX as i64, "{sessions:?}");
     let busy: Vec<_> = crowd.tenants[..BUSY].iter().map(|tenant| &tenant.login).collect();
-    assert!(sessions.keys().all(|login| busy.contains(&login)), "an idle tenant holds a connection: {sessions:?}");
-    assert!(host.threads() <= THREADS_OF_HOST + BUSY * THREADS_OF_CLIENT, "{} threads", host.threads());
+    assert!(
+        sessions.keys().all(|login| busy.contains(&login)),
+        "an idle tenant holds a connection: {sessions:?}"
+    );
+    assert!(
+        host.threads() <= THREADS_OF_HOST + BUSY * THREADS_OF_CLIENT,
+        "{} threads",
+        host.threads()
+    );
 
     // One more comes while they work.
-    let since: chrono::DateTime<chrono::Utc> = sqlx::query_scalar("SELECT now()").fetch_one(&crowd.pool).await.unwrap();
+    let since: chrono::DateTime<chrono::Utc> =
+        sqlx::query_scalar("SELECT now()").fetch_one(&crowd.pool).await.unwrap();
     let rebalances = host.metric("oncebox_kafka_rebalances_total", "").await;
     let joined = {
-        let working = stream::iter(0..BUSY).map(Ok::<_, ()>).try_for_each_concurrent(BUSY, |number| {
-            let crowd = &crowd;
-            async move {
-                for part in 0..30 {
-                    crowd.send(number, &load(&format!("b-{part}"), 1)).await;
-                    sleep(Duration::from_millis(100)).await;
+        let working =
+            stream::iter(0..BUSY).map(Ok::<_, ()>).try_for_each_concurrent(BUSY, |number| {
+                let crowd = &crowd;
+                async move {
+                    for part in 0..30 {
+                        crowd.send(number, &load(&format!("b-{part}"), 1)).await;
+                        sleep(Duration::from_millis(100)).await;
+                    }
+                    Ok(())
                 }
-                Ok(())
-            }
-        });
+            });
         let joining = async {
             sleep(Duration::from_millis(500)).await;
             crowd.join(size).await
@@ -329,7 +392,11 @@ async fn what_has_nothing_to_do_costs_next_to_nothing_and_one_more_disturbs_nobo
     let came = Instant::now();
     crowd.send(size, &load("a", 10)).await;
     crowd.wait_effects(size, 10).await;
-    println!("number {} took its messages {:.1} s after they came", size + 1, came.elapsed().as_secs_f64());
+    println!(
+        "number {} took its messages {:.1} s after they came",
+        size + 1,
+        came.elapsed().as_secs_f64()
+    );
     for number in 0..BUSY {
         crowd.wait_effects(number, 80).await;
     }

@@ -1,4 +1,5 @@
-//! What is seen of messages from outside: the lines of a host's log, and the rules for alerts, evaluated on what a host measures.
+//! What is seen of messages from outside: the lines of a host's log, and the rules for alerts,
+//! evaluated on what a host measures.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -28,7 +29,10 @@ struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl Lines {
     fn take(&self) -> Vec<String> {
-        String::from_utf8_lossy(&std::mem::take(&mut *self.0.lock().unwrap())).lines().map(str::to_owned).collect()
+        String::from_utf8_lossy(&std::mem::take(&mut *self.0.lock().unwrap()))
+            .lines()
+            .map(str::to_owned)
+            .collect()
     }
 }
 
@@ -62,17 +66,23 @@ const OF_NO_MESSAGE: &[&str] = &[
     "the database is less closed",
 ];
 
-/// What could go wrong: a line of the log speaks of a message and does not say which, or shows what is in it. Whatever may become
-/// of a message becomes of one, with every line that the host has to say about it.
+/// What could go wrong: a line of the log speaks of a message and does not say which, or shows what
+/// is in it. Whatever may become of a message becomes of one, with every line that the host has to
+/// say about it.
 #[tokio::test]
 async fn every_line_of_a_message_names_it_and_none_shows_its_payload() {
     let lines = Lines::default();
     let filter = tracing_subscriber::EnvFilter::new("trace");
-    let logging = tracing_subscriber::fmt().with_ansi(false).with_env_filter(filter).with_writer(lines.clone()).finish();
+    let logging = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_env_filter(filter)
+        .with_writer(lines.clone())
+        .finish();
     let _logging = tracing::subscriber::set_default(logging);
     let world = World::new().await;
     let tenant = world.tenant("acme", "").await;
-    let with = |offset, id: &str, script: &str| record(offset, id, &format!("{script}\n# {SECRET}"));
+    let with =
+        |offset, id: &str, script: &str| record(offset, id, &format!("{script}\n# {SECRET}"));
     let of_version = |mut record: Record, key: &str, version: i64| {
         record.key = Some(key.into());
         record.headers.push(("v".to_owned(), version.to_string().into_bytes()));
@@ -93,8 +103,12 @@ async fn every_line_of_a_message_names_it_and_none_shows_its_payload() {
         with(8, "done", "result 1"),
         with(9, "done", "result 2"),
     ];
-    let schema = "[schemas.'*']\njson_schema = { type = 'object', properties.account.type = 'integer' }";
-    let invalid = vec![record(0, "invalid", &format!("{{\"account\": \"{SECRET}\"}}")), record(1, "no json", SECRET)];
+    let schema =
+        "[schemas.'*']\njson_schema = { type = 'object', properties.account.type = 'integer' }";
+    let invalid = vec![
+        record(0, "invalid", &format!("{{\"account\": \"{SECRET}\"}}")),
+        record(1, "no json", SECRET),
+    ];
     let versions = vec![
         of_version(with(0, "k1", ""), "k", 1),
         of_version(with(1, "k3", ""), "k", 3),
@@ -104,10 +118,16 @@ async fn every_line_of_a_message_names_it_and_none_shows_its_payload() {
     let old = vec![Record { timestamp_ms: 1_000, ..with(0, "old", "") }];
     let leased = vec![with(0, "leased", ""), with(1, "kills", "")];
     const QUICK: &str = "retry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }";
-    const GUARDED: &str =
-        "order = 'key'\nsequence = { version = { header = 'v' }, first = 1 }\nretry = { backoff_min_ms = 1, backoff_max_ms = 1 }";
+    const GUARDED: &str = "order = 'key'\nsequence = { version = { header = 'v' }, first = 1 \
+        }\nretry = { backoff_min_ms = 1, backoff_max_ms = 1 }";
     for (name, policy, log) in [
-        ("plain", &*format!("{QUICK}\nlimits = {{ deadline_ms = 500 }}\nbatch = {{ duration_ms = 5000 }}"), plain),
+        (
+            "plain",
+            &*format!(
+                "{QUICK}\nlimits = {{ deadline_ms = 500 }}\nbatch = {{ duration_ms = 5000 }}"
+            ),
+            plain,
+        ),
         ("invalid", schema, invalid),
         ("versions", GUARDED, versions),
         ("old", "replay = { past_horizon = 'park' }", old),
@@ -121,7 +141,9 @@ async fn every_line_of_a_message_names_it_and_none_shows_its_payload() {
             let mut dying = Guest::connect(&world, &consumer).await;
             for deaths in [2, 1, 1] {
                 assert_eq!(dying.lease(50).await.unwrap().len(), deaths);
-                world.until("SELECT count(*) > 0 FROM oncebox.inbox WHERE locked_until < now()").await;
+                world
+                    .until("SELECT count(*) > 0 FROM oncebox.inbox WHERE locked_until < now()")
+                    .await;
                 if deaths == 2 {
                     step(&host).await.unwrap();
                 }
@@ -129,19 +151,38 @@ async fn every_line_of_a_message_names_it_and_none_shows_its_payload() {
         }
         world.retry_until_settled(&host).await;
     }
-    let texts: Vec<String> = world.rows().await.into_iter().map(|row| format!("message_id={:?}", row.message_id)).collect();
+    let texts: Vec<String> = world
+        .rows()
+        .await
+        .into_iter()
+        .map(|row| format!("message_id={:?}", row.message_id))
+        .collect();
     let said = lines.take();
     let shown: Vec<_> = said.iter().filter(|line| line.contains(SECRET)).collect();
     // S1-093.
     assert!(shown.is_empty(), "{shown:#?}");
 
-    let ours = |line: &&String| line.contains(" oncebox_inbox::") && !OF_NO_MESSAGE.iter().any(|part| line.contains(part));
+    let ours = |line: &&String| {
+        line.contains(" oncebox_inbox::") && !OF_NO_MESSAGE.iter().any(|part| line.contains(part))
+    };
     let of_messages: Vec<_> = said.iter().filter(ours).collect();
-    let nameless: Vec<_> = of_messages.iter().filter(|line| !texts.iter().any(|text| line.contains(text.as_str()))).collect();
+    let nameless: Vec<_> = of_messages
+        .iter()
+        .filter(|line| !texts.iter().any(|text| line.contains(text.as_str())))
+        .collect();
     // S0-039.
     assert!(nameless.is_empty(), "{nameless:#?}");
-    for event in ["message failed", "message parked", "duplicate skipped", "more than half of its deadline", "lease taken over"] {
-        assert!(of_messages.iter().any(|line| line.contains(event)), "nothing says `{event}`: {of_messages:#?}");
+    for event in [
+        "message failed",
+        "message parked",
+        "duplicate skipped",
+        "more than half of its deadline",
+        "lease taken over",
+    ] {
+        assert!(
+            of_messages.iter().any(|line| line.contains(event)),
+            "nothing says `{event}`: {of_messages:#?}"
+        );
     }
     world.finish().await;
 }
@@ -155,10 +196,14 @@ const STEPS: usize = 12;
 async fn scrape(host: &HostProcess) -> BTreeMap<String, String> {
     let answer = host.metrics().await.unwrap();
     let lines = answer.lines().filter(|line| line.starts_with("oncebox_"));
-    lines.map(|line| line.rsplit_once(' ').unwrap()).map(|(series, value)| (series.to_owned(), value.to_owned())).collect()
+    lines
+        .map(|line| line.rsplit_once(' ').unwrap())
+        .map(|(series, value)| (series.to_owned(), value.to_owned()))
+        .collect()
 }
 
-/// What Prometheus says of the rules, when it scraped each of these for a while, one after the other.
+/// What Prometheus says of the rules, when it scraped each of these for a while, one after the
+/// other.
 struct Watch {
     phases: Vec<BTreeMap<String, String>>,
     expected: Vec<Value>,
@@ -168,7 +213,9 @@ impl Watch {
     /// At the end of this phase these alerts of a rule fire, by their labels and annotations.
     fn expects(&mut self, phase: usize, rule: &str, alerts: &[Value]) {
         let at = (phase * STEPS + STEPS - 1) * STEP_S;
-        self.expected.push(json!({ "eval_time": format!("{at}s"), "alertname": rule, "exp_alerts": alerts }));
+        self.expected.push(
+            json!({ "eval_time": format!("{at}s"), "alertname": rule, "exp_alerts": alerts }),
+        );
     }
 
     /// Run Prometheus' own evaluation.
@@ -181,7 +228,10 @@ impl Watch {
                 values.resize((number + 1) * STEPS, value);
             }
         }
-        let input: Vec<_> = series.iter().map(|(name, values)| json!({ "series": name, "values": values.join(" ") })).collect();
+        let input: Vec<_> = series
+            .iter()
+            .map(|(name, values)| json!({ "series": name, "values": values.join(" ") }))
+            .collect();
         let interval = format!("{STEP_S}s");
         let file = json!({
             "rule_files": [rules()],
@@ -195,7 +245,12 @@ impl Watch {
         let output = Command::new("promtool").args(["test", "rules"]).arg(&path).output();
         let output = output.expect("`promtool` is missing; run `scripts/install.sh tests`");
         let said = [output.stdout, output.stderr].concat();
-        assert!(output.status.success(), "`{}`: {}", path.display(), String::from_utf8_lossy(&said));
+        assert!(
+            output.status.success(),
+            "`{}`: {}",
+            path.display(),
+            String::from_utf8_lossy(&said)
+        );
     }
 }
 
@@ -203,8 +258,8 @@ fn rules() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/alerts.yml").canonicalize().unwrap()
 }
 
-/// What could go wrong: an alert never fires, for an expression that is empty or a label that is not there; or it fires of
-/// itself, or goes on for ever.
+/// What could go wrong: an alert never fires, for an expression that is empty or a label that is
+/// not there; or it fires of itself, or goes on for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_rules_fire_on_what_a_host_measures_and_end_with_it() {
     let scenario = Scenario::new().await.unwrap();
@@ -213,9 +268,13 @@ async fn the_rules_fire_on_what_a_host_measures_and_end_with_it() {
     let tenant = scenario.tenant.name.clone();
     let named = ["--tenant", &tenant, "--consumer", "payments"];
     let host = scenario.start("a", &[]).unwrap();
-    let until = async |alert: &str, value| host.until_metric("oncebox_alert", &[&format!("alert=\"{alert}\"")], value).await.unwrap();
+    let until = async |alert: &str, value| {
+        host.until_metric("oncebox_alert", &[&format!("alert=\"{alert}\"")], value).await.unwrap()
+    };
     let states = async |expected: [f64; 4]| {
-        for (name, value) in ["pending_age_s", "parked", "dead_letters", "collisions"].into_iter().zip(expected) {
+        for (name, value) in
+            ["pending_age_s", "parked", "dead_letters", "collisions"].into_iter().zip(expected)
+        {
             until(name, value).await;
         }
     };
@@ -228,15 +287,26 @@ async fn the_rules_fire_on_what_a_host_measures_and_end_with_it() {
     watch.phases.push(scrape(&host).await);
 
     // One waits for its retry, one is parked, and two are dead letters.
-    scenario.send(&Load::of([Work::Fails(2), Work::Park, Work::Reject, Work::Reject]).named("bad")).await.unwrap();
+    scenario
+        .send(&Load::of([Work::Fails(2), Work::Park, Work::Reject, Work::Reject]).named("bad"))
+        .await
+        .unwrap();
     states([1.0, 1.0, 1.0, 0.0]).await;
     // S1-076.
-    host.until_metric("oncebox_inbox_messages", &["status=\"failed_retryable\""], 1.0).await.unwrap();
+    host.until_metric("oncebox_inbox_messages", &["status=\"failed_retryable\""], 1.0)
+        .await
+        .unwrap();
     watch.phases.push(scrape(&host).await);
 
     // A person has seen to them.
-    scenario.ok(&[&["inbox", "retry", "--all", "--because", "a test"], &named[..]].concat()).await.unwrap();
-    scenario.ok(&[&["inbox", "discard", "--all", "--because", "a test"], &named[..]].concat()).await.unwrap();
+    scenario
+        .ok(&[&["inbox", "retry", "--all", "--because", "a test"], &named[..]].concat())
+        .await
+        .unwrap();
+    scenario
+        .ok(&[&["inbox", "discard", "--all", "--because", "a test"], &named[..]].concat())
+        .await
+        .unwrap();
     states([0.0; 4]).await;
     watch.phases.push(scrape(&host).await);
 
@@ -249,12 +319,17 @@ async fn the_rules_fire_on_what_a_host_measures_and_end_with_it() {
         })
     };
     let text = fs::read_to_string(rules()).unwrap();
-    let names: Vec<_> = text.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    let names: Vec<_> =
+        text.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert!(names.contains(&"OnceboxInbox") && names.len() >= 7, "{names:?}");
     for phase in 0..watch.phases.len() {
         for name in &names {
             let of_inbox = ["dead_letters", "parked", "pending_age_s"].map(fires);
-            watch.expects(phase, name, if phase == 1 && *name == "OnceboxInbox" { &of_inbox } else { &[] });
+            watch.expects(
+                phase,
+                name,
+                if phase == 1 && *name == "OnceboxInbox" { &of_inbox } else { &[] },
+            );
         }
     }
     // S0-041, S0-050, S1-095, S1-097, S2-014.
@@ -262,8 +337,9 @@ async fn the_rules_fire_on_what_a_host_measures_and_end_with_it() {
     host.stop().await.unwrap();
 }
 
-/// What could go wrong: connections that say nothing pile up at the port of health and metrics, without a bound, or keep Prometheus
-/// and the orchestrator out, for whom a host that does not answer is one to end.
+/// What could go wrong: connections that say nothing pile up at the port of health and metrics,
+/// without a bound, or keep Prometheus and the orchestrator out, for whom a host that does not
+/// answer is one to end.
 #[tokio::test(flavor = "multi_thread")]
 async fn half_open_connections_keep_no_probe_out() {
     let scenario = Scenario::new().await.unwrap();
@@ -285,23 +361,34 @@ async fn half_open_connections_keep_no_probe_out() {
             assert_eq!((ready, host.metrics().await.is_some()), (Some(200), true), "beside {n}");
         }
     }
-    // One address has half of the 256 places; for each further connection of it one of its own was closed.
-    assert_eq!((refused("no_head").await, refused("refused").await), (Some(600.0 - 128.0), Some(0.0)));
+    // One address has half of the 256 places; for each further connection of it one of its own was
+    // closed.
+    assert_eq!(
+        (refused("no_head").await, refused("refused").await),
+        (Some(600.0 - 128.0), Some(0.0))
+    );
     drop(half_open);
     host.stop().await.unwrap();
 }
 
-/// What could go wrong: refused duplicates are counted where no operator looks, are forgotten with the host that refused them, or
-/// cost a write each.
+/// What could go wrong: refused duplicates are counted where no operator looks, are forgotten with
+/// the host that refused them, or cost a write each.
 #[tokio::test(flavor = "multi_thread")]
 async fn refused_duplicates_are_told_on_the_command_line() {
-    const WRITES: &str = "CREATE SEQUENCE writes; CREATE FUNCTION count_write() RETURNS trigger LANGUAGE plpgsql AS \
+    const WRITES: &str = "CREATE SEQUENCE writes; CREATE FUNCTION count_write() RETURNS trigger \
+        LANGUAGE plpgsql AS \
         $$ BEGIN PERFORM nextval('public.writes'); RETURN NULL; END $$; \
-        CREATE TRIGGER count_write AFTER INSERT OR UPDATE ON oncebox.duplicates_refused FOR EACH ROW EXECUTE FUNCTION count_write()";
+        CREATE TRIGGER count_write AFTER INSERT OR UPDATE ON oncebox.duplicates_refused FOR EACH \
+        ROW EXECUTE FUNCTION count_write()";
     let scenario = Scenario::new().await.unwrap();
     scenario.execute(WRITES).await.unwrap();
     let tenant = scenario.tenant.name.clone();
-    let show = async |more: &[&str]| scenario.ok(&[&["consumer", "show", "payments", "--tenant", &tenant], more].concat()).await.unwrap();
+    let show = async |more: &[&str]| {
+        scenario
+            .ok(&[&["consumer", "show", "payments", "--tenant", &tenant], more].concat())
+            .await
+            .unwrap()
+    };
     let refused = async || {
         let shown: Value = serde_json::from_str(&show(&["--json"]).await).unwrap();
         shown["duplicates"]["refused"].as_i64().unwrap()
@@ -325,7 +412,10 @@ async fn refused_duplicates_are_told_on_the_command_line() {
         sleep(Duration::from_millis(200)).await;
     }
     let text = show(&[]).await;
-    assert!(text.contains("\nduplicates refused: 500 since 2") && text.contains(", the last at 2"), "{text}");
+    assert!(
+        text.contains("\nduplicates refused: 500 since 2") && text.contains(", the last at 2"),
+        "{text}"
+    );
     let writes = scenario.number("SELECT last_value FROM public.writes").await.unwrap();
     assert!(writes < 50, "{writes} writes for 500 duplicates");
 

@@ -45,7 +45,8 @@ async fn hosts_come_and_go(options: Options) -> Result<()> {
         let third = scenario.start_ready("c", &[]).await?;
         anyhow::Ok((second, third))
     };
-    let (sent, hosts) = tokio::join!(send_slowly(&scenario, &load, Duration::from_secs(6)), changes);
+    let (sent, hosts) =
+        tokio::join!(send_slowly(&scenario, &load, Duration::from_secs(6)), changes);
     sent?;
     let (second, third) = hosts?;
     scenario.wait_settled().await?;
@@ -60,29 +61,37 @@ async fn hosts_come_and_go(options: Options) -> Result<()> {
 /// S0-004, S1-001 (rebalance), S4-002.
 #[tokio::test(flavor = "multi_thread")]
 async fn hosts_join_leave_and_die_under_load() {
-    let options = Options { partitions: 6, static_members: false, session_timeout_ms: 2_000, ..Options::default() };
+    let options = Options {
+        partitions: 6,
+        static_members: false,
+        session_timeout_ms: 2_000,
+        ..Options::default()
+    };
     hosts_come_and_go(options).await.unwrap();
 }
 
-/// What could go wrong: the same for hosts that keep their place in the group. A partition given up in
-/// the first of two steps of a rebalance must not stay without an owner when the second never comes.
+/// What could go wrong: the same for hosts that keep their place in the group. A partition given up
+/// in the first of two steps of a rebalance must not stay without an owner when the second never
+/// comes.
 #[tokio::test(flavor = "multi_thread")]
 async fn static_members_with_a_short_session_join_leave_and_die_under_load() {
     let options = Options { partitions: 6, session_timeout_ms: 2_000, ..Options::default() };
     hosts_come_and_go(options).await.unwrap();
 }
 
-/// What could go wrong: a host that slept while its partitions moved wakes up in the middle of a message
-/// and finishes it beside its successor. S0-002, S0-004, A4, D8.
+/// What could go wrong: a host that slept while its partitions moved wakes up in the middle of a
+/// message and finishes it beside its successor. S0-002, S0-004, A4, D8.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_host_that_wakes_up_after_its_partitions_moved_repeats_nothing() {
-    let options = Options { static_members: false, session_timeout_ms: 1_500, ..Options::default() };
+    let options =
+        Options { static_members: false, session_timeout_ms: 1_500, ..Options::default() };
     let scenario = Scenario::with(options).await.unwrap();
     let variables = [("ONCEBOX_DATABASE_IDLE_IN_TRANSACTION_TIMEOUT_MS", "1000")];
     let zombie = scenario.start("a", &variables).unwrap();
     for nap in 0..2 {
         let mut load = Load::of([Work::Sleeps(300); 6]);
-        (0..60).for_each(|number| load.push(if number % 6 == 0 { Work::Fails(2) } else { Work::Pay }));
+        (0..60)
+            .for_each(|number| load.push(if number % 6 == 0 { Work::Fails(2) } else { Work::Pay }));
         scenario.send(&load.named(&format!("nap-{nap}"))).await.unwrap();
         scenario.until_sleeping(1).await.unwrap();
         zombie.signal(libc::SIGSTOP);
@@ -99,11 +108,13 @@ async fn a_paused_host_that_wakes_up_after_its_partitions_moved_repeats_nothing(
     zombie.stop().await.unwrap();
 }
 
-/// What could go wrong: after a reset of the offsets, or a replay of the whole topic, old messages take
-/// effect again, or what failed then is judged anew. S1-001 (offset reset, manual backfill), S1-103.
+/// What could go wrong: after a reset of the offsets, or a replay of the whole topic, old messages
+/// take effect again, or what failed then is judged anew. S1-001 (offset reset, manual backfill),
+/// S1-103.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_offset_reset_finds_nothing_but_duplicates() {
-    let scenario = Scenario::with(Options { static_members: false, ..Options::default() }).await.unwrap();
+    let scenario =
+        Scenario::with(Options { static_members: false, ..Options::default() }).await.unwrap();
     scenario.send(&Load::mixed(&mut StdRng::seed_from_u64(rand::random()), 150)).await.unwrap();
     let mut before = None;
     for _ in 0..2 {
@@ -115,25 +126,44 @@ async fn an_offset_reset_finds_nothing_but_duplicates() {
         // S1-001, S1-103.
         assert_eq!(*before.get_or_insert(rows.clone()), rows, "a second reading changed rows");
         scenario.reset_offsets(0).await.unwrap();
-        assert!(scenario.positions().await.unwrap().values().all(|(committed, end)| *committed == 0 && *end > 0));
+        assert!(
+            scenario
+                .positions()
+                .await
+                .unwrap()
+                .values()
+                .all(|(committed, end)| *committed == 0 && *end > 0)
+        );
     }
 }
 
 async fn rows(scenario: &Scenario) -> Vec<(String, String, i32, i64)> {
-    let mut rows: Vec<_> =
-        scenario.found().await.unwrap().into_iter().map(|row| (row.message_id, row.status, row.attempts, row.effects)).collect();
+    let mut rows: Vec<_> = scenario
+        .found()
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|row| (row.message_id, row.status, row.attempts, row.effects))
+        .collect();
     rows.sort();
     rows
 }
 
-/// What could go wrong: an event that its producer or a relay published twice, at other offsets or in
-/// another partition, takes effect twice, even when two hosts read the two at the same time.
+/// What could go wrong: an event that its producer or a relay published twice, at other offsets or
+/// in another partition, takes effect twice, even when two hosts read the two at the same time.
 /// S0-003, S1-001 (producer retry, relay duplicate), S4-017.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_published_twice_has_one_effect() {
-    let scenario = Scenario::with(Options { partitions: 6, static_members: false, ..Options::default() }).await.unwrap();
-    let hosts = [scenario.start_ready("a", &[]).await.unwrap(), scenario.start_ready("b", &[]).await.unwrap()];
-    let load = Load::of((0..120).map(|number| if number % 10 == 0 { Work::Fails(2) } else { Work::Pay }));
+    let scenario =
+        Scenario::with(Options { partitions: 6, static_members: false, ..Options::default() })
+            .await
+            .unwrap();
+    let hosts = [
+        scenario.start_ready("a", &[]).await.unwrap(),
+        scenario.start_ready("b", &[]).await.unwrap(),
+    ];
+    let load =
+        Load::of((0..120).map(|number| if number % 10 == 0 { Work::Fails(2) } else { Work::Pay }));
     // Again at once, from two relays, and again when everything is long done.
     let (one, other) = tokio::join!(scenario.send(&load), scenario.send(&load));
     one.unwrap();
@@ -149,11 +179,14 @@ async fn an_event_published_twice_has_one_effect() {
     }
 }
 
-/// What could go wrong: a topic that is deleted and made again starts at offset 0, and its records are
-/// taken for those of its predecessor, acked and lost. A8 (a), S0-016.
+/// What could go wrong: a topic that is deleted and made again starts at offset 0, and its records
+/// are taken for those of its predecessor, acked and lost. A8 (a), S0-016.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_made_again_is_not_taken_for_its_predecessor() {
-    let scenario = Scenario::with(Options { id: "['position']", static_members: false, ..Options::default() }).await.unwrap();
+    let scenario =
+        Scenario::with(Options { id: "['position']", static_members: false, ..Options::default() })
+            .await
+            .unwrap();
     let load = Load::of([Work::Pay; 20]);
     for round in 1..=2 {
         scenario.open_accounts(&load).await.unwrap();
@@ -161,7 +194,8 @@ async fn a_topic_made_again_is_not_taken_for_its_predecessor() {
         let host = scenario.start("a", &[]).unwrap();
         scenario.until(EFFECTS, 20 * round).await.unwrap();
         let acked = Instant::now() + Duration::from_secs(30);
-        while scenario.positions().await.unwrap().values().any(|(committed, end)| committed != end) {
+        while scenario.positions().await.unwrap().values().any(|(committed, end)| committed != end)
+        {
             assert!(Instant::now() < acked, "not acked: {:?}", scenario.positions().await.unwrap());
             sleep(Duration::from_millis(50)).await;
         }

@@ -1,5 +1,5 @@
-//! Would the tests notice? Each named defect is switched on, in the host or in a database of its own,
-//! and its scenario has to turn red; the same scenario is green without it.
+//! Would the tests notice? Each named defect is switched on, in the host or in a database of its
+//! own, and its scenario has to turn red; the same scenario is green without it.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -18,8 +18,8 @@ use anyhow::Result;
 use chrono::{DateTime, Utc};
 use futures::{FutureExt, future::LocalBoxFuture};
 use oncebox_inbox::{
-    Admission, Ask, Budget, Class, Filter, HostBounds, InboxError, NewDeployment, Remedy, Revision, Role, Scheduler, SessionSettings,
-    Sessions, Shadow, Verb,
+    Admission, Ask, Budget, Class, Filter, HostBounds, InboxError, NewDeployment, Remedy, Revision,
+    Role, Scheduler, SessionSettings, Sessions, Shadow, Verb,
     due::release_forgotten,
     handler::{Failure, FailureKind},
     hooks::switch_sabotage,
@@ -27,9 +27,14 @@ use oncebox_inbox::{
     retry,
 };
 use oncebox_tests::{
-    collisions::{DEADLOCK, HELD_UP, MISTAKEN, PATIENT, crossed, hold, keys, neighbours, strangers},
+    collisions::{
+        DEADLOCK, HELD_UP, MISTAKEN, PATIENT, crossed, hold, keys, neighbours, strangers,
+    },
     host::{Options, Scenario, aside},
-    inbox::{Guest, PlainHandler, PlainHandlers, Script, TestConsumer, World, deliver, drive, execute, open, record, records, step},
+    inbox::{
+        Guest, PlainHandler, PlainHandlers, Script, TestConsumer, World, deliver, drive, execute,
+        open, record, records, step,
+    },
     load::{Load, Work},
     lookup3::Forger,
     proxy::Proxy,
@@ -77,25 +82,41 @@ static DEFECTS: &[Defect] = &[
         name: "no_message_lock",
         scenario: "two claims over a bucket's end",
         sees: TWICE,
-        made: Made::Functions(&[("claim_messages", "PERFORM pg_advisory_xact_lock(p_consumer, l.key)", "PERFORM l.key")]),
+        made: Made::Functions(&[(
+            "claim_messages",
+            "PERFORM pg_advisory_xact_lock(p_consumer, l.key)",
+            "PERFORM l.key",
+        )]),
     },
     Defect {
         name: "look_in_own_bucket_only",
         scenario: "a duplicate in a later bucket",
         sees: TWICE,
-        made: Made::Functions(&[("claim_messages", "i.message_id = u.id", "i.message_id = u.id AND i.bucket = v.bucket")]),
+        made: Made::Functions(&[(
+            "claim_messages",
+            "i.message_id = u.id",
+            "i.message_id = u.id AND i.bucket = v.bucket",
+        )]),
     },
     Defect {
         name: "isolation_unchecked",
         scenario: "a claim under an old snapshot",
         sees: TWICE,
-        made: Made::Functions(&[("claim_messages", "current_setting('transaction_isolation') <> 'read committed'", "false")]),
+        made: Made::Functions(&[(
+            "claim_messages",
+            "current_setting('transaction_isolation') <> 'read committed'",
+            "false",
+        )]),
     },
     Defect {
         name: "stale_deployments_claim",
         scenario: "a stale host",
         sees: "a withdrawn version completed a message",
-        made: Made::Functions(&[("claim_messages", "p_generation < v.generation_required", "false")]),
+        made: Made::Functions(&[(
+            "claim_messages",
+            "p_generation < v.generation_required",
+            "false",
+        )]),
     },
     Defect {
         name: "secret_unchecked",
@@ -103,7 +124,8 @@ static DEFECTS: &[Defect] = &[
         sees: "a guest spoke as the host",
         made: Made::Functions(&[(
             "authorize",
-            "(t.secret_hash = sha256(p_secret) OR (t.secret_hash_before = sha256(p_secret) AND t.secret_before_until > now()))",
+            "(t.secret_hash = sha256(p_secret) OR (t.secret_hash_before = sha256(p_secret) AND \
+                t.secret_before_until > now()))",
             "true",
         )]),
     },
@@ -111,13 +133,21 @@ static DEFECTS: &[Defect] = &[
         name: "locks_of_all_consumers_together",
         scenario: "ids made for another tenant's locks",
         sees: HELD_UP,
-        made: Made::Functions(&[("claim_messages", "pg_advisory_xact_lock(p_consumer, l.key)", "pg_advisory_xact_lock(0, l.key)")]),
+        made: Made::Functions(&[(
+            "claim_messages",
+            "pg_advisory_xact_lock(p_consumer, l.key)",
+            "pg_advisory_xact_lock(0, l.key)",
+        )]),
     },
     Defect {
         name: "keys_of_all_consumers_together",
         scenario: "keys that meet another tenant's",
         sees: HELD_UP,
-        made: Made::Functions(&[("claim_messages", "pg_try_advisory_xact_lock(-p_consumer, ", "pg_try_advisory_xact_lock(0, ")]),
+        made: Made::Functions(&[(
+            "claim_messages",
+            "pg_try_advisory_xact_lock(-p_consumer, ",
+            "pg_try_advisory_xact_lock(0, ",
+        )]),
     },
     Defect {
         name: "one_lock_is_one_message",
@@ -135,11 +165,18 @@ static DEFECTS: &[Defect] = &[
         sees: DEADLOCK,
         made: Made::Functions(&[(
             "claim_messages",
-            "(SELECT DISTINCT (hashtextextended(u.id, p_consumer::bigint) >> 32)::int AS key FROM unnest(p_id) AS u(id) ORDER BY 1)",
-            "(SELECT (hashtextextended(u.id, p_consumer::bigint) >> 32)::int AS key FROM unnest(p_id) AS u(id) ORDER BY u.id COLLATE \"C\")",
+            "(SELECT DISTINCT (hashtextextended(u.id, p_consumer::bigint) >> 32)::int AS key FROM \
+                unnest(p_id) AS u(id) ORDER BY 1)",
+            "(SELECT (hashtextextended(u.id, p_consumer::bigint) >> 32)::int AS key FROM \
+                unnest(p_id) AS u(id) ORDER BY u.id COLLATE \"C\")",
         )]),
     },
-    Defect { name: "host_locks_among_messages", scenario: "ids made for the host's locks", sees: HOST_HELD_UP, made: Made::Switch },
+    Defect {
+        name: "host_locks_among_messages",
+        scenario: "ids made for the host's locks",
+        sees: HOST_HELD_UP,
+        made: Made::Switch,
+    },
     Defect { name: "duplicates_run", scenario: "duplicates", sees: ODD, made: Made::Switch },
     // Completion and commit
     Defect {
@@ -152,37 +189,120 @@ static DEFECTS: &[Defect] = &[
         name: "complete_without_guard",
         scenario: "a transaction lost its claim",
         sees: LOST,
-        made: Made::Functions(&[("complete", "RAISE EXCEPTION 'no claim in this transaction' USING ERRCODE = 'OB002'", "NULL")]),
+        made: Made::Functions(&[(
+            "complete",
+            "RAISE EXCEPTION 'no claim in this transaction' USING ERRCODE = 'OB002'",
+            "NULL",
+        )]),
     },
-    Defect { name: "what_fits_unlearned", scenario: "a slow batch", sees: "claims were written", made: Made::Switch },
-    Defect { name: "withdrawn_claims_stay", scenario: "a slow batch", sees: ODD, made: Made::Switch },
-    Defect { name: "lost_commit_is_done", scenario: "a lost answer to COMMIT", sees: LOST, made: Made::Switch },
-    Defect { name: "ack_before_commit", scenario: "killed at work", sees: LOST, made: Made::Switch },
-    Defect { name: "offset_stored_before_settled", scenario: "killed at work", sees: LOST, made: Made::Switch },
-    Defect { name: "revoke_without_waiting", scenario: "hand-over", sees: "two hosts are at one message", made: Made::Switch },
-    Defect { name: "topic_id_ignored", scenario: "a topic made again", sees: LOST, made: Made::Switch },
-    Defect { name: "topic_id_not_noted", scenario: "a topic made again", sees: LOST, made: Made::Switch },
-    Defect { name: "cut_off_stays", scenario: "a host that is cut off", sees: "it keeps its partitions", made: Made::Switch },
-    Defect { name: "mark_after_start", scenario: "a start that ends the host", sees: "it ended two hosts", made: Made::Switch },
+    Defect {
+        name: "what_fits_unlearned",
+        scenario: "a slow batch",
+        sees: "claims were written",
+        made: Made::Switch,
+    },
+    Defect {
+        name: "withdrawn_claims_stay",
+        scenario: "a slow batch",
+        sees: ODD,
+        made: Made::Switch,
+    },
+    Defect {
+        name: "lost_commit_is_done",
+        scenario: "a lost answer to COMMIT",
+        sees: LOST,
+        made: Made::Switch,
+    },
+    Defect {
+        name: "ack_before_commit",
+        scenario: "killed at work",
+        sees: LOST,
+        made: Made::Switch,
+    },
+    Defect {
+        name: "offset_stored_before_settled",
+        scenario: "killed at work",
+        sees: LOST,
+        made: Made::Switch,
+    },
+    Defect {
+        name: "revoke_without_waiting",
+        scenario: "hand-over",
+        sees: "two hosts are at one message",
+        made: Made::Switch,
+    },
+    Defect {
+        name: "topic_id_ignored",
+        scenario: "a topic made again",
+        sees: LOST,
+        made: Made::Switch,
+    },
+    Defect {
+        name: "topic_id_not_noted",
+        scenario: "a topic made again",
+        sees: LOST,
+        made: Made::Switch,
+    },
+    Defect {
+        name: "cut_off_stays",
+        scenario: "a host that is cut off",
+        sees: "it keeps its partitions",
+        made: Made::Switch,
+    },
+    Defect {
+        name: "mark_after_start",
+        scenario: "a start that ends the host",
+        sees: "it ended two hosts",
+        made: Made::Switch,
+    },
     Defect { name: "shadow_commits", scenario: "a shadow", sees: ODD, made: Made::Switch },
     // Failures
-    Defect { name: "swallowed_error_is_ok", scenario: "a swallowed error", sees: "nothing is settled", made: Made::Switch },
-    Defect { name: "failed_effect_stays", scenario: "a failure in a batch", sees: ODD, made: Made::Switch },
+    Defect {
+        name: "swallowed_error_is_ok",
+        scenario: "a swallowed error",
+        sees: "nothing is settled",
+        made: Made::Switch,
+    },
+    Defect {
+        name: "failed_effect_stays",
+        scenario: "a failure in a batch",
+        sees: ODD,
+        made: Made::Switch,
+    },
     Defect {
         name: "batch_answers_ignored",
         scenario: "a failed answer in a batch",
         sees: "a rejected message completed",
         made: Made::Switch,
     },
-    Defect { name: "undecodable_dropped", scenario: "an undecodable record", sees: LOST, made: Made::Switch },
-    Defect { name: "horizon_by_host_clock", scenario: "a young message", sees: "was taken for a forgotten one", made: Made::Switch },
+    Defect {
+        name: "undecodable_dropped",
+        scenario: "an undecodable record",
+        sees: LOST,
+        made: Made::Switch,
+    },
+    Defect {
+        name: "horizon_by_host_clock",
+        scenario: "a young message",
+        sees: "was taken for a forgotten one",
+        made: Made::Switch,
+    },
     Defect { name: "collisions_dropped", scenario: "a collision", sees: LOST, made: Made::Switch },
-    Defect { name: "attempt_on_host_fault", scenario: "a fault of the host", sees: "cost the message an attempt", made: Made::Switch },
+    Defect {
+        name: "attempt_on_host_fault",
+        scenario: "a fault of the host",
+        sees: "cost the message an attempt",
+        made: Made::Switch,
+    },
     Defect {
         name: "failure_written_by_upsert",
         scenario: "a zombie that fails",
         sees: ODD,
-        made: Made::SwitchAndFunctions(&[("complete", "i.xmin = pg_current_xact_id()::xid ELSE", "true ELSE")]),
+        made: Made::SwitchAndFunctions(&[(
+            "complete",
+            "i.xmin = pg_current_xact_id()::xid ELSE",
+            "true ELSE",
+        )]),
     },
     // Retries and leases
     Defect {
@@ -205,7 +325,11 @@ static DEFECTS: &[Defect] = &[
         name: "lease_uncounted",
         scenario: "retries",
         sees: "attempts",
-        made: Made::Functions(&[("lease_told", "attempts = i.attempts + 1", "attempts = i.attempts")]),
+        made: Made::Functions(&[(
+            "lease_told",
+            "attempts = i.attempts + 1",
+            "attempts = i.attempts",
+        )]),
     },
     Defect {
         name: "crashes_uncounted",
@@ -217,18 +341,31 @@ static DEFECTS: &[Defect] = &[
             "crashes = i.crashes, epoch",
         )]),
     },
-    Defect { name: "outages_charged", scenario: "outages under a retry", sees: "outages parked a message", made: Made::Switch },
+    Defect {
+        name: "outages_charged",
+        scenario: "outages under a retry",
+        sees: "outages parked a message",
+        made: Made::Switch,
+    },
     Defect {
         name: "restarts_charged",
         scenario: "a restart of the server under a lease",
         sees: "a restart of the server is counted as a crash",
-        made: Made::Functions(&[("lease_told", "v_ended IS NOT DISTINCT FROM 'crashed'", "v_ended IS NOT NULL")]),
+        made: Made::Functions(&[(
+            "lease_told",
+            "v_ended IS NOT DISTINCT FROM 'crashed'",
+            "v_ended IS NOT NULL",
+        )]),
     },
     Defect {
         name: "outage_taken_back_twice",
         scenario: "an outage that is told twice",
         sees: "one outage took back two crashes",
-        made: Made::Functions(&[("lease_interrupted", "AND h.event = 'interrupted' AND h.reason = v_lease", "AND false")]),
+        made: Made::Functions(&[(
+            "lease_interrupted",
+            "AND h.event = 'interrupted' AND h.reason = v_lease",
+            "AND false",
+        )]),
     },
     Defect {
         name: "busy_message_taken_back",
@@ -236,7 +373,12 @@ static DEFECTS: &[Defect] = &[
         sees: "nothing is settled",
         made: Made::Functions(&[("lease_interrupted", " FOR UPDATE SKIP LOCKED", " FOR UPDATE")]),
     },
-    Defect { name: "suspicion_forgotten", scenario: "a killer in a batch", sees: "nothing is settled", made: Made::Switch },
+    Defect {
+        name: "suspicion_forgotten",
+        scenario: "a killer in a batch",
+        sees: "nothing is settled",
+        made: Made::Switch,
+    },
     Defect {
         name: "probation_forgotten",
         scenario: "a partition on which a host died",
@@ -244,36 +386,61 @@ static DEFECTS: &[Defect] = &[
         made: Made::Functions(&[("partition_taken", "RETURN v_starts > 1", "RETURN false")]),
     },
     // Order
-    Defect { name: "failure_passed_in_batch", scenario: "a failure before its key", sees: PASSED, made: Made::Switch },
+    Defect {
+        name: "failure_passed_in_batch",
+        scenario: "a failure before its key",
+        sees: PASSED,
+        made: Made::Switch,
+    },
     Defect {
         name: "open_rows_unseen",
         scenario: "a failure before its key",
         sees: PASSED,
-        made: Made::Functions(&[("claim_messages", "WHEN u.ordinal = ANY (v_blocked) THEN 'waiting'", "")]),
+        made: Made::Functions(&[(
+            "claim_messages",
+            "WHEN u.ordinal = ANY (v_blocked) THEN 'waiting'",
+            "",
+        )]),
     },
     Defect {
         name: "next_of_key_forgotten",
         scenario: "a failure before its key",
         sees: FORGOTTEN,
-        made: Made::Functions(&[("complete", "PERFORM oncebox.release_key(p_consumer, v.class, v_ordering)", "NULL")]),
+        made: Made::Functions(&[(
+            "complete",
+            "PERFORM oncebox.release_key(p_consumer, v.class, v_ordering)",
+            "NULL",
+        )]),
     },
     Defect {
         name: "no_key_lock_in_claim",
         scenario: "a claim beside a retry of its key",
         sees: FORGOTTEN,
-        made: Made::Functions(&[("claim_messages", "pg_try_advisory_xact_lock(-p_consumer, (d.ordering >> 32)::int)", "true")]),
+        made: Made::Functions(&[(
+            "claim_messages",
+            "pg_try_advisory_xact_lock(-p_consumer, (d.ordering >> 32)::int)",
+            "true",
+        )]),
     },
     Defect {
         name: "no_key_lock_in_worker",
         scenario: "a claim beside a retry of its key",
         sees: FORGOTTEN,
-        made: Made::Functions(&[("resume", "PERFORM pg_advisory_xact_lock(-p_consumer, (v_hash >> 32)::int)", "NULL")]),
+        made: Made::Functions(&[(
+            "resume",
+            "PERFORM pg_advisory_xact_lock(-p_consumer, (v_hash >> 32)::int)",
+            "NULL",
+        )]),
     },
     Defect {
         name: "taken_key_waits",
         scenario: "a claim beside a retry of its key",
         sees: FORGOTTEN,
-        made: Made::Functions(&[("claim_messages", "WHEN u.ordering = ANY (v_taken) THEN 'received'", "")]),
+        made: Made::Functions(&[(
+            "claim_messages",
+            "WHEN u.ordering = ANY (v_taken) THEN 'received'",
+            "",
+        )]),
     },
     Defect {
         name: "turn_unchecked",
@@ -285,27 +452,64 @@ static DEFECTS: &[Defect] = &[
         name: "no_sweep",
         scenario: "a message that waits for nothing",
         sees: FORGOTTEN,
-        made: Made::Functions(&[("release_forgotten", "pg_try_advisory_xact_lock(-p_consumer, (v_hash >> 32)::int)", "false")]),
+        made: Made::Functions(&[(
+            "release_forgotten",
+            "pg_try_advisory_xact_lock(-p_consumer, (v_hash >> 32)::int)",
+            "false",
+        )]),
     },
     // Versions of aggregates
-    Defect { name: "old_versions_run", scenario: "versions out of order", sees: PASSED, made: Made::Switch },
-    Defect { name: "gaps_unseen", scenario: "versions out of order", sees: LOST, made: Made::Switch },
-    Defect { name: "sequence_stays", scenario: "versions out of order", sees: PASSED, made: Made::Switch },
+    Defect {
+        name: "old_versions_run",
+        scenario: "versions out of order",
+        sees: PASSED,
+        made: Made::Switch,
+    },
+    Defect {
+        name: "gaps_unseen",
+        scenario: "versions out of order",
+        sees: LOST,
+        made: Made::Switch,
+    },
+    Defect {
+        name: "sequence_stays",
+        scenario: "versions out of order",
+        sees: PASSED,
+        made: Made::Switch,
+    },
     Defect {
         name: "closed_gap_forgotten",
         scenario: "versions out of order",
         sees: FORGOTTEN,
-        made: Made::Functions(&[("next_of_key", ">= h.sequence_version - 1", "> h.sequence_version")]),
+        made: Made::Functions(&[(
+            "next_of_key",
+            ">= h.sequence_version - 1",
+            "> h.sequence_version",
+        )]),
     },
     Defect {
         name: "given_up_version_is_a_gap",
         scenario: "a version that is given up",
         sees: FORGOTTEN,
-        made: Made::Functions(&[("version_of", "WHERE t.place - t.nth = v_version", "WHERE false")]),
+        made: Made::Functions(&[(
+            "version_of",
+            "WHERE t.place - t.nth = v_version",
+            "WHERE false",
+        )]),
     },
     // Connections
-    Defect { name: "strangers_keep_their_places", scenario: "half heads", sees: "a probe is kept out", made: Made::Switch },
-    Defect { name: "connections_unranked", scenario: "a connection that is used often", sees: "it was closed for", made: Made::Switch },
+    Defect {
+        name: "strangers_keep_their_places",
+        scenario: "half heads",
+        sees: "a probe is kept out",
+        made: Made::Switch,
+    },
+    Defect {
+        name: "connections_unranked",
+        scenario: "a connection that is used often",
+        sees: "it was closed for",
+        made: Made::Switch,
+    },
     Defect {
         name: "held_back_leased",
         scenario: "messages that a breaker holds back",
@@ -313,10 +517,30 @@ static DEFECTS: &[Defect] = &[
         made: Made::Switch,
     },
     // Turns among tenants
-    Defect { name: "kept_places_by_clock", scenario: "a tenant that did much", sees: REFUSED, made: Made::Switch },
-    Defect { name: "running_uncharged", scenario: "a long transaction", sees: "the longest is next", made: Made::Switch },
-    Defect { name: "reserve_for_newcomers", scenario: "slow newcomers", sees: REFUSED, made: Made::Switch },
-    Defect { name: "loans_never_end", scenario: "a kept place that is wanted", sees: "a loan has no end", made: Made::Switch },
+    Defect {
+        name: "kept_places_by_clock",
+        scenario: "a tenant that did much",
+        sees: REFUSED,
+        made: Made::Switch,
+    },
+    Defect {
+        name: "running_uncharged",
+        scenario: "a long transaction",
+        sees: "the longest is next",
+        made: Made::Switch,
+    },
+    Defect {
+        name: "reserve_for_newcomers",
+        scenario: "slow newcomers",
+        sees: REFUSED,
+        made: Made::Switch,
+    },
+    Defect {
+        name: "loans_never_end",
+        scenario: "a kept place that is wanted",
+        sees: "a loan has no end",
+        made: Made::Switch,
+    },
     Defect {
         name: "slow_ones_begin_together",
         scenario: "slow transactions that end together",
@@ -328,21 +552,38 @@ static DEFECTS: &[Defect] = &[
         name: "redrive_loses_headers",
         scenario: "a redriven letter",
         sees: NOT_WHAT_CAME,
-        made: Made::Functions(&[("remedy", "oncebox.was_restored(i)) THEN i.headers", "oncebox.was_restored(i)) THEN ''::bytea")]),
+        made: Made::Functions(&[(
+            "remedy",
+            "oncebox.was_restored(i)) THEN i.headers",
+            "oncebox.was_restored(i)) THEN ''::bytea",
+        )]),
     },
     Defect {
         name: "redrive_loses_the_key",
         scenario: "a redriven letter",
         sees: NOT_WHAT_CAME,
-        made: Made::Functions(&[("remedy", "reason = CASE WHEN p_verb <> 'redrive' THEN i.reason END", "key = NULL, reason = NULL")]),
+        made: Made::Functions(&[(
+            "remedy",
+            "reason = CASE WHEN p_verb <> 'redrive' THEN i.reason END",
+            "key = NULL, reason = NULL",
+        )]),
     },
     Defect {
         name: "redrive_of_any_state",
         scenario: "a redrive that is asked for twice",
         sees: ODD,
         made: Made::Functions(&[
-            ("remedy", "i.status IN ('failed_terminal', 'parked') AND i.processed_at <= p_as_of", "true"),
-            ("remedy", "AND i.headers IS NOT NULL AND i.reason !~ '^(undecodable|unclaimable)' AND NOT oncebox.is_unordered(i)", ""),
+            (
+                "remedy",
+                "i.status IN ('failed_terminal', 'parked') AND i.processed_at <= p_as_of",
+                "true",
+            ),
+            (
+                "remedy",
+                "AND i.headers IS NOT NULL AND i.reason !~ '^(undecodable|unclaimable)' AND NOT \
+                    oncebox.is_unordered(i)",
+                "",
+            ),
         ]),
     },
     Defect {
@@ -352,10 +593,13 @@ static DEFECTS: &[Defect] = &[
         made: Made::Functions(&[(
             "remedy",
             "v_done := v_done + 1",
-            "v_done := v_done + 1; INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, topic, partition, \
+            "v_done := v_done + 1; INSERT INTO oncebox.inbox (consumer_id, message_id, \
+                retention_class, bucket, topic, partition, \
              \"offset\", record_timestamp_ms, status, reason, processed_at) \
-             SELECT i.consumer_id, i.message_id, i.retention_class, i.bucket + interval '56 hours', i.topic, i.partition, \
-             i.\"offset\", 0, 'parked', 'copy', now() FROM oncebox.inbox i WHERE i.message_id = v_id",
+             SELECT i.consumer_id, i.message_id, i.retention_class, i.bucket + interval '56 \
+             hours', i.topic, i.partition, \
+             i.\"offset\", 0, 'parked', 'copy', now() FROM oncebox.inbox i WHERE i.message_id = \
+             v_id",
         )]),
     },
     Defect {
@@ -369,7 +613,11 @@ static DEFECTS: &[Defect] = &[
         scenario: "a dead letter that lost its record",
         sees: "another payload came back",
         made: Made::Functions(&[
-            ("claim_messages", "ELSE p_hash[o.first] END IS NOT DISTINCT FROM o.hash", "ELSE p_hash[o.first] END IS NOT NULL"),
+            (
+                "claim_messages",
+                "ELSE p_hash[o.first] END IS NOT DISTINCT FROM o.hash",
+                "ELSE p_hash[o.first] END IS NOT NULL",
+            ),
             ("restore_records", "AND i.payload_hash IS NOT DISTINCT FROM r.hash", ""),
         ]),
     },
@@ -377,7 +625,11 @@ static DEFECTS: &[Defect] = &[
         name: "revision_changes_the_hash",
         scenario: "a revised letter that comes again",
         sees: "what comes again is taken for another message",
-        made: Made::Functions(&[("revise", "SET payload = p_payload", "SET payload = p_payload, payload_hash = sha256(p_payload)")]),
+        made: Made::Functions(&[(
+            "revise",
+            "SET payload = p_payload",
+            "SET payload = p_payload, payload_hash = sha256(p_payload)",
+        )]),
     },
     Defect {
         name: "revision_of_any_time",
@@ -389,19 +641,28 @@ static DEFECTS: &[Defect] = &[
         name: "discard_forgets_its_key",
         scenario: "a discarded message of a key",
         sees: FORGOTTEN,
-        made: Made::Functions(&[("remedy", "PERFORM oncebox.release_key(p_consumer, p_class, v_hash)", "NULL")]),
+        made: Made::Functions(&[(
+            "remedy",
+            "PERFORM oncebox.release_key(p_consumer, p_class, v_hash)",
+            "NULL",
+        )]),
     },
     Defect {
         name: "discard_without_key_lock",
         scenario: "a discard beside a claim of its key",
         sees: FORGOTTEN,
-        made: Made::Functions(&[("remedy", "NOT pg_try_advisory_xact_lock(-p_consumer, (v_hash >> 32)::int)", "false")]),
+        made: Made::Functions(&[(
+            "remedy",
+            "NOT pg_try_advisory_xact_lock(-p_consumer, (v_hash >> 32)::int)",
+            "false",
+        )]),
     },
 ];
 
 type Check = fn(Option<&'static Defect>) -> LocalBoxFuture<'static, Result<()>>;
 
-/// Scenarios in this process. What is switched on is switched on for all of it, so one runs at a time.
+/// Scenarios in this process. What is switched on is switched on for all of it, so one runs at a
+/// time.
 static IN_PROCESS: &[(&str, Check)] = &[
     ("duplicates", |defect| duplicates(defect).map(Ok).boxed_local()),
     ("a shadow", |defect| shadow(defect).map(Ok).boxed_local()),
@@ -426,14 +687,22 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("retries", |defect| retries(defect).map(Ok).boxed_local()),
     ("a message that kills its session", |defect| kills_its_session(defect).map(Ok).boxed_local()),
     ("outages under a retry", |defect| outages_under_a_retry(defect).map(Ok).boxed_local()),
-    ("a restart of the server under a lease", |defect| restart_under_a_lease(defect).map(Ok).boxed_local()),
+    ("a restart of the server under a lease", |defect| {
+        restart_under_a_lease(defect).map(Ok).boxed_local()
+    }),
     ("an outage that is told twice", |defect| told_twice(defect).map(Ok).boxed_local()),
-    ("an outage that is told while its message runs", |defect| told_while_it_runs(defect).map(Ok).boxed_local()),
+    ("an outage that is told while its message runs", |defect| {
+        told_while_it_runs(defect).map(Ok).boxed_local()
+    }),
     ("a killer in a batch", |defect| killer_in_a_batch(defect).map(Ok).boxed_local()),
     ("a partition on which a host died", |defect| suspect_partition(defect).map(Ok).boxed_local()),
     ("a failure before its key", |defect| failure_before_its_key(defect).map(Ok).boxed_local()),
-    ("a claim beside a retry of its key", |defect| claim_beside_a_retry(defect).map(Ok).boxed_local()),
-    ("a message that is due before its turn", |defect| due_before_its_turn(defect).map(Ok).boxed_local()),
+    ("a claim beside a retry of its key", |defect| {
+        claim_beside_a_retry(defect).map(Ok).boxed_local()
+    }),
+    ("a message that is due before its turn", |defect| {
+        due_before_its_turn(defect).map(Ok).boxed_local()
+    }),
     ("a message that waits for nothing", |defect| waits_for_nothing(defect).map(Ok).boxed_local()),
     ("versions out of order", |defect| versions_out_of_order(defect).map(Ok).boxed_local()),
     ("a version that is given up", |defect| version_given_up(defect).map(Ok).boxed_local()),
@@ -446,16 +715,26 @@ static IN_PROCESS: &[(&str, Check)] = &[
     ("slow transactions that end together", |_| end_together().map(Ok).boxed_local()),
     ("a redriven letter", |defect| redriven(defect).map(Ok).boxed_local()),
     ("a redrive that is asked for twice", |defect| redriven_twice(defect).map(Ok).boxed_local()),
-    ("ids made for another tenant's locks", |defect| forged(defect, |world| strangers(world, SEED).boxed_local())),
-    ("keys that meet another tenant's", |defect| forged(defect, |world| keys(world, SEED).boxed_local())),
-    ("messages that share a lock", |defect| forged(defect, |world| neighbours(world, SEED).boxed_local())),
+    ("ids made for another tenant's locks", |defect| {
+        forged(defect, |world| strangers(world, SEED).boxed_local())
+    }),
+    ("keys that meet another tenant's", |defect| {
+        forged(defect, |world| keys(world, SEED).boxed_local())
+    }),
+    ("messages that share a lock", |defect| {
+        forged(defect, |world| neighbours(world, SEED).boxed_local())
+    }),
     ("ids whose locks cross", |defect| forged(defect, |world| crossed(world, SEED).boxed_local())),
-    ("ids made for the host's locks", |defect| forged(defect, |world| hosts_locks(world).boxed_local())),
+    ("ids made for the host's locks", |defect| {
+        forged(defect, |world| hosts_locks(world).boxed_local())
+    }),
     ("a dead letter that lost its record", |defect| lost_record(defect).map(Ok).boxed_local()),
     ("a revised letter that comes again", |defect| revised(defect).map(Ok).boxed_local()),
     ("a revision that is asked for twice", |defect| revised_twice(defect).map(Ok).boxed_local()),
     ("a discarded message of a key", |defect| discarded(defect).map(Ok).boxed_local()),
-    ("a discard beside a claim of its key", |defect| discard_beside_a_claim(defect).map(Ok).boxed_local()),
+    ("a discard beside a claim of its key", |defect| {
+        discard_beside_a_claim(defect).map(Ok).boxed_local()
+    }),
 ];
 
 /// Scenarios with host processes, which are told of the defect by their environment.
@@ -476,18 +755,30 @@ static STRUCK: &[(&str, Check)] = &[
 #[tokio::test(flavor = "multi_thread")]
 async fn every_defect_turns_its_scenario_red() {
     let started = Instant::now();
-    let (here, there, struck) = tokio::join!(run_all(IN_PROCESS), run_all(PROCESSES), run_all(STRUCK));
+    let (here, there, struck) =
+        tokio::join!(run_all(IN_PROCESS), run_all(PROCESSES), run_all(STRUCK));
     let seen: BTreeMap<_, _> = here.into_iter().chain(there).chain(struck).collect();
     println!("\n{:<29} {:<34} {:>5}  what it saw", "DEFECT", "SCENARIO", "TIME");
     let mut missed = Vec::new();
     for (name, defect) in runs() {
-        let (scenario, run) = defect.map_or((name, &seen[name]), |defect| (defect.scenario, &seen[defect.name]));
+        let (scenario, run) =
+            defect.map_or((name, &seen[name]), |defect| (defect.scenario, &seen[defect.name]));
         let fine = match (defect, &run.saw) {
             (None, saw) => saw.is_none(),
             (Some(defect), saw) => saw.as_ref().is_some_and(|saw| saw.contains(defect.sees)),
         };
-        let saw = run.saw.as_deref().unwrap_or("nothing").split_whitespace().collect::<Vec<_>>().join(" ");
-        println!("{:<29} {scenario:<34} {:>4.1}s  {saw:.120}", defect.map_or("-", |defect| defect.name), run.took.as_secs_f64());
+        let saw = run
+            .saw
+            .as_deref()
+            .unwrap_or("nothing")
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ");
+        println!(
+            "{:<29} {scenario:<34} {:>4.1}s  {saw:.120}",
+            defect.map_or("-", |defect| defect.name),
+            run.took.as_secs_f64()
+        );
         if !fine {
             missed.push(format!("{name}: saw {}", run.saw.as_deref().unwrap_or("nothing")));
         }
@@ -505,7 +796,8 @@ struct Ran {
 
 /// Every scenario without a defect, and every defect; by the name of either.
 fn runs() -> impl Iterator<Item = (&'static str, Option<&'static Defect>)> {
-    let green = [IN_PROCESS, PROCESSES, STRUCK].into_iter().flatten().map(|(name, _)| (*name, None));
+    let green =
+        [IN_PROCESS, PROCESSES, STRUCK].into_iter().flatten().map(|(name, _)| (*name, None));
     green.chain(DEFECTS.iter().map(|defect| (defect.name, Some(defect))))
 }
 
@@ -513,8 +805,11 @@ async fn run_all(scenarios: &'static [(&'static str, Check)]) -> Vec<(&'static s
     let mut seen = Vec::new();
     for (name, defect) in runs() {
         let scenario = defect.map_or(name, |defect| defect.scenario);
-        let Some((_, check)) = scenarios.iter().find(|(name, _)| *name == scenario) else { continue };
-        let (started, switch) = (Instant::now(), defect.filter(|defect| defect.is_switch()).map(|defect| defect.name));
+        let Some((_, check)) = scenarios.iter().find(|(name, _)| *name == scenario) else {
+            continue;
+        };
+        let (started, switch) =
+            (Instant::now(), defect.filter(|defect| defect.is_switch()).map(|defect| defect.name));
         if std::ptr::eq(scenarios, IN_PROCESS) {
             switch_sabotage(switch);
         }
@@ -522,7 +817,10 @@ async fn run_all(scenarios: &'static [(&'static str, Check)]) -> Vec<(&'static s
         seen.push((
             name,
             Ran {
-                saw: saw.map_or_else(|panic| Some(text(&*panic)), |result| result.err().map(|error| format!("{error:#}"))),
+                saw: saw.map_or_else(
+                    |panic| Some(text(&*panic)),
+                    |result| result.err().map(|error| format!("{error:#}")),
+                ),
                 took: started.elapsed(),
             },
         ));
@@ -534,7 +832,10 @@ async fn run_all(scenarios: &'static [(&'static str, Check)]) -> Vec<(&'static s
 }
 
 fn text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    let text = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied());
     text.unwrap_or("a panic without a text").to_owned()
 }
 
@@ -558,12 +859,17 @@ impl Defect {
 }
 
 async fn change(world: &World, function: &str, from: &str, to: &str) {
-    let schema = if ["authorize", "release_forgotten", "remedy", "revise", "next_of_key", "version_of"].contains(&function) {
-        "oncebox"
-    } else {
-        "oncebox_host"
-    };
-    let query = sqlx::query_scalar(AssertSqlSafe(format!("SELECT pg_get_functiondef('{schema}.{function}'::regproc)")));
+    let schema =
+        if ["authorize", "release_forgotten", "remedy", "revise", "next_of_key", "version_of"]
+            .contains(&function)
+        {
+            "oncebox"
+        } else {
+            "oncebox_host"
+        };
+    let query = sqlx::query_scalar(AssertSqlSafe(format!(
+        "SELECT pg_get_functiondef('{schema}.{function}'::regproc)"
+    )));
     let text: String = query.fetch_one(&world.pool).await.unwrap();
     assert!(text.contains(from), "`{function}` does not say `{from}` any more:\n{text}");
     world.execute(text.replace(from, to)).await;
@@ -579,10 +885,13 @@ async fn world(defect: Option<&Defect>) -> World {
 
 /// From now on rows go into other buckets.
 async fn next_bucket(world: &World) {
-    world.execute("UPDATE oncebox.retention_class SET bucket = '1 second' WHERE retention_class = 1").await;
+    world
+        .execute("UPDATE oncebox.retention_class SET bucket = '1 second' WHERE retention_class = 1")
+        .await;
 }
 
-const WAITS_FOR_A_MESSAGE: &str = "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database \
+const WAITS_FOR_A_MESSAGE: &str = "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = \
+    l.database \
     WHERE d.datname = current_database() AND l.locktype = 'advisory' AND NOT l.granted";
 
 // The claim -----------------------------------------------------------------------------------
@@ -596,27 +905,46 @@ async fn duplicates(defect: Option<&Defect>) {
     world.finish().await;
 }
 
-/// A candidate that takes effect twice. One that did as the live version would leave the same tables even if it
-/// were committed, since its transaction first takes the live effect back.
+/// A candidate that takes effect twice. One that did as the live version would leave the same
+/// tables even if it were committed, since its transaction first takes the live effect back.
 async fn shadow(defect: Option<&Defect>) {
     let world = world(defect).await;
     let consumer = world.simple("", "").await;
     let deploy = |new: NewDeployment, component: &'static [u8]| {
-        let (admin, tenant, name) = (world.admin.clone(), consumer.tenant.name.clone(), consumer.row.name.clone());
+        let (admin, tenant, name) =
+            (world.admin.clone(), consumer.tenant.name.clone(), consumer.row.name.clone());
         async move { admin.deploy_compiled(&tenant, &name, new, component).await.unwrap().deployment_id }
     };
     deploy(NewDeployment::stable("*", "h", ""), b"live").await;
-    let new = NewDeployment { role: Role::Shadow, percent: Some(100.0), ..NewDeployment::stable("*", "h", "") };
+    let new = NewDeployment {
+        role: Role::Shadow,
+        percent: Some(100.0),
+        ..NewDeployment::stable("*", "h", "")
+    };
     let deployment_id = deploy(new, b"candidate").await;
     assert!(world.admin.reconcile_capture(&consumer.tenant).await.unwrap().is_empty());
     let handler = || Script::handler(world.control.clone());
-    let shadow = Shadow { deployment_id, handler: handler(), percent: 100.0, duration: Duration::from_secs(10) };
-    let host = world.host_with(&consumer, PlainHandlers::shadowed(handler(), shadow), &SessionSettings::default());
-    let twice = "shadow sql INSERT INTO effect (consumer, message_id, attempt, version) VALUES ('orders', 'a', 1, 1)";
+    let shadow = Shadow {
+        deployment_id,
+        handler: handler(),
+        percent: 100.0,
+        duration: Duration::from_secs(10),
+    };
+    let host = world.host_with(
+        &consumer,
+        PlainHandlers::shadowed(handler(), shadow),
+        &SessionSettings::default(),
+    );
+    let twice = "shadow sql INSERT INTO effect (consumer, message_id, attempt, version) VALUES \
+        ('orders', 'a', 1, 1)";
     deliver(&host, &[record(0, "a", twice)]).await;
     let deadline = Instant::now() + Duration::from_secs(30);
     while world.admin.shadow_report(deployment_id).await.unwrap().differ < 1 {
-        assert!(Instant::now() < deadline, "nothing was compared: {:?}", world.admin.shadow_report(deployment_id).await.unwrap());
+        assert!(
+            Instant::now() < deadline,
+            "nothing was compared: {:?}",
+            world.admin.shadow_report(deployment_id).await.unwrap()
+        );
         sleep(Duration::from_millis(20)).await;
     }
     host.finish_shadows().await;
@@ -724,7 +1052,11 @@ async fn stray_commit(defect: Option<&Defect>) {
     let world = world(defect).await;
     let consumer = world.simple("", "").await;
     bounded(deliver(&world.host(&consumer), &[record(0, "a", "sql COMMIT\nreject")])).await;
-    assert_eq!(world.effects(&consumer, "a").await, 0, "a stray COMMIT kept an effect of a message that was refused");
+    assert_eq!(
+        world.effects(&consumer, "a").await,
+        0,
+        "a stray COMMIT kept an effect of a message that was refused"
+    );
     world.finish().await;
 }
 
@@ -756,9 +1088,11 @@ async fn slow_batch(defect: Option<&Defect>) {
     let consumer = world.simple("", "batch = { duration_ms = 50 }").await;
     world
         .execute(
-            "CREATE SEQUENCE claims; CREATE FUNCTION count_claim() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS \
+            "CREATE SEQUENCE claims; CREATE FUNCTION count_claim() RETURNS trigger LANGUAGE \
+                plpgsql SECURITY DEFINER AS \
              $$ BEGIN PERFORM nextval('public.claims'); RETURN NULL; END $$; \
-             CREATE TRIGGER count_claim AFTER INSERT ON oncebox.inbox FOR EACH ROW EXECUTE FUNCTION count_claim()",
+             CREATE TRIGGER count_claim AFTER INSERT ON oncebox.inbox FOR EACH ROW EXECUTE \
+             FUNCTION count_claim()",
         )
         .await;
     let log: Vec<_> = (0..20).map(|n| record(n, &format!("m{n}"), "sleep 40")).collect();
@@ -775,16 +1109,27 @@ async fn lost_answer(defect: Option<&Defect>) {
     let schema = &consumer.tenant.schema_name;
     world
         .execute(format!(
-            "CREATE SEQUENCE commits; CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS \
-        $$ BEGIN IF nextval('public.commits') = 1 THEN PERFORM pg_sleep(4); END IF; RETURN NULL; END $$; \
-        CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON {schema}.effect DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION slow()"
+            "CREATE SEQUENCE commits; CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql \
+                SECURITY DEFINER AS \
+        $$ BEGIN IF nextval('public.commits') = 1 THEN PERFORM pg_sleep(4); END IF; RETURN NULL; \
+        END $$; \
+        CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON {schema}.effect DEFERRABLE INITIALLY \
+        DEFERRED FOR EACH ROW EXECUTE FUNCTION slow()"
         ))
         .await;
     let host = world.host(&consumer);
     let delivering = tokio::spawn(async move { deliver(&host, &records(["a"])).await });
-    world.until("SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'").await;
     world
-        .execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'")
+        .until(
+            "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND \
+        wait_event = 'PgSleep'",
+        )
+        .await;
+    world
+        .execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = \
+            current_database() AND wait_event = 'PgSleep'",
+        )
         .await;
     delivering.await.unwrap();
     assert!(world.find(&consumer, "a").await.is_some(), "the message is lost");
@@ -795,7 +1140,8 @@ async fn lost_answer(defect: Option<&Defect>) {
 
 async fn swallowed_error(defect: Option<&Defect>) {
     let world = world(defect).await;
-    let consumer = world.simple("", "retry = { attempts_max = 1 }\nlimits = { deadline_ms = 20_000 }").await;
+    let consumer =
+        world.simple("", "retry = { attempts_max = 1 }\nlimits = { deadline_ms = 20_000 }").await;
     bounded(deliver(&world.host(&consumer), &[record(0, "a", "swallow SELECT 1/0")])).await;
     assert_eq!(world.row(&consumer, "a").await.status, "failed_terminal");
     world.finish().await;
@@ -804,7 +1150,11 @@ async fn swallowed_error(defect: Option<&Defect>) {
 async fn failure_in_a_batch(defect: Option<&Defect>) {
     let world = world(defect).await;
     let consumer = world.simple("", "").await;
-    deliver(&world.host(&consumer), &[record(0, "a", ""), record(1, "b", "other"), record(2, "c", "")]).await;
+    deliver(
+        &world.host(&consumer),
+        &[record(0, "a", ""), record(1, "b", "other"), record(2, "c", "")],
+    )
+    .await;
     world.finish().await;
 }
 
@@ -812,7 +1162,11 @@ async fn failed_answer(defect: Option<&Defect>) {
     let mut world = world(defect).await;
     world.batches();
     let consumer = world.simple("", "").await;
-    deliver(&world.host(&consumer), &[record(0, "a", ""), record(1, "b", "reject"), record(2, "c", "")]).await;
+    deliver(
+        &world.host(&consumer),
+        &[record(0, "a", ""), record(1, "b", "reject"), record(2, "c", "")],
+    )
+    .await;
     assert_ne!(world.row(&consumer, "b").await.status, "completed", "a rejected message completed");
     world.finish().await;
 }
@@ -822,7 +1176,11 @@ async fn undecodable(defect: Option<&Defect>) {
     let consumer = world.simple("", "").await;
     let bad = Record { headers: Vec::new(), ..record(1, "", "") };
     deliver(&world.host(&consumer), &[record(0, "a", ""), bad, record(2, "b", "")]).await;
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'parked'").await, 1, "a record is lost");
+    assert_eq!(
+        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'parked'").await,
+        1,
+        "a record is lost"
+    );
     world.finish().await;
 }
 
@@ -831,7 +1189,11 @@ async fn young(defect: Option<&Defect>) {
     let consumer = world.simple("", "replay = { past_horizon = 'park' }").await;
     let now = world.number("SELECT (extract(epoch FROM now()) * 1000)::bigint").await;
     deliver(&world.host(&consumer), &[Record { timestamp_ms: now, ..record(0, "a", "") }]).await;
-    assert_eq!(world.row(&consumer, "a").await.status, "completed", "a new message was taken for a forgotten one");
+    assert_eq!(
+        world.row(&consumer, "a").await.status,
+        "completed",
+        "a new message was taken for a forgotten one"
+    );
     world.finish().await;
 }
 
@@ -839,7 +1201,11 @@ async fn collision(defect: Option<&Defect>) {
     let world = world(defect).await;
     let consumer = world.simple("", "").await;
     deliver(&world.host(&consumer), &[record(0, "a", "# one"), record(1, "a", "# two")]).await;
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'collision'").await, 1, "a message is lost");
+    assert_eq!(
+        world.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'collision'").await,
+        1,
+        "a message is lost"
+    );
     world.finish().await;
 }
 
@@ -849,13 +1215,19 @@ async fn fault_of_the_host(defect: Option<&Defect>) {
     let consumer = world.simple("", "").await;
     world
         .execute(
-            "CREATE SEQUENCE completions; CREATE FUNCTION fault() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS \
-        $$ BEGIN IF nextval('public.completions') = 1 THEN RAISE EXCEPTION 'no space' USING ERRCODE = '53100'; END IF; RETURN OLD; END $$; \
+            "CREATE SEQUENCE completions; CREATE FUNCTION fault() RETURNS trigger LANGUAGE plpgsql \
+                SECURITY DEFINER AS \
+        $$ BEGIN IF nextval('public.completions') = 1 THEN RAISE EXCEPTION 'no space' USING \
+        ERRCODE = '53100'; END IF; RETURN OLD; END $$; \
         CREATE TRIGGER fault BEFORE DELETE ON oncebox.guard FOR EACH ROW EXECUTE FUNCTION fault()",
         )
         .await;
     bounded(deliver(&world.host(&consumer), &records(["a"]))).await;
-    assert_eq!(world.row(&consumer, "a").await.state(), ("completed", None, 1), "the host's fault cost the message an attempt");
+    assert_eq!(
+        world.row(&consumer, "a").await.state(),
+        ("completed", None, 1),
+        "the host's fault cost the message an attempt"
+    );
     world.finish().await;
 }
 
@@ -871,7 +1243,10 @@ async fn zombie(defect: Option<&Defect>) {
             Err(Failure::new(FailureKind::Other, "too late"))
         })
     });
-    let (zombie, owner) = (world.host_with(&consumer, PlainHandlers::of(fails), &Default::default()), world.host(&consumer));
+    let (zombie, owner) = (
+        world.host_with(&consumer, PlainHandlers::of(fails), &Default::default()),
+        world.host(&consumer),
+    );
     let failing = tokio::spawn(async move { deliver(&zombie, &records(["a"])).await });
     world.control.gate("g").reached(1).await;
     let taking = {
@@ -888,13 +1263,14 @@ async fn zombie(defect: Option<&Defect>) {
 
 // Retries and leases --------------------------------------------------------------------------
 
-/// One worker is slow beyond its lease but lives; another leases and only then begins. A third takes
-/// what it may.
+/// One worker is slow beyond its lease but lives; another leases and only then begins. A third
+/// takes what it may.
 async fn lease_runs_out(defect: Option<&Defect>) {
     let world = world(defect).await;
     let consumer = world.simple("", "ack = 'after_insert'").await;
     let host = world.host(&consumer);
-    let ran_out = "SELECT bool_and(locked_until < now()) FROM oncebox.inbox WHERE status = 'in_progress'";
+    let ran_out =
+        "SELECT bool_and(locked_until < now()) FROM oncebox.inbox WHERE status = 'in_progress'";
 
     deliver(&host, &records(["slow"])).await;
     let mut worker = Guest::connect(&world, &consumer).await;
@@ -931,44 +1307,65 @@ async fn begin_leased(worker: &mut Guest, id: &str, epoch: i64) -> bool {
     worker.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await.unwrap();
     let ours = worker.resume(id, epoch).await.unwrap();
     if ours {
-        worker.execute(&format!("INSERT INTO effect VALUES ('orders', '{id}', 1, 1)")).await.unwrap();
+        worker
+            .execute(&format!("INSERT INTO effect VALUES ('orders', '{id}', 1, 1)"))
+            .await
+            .unwrap();
     }
     ours
 }
 
 async fn complete_leased(worker: &mut Guest, id: &str, epoch: i64) {
     let (secret, consumer) = (hex::encode(&worker.secret), worker.consumer_id);
-    worker.execute(&format!(
-        "SELECT FROM oncebox_host.complete('\\x{secret}', {consumer}, '{{}}', '{{{id}}}', '{{{epoch}}}', '{{completed}}', '{{NULL}}', '{{NULL}}', \
+    worker
+        .execute(&format!(
+            "SELECT FROM oncebox_host.complete('\\x{secret}', {consumer}, '{{}}', '{{{id}}}', \
+            '{{{epoch}}}', '{{completed}}', '{{NULL}}', '{{NULL}}', \
          '{{NULL}}', '{{NULL}}', '{{1}}', '{{true}}', '{{NULL}}', '{{NULL}}'); COMMIT"
-    )).await.unwrap();
+        ))
+        .await
+        .unwrap();
 }
 
 async fn retries(defect: Option<&Defect>) {
     let world = world(defect).await;
-    let consumer = world.simple("", "retry = { attempts_max = 5, backoff_min_ms = 1, backoff_max_ms = 1 }").await;
+    let consumer = world
+        .simple("", "retry = { attempts_max = 5, backoff_min_ms = 1, backoff_max_ms = 1 }")
+        .await;
     let host = world.host(&consumer);
     deliver(&host, &[record(0, "a", "before 3 other")]).await;
     for _ in 0..4 {
         sleep(Duration::from_millis(5)).await;
         step(&host).await.unwrap();
     }
-    assert_eq!(world.row(&consumer, "a").await.state(), ("completed", None, 3), "attempts are not what ran");
+    assert_eq!(
+        world.row(&consumer, "a").await.state(),
+        ("completed", None, 3),
+        "attempts are not what ran"
+    );
     world.finish().await;
 }
 
 async fn kills_its_session(defect: Option<&Defect>) {
     let world = world(defect).await;
-    let policy = "retry = { lease_ms = 8000, backoff_min_ms = 1, backoff_max_ms = 1 }\nlimits = { deadline_ms = 5000 }";
+    let policy = "retry = { lease_ms = 8000, backoff_min_ms = 1, backoff_max_ms = 1 }\nlimits = { \
+        deadline_ms = 5000 }";
     let consumer = world.simple("", policy).await;
     let pool = world.pool.clone();
     let deadly = PlainHandler::new(1, move |tx, _| {
         let pool = pool.clone();
         Box::pin(async move {
             let mut statement = tx.statement().await;
-            let backend: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(statement.connection()).await.unwrap();
+            let backend: i32 = sqlx::query_scalar("SELECT pg_backend_pid()")
+                .fetch_one(statement.connection())
+                .await
+                .unwrap();
             statement.finish(None);
-            sqlx::query("SELECT pg_terminate_backend($1, 1000)").bind(backend).execute(&pool).await.unwrap();
+            sqlx::query("SELECT pg_terminate_backend($1, 1000)")
+                .bind(backend)
+                .execute(&pool)
+                .await
+                .unwrap();
             execute(tx, "SELECT 1").await.map(|_| None)
         })
     });
@@ -976,7 +1373,11 @@ async fn kills_its_session(defect: Option<&Defect>) {
     bounded(deliver(&host, &records(["a"]))).await;
     let deadline = Instant::now() + Duration::from_secs(10);
     while world.row(&consumer, "a").await.state() != ("parked", Some("crashed"), 3) {
-        assert!(Instant::now() < deadline, "it runs for ever: {:?}", world.row(&consumer, "a").await);
+        assert!(
+            Instant::now() < deadline,
+            "it runs for ever: {:?}",
+            world.row(&consumer, "a").await
+        );
         let _ = step(&host).await;
         sleep(Duration::from_millis(50)).await;
     }
@@ -986,19 +1387,40 @@ async fn kills_its_session(defect: Option<&Defect>) {
 /// Everybody's connection is cut, three times, while two messages run under their leases.
 async fn outages_under_a_retry(defect: Option<&Defect>) {
     let world = world(defect).await;
-    let consumer = world.simple("CREATE TABLE hot (n int); INSERT INTO hot VALUES (0);", "ack = 'after_insert'").await;
+    let consumer = world
+        .simple("CREATE TABLE hot (n int); INSERT INTO hot VALUES (0);", "ack = 'after_insert'")
+        .await;
     let host = world.host(&consumer);
-    deliver(&host, &[record(0, "a", "sql UPDATE hot SET n = n + 1"), record(1, "b", "sql UPDATE hot SET n = n + 1")]).await;
+    deliver(
+        &host,
+        &[
+            record(0, "a", "sql UPDATE hot SET n = n + 1"),
+            record(1, "b", "sql UPDATE hot SET n = n + 1"),
+        ],
+    )
+    .await;
     let mut holder = world.superuser().await;
-    holder.execute(sqlx::raw_sql(AssertSqlSafe(format!("BEGIN; UPDATE {}.hot SET n = n", consumer.tenant.schema_name)))).await.unwrap();
+    holder
+        .execute(sqlx::raw_sql(AssertSqlSafe(format!(
+            "BEGIN; UPDATE {}.hot SET n = n",
+            consumer.tenant.schema_name
+        ))))
+        .await
+        .unwrap();
     let stop = CancellationToken::new();
-    let workers: Vec<_> = (0..2).map(|_| tokio::spawn(retry::work(host.clone(), stop.clone()))).collect();
+    let workers: Vec<_> =
+        (0..2).map(|_| tokio::spawn(retry::work(host.clone(), stop.clone()))).collect();
     for _ in 0..3 {
         world.until_blocked(2).await;
         let login = &consumer.tenant.login;
         // All at once, and then until they are gone.
         for wait_ms in [0, 5_000] {
-            world.execute(format!("SELECT pg_terminate_backend(pid, {wait_ms}) FROM pg_stat_activity WHERE usename = '{login}'")).await;
+            world
+                .execute(format!(
+                    "SELECT pg_terminate_backend(pid, {wait_ms}) FROM \
+                pg_stat_activity WHERE usename = '{login}'"
+                ))
+                .await;
         }
     }
     holder.close().await.unwrap();
@@ -1007,7 +1429,11 @@ async fn outages_under_a_retry(defect: Option<&Defect>) {
     for worker in workers {
         worker.await.unwrap();
     }
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE crashes > 0").await, 0, "outages parked a message");
+    assert_eq!(
+        world.number("SELECT count(*) FROM oncebox.inbox WHERE crashes > 0").await,
+        0,
+        "outages parked a message"
+    );
     world.finish().await;
 }
 
@@ -1018,14 +1444,24 @@ async fn restart_under_a_lease(defect: Option<&Defect>) {
     deliver(&host, &records(["a"])).await;
     Guest::connect(&world, &consumer).await.lease(50).await.unwrap();
     // As if the server had been started since.
-    world.execute("UPDATE oncebox.inbox SET locked_until = pg_postmaster_start_time() - interval '1 hour'").await;
+    world
+        .execute(
+            "UPDATE oncebox.inbox SET locked_until = pg_postmaster_start_time() - interval \
+        '1 hour'",
+        )
+        .await;
     assert_eq!(step(&host).await.unwrap(), 1);
     let row = world.row(&consumer, "a").await;
-    assert_eq!((row.state(), row.crashes), (("completed", None, 1), 0), "a restart of the server is counted as a crash");
+    assert_eq!(
+        (row.state(), row.crashes),
+        (("completed", None, 1), 0),
+        "a restart of the server is counted as a crash"
+    );
     world.finish().await;
 }
 
-/// Three leases of a message run out, and the host of the first says, twice, that this was an outage.
+/// Three leases of a message run out, and the host of the first says, twice, that this was an
+/// outage.
 async fn told_twice(defect: Option<&Defect>) {
     let world = world(defect).await;
     let consumer = world.simple("", "ack = 'after_insert'").await;
@@ -1045,12 +1481,14 @@ async fn told_twice(defect: Option<&Defect>) {
     world.finish().await;
 }
 
-/// A lease ran out, its message was taken over, and its host says that this was an outage while the successor is at work.
+/// A lease ran out, its message was taken over, and its host says that this was an outage while the
+/// successor is at work.
 async fn told_while_it_runs(defect: Option<&Defect>) {
     let world = world(defect).await;
     let consumer = world.simple("", &format!("ack = 'after_insert'\n{PATIENT}")).await;
     // The successor is at work for longer than is waited for whoever tells.
-    let settings = SessionSettings { idle_in_transaction_timeout_ms: 600_000, ..SessionSettings::default() };
+    let settings =
+        SessionSettings { idle_in_transaction_timeout_ms: 600_000, ..SessionSettings::default() };
     let host = world.host_with(&consumer, world.scripts(), &settings);
     deliver(&host, &[record(0, "a", "gate g")]).await;
     let mut dying = Guest::connect(&world, &consumer).await;
@@ -1060,7 +1498,10 @@ async fn told_while_it_runs(defect: Option<&Defect>) {
     world.control.gate("g").reached(1).await;
     let told = timeout(Duration::from_secs(8), dying.interrupted("a", 1)).await;
     world.control.gate("g").open();
-    assert!(matches!(&told, Ok(Ok(outcome)) if outcome == "busy"), "nothing is settled: who tells waits for who works");
+    assert!(
+        matches!(&told, Ok(Ok(outcome)) if outcome == "busy"),
+        "nothing is settled: who tells waits for who works"
+    );
     assert_eq!(successor.await.unwrap().unwrap(), 1);
     world.finish().await;
 }
@@ -1075,19 +1516,41 @@ async fn killer_in_a_batch(defect: Option<&Defect>) {
         let kills = run.message.id == "kills";
         Box::pin(async move {
             let mut statement = tx.statement().await;
-            let backend: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(statement.connection()).await.unwrap();
+            let backend: i32 = sqlx::query_scalar("SELECT pg_backend_pid()")
+                .fetch_one(statement.connection())
+                .await
+                .unwrap();
             statement.finish(None);
             if kills {
-                sqlx::query("SELECT pg_terminate_backend($1, 1000)").bind(backend).execute(&pool).await.unwrap();
+                sqlx::query("SELECT pg_terminate_backend($1, 1000)")
+                    .bind(backend)
+                    .execute(&pool)
+                    .await
+                    .unwrap();
             }
-            execute(tx, &format!("INSERT INTO effect VALUES ('{}', '{}', 1, 1)", run.consumer, run.message.id)).await.map(|_| None)
+            execute(
+                tx,
+                &format!(
+                    "INSERT INTO effect VALUES ('{}', '{}', 1, 1)",
+                    run.consumer, run.message.id
+                ),
+            )
+            .await
+            .map(|_| None)
         })
     });
     let host = world.host_with(&consumer, PlainHandlers::of(deadly), &Default::default());
     bounded(deliver(&host, &records(["a", "b", "c", "kills", "d", "e"]))).await;
     world.retry_until_settled(&host).await;
     assert_eq!(world.row(&consumer, "kills").await.state(), ("parked", Some("crashed"), 3));
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed' AND attempts = 1").await, 5);
+    assert_eq!(
+        world
+            .number(
+                "SELECT count(*) FROM oncebox.inbox WHERE status = 'completed' AND attempts = 1"
+            )
+            .await,
+        5
+    );
     world.finish().await;
 }
 
@@ -1099,7 +1562,11 @@ async fn suspect_partition(defect: Option<&Defect>) {
     let host = world.host(&consumer);
     let mut partition = open(&host, 0).await;
     drive(&mut partition, &records(["a"])).await;
-    assert_eq!(world.row(&consumer, "a").await.status, "received", "what may have killed a host runs without being counted first");
+    assert_eq!(
+        world.row(&consumer, "a").await.status,
+        "received",
+        "what may have killed a host runs without being counted first"
+    );
     partition.close().await;
     world.retry_until_settled(&host).await;
     world.finish().await;
@@ -1107,12 +1574,15 @@ async fn suspect_partition(defect: Option<&Defect>) {
 
 /// What takes no longer than this when all is well.
 async fn bounded<T>(work: impl Future<Output = T>) -> T {
-    timeout(Duration::from_secs(8), work).await.unwrap_or_else(|_| panic!("nothing is settled: the partition is blocked"))
+    timeout(Duration::from_secs(8), work)
+        .await
+        .unwrap_or_else(|_| panic!("nothing is settled: the partition is blocked"))
 }
 
 // Order ---------------------------------------------------------------------------------------
 
-const TRAIL: &str = "CREATE TABLE trail (place bigint GENERATED ALWAYS AS IDENTITY, message_id text NOT NULL);";
+const TRAIL: &str =
+    "CREATE TABLE trail (place bigint GENERATED ALWAYS AS IDENTITY, message_id text NOT NULL);";
 const BY_KEY: &str = "order = 'key'\nretry = { backoff_min_ms = 1, backoff_max_ms = 1 }";
 
 /// A message that leaves its id in the trail; ids say the order within their key.
@@ -1125,11 +1595,16 @@ async fn finish_in_order(world: World, consumer: &TestConsumer) {
     world.retry_until_settled(&world.host(consumer)).await;
     let trail = format!("{}.trail", consumer.tenant.schema_name);
     let passed = format!(
-        "SELECT count(*) FROM {trail} a JOIN {trail} b ON a.place < b.place AND a.message_id > b.message_id \
+        "SELECT count(*) FROM {trail} a JOIN {trail} b ON a.place < b.place AND a.message_id > \
+            b.message_id \
          AND left(a.message_id, 1) = left(b.message_id, 1)"
     );
     assert_eq!(world.number(passed).await, 0, "{PASSED}");
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'waiting'").await, 0, "{FORGOTTEN}");
+    assert_eq!(
+        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'waiting'").await,
+        0,
+        "{FORGOTTEN}"
+    );
     world.finish().await;
 }
 
@@ -1153,7 +1628,9 @@ async fn claim_beside_a_retry(defect: Option<&Defect>) {
         }
     });
     world.control.gate("retried").reached(1).await;
-    let live = tokio::spawn(async move { deliver(&other, &[of_key(1, "k2", ""), of_key(2, "x1", "gate live")]).await });
+    let live = tokio::spawn(async move {
+        deliver(&other, &[of_key(1, "k2", ""), of_key(2, "x1", "gate live")]).await
+    });
     world.control.gate("live").reached(1).await;
     world.control.gate("retried").open();
     // A worker that did wait for the claim is let through by it.
@@ -1168,7 +1645,12 @@ async fn due_before_its_turn(defect: Option<&Defect>) {
     let consumer = world.simple(TRAIL, BY_KEY).await;
     let host = world.host(&consumer);
     deliver(&host, &[of_key(0, "k1", "before 2 retry 60000"), of_key(1, "k2", "")]).await;
-    world.execute("UPDATE oncebox.inbox SET status = 'received', next_attempt_at = now() WHERE message_id = 'k2'").await;
+    world
+        .execute(
+            "UPDATE oncebox.inbox SET status = 'received', next_attempt_at = now() WHERE \
+        message_id = 'k2'",
+        )
+        .await;
     assert_eq!(step(&host).await.unwrap(), 1);
     world.execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'k1'").await;
     finish_in_order(world, &consumer).await;
@@ -1179,7 +1661,12 @@ async fn waits_for_nothing(defect: Option<&Defect>) {
     let consumer = world.simple(TRAIL, BY_KEY).await;
     deliver(&world.host(&consumer), &[of_key(0, "k1", "park"), of_key(1, "k2", "")]).await;
     world.execute("DELETE FROM oncebox.inbox WHERE message_id = 'k1'").await;
-    release_forgotten(&world.pool, &[(consumer.row.consumer_id, consumer.policy.retention.class())]).await.unwrap();
+    release_forgotten(
+        &world.pool,
+        &[(consumer.row.consumer_id, consumer.policy.retention.class())],
+    )
+    .await
+    .unwrap();
     finish_in_order(world, &consumer).await;
 }
 
@@ -1207,7 +1694,8 @@ async fn versions_out_of_order(defect: Option<&Defect>) {
 async fn version_given_up(defect: Option<&Defect>) {
     let world = world(defect).await;
     let consumer = world.simple(TRAIL, &in_sequence()).await;
-    deliver(&world.host(&consumer), &[of_version(0, "k1", 1, "park"), of_version(1, "k2", 2, "")]).await;
+    deliver(&world.host(&consumer), &[of_version(0, "k1", 1, "park"), of_version(1, "k2", 2, "")])
+        .await;
     world.admin.remedy("acme", "orders", &of(Verb::Discard, "k1")).await.unwrap();
     finish_in_order(world, &consumer).await;
 }
@@ -1232,8 +1720,8 @@ const SLOW: i32 = 1_000_001;
 const VICTIM: i32 = 1_000_002;
 const MEMORY: u64 = 4 << 30;
 
-/// Tenants that need a connection of the host's budget now and then, beside one that needs its own all the time: it would
-/// wait for a login with each of its messages.
+/// Tenants that need a connection of the host's budget now and then, beside one that needs its own
+/// all the time: it would wait for a login with each of its messages.
 async fn used_often(defect: Option<&Defect>) {
     const CONNECTIONS: usize = 4;
     let world = world(defect).await;
@@ -1241,7 +1729,10 @@ async fn used_often(defect: Option<&Defect>) {
     let mut all = Vec::new();
     for number in 0..2 * CONNECTIONS + 1 {
         let tenant = world.tenant(&format!("tenant-{number}"), "").await;
-        all.push(Sessions::of(&world.admin, &tenant, &SessionSettings::default(), budget.clone()).unwrap());
+        all.push(
+            Sessions::of(&world.admin, &tenant, &SessionSettings::default(), budget.clone())
+                .unwrap(),
+        );
     }
     // The first tenant of the host, one in between, and the last one.
     for number in [0, CONNECTIONS, 2 * CONNECTIONS] {
@@ -1250,7 +1741,11 @@ async fn used_often(defect: Option<&Defect>) {
         for other in (0..all.len()).filter(|other| *other != number).cycle().take(4 * CONNECTIONS) {
             backend(&all[other]).await;
             if other % 2 == 0 {
-                assert_eq!(backend(&all[number]).await, opened, "tenant {number}'s is used often: it was closed for tenant {other}");
+                assert_eq!(
+                    backend(&all[number]).await,
+                    opened,
+                    "tenant {number}'s is used often: it was closed for tenant {other}"
+                );
             }
             assert!(budget.in_use() <= CONNECTIONS);
         }
@@ -1260,7 +1755,8 @@ async fn used_often(defect: Option<&Defect>) {
 
 /// Everything of a consumer is due, and its one version may not run.
 async fn held_back(defect: Option<&Defect>) {
-    const POLICY: &str = "batch = { messages_max = 1 }\nbreaker = { runs_min = 10, pause_ms = 3600000, pause_max_ms = 3600000 }";
+    const POLICY: &str = "batch = { messages_max = 1 }\nbreaker = { runs_min = 10, pause_ms = \
+        3600000, pause_max_ms = 3600000 }";
     let world = world(defect).await;
     let consumer = world.simple("", POLICY).await;
     let host = world.host(&consumer);
@@ -1270,7 +1766,11 @@ async fn held_back(defect: Option<&Defect>) {
     let stop = CancellationToken::new();
     let worker = tokio::spawn(retry::work(host, stop.clone()));
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(world.number("SELECT sum(epoch)::int8 FROM oncebox.inbox").await, 0, "leases that are given back");
+    assert_eq!(
+        world.number("SELECT sum(epoch)::int8 FROM oncebox.inbox").await,
+        0,
+        "leases that are given back"
+    );
     stop.cancel();
     worker.await.unwrap();
     world.finish().await;
@@ -1280,13 +1780,15 @@ async fn held_back(defect: Option<&Defect>) {
 async fn backend(sessions: &Sessions) -> i32 {
     let transaction = sessions.begin().await.unwrap();
     let mut statement = transaction.tx().statement().await;
-    let backend = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(statement.connection()).await;
+    let backend =
+        sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(statement.connection()).await;
     statement.finish(backend.as_ref().err());
     transaction.rollback().await;
     backend.unwrap()
 }
 
-/// A tenant whose transactions were dear, by its weight, runs nothing; another one has the host and waits for more of it.
+/// A tenant whose transactions were dear, by its weight, runs nothing; another one has the host and
+/// waits for more of it.
 async fn did_much(defect: Option<&Defect>) {
     let world = world(defect).await;
     let scheduler = Scheduler::new(HostBounds::new(8, MEMORY));
@@ -1299,12 +1801,16 @@ async fn did_much(defect: Option<&Defect>) {
     let mut more = pin!(scheduler.admit(asked(SLOW)));
     assert!(futures::poll!(more.as_mut()).is_pending(), "{} places", held.len());
     for _ in 0..100 {
-        assert!(place(&scheduler, VICTIM).await.is_some(), "{REFUSED} to a tenant that did much before");
+        assert!(
+            place(&scheduler, VICTIM).await.is_some(),
+            "{REFUSED} to a tenant that did much before"
+        );
     }
     world.finish().await;
 }
 
-/// One tenant's transaction goes on and on, and it waits for another; a tenant with short ones does, too.
+/// One tenant's transaction goes on and on, and it waits for another; a tenant with short ones
+/// does, too.
 async fn long_transaction() {
     let scheduler = Scheduler::new(HostBounds::new(2, MEMORY));
     let _long = scheduler.admit(asked(SLOW)).await;
@@ -1326,11 +1832,18 @@ async fn newcomers() {
     let scheduler = Scheduler::new(HostBounds::new(32, MEMORY));
     drop(scheduler.admit(asked(VICTIM)).await);
     let held = seize(&scheduler, SLOW);
-    let newcomers: Vec<_> = (1..=4).filter_map(|tenant_id| scheduler.admit(asked(tenant_id)).now_or_never()).collect();
-    assert!(place(&scheduler, VICTIM).await.is_some(), "{REFUSED}: {} newcomers have them beside {}", newcomers.len(), held.len());
+    let newcomers: Vec<_> =
+        (1..=4).filter_map(|tenant_id| scheduler.admit(asked(tenant_id)).now_or_never()).collect();
+    assert!(
+        place(&scheduler, VICTIM).await.is_some(),
+        "{REFUSED}: {} newcomers have them beside {}",
+        newcomers.len(),
+        held.len()
+    );
 }
 
-/// A tenant has a kept place for longer than it is lent, and another one that runs nothing waits for it.
+/// A tenant has a kept place for longer than it is lent, and another one that runs nothing waits
+/// for it.
 async fn wanted() {
     let scheduler = Scheduler::new(HostBounds::new(8, MEMORY));
     let _held = seize(&scheduler, SLOW);
@@ -1360,7 +1873,8 @@ async fn end_together() {
 // Redrive -------------------------------------------------------------------------------------
 
 fn of(verb: Verb, id: &str) -> Remedy {
-    let (filter, message_ids, reason) = (Filter::default(), vec![id.to_owned()], "a test".to_owned());
+    let (filter, message_ids, reason) =
+        (Filter::default(), vec![id.to_owned()], "a test".to_owned());
     Remedy { verb, filter, message_ids, reason, as_of: None, limit: 1 }
 }
 
@@ -1399,15 +1913,21 @@ async fn redriven_twice(defect: Option<&Defect>) {
     world.retry_until_settled(&host).await;
     // Someone who had chosen the same message before.
     let class = consumer.policy.retention.class();
-    let again =
-        format!("SELECT oncebox.remedy({}, {class}::smallint, 'redrive', '{{a}}', now(), 'test', 'again')", consumer.row.consumer_id);
+    let again = format!(
+        "SELECT oncebox.remedy({}, {class}::smallint, 'redrive', '{{a}}', now(), 'test', 'again')",
+        consumer.row.consumer_id
+    );
     world.execute(again).await;
     world.retry_until_settled(&host).await;
     world.finish().await;
 }
 
 /// A letter that was mended and, as of then, might be mended again.
-async fn revise(world: &World, payload: &str, as_of: Option<DateTime<Utc>>) -> Result<(), InboxError> {
+async fn revise(
+    world: &World,
+    payload: &str,
+    as_of: Option<DateTime<Utc>>,
+) -> Result<(), InboxError> {
     let revision = Revision { payload: payload.into(), reason: "a test".to_owned(), as_of };
     world.admin.revise("acme", "orders", "a", &revision).await
 }
@@ -1446,7 +1966,10 @@ async fn revised_twice(defect: Option<&Defect>) {
     let asked = sqlx::query_scalar("SELECT now()").fetch_one(&world.pool).await.unwrap();
     revise(&world, "reject", Some(asked)).await.unwrap();
     world.retry_until_settled(&host).await;
-    assert!(revise(&world, "", Some(asked)).await.is_err(), "a revision that was asked for before it failed again is made again");
+    assert!(
+        revise(&world, "", Some(asked)).await.is_err(),
+        "a revision that was asked for before it failed again is made again"
+    );
     world.finish().await;
 }
 
@@ -1464,7 +1987,9 @@ async fn discard_beside_a_claim(defect: Option<&Defect>) {
     let consumer = world.simple(TRAIL, BY_KEY).await;
     let (host, other) = (world.host(&consumer), world.host(&consumer));
     deliver(&host, &[of_key(0, "k1", "park")]).await;
-    let live = tokio::spawn(async move { deliver(&other, &[of_key(1, "k2", ""), of_key(2, "x1", "gate live")]).await });
+    let live = tokio::spawn(async move {
+        deliver(&other, &[of_key(1, "k2", ""), of_key(2, "x1", "gate live")]).await
+    });
     world.control.gate("live").reached(1).await;
     let discard = of(Verb::Discard, "k1");
     let first = world.admin.remedy("acme", "orders", &discard).await.unwrap();
@@ -1482,7 +2007,8 @@ async fn discard_beside_a_claim(defect: Option<&Defect>) {
 async fn killed_at_work(defect: Option<&Defect>) -> Result<()> {
     let scenario = Scenario::with(Options { partitions: 1, ..Options::default() }).await?;
     scenario.send(&Load::of([Work::Sleeps(200); 10])).await?;
-    let host = scenario.start("a", &[("ONCEBOX_SABOTAGE", defect.map_or("", |defect| defect.name))])?;
+    let host =
+        scenario.start("a", &[("ONCEBOX_SABOTAGE", defect.map_or("", |defect| defect.name))])?;
     scenario.until("SELECT count(*) FROM {schema}.ledger_entry", 3).await?;
     while scenario.positions().await?[&0].0 == 0 {
         sleep(Duration::from_millis(10)).await;
@@ -1496,7 +2022,12 @@ async fn killed_at_work(defect: Option<&Defect>) -> Result<()> {
 
 /// A second host joins while the first is at work on messages of two seconds.
 async fn hand_over(defect: Option<&Defect>) -> Result<()> {
-    let scenario = Scenario::with(Options { static_members: false, deadline_ms: 12_000, ..Options::default() }).await?;
+    let scenario = Scenario::with(Options {
+        static_members: false,
+        deadline_ms: 12_000,
+        ..Options::default()
+    })
+    .await?;
     scenario.send(&Load::of([Work::Sleeps(4_000); 8])).await?;
     // Partitions are drawn; both must have something, or two hosts would never be at work.
     for more in 0.. {
@@ -1522,11 +2053,16 @@ async fn hand_over(defect: Option<&Defect>) -> Result<()> {
     second.stop().await
 }
 
-/// A topic is read to its end, deleted, and made again with more records, while no host runs; the group's offsets are what
-/// they were.
+/// A topic is read to its end, deleted, and made again with more records, while no host runs; the
+/// group's offsets are what they were.
 async fn topic_made_again(defect: Option<&Defect>) -> Result<()> {
-    let scenario = Scenario::with(Options { partitions: 1, static_members: false, ..Options::default() }).await?;
-    let variables = [("ONCEBOX_SABOTAGE", defect.map_or("", |defect| defect.name)), ("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0")];
+    let scenario =
+        Scenario::with(Options { partitions: 1, static_members: false, ..Options::default() })
+            .await?;
+    let variables = [
+        ("ONCEBOX_SABOTAGE", defect.map_or("", |defect| defect.name)),
+        ("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0"),
+    ];
     scenario.send(&Load::of([Work::Pay; 5]).named("old")).await?;
     let host = scenario.start("a", &variables)?;
     acked(&scenario, 5).await?;
@@ -1575,17 +2111,22 @@ async fn cut_off(defect: Option<&Defect>) -> Result<()> {
     let deadline = Instant::now() + patience;
     while host.log_lines("it left its group") == 0 {
         if Instant::now() > deadline {
-            return scenario.violated("it keeps its partitions, and nobody else has their messages".to_owned());
+            return scenario.violated(
+                "it keeps its partitions, and nobody else has their messages".to_owned(),
+            );
         }
         sleep(Duration::from_millis(20)).await;
     }
     host.kill().await
 }
 
-/// Connections from three addresses, in the middle of their heads, have all places of a host's port for probes.
+/// Connections from three addresses, in the middle of their heads, have all places of a host's port
+/// for probes.
 async fn half_heads(defect: Option<&Defect>) -> Result<()> {
     let scenario = Scenario::new().await?;
-    let host = scenario.start_ready("a", &[("ONCEBOX_SABOTAGE", defect.map_or("", |defect| defect.name))]).await?;
+    let host = scenario
+        .start_ready("a", &[("ONCEBOX_SABOTAGE", defect.map_or("", |defect| defect.name))])
+        .await?;
     let mut half_open = Vec::new();
     // A second time, with all places taken again: halves of heads end by themselves after a while.
     for _ in 0..2 {

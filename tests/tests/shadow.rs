@@ -1,7 +1,7 @@
-//! A shadow tells how a candidate would have changed the tables, and changes nothing itself. What could
-//! go wrong: something of its transaction is committed; it starts from rows that the live version did not
-//! see, so that it finds differences where there are none; it misses some; or the live path waits for it,
-//! or fails because of it.
+//! A shadow tells how a candidate would have changed the tables, and changes nothing itself. What
+//! could go wrong: something of its transaction is committed; it starts from rows that the live
+//! version did not see, so that it finds differences where there are none; it misses some; or the
+//! live path waits for it, or fails because of it.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -16,7 +16,10 @@ use oncebox_inbox::{
     message::Record,
     tx::Tx,
 };
-use oncebox_tests::inbox::{DEADLINE, Guest, PlainHandler, PlainHandlers, Script, TestConsumer, World, code, deliver, execute, record};
+use oncebox_tests::inbox::{
+    DEADLINE, Guest, PlainHandler, PlainHandlers, Script, TestConsumer, World, code, deliver,
+    execute, record,
+};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -37,14 +40,26 @@ impl Stage {
             async move { admin.deploy_compiled(&tenant, &name, new, bytes).await.unwrap() }
         };
         deploy(NewDeployment::stable("*", "h", ""), b"live").await;
-        let shadow = NewDeployment { role: Role::Shadow, percent: Some(100.0), ..NewDeployment::stable("*", "h", "") };
+        let shadow = NewDeployment {
+            role: Role::Shadow,
+            percent: Some(100.0),
+            ..NewDeployment::stable("*", "h", "")
+        };
         let deployment_id = deploy(shadow, b"candidate").await.deployment_id;
-        assert_eq!(world.admin.reconcile_capture(&consumer.tenant).await.unwrap(), Vec::<String>::new());
+        assert_eq!(
+            world.admin.reconcile_capture(&consumer.tenant).await.unwrap(),
+            Vec::<String>::new()
+        );
         Self { world, consumer, deployment_id }
     }
 
     fn shadow(&self, handler: Arc<dyn Handler>) -> Shadow {
-        Shadow { deployment_id: self.deployment_id, handler, percent: 100.0, duration: Duration::from_secs(10) }
+        Shadow {
+            deployment_id: self.deployment_id,
+            handler,
+            percent: 100.0,
+            duration: Duration::from_secs(10),
+        }
     }
 
     /// A host whose live version and candidate both do what the messages say.
@@ -54,7 +69,11 @@ impl Stage {
 
     fn host_of(&self, shadow: Shadow) -> Arc<ConsumerInbox> {
         let live = Script::handler(self.world.control.clone());
-        self.world.host_with(&self.consumer, PlainHandlers::shadowed(live, shadow), &SessionSettings::default())
+        self.world.host_with(
+            &self.consumer,
+            PlainHandlers::shadowed(live, shadow),
+            &SessionSettings::default(),
+        )
     }
 
     /// What was found, once so many messages are accounted for.
@@ -64,11 +83,18 @@ impl Stage {
             let report = self.world.admin.shadow_report(self.deployment_id).await.unwrap();
             if report.messages >= messages {
                 let skipped: i64 = report.skipped.iter().map(|skipped| skipped.messages).sum();
-                assert_eq!(report.messages, report.same + report.differ + report.failed + skipped, "{report:#?}");
+                assert_eq!(
+                    report.messages,
+                    report.same + report.differ + report.failed + skipped,
+                    "{report:#?}"
+                );
                 assert_eq!(report.messages, messages, "{report:#?}");
                 return report;
             }
-            assert!(Instant::now() < deadline, "{messages} messages were not accounted for: {report:#?}");
+            assert!(
+                Instant::now() < deadline,
+                "{messages} messages were not accounted for: {report:#?}"
+            );
             sleep(Duration::from_millis(20)).await;
         }
     }
@@ -85,15 +111,22 @@ impl Stage {
     }
 }
 
-const TABLES: &str = "SELECT c.relname::text FROM pg_class c WHERE c.relnamespace = $1::text::regnamespace AND c.relkind = 'r' ORDER BY 1";
+const TABLES: &str = "SELECT c.relname::text FROM pg_class c WHERE c.relnamespace = \
+    $1::text::regnamespace AND c.relkind = 'r' ORDER BY 1";
 
 /// Every row of every table as text.
 async fn dump(connection: &mut PgConnection, schema: &str) -> Vec<String> {
-    let tables: Vec<String> = sqlx::query_scalar(TABLES).bind(schema).fetch_all(&mut *connection).await.unwrap();
+    let tables: Vec<String> =
+        sqlx::query_scalar(TABLES).bind(schema).fetch_all(&mut *connection).await.unwrap();
     let mut rows = Vec::new();
     for table in tables {
         let sql = format!("SELECT '{table} ' || x::text FROM {schema}.\"{table}\" x ORDER BY 1");
-        rows.extend(sqlx::query_scalar::<_, String>(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.unwrap());
+        rows.extend(
+            sqlx::query_scalar::<_, String>(AssertSqlSafe(sql))
+                .fetch_all(&mut *connection)
+                .await
+                .unwrap(),
+        );
     }
     rows
 }
@@ -136,8 +169,8 @@ fn looking(stage: &Stage, found: &Arc<Mutex<Vec<Vec<String>>>>) -> Arc<dyn Handl
     })
 }
 
-/// Live run, trial, look: the candidate finds the tables as the live run found them, to the last byte; it
-/// does the same and so nothing differs; and the tables are as the live run left them.
+/// Live run, trial, look: the candidate finds the tables as the live run found them, to the last
+/// byte; it does the same and so nothing differs; and the tables are as the live run left them.
 async fn check_exact(schema: &str, script: &str) {
     let stage = Stage::new(schema, "").await;
     let found = Arc::default();
@@ -147,10 +180,17 @@ async fn check_exact(schema: &str, script: &str) {
     let after = stage.dump().await;
     let report = stage.report(1).await;
     assert_eq!((report.same, lines(&report)), (1, vec![]), "{script}: {:?}", skipped(&report));
-    assert_eq!(*found.lock().unwrap(), std::slice::from_ref(&before), "{script}: the candidate began with other rows");
+    assert_eq!(
+        *found.lock().unwrap(),
+        std::slice::from_ref(&before),
+        "{script}: the candidate began with other rows"
+    );
     assert_eq!(stage.dump().await, after, "{script}: the trial left something");
     assert_ne!(before, after, "{script}: it changed nothing");
-    assert_eq!(stage.world.control.runs("m").iter().map(|ran| ran.kind).collect::<Vec<_>>(), [DeliveryKind::Live, DeliveryKind::Shadow]);
+    assert_eq!(
+        stage.world.control.runs("m").iter().map(|ran| ran.kind).collect::<Vec<_>>(),
+        [DeliveryKind::Live, DeliveryKind::Shadow]
+    );
     stage.finish(host).await;
 }
 
@@ -159,39 +199,58 @@ async fn every_kind_of_change_is_captured_and_undone_to_the_byte() {
     const ITEM: &str = "CREATE TABLE item (id int PRIMARY KEY, n int, note text); \
         INSERT INTO item SELECT i, i * 10, 'note ' || i FROM generate_series(1, 5) i;";
     const NO_KEY: &str = "CREATE TABLE line (n int, note json); \
-        INSERT INTO line VALUES (1, '{\"a\":1}'), (1, '{\"a\":1}'), (1, '{ \"a\": 1 }'), (2, NULL);";
+        INSERT INTO line VALUES (1, '{\"a\":1}'), (1, '{\"a\":1}'), (1, '{ \"a\": 1 }'), (2, \
+        NULL);";
     const FAMILY: &str = "CREATE TABLE parent (id int PRIMARY KEY, name text); \
-        CREATE TABLE child (id int PRIMARY KEY, parent int REFERENCES parent ON DELETE CASCADE ON UPDATE CASCADE, n int); \
-        CREATE TABLE friend (id int PRIMARY KEY, parent int REFERENCES parent ON DELETE SET NULL ON UPDATE CASCADE); \
+        CREATE TABLE child (id int PRIMARY KEY, parent int REFERENCES parent ON DELETE CASCADE ON \
+        UPDATE CASCADE, n int); \
+        CREATE TABLE friend (id int PRIMARY KEY, parent int REFERENCES parent ON DELETE SET NULL \
+        ON UPDATE CASCADE); \
         CREATE TABLE node (id int PRIMARY KEY, up int REFERENCES node ON DELETE CASCADE); \
-        INSERT INTO parent VALUES (1, 'a'), (2, 'b'); INSERT INTO child VALUES (1, 1, 0), (2, 1, 0), (3, 2, 0); \
-        INSERT INTO friend VALUES (1, 1), (2, 2); INSERT INTO node VALUES (1, NULL), (2, 1), (3, 2);";
-    const PARTS: &str = "CREATE TABLE part (day int, id int, note text, PRIMARY KEY (day, id)) PARTITION BY RANGE (day); \
+        INSERT INTO parent VALUES (1, 'a'), (2, 'b'); INSERT INTO child VALUES (1, 1, 0), (2, 1, \
+        0), (3, 2, 0); \
+        INSERT INTO friend VALUES (1, 1), (2, 2); INSERT INTO node VALUES (1, NULL), (2, 1), (3, \
+        2);";
+    const PARTS: &str = "CREATE TABLE part (day int, id int, note text, PRIMARY KEY (day, id)) \
+        PARTITION BY RANGE (day); \
         CREATE TABLE part_1 PARTITION OF part FOR VALUES FROM (0) TO (10); \
-        CREATE TABLE part_2 (note text, gone int, id int NOT NULL, day int NOT NULL, PRIMARY KEY (day, id)); \
-        ALTER TABLE part_2 DROP COLUMN gone; ALTER TABLE part ATTACH PARTITION part_2 FOR VALUES FROM (10) TO (20); \
+        CREATE TABLE part_2 (note text, gone int, id int NOT NULL, day int NOT NULL, PRIMARY KEY \
+        (day, id)); \
+        ALTER TABLE part_2 DROP COLUMN gone; ALTER TABLE part ATTACH PARTITION part_2 FOR VALUES \
+        FROM (10) TO (20); \
         INSERT INTO part VALUES (1, 1, 'a'), (11, 2, 'b');";
-    const KEYS: &str = "CREATE TABLE made (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, a int, twice int GENERATED ALWAYS AS (a * 2) STORED); \
+    const KEYS: &str = "CREATE TABLE made (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, a int, \
+        twice int GENERATED ALWAYS AS (a * 2) STORED); \
         INSERT INTO made (a) VALUES (1), (2); \
-        CREATE TABLE pair (\"Odd \"\"name\" text, b numeric, c text, PRIMARY KEY (b, \"Odd \"\"name\")); INSERT INTO pair VALUES ('x', 1.50, 'c'); \
-        CREATE TABLE later (id int PRIMARY KEY, of int REFERENCES later DEFERRABLE INITIALLY DEFERRED);";
+        CREATE TABLE pair (\"Odd \"\"name\" text, b numeric, c text, PRIMARY KEY (b, \"Odd \
+        \"\"name\")); INSERT INTO pair VALUES ('x', 1.50, 'c'); \
+        CREATE TABLE later (id int PRIMARY KEY, of int REFERENCES later DEFERRABLE INITIALLY \
+        DEFERRED);";
     let cases = [
         (ITEM, "sql INSERT INTO item VALUES (6, NULL, ''), (7, 1, 'a \"b\" \\ , () \u{e9}')"),
         (ITEM, "sql UPDATE item SET n = n + 1, note = NULL WHERE id < 3"),
         (ITEM, "sql DELETE FROM item WHERE id > 2"),
-        (ITEM, "sql INSERT INTO item VALUES (1, 7), (9, 9) ON CONFLICT (id) DO UPDATE SET n = item.n + excluded.n"),
         (
             ITEM,
-            "sql WITH gone AS (DELETE FROM item WHERE id = 1 RETURNING *), more AS (UPDATE item SET n = 0 WHERE id = 2 RETURNING *) \
-             INSERT INTO item SELECT id + 20, n, note FROM gone UNION ALL SELECT id + 20, n, note FROM more",
+            "sql INSERT INTO item VALUES (1, 7), (9, 9) ON CONFLICT (id) DO UPDATE SET n = item.n \
+                + excluded.n",
         ),
         (
             ITEM,
-            "sql MERGE INTO item USING (VALUES (1), (30)) v(i) ON id = i WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT VALUES (i, 0, 'm')",
+            "sql WITH gone AS (DELETE FROM item WHERE id = 1 RETURNING *), more AS (UPDATE item \
+                SET n = 0 WHERE id = 2 RETURNING *) \
+             INSERT INTO item SELECT id + 20, n, note FROM gone UNION ALL SELECT id + 20, n, note \
+             FROM more",
         ),
         (
             ITEM,
-            "sql UPDATE item SET n = 1 WHERE id = 1\nsql UPDATE item SET n = 2 WHERE id = 1\nsql DELETE FROM item WHERE id = 1\nsql INSERT INTO item VALUES (1, 3)",
+            "sql MERGE INTO item USING (VALUES (1), (30)) v(i) ON id = i WHEN MATCHED THEN DELETE \
+                WHEN NOT MATCHED THEN INSERT VALUES (i, 0, 'm')",
+        ),
+        (
+            ITEM,
+            "sql UPDATE item SET n = 1 WHERE id = 1\nsql UPDATE item SET n = 2 WHERE id = 1\nsql \
+                DELETE FROM item WHERE id = 1\nsql INSERT INTO item VALUES (1, 3)",
         ),
         (ITEM, "sql UPDATE item SET id = id + 100 WHERE id = 3"),
         (ITEM, "sql INSERT INTO item VALUES (8, 1)\nsql DELETE FROM item WHERE id = 8"),
@@ -203,14 +262,19 @@ async fn every_kind_of_change_is_captured_and_undone_to_the_byte() {
         (FAMILY, "sql UPDATE parent SET id = 10 WHERE id = 1"),
         (
             FAMILY,
-            "sql INSERT INTO parent VALUES (3, 'c')\nsql INSERT INTO child VALUES (4, 3, 1)\nsql UPDATE child SET parent = 3 WHERE id = 1",
+            "sql INSERT INTO parent VALUES (3, 'c')\nsql INSERT INTO child VALUES (4, 3, 1)\nsql \
+                UPDATE child SET parent = 3 WHERE id = 1",
         ),
         (FAMILY, "sql DELETE FROM node WHERE id = 1"),
         (FAMILY, "sql INSERT INTO node VALUES (4, 5), (5, 4)"),
         (PARTS, "sql INSERT INTO part VALUES (2, 3, 'x'), (12, 4, 'y')"),
         (PARTS, "sql UPDATE part SET day = 15, note = 'moved' WHERE id = 1"),
         (PARTS, "sql UPDATE part SET note = note || '!'\nsql DELETE FROM part WHERE id = 2"),
-        (KEYS, "sql INSERT INTO made (a) VALUES (7)\nsql UPDATE made SET a = 5 WHERE id = 1\nsql DELETE FROM made WHERE id = 2"),
+        (
+            KEYS,
+            "sql INSERT INTO made (a) VALUES (7)\nsql UPDATE made SET a = 5 WHERE id = 1\nsql \
+                DELETE FROM made WHERE id = 2",
+        ),
         (KEYS, "sql UPDATE pair SET c = NULL\nsql INSERT INTO pair VALUES ('y', 1.5)"),
         (KEYS, "sql INSERT INTO later VALUES (1, 2)\nsql INSERT INTO later VALUES (2, 1)"),
     ];
@@ -219,7 +283,8 @@ async fn every_kind_of_change_is_captured_and_undone_to_the_byte() {
     }
 }
 
-/// Values of every type that a handler can write, and of some that it cannot name, come back as they were.
+/// Values of every type that a handler can write, and of some that it cannot name, come back as
+/// they were.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_type_comes_back_as_it_was() {
     let types = [
@@ -269,32 +334,53 @@ async fn every_type_comes_back_as_it_was() {
         ("regclass", "pg_class"),
         ("pg_lsn", "16/B374D848"),
     ];
-    let mut columns: Vec<_> = types.iter().enumerate().map(|(n, (name, _))| format!("c{n} {name}")).collect();
+    let mut columns: Vec<_> =
+        types.iter().enumerate().map(|(n, (name, _))| format!("c{n} {name}")).collect();
     let literal = |text: &str| format!("'{}'", text.replace('\'', "''"));
     let values: Vec<_> = types.iter().map(|(_, value)| literal(value)).collect();
     let names: Vec<_> = (0..types.len()).map(|n| format!("c{n}")).collect();
     columns.insert(0, "id int".to_owned());
     let schema = format!(
-        "CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE DOMAIN amount AS numeric(12,2) CHECK (VALUE >= 0); \
-         CREATE TYPE pair AS (a int, b text); CREATE TABLE keyed ({0}, PRIMARY KEY (id)); CREATE TABLE bare ({0}); \
-         INSERT INTO keyed VALUES (1, {1}); INSERT INTO keyed VALUES (2); INSERT INTO bare VALUES (1, {1}); INSERT INTO bare VALUES (2);",
+        "CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE DOMAIN amount AS numeric(12,2) CHECK \
+            (VALUE >= 0); \
+         CREATE TYPE pair AS (a int, b text); CREATE TABLE keyed ({0}, PRIMARY KEY (id)); CREATE \
+         TABLE bare ({0}); \
+         INSERT INTO keyed VALUES (1, {1}); INSERT INTO keyed VALUES (2); INSERT INTO bare VALUES \
+         (1, {1}); INSERT INTO bare VALUES (2);",
         columns.join(", "),
         values.join(", ")
     );
     let nulls = names.iter().map(|name| format!("{name} = NULL")).collect::<Vec<_>>().join(", ");
-    let set = names.iter().zip(&values).map(|(name, value)| format!("{name} = {value}")).collect::<Vec<_>>().join(", ");
+    let set = names
+        .iter()
+        .zip(&values)
+        .map(|(name, value)| format!("{name} = {value}"))
+        .collect::<Vec<_>>()
+        .join(", ");
     for table in ["keyed", "bare"] {
         check_exact(&schema, &format!("sql UPDATE {table} SET {nulls} WHERE id = 1")).await;
         check_exact(&schema, &format!("sql UPDATE {table} SET {set} WHERE id = 2")).await;
-        check_exact(&schema, &format!("sql DELETE FROM {table}\nsql INSERT INTO {table} VALUES (3, {})", values.join(", "))).await;
+        check_exact(
+            &schema,
+            &format!(
+                "sql DELETE FROM {table}\nsql INSERT INTO {table} VALUES (3, {})",
+                values.join(", ")
+            ),
+        )
+        .await;
     }
 }
 
-/// What could go wrong: later messages of the same transaction have changed the rows by the time of the
-/// trial, and the candidate adds to theirs, or takes their rows for its own.
+/// What could go wrong: later messages of the same transaction have changed the rows by the time of
+/// the trial, and the candidate adds to theirs, or takes their rows for its own.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trial_begins_where_its_own_message_began_whatever_came_later() {
-    let stage = Stage::new("CREATE TABLE stock (id int PRIMARY KEY, n int); INSERT INTO stock VALUES (1, 100), (2, 0);", "").await;
+    let stage = Stage::new(
+        "CREATE TABLE stock (id int PRIMARY KEY, n int); INSERT INTO stock \
+        VALUES (1, 100), (2, 0);",
+        "",
+    )
+    .await;
     let host = stage.host();
     let scripts = [
         "sql UPDATE stock SET n = n - 1 WHERE id = 1",
@@ -303,7 +389,10 @@ async fn a_trial_begins_where_its_own_message_began_whatever_came_later() {
         "sql DELETE FROM stock WHERE id = 2\nsql INSERT INTO stock VALUES (3, 7)",
         "sql INSERT INTO stock VALUES (2, 5)",
     ];
-    let log: Vec<_> = (0..).zip(scripts).map(|(offset, script)| record(offset, &format!("m{offset}"), script)).collect();
+    let log: Vec<_> = (0..)
+        .zip(scripts)
+        .map(|(offset, script)| record(offset, &format!("m{offset}"), script))
+        .collect();
     deliver(&host, &log).await;
     let report = stage.report(5).await;
     assert_eq!((report.same, lines(&report)), (5, vec![]), "{:?}", skipped(&report));
@@ -313,30 +402,46 @@ async fn a_trial_begins_where_its_own_message_began_whatever_came_later() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_difference_is_named_with_table_column_and_values() {
-    const SCHEMA: &str = "CREATE TABLE item (id int PRIMARY KEY, n int, note text, at timestamptz); INSERT INTO item VALUES (1, 0, 'a'), (2, 0, 'b'); \
+    const SCHEMA: &str = "CREATE TABLE item (id int PRIMARY KEY, n int, note text, at \
+        timestamptz); INSERT INTO item VALUES (1, 0, 'a'), (2, 0, 'b'); \
         CREATE TABLE orders (id bigserial PRIMARY KEY, what text); \
-        CREATE TABLE line (id uuid DEFAULT gen_random_uuid() PRIMARY KEY, orders bigint REFERENCES orders, n int);";
-    const SAME: &str = "sql UPDATE item SET at = now() WHERE id = 1\nsql UPDATE item SET at = clock_timestamp() WHERE id = 2\n\
-        sql WITH o AS (INSERT INTO orders (what) VALUES ('a'), ('b') RETURNING *) INSERT INTO line (orders, n) SELECT id, length(what) FROM o";
+        CREATE TABLE line (id uuid DEFAULT gen_random_uuid() PRIMARY KEY, orders bigint REFERENCES \
+        orders, n int);";
+    const SAME: &str = "sql UPDATE item SET at = now() WHERE id = 1\nsql UPDATE item SET at = \
+        clock_timestamp() WHERE id = 2\n\
+        sql WITH o AS (INSERT INTO orders (what) VALUES ('a'), ('b') RETURNING *) INSERT INTO line \
+        (orders, n) SELECT id, length(what) FROM o";
     let cases: &[(&str, &str, &[&str])] = &[
         ("same", SAME, &[]),
         (
             "column",
-            "live sql UPDATE item SET n = 1 WHERE id = 1\nshadow sql UPDATE item SET n = 2 WHERE id = 1",
+            "live sql UPDATE item SET n = 1 WHERE id = 1\nshadow sql UPDATE item SET n = 2 WHERE \
+                id = 1",
             &[r#"item updated n {"id":"1"}: 0 1 2"#],
         ),
-        ("more", "shadow sql UPDATE item SET note = NULL WHERE id = 2", &[r#"item updated note {"id":"2"}: b b -"#]),
+        (
+            "more",
+            "shadow sql UPDATE item SET note = NULL WHERE id = 2",
+            &[r#"item updated note {"id":"2"}: b b -"#],
+        ),
         (
             "less",
             "live sql DELETE FROM item WHERE id = 2",
-            &[r#"item deleted  {"id":"2"}: {"at":null,"id":"2","n":"0","note":"b"} - {"at":null,"id":"2","n":"0","note":"b"}"#],
+            &[
+                r#"item deleted  {"id":"2"}: {"at":null,"id":"2","n":"0","note":"b"} - {"at":null,"id":"2","n":"0","note":"b"}"#,
+            ],
         ),
         (
             "sequence",
-            "live sql INSERT INTO orders (what) VALUES ('x')\nshadow sql INSERT INTO orders (what) VALUES ('y')",
+            "live sql INSERT INTO orders (what) VALUES ('x')\nshadow sql INSERT INTO orders (what) \
+                VALUES ('y')",
             &["orders inserted what {\"id\":\"#\"}: - x y"],
         ),
-        ("result", "live result {\"a\": 1}\nshadow result {\"a\": 2}", &[" outcome result -: - {\"a\": 1} {\"a\": 2}"]),
+        (
+            "result",
+            "live result {\"a\": 1}\nshadow result {\"a\": 2}",
+            &[" outcome result -: - {\"a\": 1} {\"a\": 2}"],
+        ),
         ("same result", "live result {\"a\": 1,\"b\":2}\nshadow result {\"b\":2, \"a\":1}", &[]),
     ];
     for (name, script, expected) in cases {
@@ -346,22 +451,36 @@ async fn each_difference_is_named_with_table_column_and_values() {
         let report = stage.report(1).await;
         let mut found = lines(&report);
         if *name == "sequence" {
-            found.iter_mut().for_each(|line| *line = line.replace(|c: char| c.is_ascii_digit(), "#"));
+            found
+                .iter_mut()
+                .for_each(|line| *line = line.replace(|c: char| c.is_ascii_digit(), "#"));
         }
         assert_eq!(found, *expected, "{name}: {report:#?}");
-        assert_eq!((report.same, report.differ), (expected.is_empty().into(), (!expected.is_empty()).into()), "{name}");
+        assert_eq!(
+            (report.same, report.differ),
+            (expected.is_empty().into(), (!expected.is_empty()).into()),
+            "{name}"
+        );
         let sums: i64 = report.sums.iter().map(|sum| sum.messages).sum();
         assert_eq!(sums, expected.len() as i64, "{name}: {:?}", report.sums);
         stage.finish(host).await;
     }
 }
 
-/// What could go wrong: a candidate that fails, however it fails, leaves an effect, fails the live message,
-/// or is taken for one that did the same.
+/// What could go wrong: a candidate that fails, however it fails, leaves an effect, fails the live
+/// message, or is taken for one that did the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_candidate_that_fails_leaves_the_live_path_as_it_is() {
-    let stage = Stage::new("CREATE TABLE item (id int PRIMARY KEY, up int REFERENCES item DEFERRABLE INITIALLY DEFERRED);", "").await;
-    let shadow = Shadow { duration: Duration::from_millis(400), ..stage.shadow(Script::handler(stage.world.control.clone())) };
+    let stage = Stage::new(
+        "CREATE TABLE item (id int PRIMARY KEY, up int REFERENCES item \
+        DEFERRABLE INITIALLY DEFERRED);",
+        "",
+    )
+    .await;
+    let shadow = Shadow {
+        duration: Duration::from_millis(400),
+        ..stage.shadow(Script::handler(stage.world.control.clone()))
+    };
     let host = stage.host_of(shadow);
     let cases = [
         ("trap", "shadow trap", "failed"),
@@ -373,14 +492,27 @@ async fn a_candidate_that_fails_leaves_the_live_path_as_it_is() {
         ("commit", "shadow sql COMMIT", "failed"),
         ("rollback", "shadow sql ROLLBACK", "not_captured"),
         ("slow", "shadow sleep 5000", "time"),
-        ("slow statement", "shadow sql SELECT count(*) FROM generate_series(1, 1000000000)", "time"),
-        ("many", "shadow sql INSERT INTO item SELECT i FROM generate_series(1, 300) i", "candidate_changes"),
+        (
+            "slow statement",
+            "shadow sql SELECT count(*) FROM generate_series(1, 1000000000)",
+            "time",
+        ),
+        (
+            "many",
+            "shadow sql INSERT INTO item SELECT i FROM generate_series(1, 300) i",
+            "candidate_changes",
+        ),
         ("large", "shadow sql ALTER TABLE item ADD note text", "failed"),
         ("lost", "shadow sql SELECT pg_terminate_backend(pg_backend_pid())", "failed"),
-        ("live many", "sql INSERT INTO item SELECT i FROM generate_series(1000, 1300) i", "too_many_changes"),
+        (
+            "live many",
+            "sql INSERT INTO item SELECT i FROM generate_series(1000, 1300) i",
+            "too_many_changes",
+        ),
         ("fine", "sql INSERT INTO item VALUES (5)", "same"),
     ];
-    let (mut failed, mut same, mut reasons) = (0, 0, std::collections::BTreeMap::<&str, i64>::new());
+    let (mut failed, mut same, mut reasons) =
+        (0, 0, std::collections::BTreeMap::<&str, i64>::new());
     for (offset, (id, script, verdict)) in (0..).zip(cases) {
         deliver(&host, &[record(offset, id, script)]).await;
         let report = stage.report(offset + 1).await;
@@ -389,9 +521,21 @@ async fn a_candidate_that_fails_leaves_the_live_path_as_it_is() {
             "same" => same += 1,
             reason => *reasons.entry(reason).or_default() += 1,
         }
-        assert_eq!((report.failed, report.same, report.differ), (failed, same, 0), "`{id}`: {report:#?}");
-        assert_eq!(skipped(&report), reasons.iter().map(|(reason, count)| (*reason, *count)).collect::<Vec<_>>(), "`{id}`");
-        assert_eq!(stage.world.row(&stage.consumer, id).await.state(), ("completed", None, 1), "`{id}`");
+        assert_eq!(
+            (report.failed, report.same, report.differ),
+            (failed, same, 0),
+            "`{id}`: {report:#?}"
+        );
+        assert_eq!(
+            skipped(&report),
+            reasons.iter().map(|(reason, count)| (*reason, *count)).collect::<Vec<_>>(),
+            "`{id}`"
+        );
+        assert_eq!(
+            stage.world.row(&stage.consumer, id).await.state(),
+            ("completed", None, 1),
+            "`{id}`"
+        );
         assert_eq!(stage.world.effects(&stage.consumer, id).await, 1, "`{id}`");
     }
     let items = format!("SELECT count(*) FROM {}.item", stage.consumer.tenant.schema_name);
@@ -399,17 +543,27 @@ async fn a_candidate_that_fails_leaves_the_live_path_as_it_is() {
     stage.finish(host).await;
 }
 
-/// What could go wrong: a live transaction that needs a row which a trial holds waits until the trial ends.
+/// What could go wrong: a live transaction that needs a row which a trial holds waits until the
+/// trial ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_live_transaction_gets_a_row_that_a_trial_holds() {
-    let stage = Stage::new("CREATE TABLE item (id int PRIMARY KEY, n int); INSERT INTO item VALUES (1, 0), (2, 0);", "").await;
+    let stage = Stage::new(
+        "CREATE TABLE item (id int PRIMARY KEY, n int); INSERT INTO item VALUES (1, 0), (2, 0);",
+        "",
+    )
+    .await;
     let host = stage.host();
     // It holds the row and computes, holds it and waits in a statement, and waits for a row itself.
     let cases = [
-        ("computes", "shadow sql UPDATE item SET n = 7 WHERE id = 1\nshadow gate held1\nshadow gate never", "held1"),
+        (
+            "computes",
+            "shadow sql UPDATE item SET n = 7 WHERE id = 1\nshadow gate held1\nshadow gate never",
+            "held1",
+        ),
         (
             "in a statement",
-            "shadow sql UPDATE item SET n = 7 WHERE id = 1\nshadow gate held2\nshadow sql SELECT count(*) FROM generate_series(1, 1000000000)",
+            "shadow sql UPDATE item SET n = 7 WHERE id = 1\nshadow gate held2\nshadow sql SELECT \
+                count(*) FROM generate_series(1, 1000000000)",
             "held2",
         ),
     ];
@@ -423,7 +577,11 @@ async fn a_live_transaction_gets_a_row_that_a_trial_holds() {
         let update = "BEGIN READ WRITE; UPDATE item SET n = n + 1 WHERE id = 1; COMMIT";
         timeout(DEADLINE, live.execute(sqlx::raw_sql(update))).await.expect("the row").unwrap();
         // 20 ms and a round trip or two on an idle machine; the trial by itself would last 10 s.
-        assert!(started.elapsed() < Duration::from_secs(5), "`{id}`: waited {:?}", started.elapsed());
+        assert!(
+            started.elapsed() < Duration::from_secs(5),
+            "`{id}`: waited {:?}",
+            started.elapsed()
+        );
         println!("{id}: waited {:?}", started.elapsed());
         let report = stage.report(offset + 1).await;
         assert_eq!(skipped(&report), [("stood_in_the_way", offset + 1)], "`{id}`");
@@ -431,7 +589,10 @@ async fn a_live_transaction_gets_a_row_that_a_trial_holds() {
     }
     // The other way round: what someone else holds is not waited for.
     let mut other = stage.world.guest(&stage.consumer.tenant).await;
-    other.execute(sqlx::raw_sql("BEGIN READ WRITE; UPDATE item SET n = n + 1 WHERE id = 2")).await.unwrap();
+    other
+        .execute(sqlx::raw_sql("BEGIN READ WRITE; UPDATE item SET n = n + 1 WHERE id = 2"))
+        .await
+        .unwrap();
     deliver(&host, &[record(2, "waits", "shadow sql UPDATE item SET n = 7 WHERE id = 2")]).await;
     assert_eq!(skipped(&stage.report(3).await), [("busy", 1), ("stood_in_the_way", 2)]);
     other.close().await.unwrap();
@@ -440,7 +601,8 @@ async fn a_live_transaction_gets_a_row_that_a_trial_holds() {
     stage.finish(host).await;
 }
 
-/// What could go wrong: trials that are slow hold up the messages behind them, or are not accounted for.
+/// What could go wrong: trials that are slow hold up the messages behind them, or are not accounted
+/// for.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_and_a_spent_budget_are_counted_and_hold_nobody_up() {
     let stage = Stage::new("", "").await;
@@ -452,14 +614,33 @@ async fn a_full_queue_and_a_spent_budget_are_counted_and_hold_nobody_up() {
     stage.world.control.gate("slow").open();
     let report = stage.report(150).await;
     let [("queue_full", full)] = skipped(&report)[..] else { panic!("{report:#?}") };
-    assert!((85..=86).contains(&full) && report.same == 150 - full, "64 wait and one runs: {report:#?}");
+    assert!(
+        (85..=86).contains(&full) && report.same == 150 - full,
+        "64 wait and one runs: {report:#?}"
+    );
 
     // One connection for all: a trial has none to spare, and the live path does not notice.
-    let sessions = Sessions::of(&stage.world.admin, &stage.consumer.tenant, &SessionSettings::default(), Budget::new(1)).unwrap();
-    let handlers =
-        PlainHandlers::shadowed(Script::handler(stage.world.control.clone()), stage.shadow(Script::handler(stage.world.control.clone())));
+    let sessions = Sessions::of(
+        &stage.world.admin,
+        &stage.consumer.tenant,
+        &SessionSettings::default(),
+        Budget::new(1),
+    )
+    .unwrap();
+    let handlers = PlainHandlers::shadowed(
+        Script::handler(stage.world.control.clone()),
+        stage.shadow(Script::handler(stage.world.control.clone())),
+    );
     let row = stage.consumer.row.clone();
-    let poor = ConsumerInbox::new(row.consumer_id, row.tenant, row.name, stage.consumer.policy.clone(), "poor".into(), sessions, handlers);
+    let poor = ConsumerInbox::new(
+        row.consumer_id,
+        row.tenant,
+        row.name,
+        stage.consumer.policy.clone(),
+        "poor".into(),
+        sessions,
+        handlers,
+    );
     deliver(&poor, &[record(200, "last", "")]).await;
     let report = stage.report(151).await;
     assert_eq!(skipped(&report), [("no_connection", 1), ("queue_full", full)]);
@@ -467,12 +648,15 @@ async fn a_full_queue_and_a_spent_budget_are_counted_and_hold_nobody_up() {
     stage.finish(host).await;
 }
 
-/// What could go wrong: a guest switches capturing on, calls what only triggers may, or writes what the host
-/// takes for changes; or values are kept for a consumer that keeps no payloads.
+/// What could go wrong: a guest switches capturing on, calls what only triggers may, or writes what
+/// the host takes for changes; or values are kept for a consumer that keeps no payloads.
 #[tokio::test(flavor = "multi_thread")]
 async fn guests_cannot_reach_the_capture_and_values_follow_the_policy() {
-    let stage =
-        Stage::new("CREATE TABLE item (id int PRIMARY KEY, note text); INSERT INTO item VALUES (1, 'x');", "payload = 'none'").await;
+    let stage = Stage::new(
+        "CREATE TABLE item (id int PRIMARY KEY, note text); INSERT INTO item VALUES (1, 'x');",
+        "payload = 'none'",
+    )
+    .await;
     let mut guest = Guest::begin(&stage.world, &stage.consumer).await;
     for sql in [
         "SELECT set_config('oncebox.capture', '200', true)",
@@ -490,27 +674,40 @@ async fn guests_cannot_reach_the_capture_and_values_follow_the_policy() {
     guest.execute("ROLLBACK").await.unwrap();
     drop(guest);
     let host = stage.host();
-    deliver(&host, &[record(0, "m", "shadow sql UPDATE item SET note = 'secret'\nshadow result \"secret\"")]).await;
+    deliver(
+        &host,
+        &[record(0, "m", "shadow sql UPDATE item SET note = 'secret'\nshadow result \"secret\"")],
+    )
+    .await;
     let report = stage.report(1).await;
     assert_eq!(lines(&report), ["item updated note -: - - -", " outcome result -: - - -"]);
     stage.finish(host).await;
 }
 
-/// What could go wrong: triggers stay behind, are missing on a table that came later, or wait for a table
-/// that is in use with everybody behind them.
+/// What could go wrong: triggers stay behind, are missing on a table that came later, or wait for a
+/// table that is in use with everybody behind them.
 #[tokio::test(flavor = "multi_thread")]
 async fn triggers_come_with_a_shadow_and_go_with_it() {
-    const TRIGGERS: &str = "SELECT count(*) FROM pg_trigger WHERE tgname = 'RI_oncebox_capture' AND tgparentid = 0";
-    let stage =
-        Stage::new("CREATE TABLE part (id int) PARTITION BY LIST (id); CREATE TABLE part_1 PARTITION OF part FOR VALUES IN (1);", "").await;
+    const TRIGGERS: &str =
+        "SELECT count(*) FROM pg_trigger WHERE tgname = 'RI_oncebox_capture' AND tgparentid = 0";
+    let stage = Stage::new(
+        "CREATE TABLE part (id int) PARTITION BY LIST (id); CREATE TABLE part_1 \
+            PARTITION OF part FOR VALUES IN (1);",
+        "",
+    )
+    .await;
     let (world, tenant) = (&stage.world, &stage.consumer.tenant);
     assert_eq!(world.number(TRIGGERS).await, 2);
-    // A table that came later: nothing is compared until it has its trigger, which a look puts there.
+    // A table that came later: nothing is compared until it has its trigger, which a look puts
+    // there.
     world.admin.apply_migration(tenant, "later", "CREATE TABLE later (id int)").await.unwrap();
     let host = stage.host();
     deliver(&host, &[record(0, "early", "sql INSERT INTO later VALUES (1)")]).await;
     let early = stage.report(1).await;
-    assert_eq!((skipped(&early), early.uncaptured_tables.as_slice()), (vec![("not_installed", 1)], ["later".to_owned()].as_slice()));
+    assert_eq!(
+        (skipped(&early), early.uncaptured_tables.as_slice()),
+        (vec![("not_installed", 1)], ["later".to_owned()].as_slice())
+    );
     let mut busy = stage.world.guest(tenant).await;
     busy.execute(sqlx::raw_sql("BEGIN READ WRITE; INSERT INTO later VALUES (2)")).await.unwrap();
     let looking = tokio::spawn({
@@ -520,23 +717,43 @@ async fn triggers_come_with_a_shadow_and_go_with_it() {
     let mut writer = stage.world.guest(tenant).await;
     for _ in 0..20 {
         let started = Instant::now();
-        writer.execute(sqlx::raw_sql("BEGIN READ WRITE; INSERT INTO later VALUES (3); ROLLBACK")).await.unwrap();
-        assert!(started.elapsed() < Duration::from_secs(3), "a writer waited {:?} behind a trigger", started.elapsed());
+        writer
+            .execute(sqlx::raw_sql("BEGIN READ WRITE; INSERT INTO later VALUES (3); ROLLBACK"))
+            .await
+            .unwrap();
+        assert!(
+            started.elapsed() < Duration::from_secs(3),
+            "a writer waited {:?} behind a trigger",
+            started.elapsed()
+        );
         sleep(Duration::from_millis(20)).await;
     }
-    assert_eq!(looking.await.unwrap().unwrap(), ["later"], "a table in use is left for the next look");
+    assert_eq!(
+        looking.await.unwrap().unwrap(),
+        ["later"],
+        "a table in use is left for the next look"
+    );
     busy.execute(sqlx::raw_sql("COMMIT")).await.unwrap();
     assert!(world.admin.reconcile_capture(tenant).await.unwrap().is_empty());
     deliver(&host, &[record(1, "late", "sql INSERT INTO later VALUES (4)")]).await;
     let late = stage.report(2).await;
     assert!(late.same == 1 && late.uncaptured_tables.is_empty(), "{late:?}");
     // Switched off by the tenant's own DDL; and twice for hosts that do it at the same time.
-    world.admin.apply_migration(tenant, "off", "ALTER TABLE later DISABLE TRIGGER \"RI_oncebox_capture\"").await.unwrap();
-    let (one, other) = tokio::join!(world.admin.reconcile_capture(tenant), world.admin.reconcile_capture(tenant));
+    world
+        .admin
+        .apply_migration(tenant, "off", "ALTER TABLE later DISABLE TRIGGER \"RI_oncebox_capture\"")
+        .await
+        .unwrap();
+    let (one, other) =
+        tokio::join!(world.admin.reconcile_capture(tenant), world.admin.reconcile_capture(tenant));
     assert!(one.unwrap().is_empty() && other.unwrap().is_empty());
     assert_eq!(world.number(TRIGGERS).await, 3);
     // The shadow ends.
-    world.admin.end_deployment(&tenant.name, &stage.consumer.row.name, stage.deployment_id, None).await.unwrap();
+    world
+        .admin
+        .end_deployment(&tenant.name, &stage.consumer.row.name, stage.deployment_id, None)
+        .await
+        .unwrap();
     assert!(world.admin.reconcile_capture(tenant).await.unwrap().is_empty());
     assert_eq!(world.number(TRIGGERS).await, 0);
     busy.close().await.unwrap();
@@ -544,8 +761,9 @@ async fn triggers_come_with_a_shadow_and_go_with_it() {
     stage.finish(host).await;
 }
 
-/// Show 5: the demo's webhooks go to its components; of one of them a version with one changed column runs
-/// as a shadow. The report shows exactly that, and the tables are those of a run without it.
+/// Show 5: the demo's webhooks go to its components; of one of them a version with one changed
+/// column runs as a shadow. The report shows exactly that, and the tables are those of a run
+/// without it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shadow_with_one_changed_column_shows_exactly_that_on_the_demos_input() {
     const SCHEMA: &str = include_str!("../../guest-examples/github-schema.sql");
@@ -558,8 +776,10 @@ async fn a_shadow_with_one_changed_column_shows_exactly_that_on_the_demos_input(
         let stage = Stage::new(SCHEMA, "limits = { deadline_ms = 20000 }").await;
         let live = Components::load(&stage, |bytes| bytes).await;
         // The same length, so that it stays a component.
-        let candidate =
-            Components::load(&stage, |bytes| replaced(bytes, b"pushes = activity.pushes + 1", b"pushes = activity.pushes + 2")).await;
+        let candidate = Components::load(&stage, |bytes| {
+            replaced(bytes, b"pushes = activity.pushes + 1", b"pushes = activity.pushes + 2")
+        })
+        .await;
         let shadow = stage.shadow(Arc::new(candidate));
         let handlers: Arc<dyn oncebox_inbox::handler::Handlers> = match with_shadow {
             true => PlainHandlers::shadowed(Arc::new(live), shadow),
@@ -575,23 +795,46 @@ async fn a_shadow_with_one_changed_column_shows_exactly_that_on_the_demos_input(
         }
         if with_shadow {
             let report = stage.report(log.len() as i64).await;
-            let sums: Vec<_> = report.sums.iter().map(|s| (s.table.as_str(), s.change.as_str(), s.column.as_str())).collect();
+            let sums: Vec<_> = report
+                .sums
+                .iter()
+                .map(|s| (s.table.as_str(), s.change.as_str(), s.column.as_str()))
+                .collect();
             assert_eq!(sums, [("repository_activity", "updated", "pushes")], "{report:#?}");
             let updated = report.sums[0].messages;
-            assert_eq!((report.differ, report.failed, skipped(&report)), (updated, 0, vec![]), "{report:#?}");
+            assert_eq!(
+                (report.differ, report.failed, skipped(&report)),
+                (updated, 0, vec![]),
+                "{report:#?}"
+            );
             assert!(updated > 0 && updated <= pushes, "a first push inserts and is the same");
             for d in &report.differences {
-                let number = |value: &Option<String>| value.as_deref().unwrap().parse::<i64>().unwrap();
-                assert_eq!((number(&d.live), number(&d.candidate)), (number(&d.before) + 1, number(&d.before) + 2), "{d:?}");
+                let number =
+                    |value: &Option<String>| value.as_deref().unwrap().parse::<i64>().unwrap();
+                assert_eq!(
+                    (number(&d.live), number(&d.candidate)),
+                    (number(&d.before) + 1, number(&d.before) + 2),
+                    "{d:?}"
+                );
             }
-            println!("{} messages, {} same, {} differ: {:?}", report.messages, report.same, report.differ, report.differences[0]);
+            println!(
+                "{} messages, {} same, {} differ: {:?}",
+                report.messages, report.same, report.differ, report.differences[0]
+            );
         }
         let schema = &stage.consumer.tenant.schema_name;
         let rows = format!(
-            "SELECT x::text FROM {schema}.repository_activity x UNION ALL SELECT x::text FROM {schema}.issue x \
-             UNION ALL SELECT x::text FROM {schema}.pull_request x UNION ALL SELECT (delivery, event, action, repository)::text FROM {schema}.audit ORDER BY 1"
+            "SELECT x::text FROM {schema}.repository_activity x UNION ALL SELECT x::text FROM \
+                {schema}.issue x \
+             UNION ALL SELECT x::text FROM {schema}.pull_request x UNION ALL SELECT (delivery, \
+             event, action, repository)::text FROM {schema}.audit ORDER BY 1"
         );
-        tables.push(sqlx::query_scalar::<_, String>(AssertSqlSafe(rows)).fetch_all(&stage.world.pool).await.unwrap());
+        tables.push(
+            sqlx::query_scalar::<_, String>(AssertSqlSafe(rows))
+                .fetch_all(&stage.world.pool)
+                .await
+                .unwrap(),
+        );
         host.finish_shadows().await;
         stage.world.finish().await;
     }
@@ -599,7 +842,8 @@ async fn a_shadow_with_one_changed_column_shows_exactly_that_on_the_demos_input(
     assert_eq!(tables[0], tables[1], "the shadow changed the live tables");
 }
 
-/// The demo's components by event type, as one handler that also leaves the effect the harness counts.
+/// The demo's components by event type, as one handler that also leaves the effect the harness
+/// counts.
 struct Components(Vec<(&'static str, Arc<dyn Handler>)>);
 
 const COMPONENTS: &[(&str, &str)] = &[
@@ -613,10 +857,18 @@ const COMPONENTS: &[(&str, &str)] = &[
 
 impl Components {
     async fn load(stage: &Stage, change: impl Fn(Vec<u8>) -> Vec<u8>) -> Self {
-        let runtime = oncebox_runtime::Runtime::new(oncebox_runtime::RuntimeConfig { instances_max: 4, ..Default::default() }).unwrap();
+        let runtime = oncebox_runtime::Runtime::new(oncebox_runtime::RuntimeConfig {
+            instances_max: 4,
+            ..Default::default()
+        })
+        .unwrap();
         let mut handlers = Vec::new();
         for (event_type, name) in COMPONENTS {
-            let bytes = std::fs::read(format!("{}/../guest-examples/components/{name}.wasm", env!("CARGO_MANIFEST_DIR"))).unwrap();
+            let bytes = std::fs::read(format!(
+                "{}/../guest-examples/components/{name}.wasm",
+                env!("CARGO_MANIFEST_DIR")
+            ))
+            .unwrap();
             let bytes = if *name == "github-push" { change(bytes) } else { bytes };
             let settings = oncebox_runtime::HandlerSettings {
                 version: 1,
@@ -624,7 +876,8 @@ impl Components {
                 config: Vec::new(),
                 random_key: [7; 32],
             };
-            let handler: Arc<dyn Handler> = Arc::new(runtime.handler(&runtime.load(&bytes).await.unwrap(), settings));
+            let handler: Arc<dyn Handler> =
+                Arc::new(runtime.handler(&runtime.load(&bytes).await.unwrap(), settings));
             handlers.push((*event_type, handler));
         }
         Self(handlers)
@@ -636,12 +889,22 @@ impl Handler for Components {
         1
     }
 
-    fn handle<'a>(&'a self, tx: &'a Tx, run: &'a Run<'a>) -> futures::future::BoxFuture<'a, Answer> {
+    fn handle<'a>(
+        &'a self,
+        tx: &'a Tx,
+        run: &'a Run<'a>,
+    ) -> futures::future::BoxFuture<'a, Answer> {
         Box::pin(async move {
-            let effect = format!("INSERT INTO effect VALUES ('{}', '{}', 1, 1)", run.consumer, run.message.id);
+            let effect = format!(
+                "INSERT INTO effect VALUES ('{}', '{}', 1, 1)",
+                run.consumer, run.message.id
+            );
             execute(tx, &effect).await?;
-            let taken = self.0.iter().find(|(event_type, _)| event_type.is_empty() || *event_type == run.message.event_type);
-            let (_, handler) = taken.ok_or_else(|| Failure::new(FailureKind::NoRoute, "nobody takes it"))?;
+            let taken = self.0.iter().find(|(event_type, _)| {
+                event_type.is_empty() || *event_type == run.message.event_type
+            });
+            let (_, handler) =
+                taken.ok_or_else(|| Failure::new(FailureKind::NoRoute, "nobody takes it"))?;
             handler.handle(tx, run).await
         })
     }
@@ -656,7 +919,10 @@ fn webhook(offset: i64, (id, event_type, payload): &(String, String, Vec<u8>)) -
 }
 
 fn replaced(mut bytes: Vec<u8>, from: &[u8], to: &[u8]) -> Vec<u8> {
-    let at = bytes.windows(from.len()).position(|window| window == from).expect("the statement is in the component");
+    let at = bytes
+        .windows(from.len())
+        .position(|window| window == from)
+        .expect("the statement is in the component");
     bytes[at..at + to.len()].copy_from_slice(to);
     bytes
 }

@@ -46,12 +46,14 @@ impl Session {
     }
 
     async fn execute(&self, text: &str, params: &[Value]) -> Result<u64, Error> {
-        answer(run_statement(&self.tx, &Limits::default(), Mode::Execute, text, params).await).map(|answer| answer.rows_affected)
+        answer(run_statement(&self.tx, &Limits::default(), Mode::Execute, text, params).await)
+            .map(|answer| answer.rows_affected)
     }
 
     /// The only value of the only row.
     async fn value(&self, text: &str, params: &[Value]) -> Result<Value> {
-        let answer = self.query(text, params).await.map_err(|error| anyhow::anyhow!("{text}: {error:?}"))?;
+        let answer =
+            self.query(text, params).await.map_err(|error| anyhow::anyhow!("{text}: {error:?}"))?;
         let row = answer.rows.into_iter().next().context("a row")?;
         row.into_iter().next().context("a column")
     }
@@ -102,14 +104,37 @@ async fn every_type_survives_both_ways() -> Result<()> {
         ("bool", &[(Value::Boolean(true), "true"), (Value::Boolean(false), "false")]),
         ("int2", &[(Value::Int2(i16::MIN), "-32768"), (Value::Int2(i16::MAX), "32767")]),
         ("int4", &[(Value::Int4(i32::MIN), "-2147483648"), (Value::Int4(7), "7")]),
-        ("int8", &[(Value::Int8(i64::MIN), "-9223372036854775808"), (Value::Int8(i64::MAX), "9223372036854775807")]),
-        ("float4", &[(Value::Float4(1.5), "1.5"), (Value::Float4(f32::NAN), "NaN"), (Value::Float4(f32::INFINITY), "Infinity")]),
-        ("float8", &[(Value::Float8(0.1), "0.1"), (Value::Float8(-0.0), "-0"), (Value::Float8(f64::NEG_INFINITY), "-Infinity")]),
+        (
+            "int8",
+            &[
+                (Value::Int8(i64::MIN), "-9223372036854775808"),
+                (Value::Int8(i64::MAX), "9223372036854775807"),
+            ],
+        ),
+        (
+            "float4",
+            &[
+                (Value::Float4(1.5), "1.5"),
+                (Value::Float4(f32::NAN), "NaN"),
+                (Value::Float4(f32::INFINITY), "Infinity"),
+            ],
+        ),
+        (
+            "float8",
+            &[
+                (Value::Float8(0.1), "0.1"),
+                (Value::Float8(-0.0), "-0"),
+                (Value::Float8(f64::NEG_INFINITY), "-Infinity"),
+            ],
+        ),
         (
             "numeric",
             &[
                 (numeric("0"), "0"),
-                (numeric("-123456789012345678901234567890.000100"), "-123456789012345678901234567890.000100"),
+                (
+                    numeric("-123456789012345678901234567890.000100"),
+                    "-123456789012345678901234567890.000100",
+                ),
                 (numeric("10000"), "10000"),
                 (numeric("0.00000001"), "0.00000001"),
                 (numeric("NaN"), "NaN"),
@@ -117,7 +142,10 @@ async fn every_type_survives_both_ways() -> Result<()> {
                 (numeric("-Infinity"), "-Infinity"),
             ],
         ),
-        ("text", &[(text(""), ""), (text("ünïcödé 🦀 'quoted' \\ \n"), "ünïcödé 🦀 'quoted' \\ \n")]),
+        (
+            "text",
+            &[(text(""), ""), (text("ünïcödé 🦀 'quoted' \\ \n"), "ünïcödé 🦀 'quoted' \\ \n")],
+        ),
         ("varchar(10)", &[(text("abc"), "abc")]),
         ("char(5)", &[(text("abc  "), "abc")]),
         ("name", &[(text("abc"), "abc")]),
@@ -136,7 +164,14 @@ async fn every_type_survives_both_ways() -> Result<()> {
                 (Value::Date(i32::MIN), "-infinity"),
             ],
         ),
-        ("time", &[(Value::Time(0), "00:00:00"), (Value::Time(86_400_000_000), "24:00:00"), (Value::Time(1), "00:00:00.000001")]),
+        (
+            "time",
+            &[
+                (Value::Time(0), "00:00:00"),
+                (Value::Time(86_400_000_000), "24:00:00"),
+                (Value::Time(1), "00:00:00.000001"),
+            ],
+        ),
         (
             "timestamp",
             &[
@@ -148,11 +183,17 @@ async fn every_type_survives_both_ways() -> Result<()> {
         ),
         (
             "timestamptz",
-            &[(Value::Timestamptz(1_700_000_000_000_001), "2023-11-14 22:13:20.000001+00"), (Value::Timestamptz(i64::MAX), "infinity")],
+            &[
+                (Value::Timestamptz(1_700_000_000_000_001), "2023-11-14 22:13:20.000001+00"),
+                (Value::Timestamptz(i64::MAX), "infinity"),
+            ],
         ),
         (
             "interval",
-            &[(Value::Interval(Interval { months: 14, days: -3, microseconds: 4_000_005 }), "1 year 2 mons -3 days +00:00:04.000005")],
+            &[(
+                Value::Interval(Interval { months: 14, days: -3, microseconds: 4_000_005 }),
+                "1 year 2 mons -3 days +00:00:04.000005",
+            )],
         ),
         ("mood", &[(text("happy"), "happy")]),
         ("amount", &[(numeric("12.50"), "12.50")]),
@@ -161,9 +202,12 @@ async fn every_type_survives_both_ways() -> Result<()> {
     for (name, values) in cases {
         for (value, written) in *values {
             // Both through the value itself and through PostgreSQL's own text of it.
-            let back = session.value(&format!("SELECT $1::{name}"), std::slice::from_ref(value)).await?;
+            let back =
+                session.value(&format!("SELECT $1::{name}"), std::slice::from_ref(value)).await?;
             ensure!(same(&back, value), "{name}: {back:?} for {value:?}");
-            let shown = session.value(&format!("SELECT $1::{name}::text"), std::slice::from_ref(value)).await?;
+            let shown = session
+                .value(&format!("SELECT $1::{name}::text"), std::slice::from_ref(value))
+                .await?;
             let expected = if *name == "char(5)" { written.trim_end() } else { written };
             ensure!(shown == text(expected), "{name}: {shown:?} for {value:?}");
             let read = session.value(&format!("SELECT $1::text::{name}"), &[text(written)]).await?;
@@ -178,16 +222,24 @@ async fn every_type_survives_both_ways() -> Result<()> {
 #[tokio::test]
 async fn random_numbers_agree_with_postgresql() -> Result<()> {
     let session = Session::begin().await?;
-    let digits = "(random() * 10 ^ (random() * 30)::int)::numeric * (10::numeric ^ -(random() * 20)::int) * sign(random() - 0.5)::numeric";
+    let digits = "(random() * 10 ^ (random() * 30)::int)::numeric * (10::numeric ^ -(random() * \
+        20)::int) * sign(random() - 0.5)::numeric";
     let rows = session
-        .query(&format!("SELECT n, n::text FROM (SELECT {digits} AS n FROM generate_series(1, 2000)) AS x"), &[])
+        .query(
+            &format!(
+                "SELECT n, n::text FROM (SELECT {digits} AS n FROM generate_series(1, 2000)) AS x"
+            ),
+            &[],
+        )
         .await
         .map_err(|error| anyhow::anyhow!("{error:?}"))?
         .rows;
     for row in rows {
         let [Value::Numeric(ours), Value::Text(theirs)] = &row[..] else { bail!("{row:?}") };
         ensure!(ours == theirs, "{ours} for {theirs}");
-        let equal = session.value("SELECT $1::numeric = $2::text::numeric", &[numeric(ours), text(theirs)]).await?;
+        let equal = session
+            .value("SELECT $1::numeric = $2::text::numeric", &[numeric(ours), text(theirs)])
+            .await?;
         ensure!(equal == Value::Boolean(true), "{ours}");
     }
     Ok(())
@@ -201,8 +253,16 @@ async fn arrays_survive_both_ways() -> Result<()> {
         ("int4[]", vec![Element::Int4(1), Element::Null, Element::Int4(-3)], "{1,NULL,-3}"),
         ("int4[]", vec![], "{}"),
         ("int4[]", vec![Element::Null], "{NULL}"),
-        ("text[]", vec![some("a"), some(""), some("NULL"), some("{x,\"y\"}")], "{a,\"\",\"NULL\",\"{x,\\\"y\\\"}\"}"),
-        ("numeric[]", vec![Element::Numeric("1.50".to_owned()), Element::Numeric("NaN".to_owned())], "{1.50,NaN}"),
+        (
+            "text[]",
+            vec![some("a"), some(""), some("NULL"), some("{x,\"y\"}")],
+            "{a,\"\",\"NULL\",\"{x,\\\"y\\\"}\"}",
+        ),
+        (
+            "numeric[]",
+            vec![Element::Numeric("1.50".to_owned()), Element::Numeric("NaN".to_owned())],
+            "{1.50,NaN}",
+        ),
         ("jsonb[]", vec![Element::Json("{\"a\": 1}".to_owned())], "{\"{\\\"a\\\": 1}\"}"),
         ("bool[]", vec![Element::Boolean(true), Element::Boolean(false)], "{t,f}"),
         ("bytea[]", vec![Element::Bytea(vec![0, 255])], "{\"\\\\x00ff\"}"),
@@ -211,13 +271,20 @@ async fn arrays_survive_both_ways() -> Result<()> {
         ("amount[]", vec![Element::Numeric("3.00".to_owned())], "{3.00}"),
         ("labels", vec![some("a")], "{a}"),
         ("varchar[]", vec![some("a")], "{a}"),
-        ("uuid[]", vec![Element::Uuid("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11".to_owned())], "{a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11}"),
+        (
+            "uuid[]",
+            vec![Element::Uuid("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11".to_owned())],
+            "{a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11}",
+        ),
     ];
     for (name, elements, written) in cases {
         let value = Value::Array(elements.clone());
-        let back = session.value(&format!("SELECT $1::{name}"), std::slice::from_ref(&value)).await?;
+        let back =
+            session.value(&format!("SELECT $1::{name}"), std::slice::from_ref(&value)).await?;
         ensure!(back == value, "{name}: {back:?} for {value:?}");
-        let shown = session.value(&format!("SELECT $1::{name}::text"), std::slice::from_ref(&value)).await?;
+        let shown = session
+            .value(&format!("SELECT $1::{name}::text"), std::slice::from_ref(&value))
+            .await?;
         ensure!(shown == text(written), "{name}: {shown:?} for {value:?}");
         let read = session.value(&format!("SELECT $1::text::{name}"), &[text(written)]).await?;
         ensure!(read == value, "{name}: {read:?} for {written}");
@@ -237,11 +304,16 @@ async fn values_go_into_types_they_fit() -> Result<()> {
         ("numeric", text("1.50"), numeric("1.50")),
         ("numeric", Value::Int8(i64::MIN), numeric("-9223372036854775808")),
         ("numeric", numeric("1.5e3"), numeric("1500")),
-        ("uuid", text("A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11"), Value::Uuid("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11".to_owned())),
+        (
+            "uuid",
+            text("A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11"),
+            Value::Uuid("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11".to_owned()),
+        ),
         ("jsonb", text("[1]"), json("[1]")),
         ("mood", text("sad"), text("sad")),
     ] {
-        let back = session.value(&format!("SELECT $1::{name}"), std::slice::from_ref(&given)).await?;
+        let back =
+            session.value(&format!("SELECT $1::{name}"), std::slice::from_ref(&given)).await?;
         ensure!(back == stored, "{name}: {back:?} for {given:?}");
     }
     Ok(())
@@ -273,7 +345,9 @@ async fn what_does_not_fit_is_unsupported_and_harms_nothing() -> Result<()> {
         ("int4[]", Value::Array(vec![Element::Text("x".to_owned())]), "a text"),
     ] {
         match session.query(&format!("SELECT $1::{name}"), std::slice::from_ref(&given)).await {
-            Err(Error::Unsupported(reason)) => ensure!(reason.contains(part) && reason.contains("$1"), "{name}: {reason}"),
+            Err(Error::Unsupported(reason)) => {
+                ensure!(reason.contains(part) && reason.contains("$1"), "{name}: {reason}")
+            }
             other => bail!("{name} took {given:?}: {other:?}"),
         }
     }
@@ -290,14 +364,20 @@ async fn what_does_not_fit_is_unsupported_and_harms_nothing() -> Result<()> {
             other => bail!("{text}: {other:?}"),
         }
     }
-    ensure!(session.query("SELECT $1::int", &[]).await.is_err_and(|error| format!("{error:?}").contains("1 parameters, 0 were given")));
+    ensure!(
+        session
+            .query("SELECT $1::int", &[])
+            .await
+            .is_err_and(|error| format!("{error:?}").contains("1 parameters, 0 were given"))
+    );
     // Nothing of this aborted the transaction or broke the connection.
     ensure!(session.value("SELECT 1", &[]).await? == Value::Int4(1));
     ensure!(session.tx.error().await.is_none() && !session.tx.is_broken().await);
     Ok(())
 }
 
-/// What could go wrong: whoever binds a text is told that it is refused, and not what to write instead.
+/// What could go wrong: whoever binds a text is told that it is refused, and not what to write
+/// instead.
 #[tokio::test]
 async fn a_text_that_is_refused_is_taken_as_the_error_says() -> Result<()> {
     let session = Session::begin().await?;
@@ -320,11 +400,18 @@ async fn a_text_that_is_refused_is_taken_as_the_error_says() -> Result<()> {
     ] {
         // The fourth of several, as in the middle of an INSERT.
         let params = [text("a"), text("b"), text("c"), text(given)];
-        let statement = |cast: &str| format!("SELECT $1::text || $2::text || $3::text, ({cast})::text");
-        let Err(Error::Unsupported(reason)) = session.query(&statement(&format!("$4::{name}")), &params).await else {
+        let statement =
+            |cast: &str| format!("SELECT $1::text || $2::text || $3::text, ({cast})::text");
+        let Err(Error::Unsupported(reason)) =
+            session.query(&statement(&format!("$4::{name}")), &params).await
+        else {
             bail!("{name} takes a text");
         };
-        let cast = reason.split('`').find(|word| word.starts_with("$4::text::")).with_context(|| format!("{name}: {reason}"))?.to_owned();
+        let cast = reason
+            .split('`')
+            .find(|word| word.starts_with("$4::text::"))
+            .with_context(|| format!("{name}: {reason}"))?
+            .to_owned();
         let answer = session.query(&statement(&cast), &params).await;
         ensure!(answer.is_ok(), "{name}: `{cast}` is not taken: {answer:?}");
     }
@@ -334,15 +421,33 @@ async fn a_text_that_is_refused_is_taken_as_the_error_says() -> Result<()> {
 #[tokio::test]
 async fn columns_carry_names_and_types_and_statements_their_counts() -> Result<()> {
     let session = Session::begin().await?;
-    let answer = session.query("SELECT 1::int8 AS n, NULL::text[] AS tags, 'sad'::mood AS m, pg_sleep(0)", &[]).await;
+    let answer = session
+        .query("SELECT 1::int8 AS n, NULL::text[] AS tags, 'sad'::mood AS m, pg_sleep(0)", &[])
+        .await;
     let answer = answer.map_err(|error| anyhow::anyhow!("{error:?}"))?;
-    let columns: Vec<_> = answer.columns.iter().map(|column| (column.name.as_str(), column.type_name.as_str())).collect();
-    ensure!(columns == [("n", "INT8"), ("tags", "TEXT[]"), ("m", "mood"), ("pg_sleep", "VOID")], "{columns:?}");
-    ensure!(answer.rows == [[Value::Int8(1), Value::Null, text("sad"), Value::Null]], "{:?}", answer.rows);
+    let columns: Vec<_> = answer
+        .columns
+        .iter()
+        .map(|column| (column.name.as_str(), column.type_name.as_str()))
+        .collect();
+    ensure!(
+        columns == [("n", "INT8"), ("tags", "TEXT[]"), ("m", "mood"), ("pg_sleep", "VOID")],
+        "{columns:?}"
+    );
+    ensure!(
+        answer.rows == [[Value::Int8(1), Value::Null, text("sad"), Value::Null]],
+        "{:?}",
+        answer.rows
+    );
     let insert = "INSERT INTO item SELECT n, 'x' FROM generate_series(1, $1) AS n";
     ensure!(session.execute(insert, &[Value::Int4(5)]).await == Ok(5));
-    ensure!(session.execute("DELETE FROM item WHERE id > 3 RETURNING point(1,2)", &[]).await == Ok(2));
-    let updated = session.query("UPDATE item SET name = 'y'", &[]).await.map_err(|error| anyhow::anyhow!("{error:?}"))?;
+    ensure!(
+        session.execute("DELETE FROM item WHERE id > 3 RETURNING point(1,2)", &[]).await == Ok(2)
+    );
+    let updated = session
+        .query("UPDATE item SET name = 'y'", &[])
+        .await
+        .map_err(|error| anyhow::anyhow!("{error:?}"))?;
     ensure!(updated.rows.is_empty() && updated.columns.is_empty() && updated.rows_affected == 3);
     Ok(())
 }
@@ -353,7 +458,12 @@ async fn the_same_text_is_bound_by_its_described_types_whatever_the_values() -> 
     let statement = "INSERT INTO item VALUES ($1, $2)";
     ensure!(session.execute(statement, &[Value::Int2(1), text("a")]).await == Ok(1));
     ensure!(session.execute(statement, &[Value::Int8(2), text("b")]).await == Ok(1));
-    ensure!(session.execute(statement, &[text("3"), text("c")]).await.is_err_and(|error| matches!(error, Error::Unsupported(_))));
+    ensure!(
+        session
+            .execute(statement, &[text("3"), text("c")])
+            .await
+            .is_err_and(|error| matches!(error, Error::Unsupported(_)))
+    );
     ensure!(session.execute(statement, &[Value::Int4(3), text("c")]).await == Ok(1));
     Ok(())
 }
@@ -361,8 +471,18 @@ async fn the_same_text_is_bound_by_its_described_types_whatever_the_values() -> 
 #[tokio::test]
 async fn statements_outside_the_list_never_reach_the_server() -> Result<()> {
     let session = Session::begin().await?;
-    for statement in ["COMMIT", "/**/ROLLBACK", "SET ROLE x", "DO $$ BEGIN COMMIT; END $$", ";COMMIT", "EXPLAIN SELECT 1"] {
-        ensure!(matches!(session.execute(statement, &[]).await, Err(Error::Refused(_))), "{statement}");
+    for statement in [
+        "COMMIT",
+        "/**/ROLLBACK",
+        "SET ROLE x",
+        "DO $$ BEGIN COMMIT; END $$",
+        ";COMMIT",
+        "EXPLAIN SELECT 1",
+    ] {
+        ensure!(
+            matches!(session.execute(statement, &[]).await, Err(Error::Refused(_))),
+            "{statement}"
+        );
     }
     ensure!(session.tx.error().await.is_none());
     // Two statements in one text: PostgreSQL refuses them in the extended protocol.
@@ -421,7 +541,9 @@ async fn no_text_that_is_let_through_can_end_the_transaction() -> Result<()> {
         let text: String = (0..count).map(|_| PIECES[next(PIECES.len())]).collect();
         control(&session, "SAVEPOINT fuzz").await?;
         passed += usize::from(session.execute(&text, &[]).await.is_ok());
-        control(&session, "ROLLBACK TO SAVEPOINT fuzz").await.with_context(|| format!("after {text:?}"))?;
+        control(&session, "ROLLBACK TO SAVEPOINT fuzz")
+            .await
+            .with_context(|| format!("after {text:?}"))?;
         control(&session, "RELEASE SAVEPOINT fuzz").await?;
         session.tx.recovered().await;
     }
@@ -433,7 +555,8 @@ async fn no_text_that_is_let_through_can_end_the_transaction() -> Result<()> {
 /// A statement of the host between those of a guest.
 async fn control(session: &Session, text: &str) -> Result<()> {
     let mut statement = session.tx.statement().await;
-    let result = statement.connection().execute(sqlx::raw_sql(AssertSqlSafe(text.to_owned()))).await;
+    let result =
+        statement.connection().execute(sqlx::raw_sql(AssertSqlSafe(text.to_owned()))).await;
     statement.finish(result.as_ref().err());
     result?;
     Ok(())
@@ -444,7 +567,10 @@ async fn errors_carry_code_detail_and_constraint_and_no_context() -> Result<()> 
     let session = Session::begin().await?;
     match session.execute("INSERT INTO item VALUES (1, '')", &[]).await {
         Err(Error::Database(error)) => {
-            ensure!(error.sqlstate == "23514" && error.constraint.as_deref() == Some("item_has_name"), "{error:?}");
+            ensure!(
+                error.sqlstate == "23514" && error.constraint.as_deref() == Some("item_has_name"),
+                "{error:?}"
+            );
             ensure!(error.detail.is_some_and(|detail| detail.contains("Failing row")));
         }
         other => bail!("{other:?}"),
@@ -454,14 +580,23 @@ async fn errors_carry_code_detail_and_constraint_and_no_context() -> Result<()> 
         Err(Error::Database(error)) => ensure!(error.sqlstate == "25P02", "{error:?}"),
         other => bail!("{other:?}"),
     }
-    ensure!(session.tx.error().await.is_some_and(|error| error.sqlstate == "23514"), "the first error is kept");
+    ensure!(
+        session.tx.error().await.is_some_and(|error| error.sqlstate == "23514"),
+        "the first error is kept"
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn caps_on_results_and_parameters_leave_the_connection_sound() -> Result<()> {
     let session = Session::begin().await?;
-    let limits = Limits { rows_max: 100, result_bytes_max: 100_000, params_max: 2, params_bytes_max: 10, ..Limits::default() };
+    let limits = Limits {
+        rows_max: 100,
+        result_bytes_max: 100_000,
+        params_max: 2,
+        params_bytes_max: 10,
+        ..Limits::default()
+    };
     let statements: [(&str, Vec<Value>, &str); 9] = [
         ("SELECT generate_series(1, 100000)", vec![], "rows_max"),
         ("SELECT repeat('x', 60000) FROM generate_series(1, 3)", vec![], "result_bytes_max"),
@@ -482,22 +617,28 @@ async fn caps_on_results_and_parameters_leave_the_connection_sound() -> Result<(
     }
     ensure!(session.value("SELECT 1", &[]).await? == Value::Int4(1));
     // Rows that nobody wants are not kept, and not counted against the caps.
-    let counted = run_statement(&session.tx, &limits, Mode::Execute, "SELECT generate_series(1, 1000)", &[]).await;
+    let counted =
+        run_statement(&session.tx, &limits, Mode::Execute, "SELECT generate_series(1, 1000)", &[])
+            .await;
     ensure!(answer(counted).is_ok_and(|answer| answer.rows_affected == 1000));
     Ok(())
 }
 
 const ALONE: &str = "ONCEBOX_TEST_ALONE";
 
-/// What could go wrong: the driver takes a row, or an error that quotes one, into memory whole before anyone
-/// counts its bytes, and one statement costs the host a gigabyte. In a process of its own: what other tests
-/// take meanwhile would be counted too.
+/// What could go wrong: the driver takes a row, or an error that quotes one, into memory whole
+/// before anyone counts its bytes, and one statement costs the host a gigabyte. In a process of its
+/// own: what other tests take meanwhile would be counted too.
 #[test]
 fn one_row_takes_no_more_than_its_cap() -> Result<()> {
     let mut alone = std::process::Command::new(std::env::current_exe()?);
     let ran = alone.args(["--exact", "rows_of_any_size"]).env(ALONE, "1").output()?;
     let said = String::from_utf8_lossy(&ran.stdout);
-    ensure!(ran.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&ran.stderr));
+    ensure!(
+        ran.status.success() && said.contains("1 passed"),
+        "{said}{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
     Ok(())
 }
 
@@ -518,10 +659,18 @@ async fn rows_of_any_size() -> Result<()> {
         other => bail!("{other:?}"),
     }
     ensure!(session.value("SELECT 1", &[]).await? == Value::Int4(1), "its transaction goes on");
-    ensure!(session.execute(&row, &[]).await.is_ok_and(|rows| rows == 2), "rows that nobody wants are counted");
+    ensure!(
+        session.execute(&row, &[]).await.is_ok_and(|rows| rows == 2),
+        "rows that nobody wants are counted"
+    );
     match session.query(&format!("SELECT repeat('ü', {})::int", HUGE / 8), &[]).await {
         Err(Error::Database(error)) => {
-            ensure!(error.sqlstate == "22P02" && error.message.len() < 5_000, "{} {}", error.sqlstate, error.message.len())
+            ensure!(
+                error.sqlstate == "22P02" && error.message.len() < 5_000,
+                "{} {}",
+                error.sqlstate,
+                error.message.len()
+            )
         }
         other => bail!("{other:?}"),
     }
@@ -538,15 +687,22 @@ async fn rows_of_any_size() -> Result<()> {
     let limits = Limits::default();
     let endless = format!("SELECT repeat('x', {HUGE}) FROM generate_series(1, 200)");
     let dropped = run_statement(&session.tx, &limits, Mode::Query, &endless, &[]);
-    ensure!(tokio::time::timeout(std::time::Duration::from_millis(500), dropped).await.is_err(), "read to its end");
+    ensure!(
+        tokio::time::timeout(std::time::Duration::from_millis(500), dropped).await.is_err(),
+        "read to its end"
+    );
     ensure!(session.tx.is_broken().await);
 
     // As many columns as there can be, and as many bytes as there may be.
     session.restart().await?;
     let columns = vec!["repeat('x', 100)"; 1_600].join(", ");
-    let limits = Limits { result_bytes_max: 1_600 * (100 + size_of::<Value>()), ..Limits::default() };
+    let limits =
+        Limits { result_bytes_max: 1_600 * (100 + size_of::<Value>()), ..Limits::default() };
     for (columns, fits) in [(columns.clone(), true), (columns + ", ''", false)] {
-        let answered = answer(run_statement(&session.tx, &limits, Mode::Query, &format!("SELECT {columns}"), &[]).await);
+        let answered = answer(
+            run_statement(&session.tx, &limits, Mode::Query, &format!("SELECT {columns}"), &[])
+                .await,
+        );
         ensure!(answered.is_ok() == fits, "{answered:?}");
     }
     Ok(())
@@ -559,8 +715,8 @@ fn peak_memory() -> Result<usize> {
     Ok(line.trim().trim_end_matches("kB").trim().parse::<usize>()? * 1024)
 }
 
-/// What could go wrong: what PostgreSQL says of a type is as long as a tenant makes it, or says nothing, and the
-/// driver is asked for more of a type than it knows.
+/// What could go wrong: what PostgreSQL says of a type is as long as a tenant makes it, or says
+/// nothing, and the driver is asked for more of a type than it knows.
 #[tokio::test]
 async fn a_type_that_cannot_be_described_harms_nothing() -> Result<()> {
     let session = Session::begin().await?;
@@ -568,10 +724,15 @@ async fn a_type_that_cannot_be_described_harms_nothing() -> Result<()> {
     control(&session, &format!("CREATE TYPE vast AS ENUM ({})", labels.join(", "))).await?;
     for _ in 0..2 {
         match session.query("SELECT NULL::vast, NULL::vast[]", &[]).await {
-            Err(Error::Unsupported(reason)) => ensure!(reason.contains("cannot be described"), "{reason}"),
+            Err(Error::Unsupported(reason)) => {
+                ensure!(reason.contains("cannot be described"), "{reason}")
+            }
             other => bail!("{other:?}"),
         }
-        ensure!(session.value("SELECT (enum_last(NULL::vast))::text", &[]).await? == text(&format!("{:060}", 5_999)));
+        ensure!(
+            session.value("SELECT (enum_last(NULL::vast))::text", &[]).await?
+                == text(&format!("{:060}", 5_999))
+        );
     }
     Ok(())
 }
@@ -590,7 +751,14 @@ async fn a_dropped_statement_condemns_the_connection() -> Result<()> {
 async fn a_session_that_is_killed_is_the_hosts_loss() -> Result<()> {
     let session = Session::begin().await?;
     let limits = Limits::default();
-    let killed = run_statement(&session.tx, &limits, Mode::Query, "SELECT pg_terminate_backend(pg_backend_pid())", &[]).await;
+    let killed = run_statement(
+        &session.tx,
+        &limits,
+        Mode::Query,
+        "SELECT pg_terminate_backend(pg_backend_pid())",
+        &[],
+    )
+    .await;
     ensure!(matches!(killed, Err(Stopped::Host(_))), "{killed:?}");
     ensure!(session.tx.is_broken().await);
     Ok(())
@@ -603,9 +771,15 @@ async fn a_statement_whose_table_changed_is_prepared_again() -> Result<()> {
     control(&session, "ALTER TABLE item ADD COLUMN extra int").await?;
     control(&session, "SAVEPOINT here").await?;
     let stale = session.query("SELECT * FROM item", &[]).await;
-    ensure!(matches!(&stale, Err(Error::Database(error)) if error.sqlstate == "0A000"), "{stale:?}");
+    ensure!(
+        matches!(&stale, Err(Error::Database(error)) if error.sqlstate == "0A000"),
+        "{stale:?}"
+    );
     control(&session, "ROLLBACK TO SAVEPOINT here").await?;
-    let fresh = session.query("SELECT * FROM item", &[]).await.map_err(|error| anyhow::anyhow!("{error:?}"))?;
+    let fresh = session
+        .query("SELECT * FROM item", &[])
+        .await
+        .map_err(|error| anyhow::anyhow!("{error:?}"))?;
     ensure!(fresh.columns.len() == 3);
     Ok(())
 }
@@ -626,7 +800,14 @@ async fn types_nested_without_end_cannot_overflow_the_host() -> Result<()> {
     // Deep enough to be a step of an attack that goes deeper each time: the connection
     // is given up, and its types with it.
     session.restart().await?;
-    let step = run_statement(&session.tx, &Limits::default(), Mode::Query, "SELECT $1::d60", &[Value::Int4(1)]).await;
+    let step = run_statement(
+        &session.tx,
+        &Limits::default(),
+        Mode::Query,
+        "SELECT $1::d60",
+        &[Value::Int4(1)],
+    )
+    .await;
     ensure!(matches!(step, Err(Stopped::Host(_))), "{step:?}");
     Ok(())
 }
@@ -683,11 +864,21 @@ const INTERPRETER: &str = r#"(module
 async fn interpreter() -> Result<ComponentHandler> {
     let runtime = Runtime::new(RuntimeConfig { instances_max: 2, ..RuntimeConfig::default() })?;
     let component = runtime.load(&encode_component(&wat::parse_str(INTERPRETER)?)?).await?;
-    let settings = HandlerSettings { version: 1, limits: Limits::default(), config: vec![], random_key: [0; 32] };
+    let settings = HandlerSettings {
+        version: 1,
+        limits: Limits::default(),
+        config: vec![],
+        random_key: [0; 32],
+    };
     Ok(runtime.handler(&component, settings))
 }
 
-async fn interpret(handler: &ComponentHandler, tx: &Tx, steps: &[(&str, &str)], end: &str) -> Result<Option<String>, Failure> {
+async fn interpret(
+    handler: &ComponentHandler,
+    tx: &Tx,
+    steps: &[(&str, &str)],
+    end: &str,
+) -> Result<Option<String>, Failure> {
     let record = Record {
         topic: "t".into(),
         topic_id: None,
@@ -695,7 +886,10 @@ async fn interpret(handler: &ComponentHandler, tx: &Tx, steps: &[(&str, &str)], 
         offset: 0,
         timestamp_ms: 0,
         key: None,
-        headers: steps.iter().map(|(name, value)| ((*name).to_owned(), value.as_bytes().to_vec())).collect(),
+        headers: steps
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), value.as_bytes().to_vec()))
+            .collect(),
         payload: None,
     };
     let message = Message {
@@ -712,7 +906,14 @@ async fn interpret(handler: &ComponentHandler, tx: &Tx, steps: &[(&str, &str)], 
         record,
     };
     let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(10);
-    let run = Run { tenant: "t", consumer: "c", message: &message, attempt: 1, kind: DeliveryKind::Live, deadline };
+    let run = Run {
+        tenant: "t",
+        consumer: "c",
+        message: &message,
+        attempt: 1,
+        kind: DeliveryKind::Live,
+        deadline,
+    };
     handler.handle(tx, &run).await
 }
 
@@ -720,7 +921,8 @@ async fn interpret(handler: &ComponentHandler, tx: &Tx, steps: &[(&str, &str)], 
 async fn a_failed_statement_fails_the_message_unless_it_was_rolled_back() -> Result<()> {
     let mut session = Session::begin().await?;
     let handler = interpreter().await?;
-    let (good, bad) = (("e", "INSERT INTO item VALUES (1, 'a')"), ("e", "INSERT INTO item VALUES (2, '')"));
+    let (good, bad) =
+        (("e", "INSERT INTO item VALUES (1, 'a')"), ("e", "INSERT INTO item VALUES (2, '')"));
     let sql = || Some(FailureKind::Sql { sqlstate: "23514".to_owned() });
     let (refused, unsupported) = (("e", "COMMIT"), ("e", "SELECT $1::int"));
     type Steps<'a> = &'a [(&'a str, &'a str)];
@@ -741,7 +943,11 @@ async fn a_failed_statement_fails_the_message_unless_it_was_rolled_back() -> Res
         (&[("s", ""), refused, ("r", "")], "n", None),
         (&[refused, ("s", ""), ("r", "")], "n", Some(FailureKind::StatementRefused)),
         (&[unsupported], "n", Some(FailureKind::Other)),
-        (&[("e", "SELECT 1; COMMIT")], "n", Some(FailureKind::Sql { sqlstate: "42601".to_owned() })),
+        (
+            &[("e", "SELECT 1; COMMIT")],
+            "n",
+            Some(FailureKind::Sql { sqlstate: "42601".to_owned() }),
+        ),
         (&[("o", ""); 17], "n", Some(FailureKind::Limit)),
         (&[], "x", Some(FailureKind::Trap)),
     ];
@@ -761,14 +967,20 @@ async fn a_savepoint_left_open_does_not_reach_the_next_message() -> Result<()> {
     let handler = interpreter().await?;
     for id in 1..=3 {
         let insert = format!("INSERT INTO item VALUES ({id}, 'a')");
-        let result = interpret(&handler, &session.tx, &[("s", ""), ("e", &insert), ("o", "")], "n").await;
+        let result =
+            interpret(&handler, &session.tx, &[("s", ""), ("e", &insert), ("o", "")], "n").await;
         ensure!(result == Ok(None), "{result:?}");
         // Both of the guest's savepoints are gone, by the names the host gives them.
         for name in ["guest_1", "guest_3"] {
             let mut statement = session.tx.statement().await;
             statement.connection().execute("SAVEPOINT probe").await?;
-            let gone = statement.connection().execute(AssertSqlSafe(format!("RELEASE SAVEPOINT {name}"))).await;
-            ensure!(gone.is_err_and(|error| error.as_database_error().and_then(|error| error.code()).as_deref() == Some("3B001")));
+            let gone = statement
+                .connection()
+                .execute(AssertSqlSafe(format!("RELEASE SAVEPOINT {name}")))
+                .await;
+            ensure!(gone.is_err_and(|error| {
+                error.as_database_error().and_then(|error| error.code()).as_deref() == Some("3B001")
+            }));
             statement.connection().execute("ROLLBACK TO SAVEPOINT probe").await?;
             statement.finish(None);
         }
@@ -778,7 +990,8 @@ async fn a_savepoint_left_open_does_not_reach_the_next_message() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_deadline_within_a_statement_condemns_the_connection_and_frees_the_instance() -> Result<()> {
+async fn a_deadline_within_a_statement_condemns_the_connection_and_frees_the_instance() -> Result<()>
+{
     let mut session = Session::begin().await?;
     let handler = interpreter().await?;
     for _ in 0..4 {

@@ -13,7 +13,9 @@ use std::{
     sync::{Arc, Mutex, OnceLock},
 };
 
-use oncebox_inbox::{ConsumerInbox, SessionSettings, Tenant, handler::Handler, message::Record, policy::Limits};
+use oncebox_inbox::{
+    ConsumerInbox, SessionSettings, Tenant, handler::Handler, message::Record, policy::Limits,
+};
 use oncebox_runtime::{HandlerSettings, Runtime, RuntimeConfig};
 use oncebox_tests::{
     attacks::{self, Case, FUNCTIONS, completes, endless, fails},
@@ -22,20 +24,25 @@ use oncebox_tests::{
 };
 use sqlx::AssertSqlSafe;
 
-const EFFECT: &str = "INSERT INTO effect (consumer, message_id, attempt, version) VALUES ('orders', $1, 1, 1)";
+const EFFECT: &str =
+    "INSERT INTO effect (consumer, message_id, attempt, version) VALUES ('orders', $1, 1, 1)";
 
-const SCHEMA: &str = "CREATE TABLE loot (what text); CREATE TABLE note (id int PRIMARY KEY, text text NOT NULL CONSTRAINT note_is_short CHECK (length(text) < 10)); \
+const SCHEMA: &str = "CREATE TABLE loot (what text); CREATE TABLE note (id int PRIMARY KEY, text \
+    text NOT NULL CONSTRAINT note_is_short CHECK (length(text) < 10)); \
     CREATE TABLE line (note int REFERENCES note); INSERT INTO note VALUES (1, 'one');";
 
 /// Small caps, so that they are reached quickly.
 const POLICY: &str = "batch = { duration_ms = 60000 }
 retry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }
-limits = { statements_max = 50, statement_texts_max = 30, statement_bytes_max = 20000, params_max = 100, params_bytes_max = 100000, \
-rows_max = 100, result_bytes_max = 100000, savepoints_max = 4, log_bytes_max = 4000, outcome_bytes_max = 1000, deadline_ms = 20000 }";
+limits = { statements_max = 50, statement_texts_max = 30, statement_bytes_max = 20000, params_max \
+    = 100, params_bytes_max = 100000, \
+rows_max = 100, result_bytes_max = 100000, savepoints_max = 4, log_bytes_max = 4000, \
+outcome_bytes_max = 1000, deadline_ms = 20000 }";
 
 /// Effect, loot, the deed, loot again.
 fn around<D: IntoIterator<Item = Step>>(deed: D) -> Vec<Step> {
-    let mut steps = vec![Step::ExecuteWithId(EFFECT.to_owned()), execute("INSERT INTO loot VALUES ('before')")];
+    let mut steps =
+        vec![Step::ExecuteWithId(EFFECT.to_owned()), execute("INSERT INTO loot VALUES ('before')")];
     steps.extend(deed);
     steps.push(execute("INSERT INTO loot VALUES ('after')"));
     steps
@@ -47,8 +54,12 @@ fn hostile(deed: impl IntoIterator<Item = Step>) -> Vec<u8> {
 }
 
 fn well_behaved() -> Vec<u8> {
-    let steps =
-        [Step::ExecuteWithId(EFFECT.to_owned()), Step::GiveUpOnError, Step::Query("SELECT * FROM note".to_owned()), Step::GiveUpOnError];
+    let steps = [
+        Step::ExecuteWithId(EFFECT.to_owned()),
+        Step::GiveUpOnError,
+        Step::Query("SELECT * FROM note".to_owned()),
+        Step::GiveUpOnError,
+    ];
     component(&steps, &End::Result(b"{\"fine\":true}".to_vec()))
 }
 
@@ -70,14 +81,22 @@ impl Arena {
     /// With tables that need a language, which an operator has to grant.
     async fn with(policy: &str, settings: SessionSettings, functions: &str) -> Self {
         let world = World::new().await;
-        let victim = world.tenant("victim", "CREATE TABLE vault (secret text); INSERT INTO vault VALUES ('gold');").await;
+        let victim = world
+            .tenant(
+                "victim",
+                "CREATE TABLE vault (secret text); INSERT INTO vault VALUES ('gold');",
+            )
+            .await;
         let tenant = world.tenant("acme", SCHEMA).await;
         if !functions.is_empty() {
-            world.execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login)).await;
+            world
+                .execute(format!("GRANT USAGE ON LANGUAGE plpgsql TO {}", tenant.owner_login))
+                .await;
             world.admin.apply_migration(&tenant, "functions", functions).await.unwrap();
         }
         let consumer = world.consumer(&tenant, "orders", policy).await;
-        let runtime = Runtime::new(RuntimeConfig { instances_max: 4, ..RuntimeConfig::default() }).unwrap();
+        let runtime =
+            Runtime::new(RuntimeConfig { instances_max: 4, ..RuntimeConfig::default() }).unwrap();
         let host = world.host_with(&consumer, world.scripts(), &settings);
         let before = host_state(&world).await;
         Self { world, consumer, victim, runtime, host, before }
@@ -86,21 +105,37 @@ impl Arena {
     async fn handler(&self, component: &[u8]) -> Arc<dyn Handler> {
         let loaded = self.runtime.load(component).await.unwrap();
         let limits: Limits = self.consumer.policy.limits.clone();
-        Arc::new(self.runtime.handler(&loaded, HandlerSettings { version: 1, limits, config: Vec::new(), random_key: [1; 32] }))
+        Arc::new(self.runtime.handler(
+            &loaded,
+            HandlerSettings { version: 1, limits, config: Vec::new(), random_key: [1; 32] },
+        ))
     }
 
     /// One batch: each case between two well-behaved messages. Then every row and every effect.
     async fn check(&self, cases: &[Case]) {
-        let mut handlers = HashMap::from([("good".to_owned(), self.handler(&well_behaved()).await)]);
+        let mut handlers =
+            HashMap::from([("good".to_owned(), self.handler(&well_behaved()).await)]);
         let mut log = vec![of_type("good", "good")];
         for case in cases {
-            assert!(handlers.insert(case.name.clone(), self.handler(&case.component).await).is_none(), "two cases `{}`", case.name);
-            log.extend([of_type(&case.name, &case.name), of_type("good", &format!("beside {}", case.name))]);
+            assert!(
+                handlers.insert(case.name.clone(), self.handler(&case.component).await).is_none(),
+                "two cases `{}`",
+                case.name
+            );
+            log.extend([
+                of_type(&case.name, &case.name),
+                of_type("good", &format!("beside {}", case.name)),
+            ]);
         }
         (0..).zip(&mut log).for_each(|(offset, record)| record.offset = offset);
-        self.host.set_handlers(PlainHandlers::resolving(0, move |event_type| handlers.get(event_type).cloned()));
+        self.host.set_handlers(PlainHandlers::resolving(0, move |event_type| {
+            handlers.get(event_type).cloned()
+        }));
         let errors = deliver(&self.host, &log).await;
-        assert!(errors.is_empty(), "the host took a message's failure for its own trouble: {errors:?}");
+        assert!(
+            errors.is_empty(),
+            "the host took a message's failure for its own trouble: {errors:?}"
+        );
         self.check_rows(cases, 1).await;
         if self.consumer.policy.retry.attempts_max == 2 {
             self.world.retry_until_settled(&self.host).await;
@@ -143,26 +178,42 @@ impl Arena {
         sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&self.world.pool).await.unwrap()
     }
 
-    /// Nothing was taken, nothing is left: the other tenant's tables, the roles and their settings, the
-    /// host's rows, prepared transactions, large objects, advisory locks, open transactions, the guard.
+    /// Nothing was taken, nothing is left: the other tenant's tables, the roles and their settings,
+    /// the host's rows, prepared transactions, large objects, advisory locks, open transactions,
+    /// the guard.
     async fn finish(self) {
-        assert_eq!(host_state(&self.world).await, self.before, "something outside the tenant's tables changed");
-        let kept = format!("SELECT count(*) FROM {}.vault WHERE secret = 'gold'", self.victim.schema_name);
+        assert_eq!(
+            host_state(&self.world).await,
+            self.before,
+            "something outside the tenant's tables changed"
+        );
+        let kept =
+            format!("SELECT count(*) FROM {}.vault WHERE secret = 'gold'", self.victim.schema_name);
         assert_eq!(self.world.number(kept).await, 1);
-        let left = "SELECT (SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()) + (SELECT count(*) FROM pg_largeobject_metadata)";
-        assert_eq!(self.world.number(left).await, 0, "a prepared transaction or a large object is left over");
+        let left = "SELECT (SELECT count(*) FROM pg_prepared_xacts WHERE database = \
+            current_database()) + (SELECT count(*) FROM pg_largeobject_metadata)";
+        assert_eq!(
+            self.world.number(left).await,
+            0,
+            "a prepared transaction or a large object is left over"
+        );
         self.world.finish().await;
     }
 }
 
 /// Everything that no handler may change, as a text to compare.
 async fn host_state(world: &World) -> String {
-    const STATE: &str = "WITH role AS (SELECT a.* FROM pg_authid a WHERE rolname IN (SELECT login FROM oncebox.tenant UNION ALL SELECT owner_login FROM oncebox.tenant)) \
+    const STATE: &str = "WITH role AS (SELECT a.* FROM pg_authid a WHERE rolname IN (SELECT login \
+        FROM oncebox.tenant UNION ALL SELECT owner_login FROM oncebox.tenant)) \
         SELECT concat_ws(E'\n', (SELECT string_agg(r::text, E'\n' ORDER BY r.oid) FROM role r), \
-            (SELECT string_agg(s::text, E'\n' ORDER BY s.setdatabase, s.setrole) FROM pg_db_role_setting s WHERE setrole IN (SELECT oid FROM role)), \
-            (SELECT string_agg(m::text, E'\n' ORDER BY m.roleid, m.member) FROM pg_auth_members m WHERE member IN (SELECT oid FROM role)), \
-            (SELECT string_agg(n.nspname || n.nspacl::text, E'\n' ORDER BY n.oid) FROM pg_namespace n), \
-            (SELECT string_agg(c.oid::regclass::text || coalesce(c.relacl::text, ''), E'\n' ORDER BY c.oid) FROM pg_class c), \
+            (SELECT string_agg(s::text, E'\n' ORDER BY s.setdatabase, s.setrole) FROM \
+            pg_db_role_setting s WHERE setrole IN (SELECT oid FROM role)), \
+            (SELECT string_agg(m::text, E'\n' ORDER BY m.roleid, m.member) FROM pg_auth_members m \
+            WHERE member IN (SELECT oid FROM role)), \
+            (SELECT string_agg(n.nspname || n.nspacl::text, E'\n' ORDER BY n.oid) FROM \
+            pg_namespace n), \
+            (SELECT string_agg(c.oid::regclass::text || coalesce(c.relacl::text, ''), E'\n' ORDER \
+            BY c.oid) FROM pg_class c), \
             (SELECT string_agg(t::text, E'\n' ORDER BY t.tenant_id) FROM oncebox.tenant t), \
             (SELECT string_agg(c::text, E'\n' ORDER BY c.consumer_id) FROM oncebox.consumer c), \
             (SELECT string_agg(a::text, E'\n' ORDER BY a.audit_id) FROM oncebox.audit a), \
@@ -181,8 +232,14 @@ fn of_type(event_type: &str, id: &str) -> Record {
 #[tokio::test(flavor = "multi_thread")]
 async fn only_statements_on_rows_reach_the_database() {
     let arena = Arena::new(POLICY).await;
-    let refused =
-        |name: &str, sql: &str, word: &str| fails(name, hostile([execute(sql)]), "statement_refused", &format!("`{word}` is not allowed"));
+    let refused = |name: &str, sql: &str, word: &str| {
+        fails(
+            name,
+            hostile([execute(sql)]),
+            "statement_refused",
+            &format!("`{word}` is not allowed"),
+        )
+    };
     let mut cases = Vec::new();
     for (name, sql, word) in attacks::NOT_ON_ROWS {
         cases.push(refused(name, sql, word));
@@ -197,15 +254,32 @@ async fn only_statements_on_rows_reach_the_database() {
         cases.push(fails(name, hostile([execute(sql)]), "statement_refused", text));
     }
     // These begin well; PostgreSQL takes one statement at a time.
-    for (name, sql) in [("two statements", "INSERT INTO loot VALUES ('first'); COMMIT"), ("a statement and a role", "SELECT 1; RESET ROLE")]
-    {
+    for (name, sql) in [
+        ("two statements", "INSERT INTO loot VALUES ('first'); COMMIT"),
+        ("a statement and a role", "SELECT 1; RESET ROLE"),
+    ] {
         cases.push(fails(name, hostile([execute(sql)]), "sql_error:42601", "multiple commands"));
     }
     // A refusal outlives whatever the guest says afterwards, but for a decision of its own.
     let commit = || around([execute("COMMIT")]);
-    cases.push(fails("refused, then a trap", component(&[commit(), vec![trap()]].concat(), &End::Ok), "statement_refused", "unreachable"));
-    cases.push(fails("refused, then other", component(&commit(), &End::Other("my own words".into())), "statement_refused", "my own words"));
-    cases.push(fails("refused, as rows", hostile([Step::Query("COMMIT".to_owned())]), "statement_refused", "COMMIT"));
+    cases.push(fails(
+        "refused, then a trap",
+        component(&[commit(), vec![trap()]].concat(), &End::Ok),
+        "statement_refused",
+        "unreachable",
+    ));
+    cases.push(fails(
+        "refused, then other",
+        component(&commit(), &End::Other("my own words".into())),
+        "statement_refused",
+        "my own words",
+    ));
+    cases.push(fails(
+        "refused, as rows",
+        hostile([Step::Query("COMMIT".to_owned())]),
+        "statement_refused",
+        "COMMIT",
+    ));
     for some in cases.chunks(25) {
         arena.check(some).await;
     }
@@ -220,7 +294,10 @@ async fn everything_but_the_tenants_rows_is_out_of_reach() {
     let arena = Arena::new(POLICY).await;
     let (victim, consumer) = (&arena.victim.schema_name, arena.consumer.row.consumer_id);
     let denied = attacks::out_of_reach(victim, consumer);
-    let cases: Vec<_> = denied.iter().map(|(name, sql)| fails(name, hostile([execute(sql)]), "sql_error:42501", "denied")).collect();
+    let cases: Vec<_> = denied
+        .iter()
+        .map(|(name, sql)| fails(name, hostile([execute(sql)]), "sql_error:42501", "denied"))
+        .collect();
     for some in cases.chunks(25) {
         arena.check(some).await;
     }
@@ -249,26 +326,41 @@ async fn a_failed_statement_is_recorded_with_its_code() {
         ("21000", "SELECT (SELECT n FROM generate_series(1, 2) n)", "more than one row"),
         ("54000", "SELECT repeat('x', 2000000000)", ""),
     ] {
-        cases.push(fails(&format!("swallowed {sqlstate}"), hostile([execute(sql)]), &format!("sql_error:{sqlstate}"), text));
+        cases.push(fails(
+            &format!("swallowed {sqlstate}"),
+            hostile([execute(sql)]),
+            &format!("sql_error:{sqlstate}"),
+            text,
+        ));
     }
     let honest = component(&around([execute("SELECT 1/0"), Step::GiveUpOnError]), &End::Ok);
     cases.push(fails("given up", honest, "sql_error:22012", "gave up"));
-    cases.push(fails("after rows", hostile([Step::Query("SELECT 1/(n - 3) FROM generate_series(1, 5) n".into())]), "sql_error:22012", ""));
+    cases.push(fails(
+        "after rows",
+        hostile([Step::Query("SELECT 1/(n - 3) FROM generate_series(1, 5) n".into())]),
+        "sql_error:22012",
+        "",
+    ));
     cases.push(fails(
         "then a trap",
         component(&[around([execute("SELECT 1/0")]), vec![trap()]].concat(), &End::Ok),
         "sql_error:22012",
         "unreachable",
     ));
-    cases.push(fails("the first one counts", hostile([execute("SELECT 1/0"), execute("SELECT 'x'::int")]), "sql_error:22012", "division"));
+    cases.push(fails(
+        "the first one counts",
+        hostile([execute("SELECT 1/0"), execute("SELECT 'x'::int")]),
+        "sql_error:22012",
+        "division",
+    ));
     // S0-022, S0-024.
     arena.check(&cases).await;
     assert_eq!(arena.loot().await, [""; 0]);
     arena.finish().await;
 }
 
-/// What could go wrong: a component that breaks, lies about its memory or takes too much of something
-/// takes the host or its neighbours with it, or is recorded as something else. D6.
+/// What could go wrong: a component that breaks, lies about its memory or takes too much of
+/// something takes the host or its neighbours with it, or is recorded as something else. D6.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broken_or_greedy_component_ends_alone() {
     let arena = Arena::new(POLICY).await;
@@ -289,14 +381,35 @@ async fn a_broken_or_greedy_component_ends_alone() {
                 "limit",
                 "params_bytes_max",
             ),
-            fails("a parameter that does not fit", hostile([Step::ExecuteWith("SELECT $1::int".into(), 1, 5)]), "other", "$1"),
-            fails("a column that cannot be carried", hostile([query("SELECT point(1, 2)")]), "other", "cast"),
+            fails(
+                "a parameter that does not fit",
+                hostile([Step::ExecuteWith("SELECT $1::int".into(), 1, 5)]),
+                "other",
+                "$1",
+            ),
+            fails(
+                "a column that cannot be carried",
+                hostile([query("SELECT point(1, 2)")]),
+                "other",
+                "cast",
+            ),
             // All of this is allowed.
-            completes("a full result", hostile([query("SELECT repeat('x', 800) FROM generate_series(1, 100)")])),
-            completes("a refused growth that is survived", wat("(drop (memory.grow (i32.const 60000)))")),
+            completes(
+                "a full result",
+                hostile([query(
+                    "SELECT repeat('x', 800) FROM \
+                generate_series(1, 100)",
+                )]),
+            ),
+            completes(
+                "a refused growth that is survived",
+                wat("(drop (memory.grow (i32.const \
+                60000)))"),
+            ),
             completes(
                 "nothing of one message in the next",
-                wat("(if (i32.load (i32.const 60000)) (then unreachable)) (i32.store (i32.const 60000) (i32.const 1))"),
+                wat("(if (i32.load (i32.const 60000)) (then unreachable)) (i32.store (i32.const \
+                    60000) (i32.const 1))"),
             ),
         ])
         .await;
@@ -304,40 +417,65 @@ async fn a_broken_or_greedy_component_ends_alone() {
     arena.finish().await;
 }
 
-/// What could go wrong: a message that does not end holds its partition, its locks and its connection.
-/// D6, A4.
+/// What could go wrong: a message that does not end holds its partition, its locks and its
+/// connection. D6, A4.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_does_not_end_is_stopped() {
-    let policy = "batch = { duration_ms = 60000 }\nlimits = { deadline_ms = 1000, statements_max = 100000 }";
+    let policy =
+        "batch = { duration_ms = 60000 }\nlimits = { deadline_ms = 1000, statements_max = 100000 }";
     let arena = Arena::new(policy).await;
-    let spinning_allocator =
-        guests::text(&around([]), &End::Ok).replacen("(local $at i32)\n", "(local $at i32) (loop $again (br $again))\n", 1);
-    let spinning_start =
-        guests::text(&around([]), &End::Ok).replacen("(memory ", "(start $begin) (func $begin (loop $again (br $again))) (memory ", 1);
+    let spinning_allocator = guests::text(&around([]), &End::Ok).replacen(
+        "(local $at i32)\n",
+        "(local $at i32) (loop $again (br $again))\n",
+        1,
+    );
+    let spinning_start = guests::text(&around([]), &End::Ok).replacen(
+        "(memory ",
+        "(start $begin) (func $begin (loop $again (br $again))) (memory ",
+        1,
+    );
     // The memory that the host's answers take is given back each time.
-    let empty_statement =
-        "(global.set $next (i32.const 60000)) (call $execute (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 256))";
+    let empty_statement = "(global.set $next (i32.const 60000)) (call $execute (i32.const 0) \
+        (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 256))";
     let stopped = "stopped after 1000 ms";
     arena
         .check(&[
             fails("spins", hostile([spin()]), "deadline", stopped),
             fails("spins at the start", encode(&spinning_start), "deadline", stopped),
-            fails("spins while it is handed its message", encode(&spinning_allocator), "deadline", stopped),
+            fails(
+                "spins while it is handed its message",
+                encode(&spinning_allocator),
+                "deadline",
+                stopped,
+            ),
             fails(
                 "calls the host for ever",
                 hostile([Step::Repeat(u32::MAX, Box::new(Step::Wat(empty_statement.into())))]),
                 "deadline",
                 stopped,
             ),
-            fails("logs for ever", hostile([Step::Repeat(u32::MAX, Box::new(Step::Log("x".into())))]), "deadline", stopped),
+            fails(
+                "logs for ever",
+                hostile([Step::Repeat(u32::MAX, Box::new(Step::Log("x".into())))]),
+                "deadline",
+                stopped,
+            ),
         ])
         .await;
     arena
         .check(&[
-            fails("spins in a statement", hostile([execute(endless("count(*)"))]), "deadline", stopped),
+            fails(
+                "spins in a statement",
+                hostile([execute(endless("count(*)"))]),
+                "deadline",
+                stopped,
+            ),
             fails(
                 "recurses in a statement",
-                hostile([execute("WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r) SELECT count(*) FROM r")]),
+                hostile([execute(
+                    "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM \
+                    r) SELECT count(*) FROM r",
+                )]),
                 "deadline",
                 stopped,
             ),
@@ -357,7 +495,10 @@ async fn a_statement_that_takes_too_long_is_the_messages_failure() {
         .check(&[
             fails(
                 "bomb",
-                hostile([execute("WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r) SELECT count(*) FROM r")]),
+                hostile([execute(
+                    "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM \
+                    r) SELECT count(*) FROM r",
+                )]),
                 "sql_error:57014",
                 "timeout",
             ),
@@ -369,36 +510,70 @@ async fn a_statement_that_takes_too_long_is_the_messages_failure() {
 }
 
 /// What could go wrong: code of a tenant that runs at COMMIT runs with the host's rights, ends the
-/// transaction by itself, raises what the host takes for its own trouble, or leaves the session as it
-/// likes. B2, B3, A3; D3, D4.
+/// transaction by itself, raises what the host takes for its own trouble, or leaves the session as
+/// it likes. B2, B3, A3; D3, D4.
 #[tokio::test(flavor = "multi_thread")]
 async fn code_of_a_tenant_runs_as_the_tenant_also_at_commit() {
     let arena = Arena::with(POLICY, SessionSettings::default(), FUNCTIONS).await;
-    let insert = |table: &str, text: &str| hostile([execute(format!("INSERT INTO {table} VALUES ($do${text}$do$)"))]);
+    let insert = |table: &str, text: &str| {
+        hostile([execute(format!("INSERT INTO {table} VALUES ($do${text}$do$)"))])
+    };
     let secret = "'\\x00'::bytea";
     let consumer = arena.consumer.row.consumer_id;
     let mut cases = Vec::new();
     for table in ["now_raises", "then_raises"] {
         for code in ["P0001", "57P01", "08006", "OB001", "XX000"] {
-            cases.push(fails(&format!("{table} {code}"), insert(table, code), &format!("sql_error:{code}"), "raised"));
+            cases.push(fails(
+                &format!("{table} {code}"),
+                insert(table, code),
+                &format!("sql_error:{code}"),
+                "raised",
+            ));
         }
         for code in ["40001", "55P03"] {
-            cases.push(fails(&format!("{table} {code}"), insert(table, code), "contention", "raised"));
+            cases.push(fails(
+                &format!("{table} {code}"),
+                insert(table, code),
+                "contention",
+                "raised",
+            ));
         }
     }
     for table in ["now_does", "then_does"] {
         for (name, sql, sqlstate) in [
-            ("the inbox", "INSERT INTO loot SELECT message_id FROM oncebox.inbox".to_owned(), "42501"),
-            ("another tenant", format!("INSERT INTO loot SELECT secret FROM {}.vault", arena.victim.schema_name), "42501"),
-            ("a guess", format!("SELECT oncebox_host.partition_cleared({secret}, {consumer}, 't', 0)"), "42501"),
+            (
+                "the inbox",
+                "INSERT INTO loot SELECT message_id FROM oncebox.inbox".to_owned(),
+                "42501",
+            ),
+            (
+                "another tenant",
+                format!("INSERT INTO loot SELECT secret FROM {}.vault", arena.victim.schema_name),
+                "42501",
+            ),
+            (
+                "a guess",
+                format!("SELECT oncebox_host.partition_cleared({secret}, {consumer}, 't', 0)"),
+                "42501",
+            ),
             ("rollback", "ROLLBACK".to_owned(), "0A000"),
             ("commit", "COMMIT".to_owned(), "0A000"),
         ] {
-            cases.push(fails(&format!("{table} {name}"), insert(table, &sql), &format!("sql_error:{sqlstate}"), ""));
+            cases.push(fails(
+                &format!("{table} {name}"),
+                insert(table, &sql),
+                &format!("sql_error:{sqlstate}"),
+                "",
+            ));
         }
     }
     // Checked early, the guard says that the message is not completed.
-    cases.push(fails("the guard, early", insert("now_does", "SET CONSTRAINTS ALL IMMEDIATE"), "sql_error:OB001", "commit guard"));
+    cases.push(fails(
+        "the guard, early",
+        insert("now_does", "SET CONSTRAINTS ALL IMMEDIATE"),
+        "sql_error:OB001",
+        "commit guard",
+    ));
     for some in cases.chunks(25) {
         arena.check(some).await;
     }
@@ -412,16 +587,25 @@ async fn code_of_a_tenant_runs_as_the_tenant_also_at_commit() {
 async fn what_a_tenants_function_sets_ends_with_its_transaction() {
     let arena = Arena::with(POLICY, SessionSettings::default(), FUNCTIONS).await;
     let does = |what: &str| execute(format!("INSERT INTO now_does VALUES ($do${what}$do$)"));
-    let guest = |steps: Vec<Step>| component(&[vec![Step::ExecuteWithId(EFFECT.to_owned())], steps].concat(), &End::Ok);
+    let guest = |steps: Vec<Step>| {
+        component(&[vec![Step::ExecuteWithId(EFFECT.to_owned())], steps].concat(), &End::Ok)
+    };
     let says = |what: &str| execute(format!("INSERT INTO loot SELECT {what}"));
     // At COMMIT it is still the tenant, whatever it tries.
     let me = "INSERT INTO loot SELECT session_user || ' ' || current_user";
     arena
         .check(&[
-            completes("who am I at commit", guest(vec![execute(format!("INSERT INTO then_does VALUES ($do${me}$do$)"))])),
+            completes(
+                "who am I at commit",
+                guest(vec![execute(format!("INSERT INTO then_does VALUES ($do${me}$do$)"))]),
+            ),
             completes(
                 "reset role",
-                guest(vec![does("RESET ROLE"), does("RESET SESSION AUTHORIZATION"), says("session_user || ' ' || current_user")]),
+                guest(vec![
+                    does("RESET ROLE"),
+                    does("RESET SESSION AUTHORIZATION"),
+                    says("session_user || ' ' || current_user"),
+                ]),
             ),
         ])
         .await;
@@ -430,25 +614,47 @@ async fn what_a_tenants_function_sets_ends_with_its_transaction() {
     // Settings of a session that lives on.
     arena.world.execute(format!("TRUNCATE {}.loot", arena.consumer.tenant.schema_name)).await;
     arena
-        .check(&[completes("sets", guest(vec![does("SET statement_timeout = 0"), does("SET default_transaction_read_only = off")]))])
+        .check(&[completes(
+            "sets",
+            guest(vec![
+                does("SET statement_timeout = 0"),
+                does("SET default_transaction_read_only = off"),
+            ]),
+        )])
         .await;
-    let asked = "current_setting('statement_timeout') || ' ' || current_setting('default_transaction_read_only')";
+    let asked = "current_setting('statement_timeout') || ' ' || \
+        current_setting('default_transaction_read_only')";
     arena.check(&[completes("asks", guest(vec![says(asked)]))]).await;
     assert_eq!(arena.loot().await, ["5s on"]);
     arena.finish().await;
 }
 
-/// What could go wrong: an answer of a handler is taken for another, a statement that was undone still
-/// fails the message, or a flood of lines fills the log. S0-010, S1-067, S1-068.
+/// What could go wrong: an answer of a handler is taken for another, a statement that was undone
+/// still fails the message, or a flood of lines fills the log. S0-010, S1-067, S1-068.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_and_savepoints_and_logs_do_what_they_say() {
     let lines = captured_log();
-    let policy = format!("{}\n", POLICY.replace("attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1", "attempts_max = 5"));
+    let policy = format!(
+        "{}\n",
+        POLICY.replace(
+            "attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1",
+            "attempts_max = 5"
+        )
+    );
     let arena = Arena::new(&policy).await;
     let answers = |end: End| component(&around([]), &end);
-    let status =
-        |name: &str, end: End, status: &'static str, reason: &str, text: &str| Case { status, ..fails(name, answers(end), reason, text) };
-    let undone = || [Step::Savepoint, execute("INSERT INTO loot VALUES ('undone')"), execute("SELECT 1/0"), Step::RollBack];
+    let status = |name: &str, end: End, status: &'static str, reason: &str, text: &str| Case {
+        status,
+        ..fails(name, answers(end), reason, text)
+    };
+    let undone = || {
+        [
+            Step::Savepoint,
+            execute("INSERT INTO loot VALUES ('undone')"),
+            execute("SELECT 1/0"),
+            Step::RollBack,
+        ]
+    };
     arena
         // S0-010, S1-068, S1-115.
         .check(&[
@@ -458,11 +664,27 @@ async fn answers_and_savepoints_and_logs_do_what_they_say() {
             status("reject", End::Reject("never".into()), "failed_terminal", "reject", "never"),
             status("park", End::Park("look here".into()), "parked", "park", "look here"),
             completes("recovers", hostile(undone())),
-            completes("recovers and releases", hostile(undone().into_iter().chain([Step::Release]))),
+            completes(
+                "recovers and releases",
+                hostile(undone().into_iter().chain([Step::Release])),
+            ),
             completes("leaves a savepoint open", hostile([Step::Savepoint])),
-            fails("recovers, then fails", hostile(undone().into_iter().chain([execute("SELECT 1/0")])), "sql_error:22012", "division"),
-            fails("releases what failed", hostile([Step::Savepoint, execute("SELECT 1/0"), Step::Release]), "sql_error:22012", "division"),
-            completes("floods", hostile([Step::Repeat(100_000, Box::new(Step::Log("flood flood flood".into())))])),
+            fails(
+                "recovers, then fails",
+                hostile(undone().into_iter().chain([execute("SELECT 1/0")])),
+                "sql_error:22012",
+                "division",
+            ),
+            fails(
+                "releases what failed",
+                hostile([Step::Savepoint, execute("SELECT 1/0"), Step::Release]),
+                "sql_error:22012",
+                "division",
+            ),
+            completes(
+                "floods",
+                hostile([Step::Repeat(100_000, Box::new(Step::Log("flood flood flood".into())))]),
+            ),
         ])
         .await;
     let due = arena.world.row(&arena.consumer, "later").await.due_in_ms.unwrap();
@@ -473,7 +695,10 @@ async fn answers_and_savepoints_and_logs_do_what_they_say() {
     assert_eq!(arena.loot().await.iter().filter(|what| *what == "undone").count(), 0);
     assert_eq!(arena.loot().await.len(), 2 * 4, "two each of what completed");
     let log = String::from_utf8_lossy(&lines.lock().unwrap()).into_owned();
-    let flood: Vec<_> = log.lines().filter(|line| line.contains("message_id=\"floods\"") || line.contains("message_id=floods")).collect();
+    let flood: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains("message_id=\"floods\"") || line.contains("message_id=floods"))
+        .collect();
     // S0-039.
     assert!((2..=4000 / 64 + 1).contains(&flood.len()), "{} lines", flood.len());
     assert!(flood.iter().any(|line| line.contains("log output truncated")), "{flood:?}");

@@ -38,7 +38,9 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     let mut consumers = JoinSet::new();
     for _ in 0..options.partitions {
         let consumer = consumer(&options)?;
-        let connection = PgConnection::connect(&options.servers.database).await.context("failed to connect to the database")?;
+        let connection = PgConnection::connect(&options.servers.database)
+            .await
+            .context("failed to connect to the database")?;
         consumers.spawn(consume(consumer, connection));
     }
     tokio::select! {
@@ -75,7 +77,8 @@ async fn process(connection: &mut PgConnection, message: &BorrowedMessage<'_>) -
     let id = message_id(message)?;
     let mut tx = connection.begin().await?;
     if sqlx::query(CLAIM).bind(id).execute(&mut *tx).await?.rows_affected() == 1 {
-        let order: Order = serde_json::from_slice(message.payload().unwrap_or_default()).context("malformed payload")?;
+        let order: Order = serde_json::from_slice(message.payload().unwrap_or_default())
+            .context("malformed payload")?;
         anyhow::ensure!(order.apply(&mut tx).await?, "no account {}", order.account);
         sqlx::query(DONE).bind(id).execute(&mut *tx).await?;
     }
@@ -84,6 +87,7 @@ async fn process(connection: &mut PgConnection, message: &BorrowedMessage<'_>) -
 
 fn message_id<'a>(message: &'a BorrowedMessage<'_>) -> Result<&'a str> {
     let headers = message.headers().context("a message without headers")?;
-    let found = headers.iter().find(|header| header.key == "message-id").and_then(|header| header.value);
+    let found =
+        headers.iter().find(|header| header.key == "message-id").and_then(|header| header.value);
     Ok(std::str::from_utf8(found.context("a message without `message-id`")?)?)
 }

@@ -33,20 +33,40 @@ pub(crate) struct Options {
 }
 
 pub(crate) async fn run(options: Options) -> Result<()> {
-    let admin = Admin::new(options.servers.database.parse()?, MasterKey::parse(&options.master_key)?, "bench");
+    let admin = Admin::new(
+        options.servers.database.parse()?,
+        MasterKey::parse(&options.master_key)?,
+        "bench",
+    );
     let tenant = admin.tenant(&options.tenant).await?;
     let consumer = admin.consumer(&options.tenant, &options.consumer).await?;
     let policy = consumer.policy()?;
     let sessions = Sessions::of(&admin, &tenant, &SessionSettings::default(), Budget::new(32))?;
     let (tenant, name, owner) = (consumer.tenant, consumer.name, "bench".to_owned());
-    let inbox =
-        ConsumerInbox::new(consumer.consumer_id, tenant.clone(), name.clone(), policy.clone(), owner, sessions, Arc::new(PlaceOrders));
-    let host_properties = BTreeMap::from([("bootstrap.servers".to_owned(), options.servers.brokers)]);
-    let config =
-        ConsumerConfig { tenant, consumer: name, topics: policy.topics, kafka: policy.kafka, host_properties, timing: Timing::default() };
+    let inbox = ConsumerInbox::new(
+        consumer.consumer_id,
+        tenant.clone(),
+        name.clone(),
+        policy.clone(),
+        owner,
+        sessions,
+        Arc::new(PlaceOrders),
+    );
+    let host_properties =
+        BTreeMap::from([("bootstrap.servers".to_owned(), options.servers.brokers)]);
+    let config = ConsumerConfig {
+        tenant,
+        consumer: name,
+        topics: policy.topics,
+        kafka: policy.kafka,
+        host_properties,
+        timing: Timing::default(),
+    };
     let kafka = oncebox_kafka::Consumer::start(config, Arc::new(Sink(inbox.clone())))?;
     let stop = CancellationToken::new();
-    let workers: Vec<_> = (0..policy.retry.workers).map(|_| tokio::spawn(retry::work(inbox.clone(), stop.clone()))).collect();
+    let workers: Vec<_> = (0..policy.retry.workers)
+        .map(|_| tokio::spawn(retry::work(inbox.clone(), stop.clone())))
+        .collect();
     until_terminated().await?;
     stop.cancel();
     kafka.drain(Duration::from_secs(10)).await;
@@ -74,21 +94,28 @@ impl Handler for PlaceOrders {
         1
     }
 
-    fn handle<'a>(&'a self, tx: &'a Tx, run: &'a Run<'a>) -> BoxFuture<'a, Result<Option<String>, Failure>> {
+    fn handle<'a>(
+        &'a self,
+        tx: &'a Tx,
+        run: &'a Run<'a>,
+    ) -> BoxFuture<'a, Result<Option<String>, Failure>> {
         place(tx, run).boxed()
     }
 }
 
 async fn place(tx: &Tx, run: &Run<'_>) -> Result<Option<String>, Failure> {
     let payload = run.message.record.payload.as_deref().unwrap_or_default();
-    let malformed = |error| Failure::new(FailureKind::Reject, format!("malformed payload: {error}"));
+    let malformed =
+        |error| Failure::new(FailureKind::Reject, format!("malformed payload: {error}"));
     let order: Order = serde_json::from_slice(payload).map_err(malformed)?;
     let mut statement = tx.statement().await;
     let applied = order.apply(statement.connection()).await;
     statement.finish(applied.as_ref().err());
     match applied {
         Ok(true) => Ok(None),
-        Ok(false) => Err(Failure::new(FailureKind::Reject, format!("no account {}", order.account))),
+        Ok(false) => {
+            Err(Failure::new(FailureKind::Reject, format!("no account {}", order.account)))
+        }
         Err(error) => Err(Failure::new(FailureKind::Other, error.to_string())),
     }
 }
@@ -97,11 +124,20 @@ async fn place(tx: &Tx, run: &Run<'_>) -> Result<Option<String>, Failure> {
 struct Sink(Arc<ConsumerInbox>);
 
 impl oncebox_kafka::Inbox for Sink {
-    fn open(&self, topic: &str, partition: i32, next: i64) -> BoxFuture<'_, Result<Box<dyn oncebox_kafka::PartitionInbox>, SinkError>> {
+    fn open(
+        &self,
+        topic: &str,
+        partition: i32,
+        next: i64,
+    ) -> BoxFuture<'_, Result<Box<dyn oncebox_kafka::PartitionInbox>, SinkError>> {
         let topic = topic.to_owned();
         async move {
             let opened = PartitionInbox::open(self.0.clone(), &topic, partition, next).await;
-            opened.map(|inbox| Box::new(PartitionSink(inbox)) as Box<dyn oncebox_kafka::PartitionInbox>).map_err(trouble)
+            opened
+                .map(|inbox| {
+                    Box::new(PartitionSink(inbox)) as Box<dyn oncebox_kafka::PartitionInbox>
+                })
+                .map_err(trouble)
         }
         .boxed()
     }

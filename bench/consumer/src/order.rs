@@ -3,9 +3,11 @@
 use serde::Deserialize;
 
 /// `INSERT` of an order.
-pub(crate) const INSERT: &str = "INSERT INTO orders (id, account, amount, note) VALUES ($1, $2, $3, $4)";
+pub(crate) const INSERT: &str =
+    "INSERT INTO orders (id, account, amount, note) VALUES ($1, $2, $3, $4)";
 /// Its booking.
-pub(crate) const UPDATE: &str = "UPDATE account SET balance = balance + $2, n = n + 1 WHERE id = $1";
+pub(crate) const UPDATE: &str =
+    "UPDATE account SET balance = balance + $2, n = n + 1 WHERE id = $1";
 
 /// Payload of an `order.placed`.
 #[derive(Deserialize)]
@@ -18,10 +20,20 @@ pub(crate) struct Order {
 
 impl Order {
     /// Keep and book the order. True: its account is there.
-    pub(crate) async fn apply(&self, connection: &mut sqlx::PgConnection) -> Result<bool, sqlx::Error> {
+    pub(crate) async fn apply(
+        &self,
+        connection: &mut sqlx::PgConnection,
+    ) -> Result<bool, sqlx::Error> {
         let Self { order_id, account, amount, note } = self;
-        sqlx::query(INSERT).bind(order_id).bind(account).bind(amount).bind(note).execute(&mut *connection).await?;
-        let updated = sqlx::query(UPDATE).bind(account).bind(amount).execute(&mut *connection).await?;
+        sqlx::query(INSERT)
+            .bind(order_id)
+            .bind(account)
+            .bind(amount)
+            .bind(note)
+            .execute(&mut *connection)
+            .await?;
+        let updated =
+            sqlx::query(UPDATE).bind(account).bind(amount).execute(&mut *connection).await?;
         Ok(updated.rows_affected() == 1)
     }
 }

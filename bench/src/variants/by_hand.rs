@@ -6,6 +6,13 @@ use super::{Setting, ours};
 
 pub(super) fn command(setting: &Setting<'_>) -> Command {
     let mut command = ours(setting, "by-hand");
-    command.args(["--topic", setting.topic, "--group", setting.group, "--partitions", &setting.load.partitions.to_string()]);
+    command.args([
+        "--topic",
+        setting.topic,
+        "--group",
+        setting.group,
+        "--partitions",
+        &setting.load.partitions.to_string(),
+    ]);
     command
 }

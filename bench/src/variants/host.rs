@@ -12,7 +12,11 @@ use crate::servers::{Database, Servers};
 /// The consumer's name.
 pub const CONSUMER: &str = "orders";
 
-pub(super) async fn command(setting: &Setting<'_>, batch: Batch, component: &[u8]) -> Result<Command> {
+pub(super) async fn command(
+    setting: &Setting<'_>,
+    batch: Batch,
+    component: &[u8],
+) -> Result<Command> {
     let admin = create_consumer(setting, batch).await?;
     deploy(&admin, setting.servers, component).await?;
     let mut command = Command::new(setting.programs.bin.join("oncebox"));
@@ -35,7 +39,13 @@ pub(super) async fn command(setting: &Setting<'_>, batch: Batch, component: &[u8
 /// The consumer with its policy; all of it default but the batch.
 pub(super) async fn create_consumer(setting: &Setting<'_>, batch: Batch) -> Result<Admin> {
     let admin = admin(setting.servers, setting.database)?;
-    admin.create_consumer(&setting.servers.tenant.name, CONSUMER, &policy(setting.topic, setting.group, batch)?).await?;
+    admin
+        .create_consumer(
+            &setting.servers.tenant.name,
+            CONSUMER,
+            &policy(setting.topic, setting.group, batch)?,
+        )
+        .await?;
     Ok(admin)
 }
 
@@ -46,14 +56,27 @@ pub fn admin(servers: &Servers, database: &Database) -> Result<Admin> {
 
 /// Make a component live.
 pub async fn deploy(admin: &Admin, servers: &Servers, component: &[u8]) -> Result<()> {
-    admin.deploy_compiled(&servers.tenant.name, CONSUMER, NewDeployment::stable("order.placed", "order", ""), component).await?;
+    admin
+        .deploy_compiled(
+            &servers.tenant.name,
+            CONSUMER,
+            NewDeployment::stable("order.placed", "order", ""),
+            component,
+        )
+        .await?;
     Ok(())
 }
 
 /// A consumer that claims nothing but what its test asks for.
 pub async fn create_claimant(servers: &Servers, database: &Database) -> Result<()> {
     let admin = admin(servers, database)?;
-    admin.create_consumer(&servers.tenant.name, CONSUMER, &policy("orders", "orders", Batch::DEFAULT)?).await?;
+    admin
+        .create_consumer(
+            &servers.tenant.name,
+            CONSUMER,
+            &policy("orders", "orders", Batch::DEFAULT)?,
+        )
+        .await?;
     Ok(())
 }
 
@@ -62,7 +85,8 @@ pub fn policy(topic: &str, group: &str, batch: Batch) -> Result<Policy> {
     let Batch { messages_max, duration_ms } = batch;
     let policy = format!(
         "topics = ['{topic}']\nack = 'after_commit'\n\
-         identity = {{ id = [{{ header = 'message-id' }}], event_type = [{{ header = 'event-type' }}] }}\n\
+         identity = {{ id = [{{ header = 'message-id' }}], event_type = [{{ header = 'event-type' \
+         }}] }}\n\
          batch = {{ messages_max = {messages_max}, duration_ms = {duration_ms} }}\n\
          kafka = {{ group = '{group}' }}"
     );

@@ -9,6 +9,13 @@ use super::{Batch, Setting, host, ours};
 pub(super) async fn command(setting: &Setting<'_>, batch: Batch) -> Result<Command> {
     host::create_consumer(setting, batch).await?;
     let mut command = ours(setting, "native");
-    command.args(["--master-key", &setting.servers.master_key, "--tenant", &setting.servers.tenant.name, "--consumer", host::CONSUMER]);
+    command.args([
+        "--master-key",
+        &setting.servers.master_key,
+        "--tenant",
+        &setting.servers.tenant.name,
+        "--consumer",
+        host::CONSUMER,
+    ]);
     Ok(command)
 }

@@ -10,13 +10,21 @@ use super::Setting;
 /// The program, from the search path or from where Debian keeps it.
 pub fn program() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let beside_the_server = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten().map(|entry| entry.path().join("bin"));
-    std::env::split_paths(&path).chain(beside_the_server).map(|dir| dir.join("pgbench")).find(|path| path.is_file())
+    let beside_the_server = std::fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path().join("bin"));
+    std::env::split_paths(&path)
+        .chain(beside_the_server)
+        .map(|dir| dir.join("pgbench"))
+        .find(|path| path.is_file())
 }
 
 pub(super) fn command(setting: &Setting<'_>) -> Result<Command> {
     let script = setting.log.with_extension("sql");
-    std::fs::write(&script, statements(setting)).with_context(|| format!("failed to write `{}`", script.display()))?;
+    std::fs::write(&script, statements(setting))
+        .with_context(|| format!("failed to write `{}`", script.display()))?;
     let clients = setting.load.partitions.to_string();
     let each = setting.load.messages / setting.load.partitions as usize;
     let mut command = Command::new(program().context("there is no `pgbench`")?);
@@ -36,8 +44,10 @@ fn statements(setting: &Setting<'_>) -> String {
          \\set account random(0, {last})\n\
          \\set amount random(1, 999)\n\
          BEGIN;\n\
-         INSERT INTO processed (message_id) VALUES ('m-' || :client_id || '-' || :i) ON CONFLICT DO NOTHING;\n\
-         INSERT INTO orders (id, account, amount, note) VALUES ('o-' || :client_id || '-' || :i, :account, :amount, '{note}');\n\
+         INSERT INTO processed (message_id) VALUES ('m-' || :client_id || '-' || :i) ON CONFLICT \
+         DO NOTHING;\n\
+         INSERT INTO orders (id, account, amount, note) VALUES ('o-' || :client_id || '-' || :i, \
+         :account, :amount, '{note}');\n\
          UPDATE account SET balance = balance + :amount, n = n + 1 WHERE id = :account;\n\
          UPDATE processed SET done = true WHERE message_id = 'm-' || :client_id || '-' || :i;\n\
          COMMIT;\n"

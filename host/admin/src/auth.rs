@@ -34,8 +34,8 @@ pub struct Principal {
 }
 
 impl Principal {
-    /// Whoever calls the router from within this process, having the database and its key already. Set as
-    /// an extension of the request, which nothing that comes over the network can do.
+    /// Whoever calls the router from within this process, having the database and its key already.
+    /// Set as an extension of the request, which nothing that comes over the network can do.
     pub fn local(actor: impl Into<String>) -> Self {
         Self { name: actor.into(), role: Role::Admin, tenant: None, token_id: None, is_local: true }
     }
@@ -102,15 +102,23 @@ impl Rules {
     /// The rules that a document says.
     pub(crate) fn of(document: &OpenApi) -> Self {
         let rules = document.paths.paths.iter().map(|(path, item)| {
-            let access = |operation: &Operation| Access::parse(operation.extensions.as_ref()?.get(ROLE_KEY)?.as_str()?);
-            let of_path = operations(item).filter_map(|(method, operation)| Some((method, access(operation)?)));
+            let access = |operation: &Operation| {
+                Access::parse(operation.extensions.as_ref()?.get(ROLE_KEY)?.as_str()?)
+            };
+            let of_path = operations(item)
+                .filter_map(|(method, operation)| Some((method, access(operation)?)));
             (path.clone(), of_path.collect())
         });
         Self(rules.collect())
     }
 
     fn access(&self, path: Option<&str>, method: &Method) -> Result<Access, ApiError> {
-        let nothing = || ApiError::new(Code::NotFound, "there is nothing at this path; `/openapi.json` lists what there is");
+        let nothing = || {
+            ApiError::new(
+                Code::NotFound,
+                "there is nothing at this path; `/openapi.json` lists what there is",
+            )
+        };
         let rules = path.and_then(|path| self.0.get(path)).ok_or_else(nothing)?;
         // HEAD is GET without the body, for axum as for everybody.
         let method = if method == Method::HEAD { &Method::GET } else { method };
@@ -118,7 +126,8 @@ impl Rules {
             let mut methods: Vec<_> = rules.keys().map(Method::as_str).collect();
             methods.sort_unstable();
             let methods = methods.join(", ");
-            ApiError::new(Code::MethodNotAllowed, format!("this path takes {methods}")).allowing(methods)
+            ApiError::new(Code::MethodNotAllowed, format!("this path takes {methods}"))
+                .allowing(methods)
         })
     }
 }
@@ -180,7 +189,8 @@ impl Gate {
         let params = params.map_err(refused)?;
         if let Ok(access) = access {
             authorize(&principal, access, &params).map_err(refused)?;
-            let ends_it = matched.as_deref() == Some("/v1/tenants/{tenant}") && parts.method == Method::DELETE;
+            let ends_it = matched.as_deref() == Some("/v1/tenants/{tenant}")
+                && parts.method == Method::DELETE;
             if !ends_it {
                 self.check_standing(&principal, access, &params).await.map_err(refused)?;
             }
@@ -192,15 +202,23 @@ impl Gate {
         Ok(principal)
     }
 
-    /// A suspended tenant changes nothing, and nothing new is made to run for it; one that is being deleted is
-    /// left alone by everybody. Both can be looked at.
-    async fn check_standing(&self, principal: &Principal, access: Access, params: &[(String, String)]) -> Result<(), ApiError> {
+    /// A suspended tenant changes nothing, and nothing new is made to run for it; one that is being
+    /// deleted is left alone by everybody. Both can be looked at.
+    async fn check_standing(
+        &self,
+        principal: &Principal,
+        access: Access,
+        params: &[(String, String)],
+    ) -> Result<(), ApiError> {
         let is_deploying = access == Access::Role(Role::Deployer);
         let looks = matches!(access, Access::None | Access::Any | Access::Role(Role::Viewer));
         let Some(tenant) = of_path(params).filter(|_| !looks) else { return Ok(()) };
         let detail = match self.api.admin().tenant_state(tenant).await?.as_deref() {
             Some("suspended") if is_deploying || principal.tenant().is_some() => {
-                format!("tenant `{tenant}` is suspended, and only looked at; `oncebox tenant resume {tenant}` is for whoever runs the host")
+                format!(
+                    "tenant `{tenant}` is suspended, and only looked at; `oncebox tenant resume \
+                        {tenant}` is for whoever runs the host"
+                )
             }
             Some("deleting") => format!("tenant `{tenant}` is being deleted"),
             _ => return Ok(()),
@@ -217,9 +235,10 @@ impl Gate {
                 origin::check(parts)?;
                 Ok(Principal::open())
             }
-            Mode::Tokens if anonymous => {
-                Ok(Principal { role: Role::Viewer, ..Principal { name: "anyone".to_owned(), ..Principal::open() } })
-            }
+            Mode::Tokens if anonymous => Ok(Principal {
+                role: Role::Viewer,
+                ..Principal { name: "anyone".to_owned(), ..Principal::open() }
+            }),
             Mode::Tokens => self.authenticate(&parts.headers).await,
         }
     }
@@ -227,7 +246,10 @@ impl Gate {
     async fn authenticate(&self, headers: &HeaderMap) -> Result<Principal, ApiError> {
         let unauthenticated = |text: &str| ApiError::new(Code::Unauthenticated, text);
         let token = bearer(headers).ok_or_else(|| {
-            unauthenticated("this needs a token, as `authorization: Bearer obx_…`; `oncebox token create` on the host makes one")
+            unauthenticated(
+                "this needs a token, as `authorization: Bearer obx_…`; `oncebox token \
+                create` on the host makes one",
+            )
         })?;
         match self.api.admin().authenticate(token).await? {
             Shown::Good(token) => Ok(Principal {
@@ -239,12 +261,18 @@ impl Gate {
             }),
             Shown::Expired => Err(unauthenticated("the token has expired; ask for a new one")),
             Shown::Revoked => Err(unauthenticated("the token was revoked; ask for a new one")),
-            Shown::Unknown => Err(unauthenticated("the token is not known here; check that it is whole, and of this installation")),
+            Shown::Unknown => Err(unauthenticated(
+                "the token is not known here; check that it is whole, and of this installation",
+            )),
         }
     }
 }
 
-fn authorize(principal: &Principal, access: Access, params: &[(String, String)]) -> Result<(), ApiError> {
+fn authorize(
+    principal: &Principal,
+    access: Access,
+    params: &[(String, String)],
+) -> Result<(), ApiError> {
     let needed = match access {
         Access::None | Access::Any => return Ok(()),
         Access::Role(needed) => needed,
@@ -253,16 +281,21 @@ fn authorize(principal: &Principal, access: Access, params: &[(String, String)])
     if let Some(tenant) = principal.tenant()
         && of_path(params) != Some(tenant)
     {
-        return Err(ApiError::new(Code::Forbidden, format!("the token reaches tenant `{tenant}` only")));
+        return Err(ApiError::new(
+            Code::Forbidden,
+            format!("the token reaches tenant `{tenant}` only"),
+        ));
     }
     if principal.role() < needed {
-        let detail = format!("this needs the role `{needed}`; the token has `{}`", principal.role());
+        let detail =
+            format!("this needs the role `{needed}`; the token has `{}`", principal.role());
         return Err(ApiError::new(Code::Forbidden, detail));
     }
     if access == Access::Platform
         && let Some(tenant) = principal.tenant()
     {
-        let detail = format!("this is for whoever runs the host; the token is of tenant `{tenant}`");
+        let detail =
+            format!("this is for whoever runs the host; the token is of tenant `{tenant}`");
         return Err(ApiError::new(Code::Forbidden, detail));
     }
     Ok(())
@@ -276,10 +309,14 @@ fn of_path(params: &[(String, String)]) -> Option<&str> {
 /// The path's parameters as the handlers will see them. PostgreSQL's texts hold no NUL.
 async fn path_params(parts: &mut Parts) -> Result<Vec<(String, String)>, ApiError> {
     let params = RawPathParams::from_request_parts(parts, &()).await;
-    let params = params.map_err(|_| ApiError::invalid("the path is not UTF-8 after percent-decoding"))?;
-    let params: Vec<_> = params.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    let params =
+        params.map_err(|_| ApiError::invalid("the path is not UTF-8 after percent-decoding"))?;
+    let params: Vec<_> =
+        params.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     match params.iter().find(|(_, value)| value.contains('\0')) {
-        Some((name, _)) => Err(ApiError::invalid(format!("`{name}` in the path holds a NUL character"))),
+        Some((name, _)) => {
+            Err(ApiError::invalid(format!("`{name}` in the path holds a NUL character")))
+        }
         None => Ok(params),
     }
 }
@@ -307,7 +344,9 @@ impl FromRequestParts<Api> for Caller {
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, ApiError> {
         let allowed = parts.extensions.get::<Allowed>().cloned();
-        let Allowed(principal) = allowed.ok_or_else(|| ApiError::new(Code::Forbidden, "nobody was asked whether this is allowed"))?;
+        let Allowed(principal) = allowed.ok_or_else(|| {
+            ApiError::new(Code::Forbidden, "nobody was asked whether this is allowed")
+        })?;
         Ok(Self { admin: api.admin().acting_as(principal.name()), principal })
     }
 }

@@ -58,12 +58,13 @@ pub enum BrokerError {
 }
 
 /// An answer of the brokers.
-pub type Asking<'a> = Pin<Box<dyn Future<Output = Result<Vec<GroupPosition>, BrokerError>> + Send + 'a>>;
+pub type Asking<'a> =
+    Pin<Box<dyn Future<Output = Result<Vec<GroupPosition>, BrokerError>> + Send + 'a>>;
 
 /// The brokers, as far as the API needs them.
 pub trait Brokers: Send + Sync {
-    /// Where the group of a consumer stands, where it would go on, and where records begin that are not older
-    /// than a horizon.
+    /// Where the group of a consumer stands, where it would go on, and where records begin that are
+    /// not older than a horizon.
     fn positions<'a>(
         &'a self,
         tenant: &'a str,

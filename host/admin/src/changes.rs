@@ -69,7 +69,8 @@ pub struct Rollback {
 
 /// Deploy: make a version live
 ///
-/// Hosts switch between two transactions. What was live for the same event type and event versions ends.
+/// Hosts switch between two transactions. What was live for the same event type and event versions
+/// ends.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/deployments", tag = "deployments",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewDeployment,
     responses((status = 201, body = Deployment)), extensions(("x-role" = json!("deployer"))))]
@@ -93,7 +94,13 @@ pub(crate) async fn start_canary(
     Body(new): Body<NewCanary>,
 ) -> Result<(StatusCode, Json<Deployment>), ApiError> {
     let NewCanary { deployment, percent, guard } = new;
-    caller.deploy(&tenant, &consumer, &deployment.into_inbox(inbox::Role::Canary, Some(percent), guard)).await
+    caller
+        .deploy(
+            &tenant,
+            &consumer,
+            &deployment.into_inbox(inbox::Role::Canary, Some(percent), guard),
+        )
+        .await
 }
 
 /// Start a shadow
@@ -111,13 +118,19 @@ pub(crate) async fn start_shadow(
     if let Some(duration_ms) = duration_ms {
         deployment.limits.insert("deadline_ms".to_owned(), duration_ms.into());
     }
-    caller.deploy(&tenant, &consumer, &deployment.into_inbox(inbox::Role::Shadow, Some(percent), None)).await
+    caller
+        .deploy(
+            &tenant,
+            &consumer,
+            &deployment.into_inbox(inbox::Role::Shadow, Some(percent), None),
+        )
+        .await
 }
 
 /// Roll back
 ///
-/// To the version before, or to a named one. Where a canary runs, it is the canary that is withdrawn. No
-/// transaction that begins after the answer completes with what was withdrawn.
+/// To the version before, or to a named one. Where a canary runs, it is the canary that is
+/// withdrawn. No transaction that begins after the answer completes with what was withdrawn.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/rollbacks", tag = "deployments",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewRollback,
     responses((status = 201, body = Rollback)), extensions(("x-role" = json!("operator"))))]
@@ -128,7 +141,10 @@ pub(crate) async fn roll_back(
 ) -> Result<(StatusCode, Json<Rollback>), ApiError> {
     let NewRollback { event_type, event_versions, to, reason, redrive } = new;
     let slot = inbox::Slot { event_type, event_versions };
-    let done = caller.admin.rollback(&tenant, &consumer, &slot, to.as_deref(), reason.as_deref(), redrive).await?;
+    let done = caller
+        .admin
+        .rollback(&tenant, &consumer, &slot, to.as_deref(), reason.as_deref(), redrive)
+        .await?;
     let inbox::Rollback { withdrawn, live, migrations_kept, redriven } = done;
     let withdrawn = caller.shown(&tenant, &consumer, withdrawn).await?;
     let live = caller.shown(&tenant, &consumer, live).await?;
@@ -170,6 +186,9 @@ pub(crate) async fn end(
     Path((tenant, consumer, deployment_id)): Path<(String, String, i64)>,
     Body(ending): Body<Ending>,
 ) -> Result<Json<Deployment>, ApiError> {
-    let ended = caller.admin.end_deployment(&tenant, &consumer, deployment_id, ending.reason.as_deref()).await?;
+    let ended = caller
+        .admin
+        .end_deployment(&tenant, &consumer, deployment_id, ending.reason.as_deref())
+        .await?;
     Ok(Json(caller.shown(&tenant, &consumer, ended).await?))
 }

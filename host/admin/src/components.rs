@@ -40,7 +40,8 @@ pub trait Components: Send + Sync {
     /// Look at an upload.
     fn check(&self, upload: Bytes) -> Checking<'_>;
 
-    /// A component was kept, and is to be compiled. Returns at once; the rows tell what became of it.
+    /// A component was kept, and is to be compiled. Returns at once; the rows tell what became of
+    /// it.
     fn submit(&self, digest: [u8; 32]);
 
     /// Whether a policy asks for something that the broker's client or the host refuses.

@@ -1,10 +1,11 @@
 //! The connections of one listener, under bounds that leave room for clients with a token.
 //!
-//! A listener has a number of places, and one peer holds half of them at most. A connection that comes when
-//! there is no room takes the place of one that is worth less: first of those that have not sent a whole head,
-//! the oldest of the peer that has most of them; then of those whose request is not authenticated; then of those
-//! that an authenticated client keeps open between its requests. A request that is authenticated is never cut
-//! off for another; where there are only such, the newcomer is refused.
+//! A listener has a number of places, and one peer holds half of them at most. A connection that
+//! comes when there is no room takes the place of one that is worth less: first of those that have
+//! not sent a whole head, the oldest of the peer that has most of them; then of those whose request
+//! is not authenticated; then of those that an authenticated client keeps open between its
+//! requests. A request that is authenticated is never cut off for another; where there are only
+//! such, the newcomer is refused.
 
 use std::{
     cmp::Reverse,
@@ -22,14 +23,17 @@ use tokio_util::sync::CancellationToken;
 /// Connections of one listener at the same time.
 const CONNECTIONS_MAX: usize = 256;
 
-/// An address of IPv4, or the 64 bits that one site of IPv6 has in common: such a site has all addresses below.
+/// An address of IPv4, or the 64 bits that one site of IPv6 has in common: such a site has all
+/// addresses below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Peer(IpAddr);
 
 impl Peer {
     fn of(address: IpAddr) -> Self {
         Self(match address.to_canonical() {
-            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+            IpAddr::V6(address) => {
+                Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into()
+            }
             address @ IpAddr::V4(_) => address,
         })
     }
@@ -115,10 +119,13 @@ impl Places {
             return None;
         }
         Phase::CLOSED.into_iter().find_map(|phase| {
-            let those = || self.all.iter().filter(|(_, place)| place.phase == phase && among(place));
+            let those =
+                || self.all.iter().filter(|(_, place)| place.phase == phase && among(place));
             let mut of_peers: HashMap<Peer, usize> = HashMap::new();
             those().for_each(|(_, place)| *of_peers.entry(place.peer).or_default() += 1);
-            those().min_by_key(|(_, place)| (Reverse(of_peers[&place.peer]), place.since)).map(|(number, _)| *number)
+            those()
+                .min_by_key(|(_, place)| (Reverse(of_peers[&place.peer]), place.since))
+                .map(|(number, _)| *number)
         })
     }
 
@@ -144,11 +151,16 @@ impl Connections {
     pub(crate) fn new(listener: &'static str) -> Self {
         let connections = Self { listener, max: CONNECTIONS_MAX, places: Arc::default() };
         // A series that begins with the first one would not be seen to rise.
-        Phase::CLOSED.into_iter().map(Phase::reason).chain([REFUSED]).for_each(|reason| connections.count(reason, 0));
+        Phase::CLOSED
+            .into_iter()
+            .map(Phase::reason)
+            .chain([REFUSED])
+            .for_each(|reason| connections.count(reason, 0));
         connections
     }
 
-    /// Gives a place to a connection from an address, and closes another one for it where it has to. None: there is no room.
+    /// Gives a place to a connection from an address, and closes another one for it where it has
+    /// to. None: there is no room.
     pub(crate) fn admit(&self, address: IpAddr) -> Option<Arc<Connection>> {
         let peer = Peer::of(address);
         let mut places = self.places();
@@ -166,9 +178,17 @@ impl Connections {
             }
         }
         let (number, closing) = (places.tick(), CancellationToken::new());
-        places.all.insert(number, Place { peer, phase: Phase::NoHead, since: number, closing: closing.clone() });
+        places.all.insert(
+            number,
+            Place { peer, phase: Phase::NoHead, since: number, closing: closing.clone() },
+        );
         drop(places);
-        Some(Arc::new(Connection { number, of: self.clone(), closing, is_answered: AtomicBool::new(false) }))
+        Some(Arc::new(Connection {
+            number,
+            of: self.clone(),
+            closing,
+            is_answered: AtomicBool::new(false),
+        }))
     }
 
     fn places(&self) -> MutexGuard<'_, Places> {
@@ -180,7 +200,8 @@ impl Connections {
     }
 }
 
-/// A connection that has a place. The task that serves it reports its phases; dropping it frees the place.
+/// A connection that has a place. The task that serves it reports its phases; dropping it frees the
+/// place.
 pub(crate) struct Connection {
     number: u64,
     of: Connections,
@@ -214,7 +235,9 @@ impl Connection {
     /// Reports that what was handed over was sent.
     pub(crate) fn flushed(&self) {
         if self.is_answered.swap(false, Ordering::Relaxed) {
-            self.of.places().change(self.number, |phase| if phase == Phase::Authenticated { Phase::Idle } else { Phase::NoHead });
+            self.of.places().change(self.number, |phase| {
+                if phase == Phase::Authenticated { Phase::Idle } else { Phase::NoHead }
+            });
         }
     }
 }
@@ -239,12 +262,14 @@ mod tests {
             Self(Connections { max: MAX, ..Connections::new("test") }, Vec::new())
         }
 
-        /// Opens connections from an address, each in the phase of a letter: `h`ead not whole, `u`nauthenticated, `i`dle,
-        /// `a`uthenticated. Returns how many were admitted.
+        /// Opens connections from an address, each in the phase of a letter: `h`ead not whole,
+        /// `u`nauthenticated, `i`dle, `a`uthenticated. Returns how many were admitted.
         fn come(&mut self, from: &str, phases: &str) -> usize {
             let before = self.1.len();
             for phase in phases.chars() {
-                let Some(connection) = self.0.admit(from.parse().expect("an address")) else { continue };
+                let Some(connection) = self.0.admit(from.parse().expect("an address")) else {
+                    continue;
+                };
                 if phase != 'h' {
                     connection.requested();
                 }
@@ -260,7 +285,8 @@ mod tests {
             self.1.len() - before
         }
 
-        /// Returns those that were closed for others since the last call, in the order in which they came.
+        /// Returns those that were closed for others since the last call, in the order in which
+        /// they came.
         fn closed(&mut self) -> Vec<String> {
             let closed = self.1.extract_if(.., |(_, connection)| connection.closing.is_cancelled());
             closed.map(|(name, _)| name).collect()
@@ -275,15 +301,29 @@ mod tests {
         assert_eq!(listener.come("10.0.0.1", "aaa"), 3);
         assert_eq!(listener.closed(), ["10.0.0.1 i", "10.0.0.1 u", "10.0.0.1 h"]);
         assert_eq!(listener.come("10.0.0.1", "a"), 0, "nothing is closed for it");
-        assert_eq!((listener.come("10.0.0.2", "h"), listener.closed().len()), (1, 0), "others have the other half");
+        assert_eq!(
+            (listener.come("10.0.0.2", "h"), listener.closed().len()),
+            (1, 0),
+            "others have the other half"
+        );
     }
 
     #[test]
     fn who_sends_no_head_gives_way_first_and_whoever_has_most_of_them() {
         let mut listener = Listener::new();
-        assert_eq!((listener.come("10.0.0.1", "u"), listener.come("10.0.0.2", "h"), listener.come("10.0.0.3", "hhh")), (1, 1, 3));
+        assert_eq!(
+            (
+                listener.come("10.0.0.1", "u"),
+                listener.come("10.0.0.2", "h"),
+                listener.come("10.0.0.3", "hhh")
+            ),
+            (1, 1, 3)
+        );
         assert_eq!((listener.come("10.0.0.4", "a"), listener.come("10.0.0.5", "aa")), (1, 2));
-        assert_eq!((listener.come("10.0.0.6", "a"), listener.closed()), (1, vec!["10.0.0.3 h".to_owned()]));
+        assert_eq!(
+            (listener.come("10.0.0.6", "a"), listener.closed()),
+            (1, vec!["10.0.0.3 h".to_owned()])
+        );
         assert_eq!((listener.come("10.0.0.7", "aaaa"), listener.closed().len()), (4, 4));
         assert_eq!(listener.come("10.0.0.8", "h"), 0, "only authenticated requests are left");
         assert!(listener.closed().is_empty());
@@ -292,7 +332,14 @@ mod tests {
     #[test]
     fn those_that_send_heads_are_closed_in_order_of_what_they_are_worth() {
         let mut listener = Listener::new();
-        assert_eq!((listener.come("10.0.0.1", "iu"), listener.come("10.0.0.2", "ui"), listener.come("10.0.0.3", "aaaa")), (2, 2, 4));
+        assert_eq!(
+            (
+                listener.come("10.0.0.1", "iu"),
+                listener.come("10.0.0.2", "ui"),
+                listener.come("10.0.0.3", "aaaa")
+            ),
+            (2, 2, 4)
+        );
         assert_eq!((listener.come("10.0.0.4", "aaaa"), listener.come("10.0.0.5", "h")), (4, 0));
         assert_eq!(listener.closed(), ["10.0.0.1 i", "10.0.0.1 u", "10.0.0.2 u", "10.0.0.2 i"]);
     }

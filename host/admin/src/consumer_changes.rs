@@ -17,8 +17,8 @@ use crate::{
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewPolicy {
-    /// The policy, whole, with the keys of a policy's file. `…` as a value of `kafka.properties` stands for the
-    /// value that is there.
+    /// The policy, whole, with the keys of a policy's file. `…` as a value of `kafka.properties`
+    /// stands for the value that is there.
     #[schema(value_type = Object)]
     pub policy: Map<String, Value>,
     /// Make the change although it has consequences. Without this, such a change is only described.
@@ -66,10 +66,10 @@ pub struct NothingMore {}
 
 /// Give a consumer another policy
 ///
-/// What has consequences for messages is only described until it is accepted. Hosts finish what they run with the
-/// old policy and start again with the new one. `retention` stays. A token of a tenant leaves `kafka.properties` as
-/// they are, whatever it sends, and cannot add a topic that its tenant may not read, or a pattern; those that an operator
-/// put there may stay.
+/// What has consequences for messages is only described until it is accepted. Hosts finish what
+/// they run with the old policy and start again with the new one. `retention` stays. A token of a
+/// tenant leaves `kafka.properties` as they are, whatever it sends, and cannot add a topic that its
+/// tenant may not read, or a pattern; those that an operator put there may stay.
 #[utoipa::path(put, path = "/v1/tenants/{tenant}/consumers/{consumer}/policy", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewPolicy,
     responses((status = 200, body = PolicyChange)), extensions(("x-role" = json!("admin"))))]
@@ -84,8 +84,13 @@ pub(crate) async fn set_policy(
     check_tenants_policy(&caller, &tenant, &consumer, &mut policy, Some(&before)).await?;
     api.components().check_policy(&tenant, &consumer, &policy).map_err(ApiError::invalid)?;
     let change = caller.admin.set_policy(&tenant, &consumer, policy, new.accept).await?;
-    let difference = |d: oncebox_inbox::PolicyDifference| PolicyDifference { key: d.key, before: d.before, after: d.after };
-    let consequence = |c: oncebox_inbox::Consequence| Consequence { key: c.key.to_owned(), text: c.text };
+    let difference = |d: oncebox_inbox::PolicyDifference| PolicyDifference {
+        key: d.key,
+        before: d.before,
+        after: d.after,
+    };
+    let consequence =
+        |c: oncebox_inbox::Consequence| Consequence { key: c.key.to_owned(), text: c.text };
     Ok(Json(PolicyChange {
         differences: change.differences.into_iter().map(difference).collect(),
         consequences: change.consequences.into_iter().map(consequence).collect(),
@@ -111,7 +116,8 @@ pub(crate) async fn pause(
 
 /// Let a consumer run again
 ///
-/// One that is quarantined, since a host ended while it started it, is released by this where the token is not a tenant's.
+/// One that is quarantined, since a host ended while it started it, is released by this where the
+/// token is not a tenant's.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/resume", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NothingMore,
     responses((status = 200, body = Consumer)), extensions(("x-role" = json!("operator"))))]
@@ -137,7 +143,8 @@ pub(crate) async fn resume(
 
 /// Drain a consumer
 ///
-/// No further records are read; retries go on until nothing in its inbox is open, then it is paused.
+/// No further records are read; retries go on until nothing in its inbox is open, then it is
+/// paused.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/drain", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NothingMore,
     responses((status = 200, body = Consumer)), extensions(("x-role" = json!("operator"))))]
@@ -152,8 +159,9 @@ pub(crate) async fn drain(
 
 /// Delete a consumer
 ///
-/// `confirm` is its name. Nothing is run for it from now on; hosts remove its inbox, its deployments and its group
-/// in the brokers by and by. What its messages did stays, as do the tenant's handlers and the audit log.
+/// `confirm` is its name. Nothing is run for it from now on; hosts remove its inbox, its
+/// deployments and its group in the brokers by and by. What its messages did stays, as do the
+/// tenant's handlers and the audit log.
 #[utoipa::path(delete, path = "/v1/tenants/{tenant}/consumers/{consumer}", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("confirm" = String, Query)),
     responses((status = 200, body = Consumer)), extensions(("x-role" = json!("admin"))))]
@@ -166,7 +174,9 @@ pub(crate) async fn delete(
     query.end()?;
     let row = caller.admin.consumer(&tenant, &consumer).await?;
     if confirmed.as_deref() != Some(row.name.as_str()) {
-        return Err(ApiError::invalid("query parameter `confirm` must be the consumer's name: its inbox is deleted, for good"));
+        return Err(ApiError::invalid(
+            "query parameter `confirm` must be the consumer's name: its inbox is deleted, for good",
+        ));
     }
     caller.admin.delete_consumer(&tenant, &consumer).await?;
     Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))

@@ -36,7 +36,8 @@ pub struct Consumer {
     /// Why no host starts it, where that is so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantine: Option<Quarantine>,
-    /// Messages in its inbox that are still to be run, up to 10,001; only where one consumer is asked for.
+    /// Messages in its inbox that are still to be run, up to 10,001; only where one consumer is
+    /// asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open_messages: Option<i64>,
     /// Deliveries that were refused as duplicates; only where one consumer is asked for.
@@ -53,7 +54,8 @@ pub struct Consumer {
 /// Deliveries that hosts refused, since their message was done already.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Duplicates {
-    /// How many, at least: each host adds those that it refused every two seconds, and one that dies has not added its last.
+    /// How many, at least: each host adds those that it refused every two seconds, and one that
+    /// dies has not added its last.
     pub refused: i64,
     /// Since when they are counted.
     pub since: DateTime<Utc>,
@@ -106,13 +108,33 @@ impl Consumer {
         let policy = consumer.policy_shown();
         let quarantine = consumer.quarantine.as_ref().map(|quarantine| {
             let text = quarantine.text(&consumer.tenant, &consumer.name);
-            Quarantine { at: quarantine.at, host: quarantine.host.clone(), deaths: quarantine.deaths, text }
+            Quarantine {
+                at: quarantine.at,
+                host: quarantine.host.clone(),
+                deaths: quarantine.deaths,
+                text,
+            }
         });
-        let oncebox_inbox::Consumer { consumer_id, tenant, name, generation, created_at, state, tenant_state, revision, seek, .. } =
-            consumer;
-        let offset = |to: oncebox_inbox::SeekOffset| SeekOffset { topic: to.topic, partition: to.partition, offset: to.offset };
+        let oncebox_inbox::Consumer {
+            consumer_id,
+            tenant,
+            name,
+            generation,
+            created_at,
+            state,
+            tenant_state,
+            revision,
+            seek,
+            ..
+        } = consumer;
+        let offset = |to: oncebox_inbox::SeekOffset| SeekOffset {
+            topic: to.topic,
+            partition: to.partition,
+            offset: to.offset,
+        };
         let seek = seek.map(|seek| seek.offsets.into_iter().map(offset).collect());
-        let hosts = runs.iter().filter(|run| run.consumer_id == consumer_id).map(host_run).collect();
+        let hosts =
+            runs.iter().filter(|run| run.consumer_id == consumer_id).map(host_run).collect();
         Self {
             consumer_id,
             tenant,
@@ -138,7 +160,11 @@ fn host_run(run: &oncebox_inbox::HostRun) -> HostRun {
 }
 
 /// One consumer with what the hosts say of it.
-pub(crate) async fn shown(admin: &oncebox_inbox::Admin, tenant: &str, name: &str) -> Result<Consumer, ApiError> {
+pub(crate) async fn shown(
+    admin: &oncebox_inbox::Admin,
+    tenant: &str,
+    name: &str,
+) -> Result<Consumer, ApiError> {
     let consumer = admin.consumer(tenant, name).await?;
     let runs = admin.runs(Some(tenant), Some(name)).await?;
     Ok(Consumer::new(consumer, &runs))
@@ -158,19 +184,23 @@ pub struct NewConsumer {
 /// List consumers
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers", tag = "consumers", params(("tenant" = String, Path)),
     responses((status = 200, body = Vec<Consumer>)), extensions(("x-role" = json!("viewer"))))]
-pub(crate) async fn list(caller: Caller, Path(tenant): Path<String>) -> Result<Json<Vec<Consumer>>, ApiError> {
+pub(crate) async fn list(
+    caller: Caller,
+    Path(tenant): Path<String>,
+) -> Result<Json<Vec<Consumer>>, ApiError> {
     let tenant = caller.admin.tenant(&tenant).await?.name;
-    let (all, runs) = (caller.admin.consumers().await?, caller.admin.runs(Some(&tenant), None).await?);
+    let (all, runs) =
+        (caller.admin.consumers().await?, caller.admin.runs(Some(&tenant), None).await?);
     let of_tenant = all.into_iter().filter(|consumer| consumer.tenant == tenant);
     Ok(Json(of_tenant.map(|consumer| Consumer::new(consumer, &runs)).collect()))
 }
 
 /// Make a consumer
 ///
-/// It starts with its first deployment. A token of a tenant cannot set `kafka.properties`: with them a
-/// consumer could speak to the brokers as somebody else. It can name groups only that begin with `oncebox.<tenant>.`,
-/// and topics only that its tenant's `topics_allowed` names, which are `oncebox.<tenant>.*` until an operator says more;
-/// it can never set a pattern.
+/// It starts with its first deployment. A token of a tenant cannot set `kafka.properties`: with
+/// them a consumer could speak to the brokers as somebody else. It can name groups only that begin
+/// with `oncebox.<tenant>.`, and topics only that its tenant's `topics_allowed` names, which are
+/// `oncebox.<tenant>.*` until an operator says more; it can never set a pattern.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers", tag = "consumers", params(("tenant" = String, Path)),
     request_body = NewConsumer, responses((status = 201, body = Consumer)), extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn create(
@@ -186,9 +216,9 @@ pub(crate) async fn create(
     Ok((StatusCode::CREATED, Json(shown(&caller.admin, &tenant, &new.name).await?)))
 }
 
-/// What a token of a tenant may say in a policy. Brokers know nothing of tenants: what is not refused here can
-/// read another tenant's topic, or take partitions and offsets of another's group. Whoever runs the host is asked
-/// nothing; what they gave a consumer, its tenant may keep.
+/// What a token of a tenant may say in a policy. Brokers know nothing of tenants: what is not
+/// refused here can read another tenant's topic, or take partitions and offsets of another's group.
+/// Whoever runs the host is asked nothing; what they gave a consumer, its tenant may keep.
 pub(crate) async fn check_tenants_policy(
     caller: &Caller,
     tenant: &str,
@@ -204,27 +234,51 @@ pub(crate) async fn check_tenants_policy(
     match &before {
         Some(before) => policy.kafka.properties = before.kafka.properties.clone(),
         None if !policy.kafka.properties.is_empty() => {
-            return forbidden("a token of a tenant cannot set `policy.kafka.properties`; ask whoever runs the host".to_owned());
+            return forbidden(
+                "a token of a tenant cannot set `policy.kafka.properties`; ask \
+                whoever runs the host"
+                    .to_owned(),
+            );
         }
         None => {}
     }
     // Which schemas it may see nobody asks: it is decoded with the host's rights.
-    if policy.wire_format != WireFormat::Plain && before.as_ref().is_none_or(|before| before.wire_format != policy.wire_format) {
-        return forbidden("a token of a tenant cannot set `policy.wire_format`; ask whoever runs the host".to_owned());
+    if policy.wire_format != WireFormat::Plain
+        && before.as_ref().is_none_or(|before| before.wire_format != policy.wire_format)
+    {
+        return forbidden(
+            "a token of a tenant cannot set `policy.wire_format`; ask whoever runs the host"
+                .to_owned(),
+        );
     }
     let (group, own) = (policy.group(tenant, consumer), format!("oncebox.{tenant}."));
-    if !group.starts_with(&own) && before.as_ref().is_none_or(|before| before.group(tenant, consumer) != group) {
-        return forbidden(format!("a token of a tenant can set `policy.kafka.group` only to what begins with `{own}`"));
+    if !group.starts_with(&own)
+        && before.as_ref().is_none_or(|before| before.group(tenant, consumer) != group)
+    {
+        return forbidden(format!(
+            "a token of a tenant can set `policy.kafka.group` only to what begins with `{own}`"
+        ));
     }
     let copies = &policy.dead_letters.topic;
-    let may_write =
-        |topic: &String| topic.starts_with(&own) || before.as_ref().is_some_and(|before| before.dead_letters.topic.as_ref() == Some(topic));
+    let may_write = |topic: &String| {
+        topic.starts_with(&own)
+            || before
+                .as_ref()
+                .is_some_and(|before| before.dead_letters.topic.as_ref() == Some(topic))
+    };
     if !copies.as_ref().is_none_or(may_write) {
-        return forbidden(format!("a token of a tenant can set `policy.dead_letters.topic` only to what begins with `{own}`"));
+        return forbidden(format!(
+            "a token of a tenant can set `policy.dead_letters.topic` only to what begins with \
+                `{own}`"
+        ));
     }
     let limits = caller.admin.tenant(tenant).await?.limits;
     let known = before.map(|before| before.topics).unwrap_or_default();
-    match policy.topics.iter().find(|topic| !known.contains(topic) && !limits.allows_topic(tenant, topic)) {
+    match policy
+        .topics
+        .iter()
+        .find(|topic| !known.contains(topic) && !limits.allows_topic(tenant, topic))
+    {
         Some(topic) => forbidden(may_not_read(tenant, topic)),
         None => Ok(()),
     }
@@ -232,8 +286,12 @@ pub(crate) async fn check_tenants_policy(
 
 /// What a tenant's token is told of a topic that is not its own.
 pub(crate) fn may_not_read(tenant: &str, topic: &str) -> String {
-    let why = if is_pattern(topic) { "; a pattern is for whoever runs the host to set" } else { "" };
-    format!("tenant `{tenant}` may not read topic `{topic}`{why}; ask whoever runs the host for it (`oncebox tenant limits {tenant}`)")
+    let why =
+        if is_pattern(topic) { "; a pattern is for whoever runs the host to set" } else { "" };
+    format!(
+        "tenant `{tenant}` may not read topic `{topic}`{why}; ask whoever runs the host for it \
+            (`oncebox tenant limits {tenant}`)"
+    )
 }
 
 pub(crate) async fn parse(policy: Map<String, Value>) -> Result<Policy, ApiError> {
@@ -244,10 +302,18 @@ pub(crate) async fn parse(policy: Map<String, Value>) -> Result<Policy, ApiError
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), responses((status = 200, body = Consumer)),
     extensions(("x-role" = json!("viewer"))))]
-pub(crate) async fn show(caller: Caller, Path((tenant, consumer)): Path<(String, String)>) -> Result<Json<Consumer>, ApiError> {
+pub(crate) async fn show(
+    caller: Caller,
+    Path((tenant, consumer)): Path<(String, String)>,
+) -> Result<Json<Consumer>, ApiError> {
     let row = caller.admin.consumer(&tenant, &consumer).await?;
     let open_messages = Some(caller.admin.open_messages(&row).await?);
-    let oncebox_inbox::Duplicates { refused, since, last_at } = caller.admin.duplicates(row.consumer_id).await?;
+    let oncebox_inbox::Duplicates { refused, since, last_at } =
+        caller.admin.duplicates(row.consumer_id).await?;
     let duplicates = Some(Duplicates { refused, since, last_at });
-    Ok(Json(Consumer { open_messages, duplicates, ..shown(&caller.admin, &tenant, &consumer).await? }))
+    Ok(Json(Consumer {
+        open_messages,
+        duplicates,
+        ..shown(&caller.admin, &tenant, &consumer).await?
+    }))
 }

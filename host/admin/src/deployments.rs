@@ -34,8 +34,8 @@ impl From<Retries> for inbox::Retries {
     }
 }
 
-/// What ends a canary by itself: over the window, a failure rate above the stable version's by more than
-/// the margin.
+/// What ends a canary by itself: over the window, a failure rate above the stable version's by more
+/// than the margin.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Guard {
@@ -71,7 +71,8 @@ impl From<Guard> for inbox::Guard {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewDeployment {
-    /// The event type; `orders.*` for all that begin with `orders.`; `*` for all. The most specific wins.
+    /// The event type; `orders.*` for all that begin with `orders.`; `*` for all. The most specific
+    /// wins.
     pub event_type: String,
     /// A semantic-version requirement such as `>=2, <4`. Null takes every version, and none.
     #[serde(default)]
@@ -103,7 +104,8 @@ pub struct NewCanary {
     /// What to run.
     #[serde(flatten)]
     pub deployment: NewDeployment,
-    /// Share of ordering keys, more than 0 and at most 100. A key stays with the canary while it grows.
+    /// Share of ordering keys, more than 0 and at most 100. A key stays with the canary while it
+    /// grows.
     pub percent: f64,
     /// What ends it by itself.
     #[serde(default)]
@@ -153,7 +155,8 @@ pub struct Deployment {
     pub retries: String,
     /// What ends a canary by itself.
     pub guard: Option<Guard>,
-    /// Generation of the consumer that it began with: a host that runs this one or a later one has it.
+    /// Generation of the consumer that it began with: a host that runs this one or a later one has
+    /// it.
     pub generation: i64,
     /// When it began.
     pub created_at: DateTime<Utc>,
@@ -205,7 +208,12 @@ impl Deployment {
 }
 
 impl NewDeployment {
-    pub(crate) fn into_inbox(self, role: inbox::Role, percent: Option<f64>, guard: Option<Guard>) -> inbox::NewDeployment {
+    pub(crate) fn into_inbox(
+        self,
+        role: inbox::Role,
+        percent: Option<f64>,
+        guard: Option<Guard>,
+    ) -> inbox::NewDeployment {
         inbox::NewDeployment {
             slot: inbox::Slot { event_type: self.event_type, event_versions: self.event_versions },
             handler: self.handler,
@@ -223,7 +231,12 @@ impl NewDeployment {
 
 impl Caller {
     /// A deployment as it is shown, with the hosts that run.
-    pub(crate) async fn shown(&self, tenant: &str, consumer: &str, row: inbox::Deployment) -> Result<Deployment, ApiError> {
+    pub(crate) async fn shown(
+        &self,
+        tenant: &str,
+        consumer: &str,
+        row: inbox::Deployment,
+    ) -> Result<Deployment, ApiError> {
         let consumer = self.admin.consumer(tenant, consumer).await?;
         Ok(Deployment::of(row, &self.progress(consumer.consumer_id).await?))
     }
@@ -264,7 +277,9 @@ pub(crate) async fn list(
     let hosts = caller.progress(consumer.consumer_id).await?;
     let rows = caller.admin.deployment_list(consumer.consumer_id, history).await?;
     // What has ended is no host's business any more.
-    let shown = rows.into_iter().map(|row| if row.ended_at.is_none() { Deployment::of(row, &hosts) } else { Deployment::of(row, &[]) });
+    let shown = rows.into_iter().map(|row| {
+        if row.ended_at.is_none() { Deployment::of(row, &hosts) } else { Deployment::of(row, &[]) }
+    });
     Ok(Json(shown.collect()))
 }
 

@@ -40,18 +40,36 @@ pub struct Finding {
 impl From<oncebox_inbox::Finding> for Finding {
     fn from(finding: oncebox_inbox::Finding) -> Self {
         let oncebox_inbox::Finding { place, check, severity, found, sql, advice } = finding;
-        Self { place, check: check.to_owned(), severity: severity.as_str().to_owned(), found, sql, advice }
+        Self {
+            place,
+            check: check.to_owned(),
+            severity: severity.as_str().to_owned(),
+            found,
+            sql,
+            advice,
+        }
     }
 }
 
 /// Look whether tenants are kept apart on the live databases
 ///
-/// Changes nothing. It names logins and objects of every tenant, so that tokens of a tenant do not reach it.
+/// Changes nothing. It names logins and objects of every tenant, so that tokens of a tenant do not
+/// reach it.
 #[utoipa::path(get, path = "/v1/doctor", tag = "doctor", responses((status = 200, body = DoctorReport)),
     extensions(("x-role" = json!("admin"))))]
-pub(crate) async fn show(caller: Caller, State(api): State<Api>) -> Result<Json<DoctorReport>, ApiError> {
-    let findings = caller.admin.doctor(HostLimits { connections_max: api.limits().connections_max }).await?;
+pub(crate) async fn show(
+    caller: Caller,
+    State(api): State<Api>,
+) -> Result<Json<DoctorReport>, ApiError> {
+    let findings =
+        caller.admin.doctor(HostLimits { connections_max: api.limits().connections_max }).await?;
     let findings: Vec<Finding> = findings.into_iter().map(Into::into).collect();
-    let count = |severity: &str| findings.iter().filter(|finding| finding.severity == severity).count();
-    Ok(Json(DoctorReport { errors: count("error"), warnings: count("warning"), unknown: count("unknown"), findings }))
+    let count =
+        |severity: &str| findings.iter().filter(|finding| finding.severity == severity).count();
+    Ok(Json(DoctorReport {
+        errors: count("error"),
+        warnings: count("warning"),
+        unknown: count("unknown"),
+        findings,
+    }))
 }

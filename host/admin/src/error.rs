@@ -103,7 +103,10 @@ impl Code {
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Self::Invalid => StatusCode::BAD_REQUEST,
-            Self::Conflict | Self::VersionNotReady | Self::MigrationMissing | Self::TenantNotActive => StatusCode::CONFLICT,
+            Self::Conflict
+            | Self::VersionNotReady
+            | Self::MigrationMissing
+            | Self::TenantNotActive => StatusCode::CONFLICT,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::ComponentRefused => StatusCode::UNPROCESSABLE_ENTITY,
@@ -146,8 +149,12 @@ impl ApiError {
 
     /// A component that cannot run here.
     pub fn refused(problems: Vec<Problem>) -> Self {
-        let text = problems.iter().map(|problem| problem.text.as_str()).collect::<Vec<_>>().join("; ");
-        Self { problems, ..Self::new(Code::ComponentRefused, format!("the component cannot be deployed: {text}")) }
+        let text =
+            problems.iter().map(|problem| problem.text.as_str()).collect::<Vec<_>>().join("; ");
+        Self {
+            problems,
+            ..Self::new(Code::ComponentRefused, format!("the component cannot be deployed: {text}"))
+        }
     }
 
     /// A fault of the host. The cause is for its log.
@@ -188,10 +195,15 @@ impl ApiError {
             problems: self.problems,
         };
         let body = serde_json::to_vec(&details).unwrap_or_default();
-        let mut response = (self.code.status(), [(header::CONTENT_TYPE, "application/problem+json")], body).into_response();
+        let mut response =
+            (self.code.status(), [(header::CONTENT_TYPE, "application/problem+json")], body)
+                .into_response();
         let headers = response.headers_mut();
         if self.code == Code::Unauthenticated {
-            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"oncebox\""));
+            headers.insert(
+                header::WWW_AUTHENTICATE,
+                HeaderValue::from_static("Bearer realm=\"oncebox\""),
+            );
         }
         if matches!(self.code, Code::Timeout | Code::Unavailable) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("5"));
@@ -217,26 +229,49 @@ impl From<InboxError> for ApiError {
         match &error {
             InboxError::Invalid(text) => Self::invalid(text),
             InboxError::Policy(problems) | InboxError::Statements { problems, .. } => Self {
-                problems: problems.iter().map(|problem| Problem { code: problem.code.clone(), text: problem.text.clone() }).collect(),
+                problems: problems
+                    .iter()
+                    .map(|problem| Problem {
+                        code: problem.code.clone(),
+                        text: problem.text.clone(),
+                    })
+                    .collect(),
                 ..Self::invalid(error.to_string())
             },
             InboxError::NotFound(text) => Self::new(Code::NotFound, text),
             InboxError::Conflict { code, text } => Self::new(Code::of_conflict(code), text),
-            InboxError::CommitUnknown(_) => {
-                Self::host(Code::Timeout, "the database's answer was lost; look whether the change was made before you repeat it", &error)
-            }
-            InboxError::Unreachable(_) => Self::host(Code::Unavailable, "the database does not answer; try again later", &error),
-            InboxError::PlaceAway { tenant, .. } => {
-                Self::host(Code::Unavailable, format!("the database of tenant `{tenant}` does not answer; try again later"), &error)
-            }
+            InboxError::CommitUnknown(_) => Self::host(
+                Code::Timeout,
+                "the database's answer was lost; look whether the change was made before you \
+                    repeat it",
+                &error,
+            ),
+            InboxError::Unreachable(_) => Self::host(
+                Code::Unavailable,
+                "the database does not answer; try again later",
+                &error,
+            ),
+            InboxError::PlaceAway { tenant, .. } => Self::host(
+                Code::Unavailable,
+                format!("the database of tenant `{tenant}` does not answer; try again later"),
+                &error,
+            ),
             InboxError::NotThereYet { text, .. } => Self::host(Code::Unavailable, text, &error),
-            InboxError::HostLocked { purpose, .. } => {
-                Self::host(Code::Unavailable, format!("another process takes too long to {purpose}; try again later"), &error)
-            }
-            InboxError::InFlightElsewhere => {
-                Self::host(Code::Unavailable, "another change of the same thing is in the way; try again", &error)
-            }
-            _ => Self::host(Code::Internal, "the host failed to do this; its log says why, under the id of this request", &error),
+            InboxError::HostLocked { purpose, .. } => Self::host(
+                Code::Unavailable,
+                format!("another process takes too long to {purpose}; try again later"),
+                &error,
+            ),
+            InboxError::InFlightElsewhere => Self::host(
+                Code::Unavailable,
+                "another change of the same thing is in the way; try again",
+                &error,
+            ),
+            _ => Self::host(
+                Code::Internal,
+                "the host failed to do this; its log says why, under the id of this request",
+                &error,
+            ),
         }
     }
 }

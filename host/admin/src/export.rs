@@ -23,21 +23,31 @@ pub struct InboxExport {
 
 /// Export messages, newest first
 ///
-/// As the list, with what became of each. A page has at most 100 messages, and with `payload` 8 MiB of records behind the
-/// first, so that it may be shorter than `limit`; the end is a page without messages.
+/// As the list, with what became of each. A page has at most 100 messages, and with `payload` 8 MiB
+/// of records behind the first, so that it may be shorter than `limit`; the end is a page without
+/// messages.
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/export", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path),
         ("status" = Option<String>, Query, description = "Only messages in this state"),
-        ("reason" = Option<String>, Query, description = "Only messages that are there for this reason, with whatever it says after a colon"),
+        ("reason" = Option<String>, Query, description = "Only messages that are there for this \
+            reason, with whatever it says after a colon"),
         ("event_type" = Option<String>, Query, description = "Only messages of this event type"),
-        ("key" = Option<String>, Query, description = "Only messages of this ordering key; bytes that are no text as `0x` and hexadecimal digits"),
-        ("error" = Option<String>, Query, description = "Only messages whose last error holds this text, regardless of case"),
-        ("version" = Option<String>, Query, description = "Only messages that a version ran last whose digest begins like this"),
-        ("since" = Option<chrono::DateTime<chrono::Utc>>, Query, description = "Only messages received at this time or later"),
-        ("until" = Option<chrono::DateTime<chrono::Utc>>, Query, description = "Only messages received before this time"),
-        ("payload" = Option<bool>, Query, description = "Also key, headers and payload, where the policy keeps them"),
-        ("after" = Option<String>, Query, description = "Only what comes after this place in the list"),
-        ("limit" = Option<i64>, Query, description = "At most this many, 1 to 1,000; by default 50")),
+        ("key" = Option<String>, Query, description = "Only messages of this ordering key; bytes \
+            that are no text as `0x` and hexadecimal digits"),
+        ("error" = Option<String>, Query, description = "Only messages whose last error holds this \
+            text, regardless of case"),
+        ("version" = Option<String>, Query, description = "Only messages that a version ran last \
+            whose digest begins like this"),
+        ("since" = Option<chrono::DateTime<chrono::Utc>>, Query, description = "Only messages \
+            received at this time or later"),
+        ("until" = Option<chrono::DateTime<chrono::Utc>>, Query, description = "Only messages \
+            received before this time"),
+        ("payload" = Option<bool>, Query, description = "Also key, headers and payload, where the \
+            policy keeps them"),
+        ("after" = Option<String>, Query, description = "Only what comes after this place in the \
+            list"),
+        ("limit" = Option<i64>, Query, description = "At most this many, 1 to 1,000; by default \
+            50")),
     responses((status = 200, body = Vec<InboxExport>)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn export(
     caller: Caller,

@@ -29,7 +29,8 @@ impl<T: DeserializeOwned> FromRequest<Api> for Json<T> {
         let limit = api.limits().json_bytes_max;
         check_length(&parts.headers, limit)?;
         let reading = tokio::time::timeout(api.limits().request_timeout, read(body, limit)).await;
-        let bytes = reading.map_err(|_| ApiError::new(Code::Timeout, "the body did not arrive in time"))??;
+        let bytes = reading
+            .map_err(|_| ApiError::new(Code::Timeout, "the body did not arrive in time"))??;
         parse(&bytes).map(Self)
     }
 }
@@ -55,9 +56,15 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let parsed = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();
         let text = error.into_inner().to_string();
-        ApiError::invalid(if path == "." { format!("the body is not right: {text}") } else { format!("`{path}` is not right: {text}") })
+        ApiError::invalid(if path == "." {
+            format!("the body is not right: {text}")
+        } else {
+            format!("`{path}` is not right: {text}")
+        })
     })?;
-    deserializer.end().map_err(|error| ApiError::invalid(format!("the body is not right: {error}")))?;
+    deserializer
+        .end()
+        .map_err(|error| ApiError::invalid(format!("the body is not right: {error}")))?;
     // PostgreSQL's texts hold no NUL.
     match serde_json::from_slice(bytes).ok().and_then(|value| nul(&value)) {
         Some(path) if path.is_empty() => Err(ApiError::invalid("the body holds a NUL character")),
@@ -70,11 +77,15 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
 fn nul(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => text.contains('\0').then(String::new),
-        Value::Array(items) => items.iter().enumerate().find_map(|(n, item)| Some(joined(&n.to_string(), &nul(item)?))),
-        Value::Object(members) => members.iter().find_map(|(name, member)| match name.contains('\0') {
-            true => Some(name.clone()),
-            false => Some(joined(name, &nul(member)?)),
-        }),
+        Value::Array(items) => {
+            items.iter().enumerate().find_map(|(n, item)| Some(joined(&n.to_string(), &nul(item)?)))
+        }
+        Value::Object(members) => {
+            members.iter().find_map(|(name, member)| match name.contains('\0') {
+                true => Some(name.clone()),
+                false => Some(joined(name, &nul(member)?)),
+            })
+        }
         _ => None,
     }
 }
@@ -85,22 +96,33 @@ fn joined(name: &str, rest: &str) -> String {
 
 /// Refuse a body by what its head says, before it is read.
 pub(crate) fn check_length(headers: &HeaderMap, limit: usize) -> Result<(), ApiError> {
-    let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    let length = headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     if length.is_some_and(|length| length > limit as u64) { Err(too_large(limit)) } else { Ok(()) }
 }
 
 pub(crate) fn too_large(limit: usize) -> ApiError {
-    ApiError::new(Code::TooLarge, format!("the body has more than {limit} bytes, which is what this path takes"))
+    ApiError::new(
+        Code::TooLarge,
+        format!("the body has more than {limit} bytes, which is what this path takes"),
+    )
 }
 
 /// Refuse a body of another type than those.
 pub(crate) fn check_media_type(headers: &HeaderMap, taken: &[&str]) -> Result<(), ApiError> {
-    let given = headers.get(header::CONTENT_TYPE).map(|given| String::from_utf8_lossy(given.as_bytes()).to_ascii_lowercase());
-    let essence = given.as_deref().and_then(|given| given.split(';').next()).unwrap_or_default().trim();
+    let given = headers
+        .get(header::CONTENT_TYPE)
+        .map(|given| String::from_utf8_lossy(given.as_bytes()).to_ascii_lowercase());
+    let essence =
+        given.as_deref().and_then(|given| given.split(';').next()).unwrap_or_default().trim();
     if taken.contains(&essence) {
         return Ok(());
     }
-    Err(ApiError::new(Code::UnsupportedMediaType, format!("the body must be `{}`; say so in `content-type`", taken.join("` or `"))))
+    Err(ApiError::new(
+        Code::UnsupportedMediaType,
+        format!("the body must be `{}`; say so in `content-type`", taken.join("` or `")),
+    ))
 }
 
 /// Parameters of the path, decoded.
@@ -111,7 +133,8 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Api> for Path<T> {
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, ApiError> {
         let path = axum::extract::Path::from_request_parts(parts, api).await;
-        path.map(|axum::extract::Path(path)| Self(path)).map_err(|error| ApiError::invalid(error.body_text().to_lowercase()))
+        path.map(|axum::extract::Path(path)| Self(path))
+            .map_err(|error| ApiError::invalid(error.body_text().to_lowercase()))
     }
 }
 
@@ -123,9 +146,15 @@ impl FromRequestParts<Api> for Query {
 
     async fn from_request_parts(parts: &mut Parts, _: &Api) -> Result<Self, ApiError> {
         let query = parts.uri.query().unwrap_or_default();
-        let pairs: Vec<_> = form_urlencoded::parse(query.as_bytes()).map(|(k, v)| (k.into_owned(), v.into_owned())).collect();
-        match pairs.iter().find(|(name, value)| name.contains('\0') || value.contains('\0') || value.contains('\u{fffd}')) {
-            Some((name, _)) => Err(ApiError::invalid(format!("query parameter `{name}` holds what is no text"))),
+        let pairs: Vec<_> = form_urlencoded::parse(query.as_bytes())
+            .map(|(k, v)| (k.into_owned(), v.into_owned()))
+            .collect();
+        match pairs.iter().find(|(name, value)| {
+            name.contains('\0') || value.contains('\0') || value.contains('\u{fffd}')
+        }) {
+            Some((name, _)) => {
+                Err(ApiError::invalid(format!("query parameter `{name}` holds what is no text")))
+            }
             None => Ok(Self(pairs)),
         }
     }
@@ -143,11 +172,16 @@ impl Query {
     }
 
     /// A text of those.
-    pub(crate) fn one_of(&mut self, name: &str, known: &[&str]) -> Result<Option<String>, ApiError> {
+    pub(crate) fn one_of(
+        &mut self,
+        name: &str,
+        known: &[&str],
+    ) -> Result<Option<String>, ApiError> {
         match self.take(name)? {
-            Some(value) if !known.contains(&value.as_str()) => {
-                Err(ApiError::invalid(format!("query parameter `{name}` is `{value}`; use {}", known.join(", "))))
-            }
+            Some(value) if !known.contains(&value.as_str()) => Err(ApiError::invalid(format!(
+                "query parameter `{name}` is `{value}`; use {}",
+                known.join(", ")
+            ))),
             value => Ok(value),
         }
     }
@@ -163,9 +197,15 @@ impl Query {
     }
 
     /// Something that a text says.
-    pub(crate) fn parsed<T: FromStr>(&mut self, name: &str, what: &str) -> Result<Option<T>, ApiError> {
+    pub(crate) fn parsed<T: FromStr>(
+        &mut self,
+        name: &str,
+        what: &str,
+    ) -> Result<Option<T>, ApiError> {
         let Some(text) = self.take(name)? else { return Ok(None) };
-        let parsed = text.parse().map_err(|_| ApiError::invalid(format!("query parameter `{name}` is `{text}`; it must be {what}")));
+        let parsed = text.parse().map_err(|_| {
+            ApiError::invalid(format!("query parameter `{name}` is `{text}`; it must be {what}"))
+        });
         Ok(Some(parsed?))
     }
 
@@ -175,13 +215,17 @@ impl Query {
         const MAX: i64 = 1_000;
         let Some(text) = self.take("limit")? else { return Ok(DEFAULT) };
         let limit = text.parse().ok().filter(|limit| (1..=MAX).contains(limit));
-        limit.ok_or_else(|| ApiError::invalid(format!("query parameter `limit` is `{text}`; it must be 1 to {MAX}")))
+        limit.ok_or_else(|| {
+            ApiError::invalid(format!("query parameter `limit` is `{text}`; it must be 1 to {MAX}"))
+        })
     }
 
     /// No other parameter was given.
     pub(crate) fn end(self) -> Result<(), ApiError> {
         match self.0.first() {
-            Some((name, _)) => Err(ApiError::invalid(format!("this path takes no query parameter `{name}`"))),
+            Some((name, _)) => {
+                Err(ApiError::invalid(format!("this path takes no query parameter `{name}`")))
+            }
             None => Ok(()),
         }
     }
@@ -205,8 +249,12 @@ mod tests {
     fn check(body: &str, said: &str) {
         let error = parse::<Sample>(body.as_bytes()).expect_err(body).answer("1", false);
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-        let body = runtime.block_on(axum::body::to_bytes(error.into_body(), 10_000)).expect("a body");
-        let detail = serde_json::from_slice::<Value>(&body).expect("JSON")["detail"].as_str().expect("a detail").to_owned();
+        let body =
+            runtime.block_on(axum::body::to_bytes(error.into_body(), 10_000)).expect("a body");
+        let detail = serde_json::from_slice::<Value>(&body).expect("JSON")["detail"]
+            .as_str()
+            .expect("a detail")
+            .to_owned();
         assert!(detail.contains(said), "{detail}");
     }
 
@@ -219,6 +267,9 @@ mod tests {
         check("{\"name\": \"x\"} x", "trailing");
         check("{\"name\": \"a\\u0000b\"}", "`name` holds a NUL");
         check("{\"name\": \"a\", \"more\": {\"b\": [1, \"\\u0000\"]}}", "`more.b.1` holds a NUL");
-        assert!(parse::<Sample>(b"{\"name\": \"a\\\\u0000b\"}").is_ok(), "an escaped backslash is no NUL");
+        assert!(
+            parse::<Sample>(b"{\"name\": \"a\\\\u0000b\"}").is_ok(),
+            "an escaped backslash is no NUL"
+        );
     }
 }

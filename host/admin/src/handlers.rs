@@ -28,6 +28,9 @@ impl From<oncebox_inbox::HandlerRow> for Handler {
 /// List handlers
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/handlers", tag = "versions", params(("tenant" = String, Path)),
     responses((status = 200, body = Vec<Handler>)), extensions(("x-role" = json!("viewer"))))]
-pub(crate) async fn list(caller: Caller, Path(tenant): Path<String>) -> Result<Json<Vec<Handler>>, ApiError> {
+pub(crate) async fn list(
+    caller: Caller,
+    Path(tenant): Path<String>,
+) -> Result<Json<Vec<Handler>>, ApiError> {
     Ok(Json(caller.admin.handlers(&tenant).await?.into_iter().map(Into::into).collect()))
 }

@@ -20,7 +20,8 @@ pub struct Host {
     pub started_at: DateTime<Utc>,
     /// When it last said that it lives.
     pub seen_at: DateTime<Utc>,
-    /// How many consumers it has in each state: `starting`, `idle`, `running`, `stopped`, `failing`.
+    /// How many consumers it has in each state: `starting`, `idle`, `running`, `stopped`,
+    /// `failing`.
     pub consumers: BTreeMap<String, usize>,
     /// Consumers that do not do what they should there.
     pub failing: Vec<HostFailing>,
@@ -38,13 +39,23 @@ pub struct HostFailing {
 }
 
 impl Host {
-    fn new(host: oncebox_inbox::Host, runs: &[oncebox_inbox::HostRun], names: &BTreeMap<i32, (String, String)>) -> Self {
+    fn new(
+        host: oncebox_inbox::Host,
+        runs: &[oncebox_inbox::HostRun],
+        names: &BTreeMap<i32, (String, String)>,
+    ) -> Self {
         let oncebox_inbox::Host { host_id, name, started_at, seen_at } = host;
         let (mut consumers, mut failing) = (BTreeMap::new(), Vec::new());
         for run in runs.iter().filter(|run| run.host_id == host_id) {
             *consumers.entry(run.state.clone()).or_default() += 1;
-            if let ("failing", Some((tenant, consumer))) = (run.state.as_str(), names.get(&run.consumer_id)) {
-                failing.push(HostFailing { tenant: tenant.clone(), consumer: consumer.clone(), error: run.error.clone() });
+            if let ("failing", Some((tenant, consumer))) =
+                (run.state.as_str(), names.get(&run.consumer_id))
+            {
+                failing.push(HostFailing {
+                    tenant: tenant.clone(),
+                    consumer: consumer.clone(),
+                    error: run.error.clone(),
+                });
             }
         }
         Self { host_id, name, started_at, seen_at, consumers, failing }
@@ -72,7 +83,15 @@ pub struct HostProgress {
 
 impl From<oncebox_inbox::HostProgress> for HostProgress {
     fn from(progress: oncebox_inbox::HostProgress) -> Self {
-        let oncebox_inbox::HostProgress { host_id, host, generation, next_generation, state, error, at } = progress;
+        let oncebox_inbox::HostProgress {
+            host_id,
+            host,
+            generation,
+            next_generation,
+            state,
+            error,
+            at,
+        } = progress;
         Self { host_id, host, generation, next_generation, state, error, at }
     }
 }
@@ -82,6 +101,20 @@ impl From<oncebox_inbox::HostProgress> for HostProgress {
     extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<Host>>, ApiError> {
     let runs = caller.admin.runs(None, None).await?;
-    let names = caller.admin.standings().await?.into_iter().map(|s| (s.consumer_id, (s.tenant, s.name))).collect();
-    Ok(Json(caller.admin.hosts().await?.into_iter().map(|host| Host::new(host, &runs, &names)).collect()))
+    let names = caller
+        .admin
+        .standings()
+        .await?
+        .into_iter()
+        .map(|s| (s.consumer_id, (s.tenant, s.name)))
+        .collect();
+    Ok(Json(
+        caller
+            .admin
+            .hosts()
+            .await?
+            .into_iter()
+            .map(|host| Host::new(host, &runs, &names))
+            .collect(),
+    ))
 }

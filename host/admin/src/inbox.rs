@@ -14,8 +14,17 @@ use crate::{
 };
 
 /// States of a message that can be seen from outside.
-const STATUSES: [&str; 9] =
-    ["received", "in_progress", "completed", "failed_retryable", "failed_terminal", "parked", "waiting", "skipped", "discarded"];
+const STATUSES: [&str; 9] = [
+    "received",
+    "in_progress",
+    "completed",
+    "failed_retryable",
+    "failed_terminal",
+    "parked",
+    "waiting",
+    "skipped",
+    "discarded",
+];
 
 /// A message in the inbox, without its payload.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -98,8 +107,8 @@ impl From<oncebox_inbox::InboxRow> for InboxRow {
     }
 }
 
-/// A message in the inbox, with its record where that was asked for. Bytes that are no text are `0x` and
-/// hexadecimal digits.
+/// A message in the inbox, with its record where that was asked for. Bytes that are no text are
+/// `0x` and hexadecimal digits.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct InboxDetail {
     /// The message.
@@ -145,7 +154,8 @@ pub struct Story {
 pub struct StoryEvent {
     /// When.
     pub at: DateTime<Utc>,
-    /// `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `revised` or `restored`.
+    /// `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `revised` or
+    /// `restored`.
     pub event: String,
     /// Which run, since the message was first received or last redriven.
     pub attempt: Option<i32>,
@@ -172,13 +182,25 @@ pub struct Behind {
 
 impl From<oncebox_inbox::StoryEvent> for StoryEvent {
     fn from(e: oncebox_inbox::StoryEvent) -> Self {
-        Self { at: e.at, event: e.event, attempt: e.attempt, version: e.version, reason: e.reason, error: e.error, actor: e.actor }
+        Self {
+            at: e.at,
+            event: e.event,
+            attempt: e.attempt,
+            version: e.version,
+            reason: e.reason,
+            error: e.error,
+            actor: e.actor,
+        }
     }
 }
 
 impl From<oncebox_inbox::Story> for Story {
     fn from(story: oncebox_inbox::Story) -> Self {
-        let behind = |b: oncebox_inbox::Behind| Behind { message_id: b.message_id, status: b.status, reason: b.reason };
+        let behind = |b: oncebox_inbox::Behind| Behind {
+            message_id: b.message_id,
+            status: b.status,
+            reason: b.reason,
+        };
         Self {
             message: story.detail.row.into(),
             ordering_key: story.ordering_key.as_deref().map(text),
@@ -195,27 +217,39 @@ impl From<oncebox_inbox::Story> for Story {
 
 /// List messages, newest first
 ///
-/// Messages of one time are in the order of their ids. The next page begins after the last message of this one:
-/// `after` is its `received_at`, a comma and its `message_id`.
+/// Messages of one time are in the order of their ids. The next page begins after the last message
+/// of this one: `after` is its `received_at`, a comma and its `message_id`.
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path),
         ("status" = Option<String>, Query, description = "Only messages in this state"),
-        ("reason" = Option<String>, Query, description = "Only messages that are there for this reason, with whatever it says after a colon"),
+        ("reason" = Option<String>, Query, description = "Only messages that are there for this \
+            reason, with whatever it says after a colon"),
         ("event_type" = Option<String>, Query, description = "Only messages of this event type"),
-        ("key" = Option<String>, Query, description = "Only messages of this ordering key; bytes that are no text as `0x` and hexadecimal digits"),
-        ("error" = Option<String>, Query, description = "Only messages whose last error holds this text, regardless of case"),
-        ("version" = Option<String>, Query, description = "Only messages that a version ran last whose digest begins like this"),
-        ("since" = Option<DateTime<Utc>>, Query, description = "Only messages received at this time or later"),
-        ("until" = Option<DateTime<Utc>>, Query, description = "Only messages received before this time"),
-        ("after" = Option<String>, Query, description = "Only what comes after this place in the list"),
-        ("limit" = Option<i64>, Query, description = "At most this many, 1 to 1,000; by default 50")),
+        ("key" = Option<String>, Query, description = "Only messages of this ordering key; bytes \
+            that are no text as `0x` and hexadecimal digits"),
+        ("error" = Option<String>, Query, description = "Only messages whose last error holds this \
+            text, regardless of case"),
+        ("version" = Option<String>, Query, description = "Only messages that a version ran last \
+            whose digest begins like this"),
+        ("since" = Option<DateTime<Utc>>, Query, description = "Only messages received at this \
+            time or later"),
+        ("until" = Option<DateTime<Utc>>, Query, description = "Only messages received before this \
+            time"),
+        ("after" = Option<String>, Query, description = "Only what comes after this place in the \
+            list"),
+        ("limit" = Option<i64>, Query, description = "At most this many, 1 to 1,000; by default \
+            50")),
     responses((status = 200, body = Vec<InboxRow>)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn list(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
     mut query: Query,
 ) -> Result<Json<Vec<InboxRow>>, ApiError> {
-    let filter = Filter { tenant: Some(tenant.clone()), consumer: Some(consumer.clone()), ..filter(&mut query)? };
+    let filter = Filter {
+        tenant: Some(tenant.clone()),
+        consumer: Some(consumer.clone()),
+        ..filter(&mut query)?
+    };
     query.end()?;
     // A misspelt name must not look like an empty inbox.
     caller.admin.consumer(&tenant, &consumer).await?;
@@ -233,7 +267,10 @@ pub(crate) fn filter(query: &mut Query) -> Result<Filter, ApiError> {
         version: query.text("version")?,
         since: query.parsed("since", "a time as of RFC 3339")?,
         until: query.parsed("until", "a time as of RFC 3339")?,
-        after: query.parsed::<InboxPlace>("after", "a time as of RFC 3339, a comma and the id of a message")?,
+        after: query.parsed::<InboxPlace>(
+            "after",
+            "a time as of RFC 3339, a comma and the id of a message",
+        )?,
         limit: query.limit()?,
         ..Filter::default()
     })
@@ -250,8 +287,8 @@ pub struct InboxStats {
     pub pending: i64,
     /// Seconds since the oldest of them was received.
     pub oldest_pending_age_s: Option<f64>,
-    /// Messages that did not complete, by state and reason; each state is counted up to 100,000. Those that were
-    /// skipped or discarded are not counted.
+    /// Messages that did not complete, by state and reason; each state is counted up to 100,000.
+    /// Those that were skipped or discarded are not counted.
     pub open: Vec<InboxOpen>,
     /// Bounds of the policy that are reached.
     pub alerts: Vec<InboxAlert>,
@@ -283,7 +320,8 @@ pub struct InboxAlert {
 
 /// Count what is open
 ///
-/// What did not complete, by state and reason, and which bounds of the policy's `[alerts]` that reaches.
+/// What did not complete, by state and reason, and which bounds of the policy's `[alerts]` that
+/// reaches.
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/backlog", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path)),
     responses((status = 200, body = InboxStats)), extensions(("x-role" = json!("viewer"))))]
@@ -294,7 +332,11 @@ pub(crate) async fn backlog(
 ) -> Result<Json<InboxStats>, ApiError> {
     query.end()?;
     let (backlog, alerts) = caller.admin.backlog(&tenant, &consumer).await?;
-    let alert = |a: oncebox_inbox::Alert| InboxAlert { alert: a.name.to_owned(), value: a.value, bound: a.bound };
+    let alert = |a: oncebox_inbox::Alert| InboxAlert {
+        alert: a.name.to_owned(),
+        value: a.value,
+        bound: a.bound,
+    };
     Ok(Json(InboxStats {
         tenant,
         consumer,
@@ -307,7 +349,12 @@ pub(crate) async fn backlog(
 
 impl From<oncebox_inbox::Open> for InboxOpen {
     fn from(open: oncebox_inbox::Open) -> Self {
-        Self { status: open.status, reason: open.reason, messages: open.messages, oldest: open.oldest }
+        Self {
+            status: open.status,
+            reason: open.reason,
+            messages: open.messages,
+            oldest: open.oldest,
+        }
     }
 }
 
@@ -345,11 +392,12 @@ pub struct Remedy {
     /// Only these, at most 1,000; none for all that the filter finds.
     #[serde(default)]
     pub message_ids: Vec<String>,
-    /// Only what was there, or was a dead letter, by then: what the first answer said, when a request is repeated until
-    /// nothing is left. By default now.
+    /// Only what was there, or was a dead letter, by then: what the first answer said, when a
+    /// request is repeated until nothing is left. By default now.
     #[serde(default)]
     pub as_of: Option<DateTime<Utc>>,
-    /// Messages of this request, at most; 0 only counts, and changes nothing. By default 1,000, which is the most.
+    /// Messages of this request, at most; 0 only counts, and changes nothing. By default 1,000,
+    /// which is the most.
     #[serde(default = "remedy_limit")]
     pub limit: u32,
 }
@@ -366,7 +414,8 @@ fn remedy_limit() -> u32 {
 pub struct Remedied {
     /// Messages with which it was done.
     pub changed: i64,
-    /// Messages with which it is still to be done, counted up to 100,000. Some of them may be worked on right now.
+    /// Messages with which it is still to be done, counted up to 100,000. Some of them may be
+    /// worked on right now.
     pub left: i64,
     /// For the next request.
     pub as_of: DateTime<Utc>,
@@ -374,9 +423,9 @@ pub struct Remedied {
 
 /// Run dead letters again
 ///
-/// Under their ids, with their headers and a budget of runs as if they were new; attempts so far are kept. In order by
-/// key they wait for their turn. Asked twice, it is done once. A message whose record the policy did not keep cannot be
-/// run again, nor can one that was never decoded.
+/// Under their ids, with their headers and a budget of runs as if they were new; attempts so far
+/// are kept. In order by key they wait for their turn. Asked twice, it is done once. A message
+/// whose record the policy did not keep cannot be run again, nor can one that was never decoded.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/redrive", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = Remedy,
     responses((status = 200, body = Remedied)), extensions(("x-role" = json!("operator"))))]
@@ -390,7 +439,8 @@ pub(crate) async fn redrive(
 
 /// Discard messages
 ///
-/// What did not complete is never run any more, and its row stays. What waits behind it in its key follows.
+/// What did not complete is never run any more, and its row stays. What waits behind it in its key
+/// follows.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/discard", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = Remedy,
     responses((status = 200, body = Remedied)), extensions(("x-role" = json!("operator"))))]
@@ -422,14 +472,27 @@ pub(crate) fn check_reason(reason: &str) -> Result<(), ApiError> {
     }
 }
 
-async fn apply(caller: &Caller, tenant: &str, consumer: &str, verb: Verb, remedy: Remedy) -> Result<Json<Remedied>, ApiError> {
+async fn apply(
+    caller: &Caller,
+    tenant: &str,
+    consumer: &str,
+    verb: Verb,
+    remedy: Remedy,
+) -> Result<Json<Remedied>, ApiError> {
     let Remedy { reason, filter, message_ids, as_of, limit } = remedy;
     check_reason(&reason)?;
     if limit > REMEDY_MAX || message_ids.len() > REMEDY_MAX as usize {
-        return Err(ApiError::invalid(format!("`limit` and the number of `message_ids` must be at most {REMEDY_MAX}")));
+        return Err(ApiError::invalid(format!(
+            "`limit` and the number of `message_ids` must be at most {REMEDY_MAX}"
+        )));
     }
-    if let Some(status) = filter.status.as_ref().filter(|status| !STATUSES.contains(&status.as_str())) {
-        return Err(ApiError::invalid(format!("`filter.status` is `{status}`; use {}", STATUSES.join(", "))));
+    if let Some(status) =
+        filter.status.as_ref().filter(|status| !STATUSES.contains(&status.as_str()))
+    {
+        return Err(ApiError::invalid(format!(
+            "`filter.status` is `{status}`; use {}",
+            STATUSES.join(", ")
+        )));
     }
     let filter = Filter {
         status: filter.status,
@@ -443,7 +506,8 @@ async fn apply(caller: &Caller, tenant: &str, consumer: &str, verb: Verb, remedy
         ..Filter::default()
     };
     let remedy = oncebox_inbox::Remedy { verb, filter, message_ids, reason, as_of, limit };
-    let oncebox_inbox::Remedied { changed, left, as_of } = caller.admin.remedy(tenant, consumer, &remedy).await?;
+    let oncebox_inbox::Remedied { changed, left, as_of } =
+        caller.admin.remedy(tenant, consumer, &remedy).await?;
     Ok(Json(Remedied { changed, left, as_of }))
 }
 
@@ -456,7 +520,8 @@ fn keys(shown: String) -> Vec<Vec<u8>> {
 /// One message
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("message_id" = String, Path),
-        ("payload" = Option<bool>, Query, description = "Also key, headers and payload, where the policy keeps them")),
+        ("payload" = Option<bool>, Query, description = "Also key, headers and payload, where the \
+            policy keeps them")),
     responses((status = 200, body = InboxDetail)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn show(
     caller: Caller,
@@ -474,7 +539,9 @@ impl InboxDetail {
         let shown = |bytes: Option<&[u8]>| bytes.filter(|_| with_record).map(text);
         Self {
             key: shown(detail.key.as_deref()),
-            headers: with_record.then(|| detail.headers.iter().map(|(name, value)| (name.clone(), text(value))).collect()),
+            headers: with_record.then(|| {
+                detail.headers.iter().map(|(name, value)| (name.clone(), text(value))).collect()
+            }),
             payload: shown(detail.payload.as_deref()),
             row: detail.row.into(),
         }
@@ -483,7 +550,8 @@ impl InboxDetail {
 
 /// The story of one message
 ///
-/// Its failed runs, what people did with it, what it waits for, what comes next, and the commands for that.
+/// Its failed runs, what people did with it, what it waits for, what comes next, and the commands
+/// for that.
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/story", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("message_id" = String, Path)),
     responses((status = 200, body = Story)), extensions(("x-role" = json!("viewer"))))]

@@ -1,5 +1,6 @@
-//! The HTTP API: everything a person can do, over the functions of `oncebox-inbox`. Routes, wire types and
-//! document come from one place each, and the document is what requests are authorized by.
+//! The HTTP API: everything a person can do, over the functions of `oncebox-inbox`. Routes, wire
+//! types and document come from one place each, and the document is what requests are authorized
+//! by.
 
 mod audit;
 mod auth;
@@ -73,7 +74,8 @@ pub struct Limits {
     pub idle_timeout: Duration,
     /// Uploads that are held in memory at the same time.
     pub uploads_max: usize,
-    /// Connections to databases that a host opens for all tenants together, which the server has to bear.
+    /// Connections to databases that a host opens for all tenants together, which the server has to
+    /// bear.
     pub connections_max: usize,
 }
 
@@ -109,7 +111,15 @@ impl Api {
     /// The API over a database.
     pub fn new(admin: Admin, components: Arc<dyn Components>, limits: Limits, mode: Mode) -> Self {
         let uploads = Semaphore::new(limits.uploads_max);
-        Self(Arc::new(Shared { admin, components, brokers: OnceLock::new(), limits, mode, uploads, tasks: TaskTracker::new() }))
+        Self(Arc::new(Shared {
+            admin,
+            components,
+            brokers: OnceLock::new(),
+            limits,
+            mode,
+            uploads,
+            tasks: TaskTracker::new(),
+        }))
     }
 
     /// The same, in a process that knows the brokers.
@@ -155,8 +165,8 @@ impl Api {
     }
 }
 
-/// The API as a service. In this process it is called with tower's `oneshot` and a [`Principal`] among the
-/// request's extensions.
+/// The API as a service. In this process it is called with tower's `oneshot` and a [`Principal`]
+/// among the request's extensions.
 pub fn router(api: Api) -> Router {
     let (routes, document) = openapi::routes().split_for_parts();
     let gate = auth::Gate { api: api.clone(), rules: Arc::new(auth::Rules::of(&document)) };

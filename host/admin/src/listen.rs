@@ -47,7 +47,9 @@ const ALPN: &[u8] = b"\x08http/1.1";
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// The address is taken, or not one of this machine.
-    #[error("failed to listen on `{address}`; set `api.listen` (ONCEBOX_API_LISTEN) to a free address")]
+    #[error(
+        "failed to listen on `{address}`; set `api.listen` (ONCEBOX_API_LISTEN) to a free address"
+    )]
     Bind {
         /// The address.
         address: SocketAddr,
@@ -58,7 +60,8 @@ pub enum ListenError {
     #[error("without tokens the API is served on a loopback address only, not on `{0}`")]
     OpenToOthers(SocketAddr),
     /// A file of the certificate is missing or not right.
-    #[error("the certificate in `{}` or the key in `{}` cannot be used; both are PEM, and belong together", certificate.display(), key.display())]
+    #[error("the certificate in `{}` or the key in `{}` cannot be used; both are PEM, and belong \
+        together", certificate.display(), key.display())]
     Certificate {
         /// The certificate and those it was signed by.
         certificate: PathBuf,
@@ -78,13 +81,22 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Bind an address; with a certificate and its key, for TLS. Without tokens, only a loopback address.
-    pub async fn bind(address: SocketAddr, certificate: Option<(&Path, &Path)>, mode: Mode) -> Result<Self, ListenError> {
+    /// Bind an address; with a certificate and its key, for TLS. Without tokens, only a loopback
+    /// address.
+    pub async fn bind(
+        address: SocketAddr,
+        certificate: Option<(&Path, &Path)>,
+        mode: Mode,
+    ) -> Result<Self, ListenError> {
         if mode == Mode::Open && !address.ip().is_loopback() {
             return Err(ListenError::OpenToOthers(address));
         }
         let tls = certificate.map(|(certificate, key)| {
-            let wrong = |source| ListenError::Certificate { certificate: certificate.to_owned(), key: key.to_owned(), source };
+            let wrong = |source| ListenError::Certificate {
+                certificate: certificate.to_owned(),
+                key: key.to_owned(),
+                source,
+            };
             acceptor(certificate, key).map_err(wrong)
         });
         let failed = |source| ListenError::Bind { address, source };
@@ -107,7 +119,8 @@ impl Listener {
     pub async fn serve(self, api: Api, stop: CancellationToken, grace: Duration) {
         assert_eq!(api.mode(), self.mode, "the address was checked for another mode");
         if self.tls.is_none() && !self.address.ip().is_loopback() {
-            tracing::warn!(listen = %self.address, "the API is served without TLS to other machines: whoever is between sees the tokens; \
+            tracing::warn!(listen = %self.address, "the API is served without TLS to other \
+                machines: whoever is between sees the tokens; \
                 set `api.tls_certificate_file` and `api.tls_key_file`");
         }
         let router = crate::router(api.clone());
@@ -122,9 +135,15 @@ impl Listener {
     }
 }
 
-/// Serves a router on a socket, without TLS, until told to stop; requests that run by then may take as long as `grace`. The
-/// name of the listener is a label of its metrics.
-pub async fn serve_plain(tcp: TcpListener, router: Router, listener: &'static str, stop: CancellationToken, grace: Duration) {
+/// Serves a router on a socket, without TLS, until told to stop; requests that run by then may take
+/// as long as `grace`. The name of the listener is a label of its metrics.
+pub async fn serve_plain(
+    tcp: TcpListener,
+    router: Router,
+    listener: &'static str,
+    stop: CancellationToken,
+    grace: Duration,
+) {
     let tasks = accept(tcp, None, router, Connections::new(listener), stop, grace).await;
     let _ = timeout(grace, tasks.wait()).await; // a client that does not read its answer by then goes without
 }
@@ -147,14 +166,16 @@ async fn accept(
         match accepted {
             Ok((stream, address)) => {
                 let Some(place) = connections.admit(address.ip()) else {
-                    tracing::debug!(%address, "a connection was refused: all are used by requests that are authenticated");
+                    tracing::debug!(%address, "a connection was refused: all are used by requests \
+                        that are authenticated");
                     continue;
                 };
                 let (tls, router, stop) = (tls.clone(), router.clone(), stop.clone());
                 tasks.spawn(async move {
                     tokio::select! {
                         () = connection(stream, tls, router, place.clone(), stop, grace) => {}
-                        () = place.closed() => tracing::debug!(%address, "a connection was closed for another"),
+                        () = place.closed() => tracing::debug!(%address, "a connection was closed \
+                            for another"),
                     }
                 });
             }
@@ -174,7 +195,9 @@ fn acceptor(certificate: &Path, key: &Path) -> Result<SslAcceptor, ErrorStack> {
     builder.set_certificate_chain_file(certificate)?;
     builder.set_private_key_file(key, SslFiletype::PEM)?;
     builder.check_private_key()?;
-    builder.set_alpn_select_callback(|_, offered| select_next_proto(ALPN, offered).ok_or(AlpnError::NOACK));
+    builder.set_alpn_select_callback(|_, offered| {
+        select_next_proto(ALPN, offered).ok_or(AlpnError::NOACK)
+    });
     Ok(builder.build())
 }
 
@@ -197,7 +220,10 @@ async fn connection(
     }
 }
 
-async fn handshake(stream: TcpStream, tls: &SslAcceptor) -> Result<SslStream<TcpStream>, openssl::ssl::Error> {
+async fn handshake(
+    stream: TcpStream,
+    tls: &SslAcceptor,
+) -> Result<SslStream<TcpStream>, openssl::ssl::Error> {
     let mut stream = SslStream::new(Ssl::new(tls.context())?, stream)?;
     Pin::new(&mut stream).accept().await?;
     Ok(stream)
@@ -243,7 +269,10 @@ impl hyper::body::Body for TrackedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         Pin::new(&mut self.body).poll_frame(context)
     }
 
@@ -269,17 +298,29 @@ struct TrackedStream<S> {
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for TrackedStream<S> {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for TrackedStream<S> {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
-    fn poll_write_vectored(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
     }
 

@@ -44,15 +44,19 @@ impl From<oncebox_inbox::Migration> for Migration {
 /// List the migrations that the tenant's schema holds
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/migrations", tag = "tenants", params(("tenant" = String, Path)),
     responses((status = 200, body = Vec<Migration>)), extensions(("x-role" = json!("viewer"))))]
-pub(crate) async fn list(caller: Caller, Path(tenant): Path<String>) -> Result<Json<Vec<Migration>>, ApiError> {
+pub(crate) async fn list(
+    caller: Caller,
+    Path(tenant): Path<String>,
+) -> Result<Json<Vec<Migration>>, ApiError> {
     let tenant = caller.admin.tenant(&tenant).await?;
     Ok(Json(caller.admin.migrations(&tenant.name).await?.into_iter().map(Into::into).collect()))
 }
 
 /// Apply a migration to the tenant's tables
 ///
-/// Once: the same name with the same text again changes nothing, with another text it is refused. Statements
-/// that do not belong to a schema are refused before anything runs; `problems` names each with its line.
+/// Once: the same name with the same text again changes nothing, with another text it is refused.
+/// Statements that do not belong to a schema are refused before anything runs; `problems` names
+/// each with its line.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/migrations", tag = "tenants", params(("tenant" = String, Path)),
     request_body = NewMigration,
     responses((status = 201, body = Migration), (status = 200, body = Migration, description = "The schema holds it already")),
@@ -64,7 +68,14 @@ pub(crate) async fn apply(
 ) -> Result<(StatusCode, Json<Migration>), ApiError> {
     let tenant = caller.admin.tenant(&tenant).await?;
     let is_new = caller.admin.apply_migration(&tenant, &new.name, &new.sql).await?;
-    let held = caller.admin.migrations(&tenant.name).await?.into_iter().find(|migration| migration.name == new.name);
-    let held = held.ok_or_else(|| ApiError::new(Code::NotFound, format!("migration `{}` is gone again", new.name)))?;
+    let held = caller
+        .admin
+        .migrations(&tenant.name)
+        .await?
+        .into_iter()
+        .find(|migration| migration.name == new.name);
+    let held = held.ok_or_else(|| {
+        ApiError::new(Code::NotFound, format!("migration `{}` is gone again", new.name))
+    })?;
     Ok((if is_new { StatusCode::CREATED } else { StatusCode::OK }, Json(held.into())))
 }

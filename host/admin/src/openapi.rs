@@ -15,8 +15,9 @@ use utoipa::{
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
-    Api, audit, auth::ROLE_KEY, changes, consumer_changes, consumers, deployments, doctor, error::ProblemDetails, export, handlers, hosts,
-    inbox, migrations, revision, seek, shadows, tenant_changes, tenants, tokens, versions, whoami,
+    Api, audit, auth::ROLE_KEY, changes, consumer_changes, consumers, deployments, doctor,
+    error::ProblemDetails, export, handlers, hosts, inbox, migrations, revision, seek, shadows,
+    tenant_changes, tenants, tokens, versions, whoami,
 };
 
 /// The routes and their document. A route is here or nowhere.
@@ -80,7 +81,8 @@ pub fn document() -> Document {
 #[utoipa::path(get, path = "/openapi.json", tag = "document", responses((status = 200, body = Object)),
     extensions(("x-role" = json!("none"))))]
 async fn show() -> Response {
-    static TEXT: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| document().to_json().expect("it is made of plain values"));
+    static TEXT: std::sync::LazyLock<String> =
+        std::sync::LazyLock::new(|| document().to_json().expect("it is made of plain values"));
     ([(header::CONTENT_TYPE, "application/json")], TEXT.as_str()).into_response()
 }
 
@@ -88,8 +90,10 @@ async fn show() -> Response {
 #[openapi(
     info(
         title = "Oncebox",
-        description = "Everything a person can do with Oncebox. Each operation says in `x-role` what it asks for: `none`, `any` token, or a \
-            token of that role or a higher one (viewer, operator, deployer, admin). A token of a tenant reaches the paths of that tenant. \
+        description = "Everything a person can do with Oncebox. Each operation says in `x-role` \
+            what it asks for: `none`, `any` token, or a \
+            token of that role or a higher one (viewer, operator, deployer, admin). A token of a \
+            tenant reaches the paths of that tenant. \
             `platform` asks for an admin's token that is of no tenant.",
         license(name = "MIT OR Apache-2.0")
     ),
@@ -103,7 +107,8 @@ struct Common;
 impl Modify for Common {
     fn modify(&self, document: &mut Document) {
         let components = document.components.get_or_insert_default();
-        let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("obx_").build();
+        let scheme =
+            HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("obx_").build();
         components.add_security_scheme("token", SecurityScheme::Http(scheme));
         for (path, item) in &mut document.paths.paths {
             let all = [
@@ -124,12 +129,26 @@ impl Modify for Common {
 
 fn complete(method: &str, path: &str, operation: &mut Operation) {
     // Unique, and the same as long as the path is.
-    let words = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty() && *word != "v1");
+    let words = path
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .filter(|word| !word.is_empty() && *word != "v1");
     operation.operation_id = Some(words.fold(method.to_owned(), |id, word| id + "_" + word));
-    let problem = ContentBuilder::new().schema(Some(utoipa::openapi::Ref::from_schema_name(ProblemDetails::name()))).build();
-    let refused = ResponseBuilder::new().description("Refused").content("application/problem+json", problem).build();
+    let problem = ContentBuilder::new()
+        .schema(Some(utoipa::openapi::Ref::from_schema_name(ProblemDetails::name())))
+        .build();
+    let refused = ResponseBuilder::new()
+        .description("Refused")
+        .content("application/problem+json", problem)
+        .build();
     operation.responses.responses.insert("default".to_owned(), RefOr::T(refused));
-    let is_public = operation.extensions.as_ref().and_then(|e| e.get(ROLE_KEY)).is_some_and(|role| role == "none");
-    operation.security =
-        Some(if is_public { vec![SecurityRequirement::default()] } else { vec![SecurityRequirement::new("token", [""; 0])] });
+    let is_public = operation
+        .extensions
+        .as_ref()
+        .and_then(|e| e.get(ROLE_KEY))
+        .is_some_and(|role| role == "none");
+    operation.security = Some(if is_public {
+        vec![SecurityRequirement::default()]
+    } else {
+        vec![SecurityRequirement::new("token", [""; 0])]
+    });
 }

@@ -1,6 +1,6 @@
-//! A host that asks for no token answers programs of its own machine, and not the pages that a browser on
-//! it shows: those could reach it through a name that was bound to loopback (DNS rebinding), or by sending
-//! it requests from another site.
+//! A host that asks for no token answers programs of its own machine, and not the pages that a
+//! browser on it shows: those could reach it through a name that was bound to loopback (DNS
+//! rebinding), or by sending it requests from another site.
 
 use axum::http::{HeaderMap, header, request::Parts, uri::Authority};
 
@@ -15,7 +15,8 @@ pub(crate) fn check(parts: &Parts) -> Result<(), ApiError> {
     match one(&parts.headers, header::ORIGIN) {
         Ok(None) => {}
         // Another port of this machine is another site.
-        Ok(Some(origin)) if origin.strip_prefix("http://").is_some_and(|rest| rest == host.as_str()) => {}
+        Ok(Some(origin))
+            if origin.strip_prefix("http://").is_some_and(|rest| rest == host.as_str()) => {}
         _ => return Err(foreign("`origin` is another site")),
     }
     let site = parts.headers.get("sec-fetch-site").map(|site| site.as_bytes());
@@ -26,7 +27,10 @@ pub(crate) fn check(parts: &Parts) -> Result<(), ApiError> {
 }
 
 fn foreign(why: &str) -> ApiError {
-    let text = format!("{why}; without tokens, only programs of this machine are answered, at 127.0.0.1 or localhost");
+    let text = format!(
+        "{why}; without tokens, only programs of this machine are answered, at 127.0.0.1 or \
+            localhost"
+    );
     ApiError::new(Code::Forbidden, text)
 }
 

@@ -22,14 +22,20 @@ pub(crate) async fn around(State(api): State<Api>, request: Request, next: Next)
     // None is taken from outside: it would be a way to write into the log.
     let request_id = hex::encode(rand::random::<[u8; 8]>());
     let method = request.method().clone();
-    let path = request.extensions().get::<MatchedPath>().map_or("-", MatchedPath::as_str).to_owned();
-    let within = if method == Method::PUT { api.limits().upload_timeout } else { api.limits().request_timeout };
+    let path =
+        request.extensions().get::<MatchedPath>().map_or("-", MatchedPath::as_str).to_owned();
+    let within = if method == Method::PUT {
+        api.limits().upload_timeout
+    } else {
+        api.limits().request_timeout
+    };
     let mut response = run(&api, request, next, within).await;
     let principal = response.extensions_mut().remove::<Principal>();
     let error = response.extensions_mut().remove::<ApiError>();
     log(&request_id, &method, &path, started, &response, principal.as_ref(), error.as_ref());
     if let Some(error) = error {
-        response = error.answer(&request_id, principal.is_some_and(|principal| principal.is_local()));
+        response =
+            error.answer(&request_id, principal.is_some_and(|principal| principal.is_local()));
     }
     let headers = response.headers_mut();
     if let Ok(id) = HeaderValue::from_str(&request_id) {
@@ -40,18 +46,24 @@ pub(crate) async fn around(State(api): State<Api>, request: Request, next: Next)
     response
 }
 
-/// In a task of its own: neither a client that goes away nor the deadline cuts through a transaction.
-/// What is begun ends by itself, bounded by the deadlines of the body and of the database.
+/// In a task of its own: neither a client that goes away nor the deadline cuts through a
+/// transaction. What is begun ends by itself, bounded by the deadlines of the body and of the
+/// database.
 async fn run(api: &Api, request: Request, next: Next, within: Duration) -> Response {
     let task = api.tasks().spawn(next.run(request));
     let error = match tokio::time::timeout(within, task).await {
         Ok(Ok(response)) => return response,
-        Ok(Err(error)) => {
-            ApiError::host(Code::Internal, "the host failed to do this; its log says why, under the id of this request", error)
-        }
+        Ok(Err(error)) => ApiError::host(
+            Code::Internal,
+            "the host failed to do this; its log says why, under the id of this request",
+            error,
+        ),
         Err(_) => ApiError::new(
             Code::Timeout,
-            format!("this took more than {} ms and may still be done; look before you repeat it", within.as_millis()),
+            format!(
+                "this took more than {} ms and may still be done; look before you repeat it",
+                within.as_millis()
+            ),
         ),
     };
     error.into_response()
@@ -71,7 +83,25 @@ fn log(
     // A method is whatever the client wrote, of any length.
     let method = if method.as_str().len() > 10 { "-" } else { method.as_str() };
     match error.and_then(ApiError::cause) {
-        Some(cause) => tracing::error!(request_id, method, path, status, ms, principal, error = cause, "request failed"),
-        None => tracing::info!(request_id, method, path, status, ms, principal, code = error.map(|error| error.code().name()), "request"),
+        Some(cause) => tracing::error!(
+            request_id,
+            method,
+            path,
+            status,
+            ms,
+            principal,
+            error = cause,
+            "request failed"
+        ),
+        None => tracing::info!(
+            request_id,
+            method,
+            path,
+            status,
+            ms,
+            principal,
+            code = error.map(|error| error.code().name()),
+            "request"
+        ),
     }
 }

@@ -26,16 +26,17 @@ pub struct NewRevision {
     /// The payload, where it is no text: its bytes as base64.
     #[serde(default)]
     pub payload_base64: Option<String>,
-    /// Only if the message was a dead letter by then, so that a request that is sent again does not meet what failed again
-    /// meanwhile. By default now.
+    /// Only if the message was a dead letter by then, so that a request that is sent again does not
+    /// meet what failed again meanwhile. By default now.
     #[serde(default)]
     pub as_of: Option<DateTime<Utc>>,
 }
 
 /// Give a dead letter another payload and run it again
 ///
-/// It stays the same row, under the same id, with the same headers and with all that was noted of it; what it had before
-/// is kept. What is redelivered is compared with what first came, and is a duplicate.
+/// It stays the same row, under the same id, with the same headers and with all that was noted of
+/// it; what it had before is kept. What is redelivered is compared with what first came, and is a
+/// duplicate.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/revise", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("message_id" = String, Path)), request_body = NewRevision,
     responses((status = 200, body = InboxDetail)), extensions(("x-role" = json!("operator"))))]
@@ -48,12 +49,19 @@ pub(crate) async fn revise(
     check_reason(&reason)?;
     let payload = match (payload, payload_base64) {
         (Some(text), None) => text.into_bytes(),
-        (None, Some(encoded)) => {
-            STANDARD.decode(encoded).map_err(|error| ApiError::invalid(format!("`payload_base64` is no base64: {error}")))?
+        (None, Some(encoded)) => STANDARD.decode(encoded).map_err(|error| {
+            ApiError::invalid(format!("`payload_base64` is no base64: {error}"))
+        })?,
+        _ => {
+            return Err(ApiError::invalid(
+                "a revision needs one of `payload` and `payload_base64`",
+            ));
         }
-        _ => return Err(ApiError::invalid("a revision needs one of `payload` and `payload_base64`")),
     };
-    caller.admin.revise(&tenant, &consumer, &message_id, &Revision { payload, reason, as_of }).await?;
+    caller
+        .admin
+        .revise(&tenant, &consumer, &message_id, &Revision { payload, reason, as_of })
+        .await?;
     let detail = caller.admin.inbox_show(&tenant, &consumer, &message_id).await?;
     Ok(Json(InboxDetail::new(detail, false)))
 }

@@ -59,19 +59,21 @@ pub struct NewOffset {
     pub offset: i64,
 }
 
-/// What a seek means. Records are counted by their offsets, which may have gaps: there are at most so many.
+/// What a seek means. Records are counted by their offsets, which may have gaps: there are at most
+/// so many.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct SeekPlan {
     /// Every partition of the consumer's topics.
     pub partitions: Vec<SeekPartition>,
     /// Records that are read again. Those that the inbox knows are duplicates without effect.
     pub read_again: i64,
-    /// Of those, records that the inbox may have forgotten, by their age: they would have their effect again.
+    /// Of those, records that the inbox may have forgotten, by their age: they would have their
+    /// effect again.
     pub run_again: i64,
     /// Records that are not read any more: they never run.
     pub skipped: i64,
-    /// Records that are older than this may be forgotten; none where the inbox forgets nothing, or, with
-    /// `dedup = "off"`, knows nothing.
+    /// Records that are older than this may be forgotten; none where the inbox forgets nothing, or,
+    /// with `dedup = "off"`, knows nothing.
     pub horizon: Option<DateTime<Utc>>,
     /// What follows, for people.
     pub consequences: Vec<String>,
@@ -106,8 +108,9 @@ pub struct SeekPartition {
 
 /// Seek: let the group of a consumer go on elsewhere
 ///
-/// Without `accept` the answer is what that would mean, and nothing changes. With it, hosts stop the consumer,
-/// one of them sets the offsets once the group is empty, and the consumer goes on as before.
+/// Without `accept` the answer is what that would mean, and nothing changes. With it, hosts stop
+/// the consumer, one of them sets the offsets once the group is empty, and the consumer goes on as
+/// before.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/seek", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewSeek,
     responses((status = 200, body = SeekPlan)), extensions(("x-role" = json!("operator"))))]
@@ -127,47 +130,77 @@ pub(crate) async fn seek(
         // A policy with a regular expression does not say which topics it means.
         let limits = caller.admin.tenant(&tenant).await?.limits;
         let mut named = named.iter().filter_map(|to| to.topic.as_ref());
-        if let Some(topic) = named.find(|topic| !policy.topics.contains(topic) && !limits.allows_topic(&tenant, topic)) {
+        if let Some(topic) = named
+            .find(|topic| !policy.topics.contains(topic) && !limits.allows_topic(&tenant, topic))
+        {
             return Err(ApiError::new(Code::Forbidden, may_not_read(&tenant, topic)));
         }
     }
     let horizon = horizon(&caller.admin, &policy).await?;
     let brokers = api.brokers().ok_or_else(|| {
-        ApiError::new(Code::Unavailable, "this process knows no brokers; set `kafka.brokers` (ONCEBOX_KAFKA_BROKERS), or ask a server")
+        ApiError::new(
+            Code::Unavailable,
+            "this process knows no brokers; set `kafka.brokers` \
+            (ONCEBOX_KAFKA_BROKERS), or ask a server",
+        )
     })?;
-    let found = brokers.positions(&tenant, &consumer, &policy, to, horizon).await.map_err(|error| match error {
-        BrokerError::Invalid(text) => ApiError::invalid(text),
-        BrokerError::Unavailable(text) => ApiError::new(Code::Unavailable, text),
-    })?;
-    let partitions: Vec<_> = found.into_iter().map(|position| partition(position, &policy)).collect();
+    let found =
+        brokers.positions(&tenant, &consumer, &policy, to, horizon).await.map_err(|error| {
+            match error {
+                BrokerError::Invalid(text) => ApiError::invalid(text),
+                BrokerError::Unavailable(text) => ApiError::new(Code::Unavailable, text),
+            }
+        })?;
+    let partitions: Vec<_> =
+        found.into_iter().map(|position| partition(position, &policy)).collect();
     let sum = |count: fn(&SeekPartition) -> i64| partitions.iter().map(count).sum::<i64>();
-    let (read_again, run_again, skipped) = (sum(|p| p.read_again), sum(|p| p.run_again), sum(|p| p.skipped));
+    let (read_again, run_again, skipped) =
+        (sum(|p| p.read_again), sum(|p| p.run_again), sum(|p| p.skipped));
     if accept && read_again > 0 && !policy.replay.allowed {
         return Err(ApiError::new(
             Code::Conflict,
             format!(
-                "{read_again} records would be read again, and the policy of `{tenant}/{consumer}` says `replay.allowed = false`; nothing was changed"
+                "{read_again} records would be read again, and the policy of `{tenant}/{consumer}` \
+                    says `replay.allowed = false`; nothing was changed"
             ),
         ));
     }
     if accept {
         let offsets: Vec<_> = partitions
             .iter()
-            .filter_map(|p| Some(SeekOffset { topic: p.topic.clone(), partition: p.partition, offset: p.target? }))
+            .filter_map(|p| {
+                Some(SeekOffset {
+                    topic: p.topic.clone(),
+                    partition: p.partition,
+                    offset: p.target?,
+                })
+            })
             .collect();
         let details = serde_json::json!({ "read_again": read_again, "run_again": run_again, "skipped": skipped });
         caller.admin.begin_seek(&tenant, &consumer, offsets, details).await?;
     }
     let consequences = consequences(&policy, horizon, read_again, run_again, skipped);
     let consumer = shown(&caller.admin, &tenant, &consumer).await?;
-    Ok(Json(SeekPlan { partitions, read_again, run_again, skipped, horizon, consequences, is_accepted: accept, consumer }))
+    Ok(Json(SeekPlan {
+        partitions,
+        read_again,
+        run_again,
+        skipped,
+        horizon,
+        consequences,
+        is_accepted: accept,
+        consumer,
+    }))
 }
 
 /// Take a seek back that is not done yet
 #[utoipa::path(delete, path = "/v1/tenants/{tenant}/consumers/{consumer}/seek", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), responses((status = 200, body = Consumer)),
     extensions(("x-role" = json!("operator"))))]
-pub(crate) async fn cancel(caller: Caller, Path((tenant, consumer)): Path<(String, String)>) -> Result<Json<Consumer>, ApiError> {
+pub(crate) async fn cancel(
+    caller: Caller,
+    Path((tenant, consumer)): Path<(String, String)>,
+) -> Result<Json<Consumer>, ApiError> {
     caller.admin.cancel_seek(&tenant, &consumer).await?;
     Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))
 }
@@ -178,8 +211,12 @@ fn wanted(new: NewSeek) -> Result<SeekTo, ApiError> {
         (Some(SeekEdge::Beginning), None, None) => Ok(SeekTo::Beginning),
         (Some(SeekEdge::End), None, None) => Ok(SeekTo::End),
         (None, Some(time), None) => Ok(SeekTo::Time(time)),
-        (None, None, Some(offsets)) if offsets.is_empty() => Err(ApiError::invalid("`offsets` names no partition")),
-        (None, None, Some(offsets)) => Ok(SeekTo::Offsets(offsets.into_iter().map(offset).collect())),
+        (None, None, Some(offsets)) if offsets.is_empty() => {
+            Err(ApiError::invalid("`offsets` names no partition"))
+        }
+        (None, None, Some(offsets)) => {
+            Ok(SeekTo::Offsets(offsets.into_iter().map(offset).collect()))
+        }
         _ => Err(ApiError::invalid("a seek needs exactly one of `to`, `time` and `offsets`")),
     }
 }
@@ -187,7 +224,9 @@ fn wanted(new: NewSeek) -> Result<SeekTo, ApiError> {
 /// What is older, by the database's clock, may be forgotten by the inbox.
 async fn horizon(admin: &Admin, policy: &Policy) -> Result<Option<DateTime<Utc>>, ApiError> {
     match policy.retention.days() {
-        Some(days) if policy.dedup == Dedup::Inbox => Ok(Some(admin.now().await? - chrono::Duration::days(days))),
+        Some(days) if policy.dedup == Dedup::Inbox => {
+            Ok(Some(admin.now().await? - chrono::Duration::days(days)))
+        }
         _ => Ok(None),
     }
 }
@@ -202,10 +241,26 @@ fn partition(position: GroupPosition, policy: &Policy) -> SeekPartition {
         Dedup::Off => read_again,
         Dedup::Inbox => horizon.map_or(0, |horizon| (horizon.min(now) - to).max(0)),
     };
-    SeekPartition { topic, partition, committed, target, low, high, read_again, run_again, skipped: (to - now).max(0) }
+    SeekPartition {
+        topic,
+        partition,
+        committed,
+        target,
+        low,
+        high,
+        read_again,
+        run_again,
+        skipped: (to - now).max(0),
+    }
 }
 
-fn consequences(policy: &Policy, horizon: Option<DateTime<Utc>>, read_again: i64, run_again: i64, skipped: i64) -> Vec<String> {
+fn consequences(
+    policy: &Policy,
+    horizon: Option<DateTime<Utc>>,
+    read_again: i64,
+    run_again: i64,
+    skipped: i64,
+) -> Vec<String> {
     let mut all = Vec::new();
     if read_again > 0 && !policy.replay.allowed {
         all.push("the policy says `replay.allowed = false`: this will be refused".to_owned());
@@ -213,24 +268,32 @@ fn consequences(policy: &Policy, horizon: Option<DateTime<Utc>>, read_again: i64
     if read_again > 0 && policy.dedup == Dedup::Inbox {
         let duplicates = read_again - run_again;
         all.push(format!(
-            "{read_again} records are read again; up to {duplicates} of them are in the inbox if they were read before, and have no second effect"
+            "{read_again} records are read again; up to {duplicates} of them are in the inbox if \
+                they were read before, and have no second effect"
         ));
     }
     if run_again > 0 {
         all.push(match horizon {
             Some(horizon) if policy.replay.past_horizon == PastHorizon::Park => format!(
-                "{run_again} records are older than the inbox remembers (before {}): those that it does not know are parked",
+                "{run_again} records are older than the inbox remembers (before {}): those that it \
+                    does not know are parked",
                 horizon.format("%F %T UTC")
             ),
             Some(horizon) => format!(
-                "{run_again} records are older than the inbox remembers (before {}): they WOULD RUN AGAIN, with their effect",
+                "{run_again} records are older than the inbox remembers (before {}): they WOULD \
+                    RUN AGAIN, with their effect",
                 horizon.format("%F %T UTC")
             ),
-            None => format!("{run_again} records WOULD RUN AGAIN, with their effect: `dedup` is off"),
+            None => format!(
+                "{run_again} records WOULD RUN AGAIN, with their effect: `dedup` is \
+                off"
+            ),
         });
     }
     if skipped > 0 {
-        all.push(format!("{skipped} records are skipped: they NEVER RUN, unless the consumer is sought back"));
+        all.push(format!(
+            "{skipped} records are skipped: they NEVER RUN, unless the consumer is sought back"
+        ));
     }
     if read_again == 0 && skipped == 0 {
         all.push("nothing: the group goes on where it stands".to_owned());
@@ -243,9 +306,22 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(policy: &str, (committed, target, horizon): (Option<i64>, Option<i64>, Option<i64>), counts: (i64, i64, i64)) {
-        let policy = Policy::parse(&format!("topics = ['t']\nack = 'after_commit'\n{policy}")).expect("a policy");
-        let position = GroupPosition { topic: "t".to_owned(), partition: 0, committed, target, low: 10, high: 100, horizon };
+    fn check(
+        policy: &str,
+        (committed, target, horizon): (Option<i64>, Option<i64>, Option<i64>),
+        counts: (i64, i64, i64),
+    ) {
+        let policy = Policy::parse(&format!("topics = ['t']\nack = 'after_commit'\n{policy}"))
+            .expect("a policy");
+        let position = GroupPosition {
+            topic: "t".to_owned(),
+            partition: 0,
+            committed,
+            target,
+            low: 10,
+            high: 100,
+            horizon,
+        };
         let found = partition(position, &policy);
         assert_eq!((found.read_again, found.run_again, found.skipped), counts);
     }

@@ -8,8 +8,8 @@ use utoipa::ToSchema;
 
 use crate::{auth::Caller, error::ApiError, extract::Path};
 
-/// Sums and the newest differences of a shadow. Every sampled message that the live version completed is one
-/// of `same`, `differ`, `failed` and `skipped`.
+/// Sums and the newest differences of a shadow. Every sampled message that the live version
+/// completed is one of `same`, `differ`, `failed` and `skipped`.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ShadowReport {
     /// The deployment.
@@ -24,7 +24,8 @@ pub struct ShadowReport {
     pub failed: i64,
     /// Not compared.
     pub skipped: Vec<ShadowSkipped>,
-    /// Tables whose changes are not captured yet, while the shadow is live: no message is compared until there is none.
+    /// Tables whose changes are not captured yet, while the shadow is live: no message is compared
+    /// until there is none.
     #[serde(default)]
     pub uncaptured_tables: Vec<String>,
     /// Wall clock of the live version, of the messages that were compared, microseconds.
@@ -69,8 +70,8 @@ pub struct ShadowSum {
     pub messages: i64,
 }
 
-/// One difference in one message. Values are as PostgreSQL writes them, cut after a kibibyte, and absent where
-/// the consumer's policy keeps no payloads.
+/// One difference in one message. Values are as PostgreSQL writes them, cut after a kibibyte, and
+/// absent where the consumer's policy keeps no payloads.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ShadowDifference {
     /// When it was written.
@@ -96,9 +97,18 @@ pub struct ShadowDifference {
 impl From<inbox::ShadowReport> for ShadowReport {
     fn from(report: inbox::ShadowReport) -> Self {
         let skipped = report.skipped.into_iter();
-        let skipped = skipped.map(|of| ShadowSkipped { reason: of.reason, meaning: of.meaning.to_owned(), messages: of.messages });
+        let skipped = skipped.map(|of| ShadowSkipped {
+            reason: of.reason,
+            meaning: of.meaning.to_owned(),
+            messages: of.messages,
+        });
         let sums = report.sums.into_iter();
-        let sums = sums.map(|inbox::ShadowSum { table, change, column, messages }| ShadowSum { table, change, column, messages });
+        let sums = sums.map(|inbox::ShadowSum { table, change, column, messages }| ShadowSum {
+            table,
+            change,
+            column,
+            messages,
+        });
         Self {
             deployment_id: report.deployment_id,
             messages: report.messages,
@@ -121,7 +131,17 @@ impl From<inbox::ShadowReport> for ShadowReport {
 
 impl From<inbox::ShadowDifference> for ShadowDifference {
     fn from(difference: inbox::ShadowDifference) -> Self {
-        let inbox::ShadowDifference { at, message_id, table, change, column, row_key, before, live, candidate } = difference;
+        let inbox::ShadowDifference {
+            at,
+            message_id,
+            table,
+            change,
+            column,
+            row_key,
+            before,
+            live,
+            candidate,
+        } = difference;
         Self { at, message_id, table, change, column, row_key, before, live, candidate }
     }
 }

@@ -19,7 +19,8 @@ use crate::{
 /// How long a request waits for the end of a tenant before it says how far that is.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What each host gives a tenant, over all of its consumers. Over a limit messages wait; they do not fail.
+/// What each host gives a tenant, over all of its consumers. Over a limit messages wait; they do
+/// not fail.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct TenantLimits {
     /// Its share of a busy host against the other tenants', 1 to 10,000.
@@ -30,13 +31,15 @@ pub struct TenantLimits {
     pub transactions_max: Option<usize>,
     /// Bytes of guests' memory together; none for the host's own bound.
     pub memory_bytes_max: Option<u64>,
-    /// Longest call of a handler, milliseconds, whatever a policy says; none for the host's own bound.
+    /// Longest call of a handler, milliseconds, whatever a policy says; none for the host's own
+    /// bound.
     #[serde(default)]
     pub deadline_ms_max: Option<u64>,
     /// Messages a second; none for as many as come.
     pub messages_per_second: Option<u32>,
-    /// Topics that tokens of the tenant may name in policies: whole names, or beginnings with a `*` behind them;
-    /// none for `oncebox.<tenant>.*`. No token of a tenant may name a pattern, whatever this says.
+    /// Topics that tokens of the tenant may name in policies: whole names, or beginnings with a `*`
+    /// behind them; none for `oncebox.<tenant>.*`. No token of a tenant may name a pattern,
+    /// whatever this says.
     #[serde(default)]
     pub topics_allowed: Option<Vec<String>>,
 }
@@ -52,7 +55,15 @@ impl From<oncebox_inbox::TenantLimits> for TenantLimits {
             messages_per_second,
             topics_allowed,
         } = limits;
-        Self { weight, connections_max, transactions_max, memory_bytes_max, deadline_ms_max, messages_per_second, topics_allowed }
+        Self {
+            weight,
+            connections_max,
+            transactions_max,
+            memory_bytes_max,
+            deadline_ms_max,
+            messages_per_second,
+            topics_allowed,
+        }
     }
 }
 
@@ -86,8 +97,8 @@ pub struct TenantRemoval {
 
 /// Suspend a tenant: all of its consumers rest
 ///
-/// Hosts finish the batches that they run and leave its groups. Its tokens only look, and nothing is uploaded
-/// or deployed for it.
+/// Hosts finish the batches that they run and leave its groups. Its tokens only look, and nothing
+/// is uploaded or deployed for it.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/suspend", tag = "tenants", params(("tenant" = String, Path)), request_body = Nothing,
     responses((status = 200, body = Tenant)), extensions(("x-role" = json!("platform"))))]
 pub(crate) async fn suspend(
@@ -137,8 +148,9 @@ pub(crate) async fn rotate(
 
 /// Delete a tenant with its tables and its messages, for good
 ///
-/// Hosts let go of it first. The answer says how far it is after some seconds; the work goes on without the
-/// caller, and asking again tells more, until there is no such tenant. The audit log stays.
+/// Hosts let go of it first. The answer says how far it is after some seconds; the work goes on
+/// without the caller, and asking again tells more, until there is no such tenant. The audit log
+/// stays.
 #[utoipa::path(delete, path = "/v1/tenants/{tenant}", tag = "tenants", params(("tenant" = String, Path)), request_body = TenantDeletion,
     responses((status = 200, body = TenantRemoval)), extensions(("x-role" = json!("platform"))))]
 pub(crate) async fn delete(
@@ -149,7 +161,10 @@ pub(crate) async fn delete(
 ) -> Result<Json<TenantRemoval>, ApiError> {
     caller.admin.tenant(&tenant).await?;
     if confirm != tenant {
-        let detail = format!("`confirm` is `{confirm}`; it must be the tenant's name, since everything of `{tenant}` goes for good");
+        let detail = format!(
+            "`confirm` is `{confirm}`; it must be the tenant's name, since everything of \
+                `{tenant}` goes for good"
+        );
         return Err(ApiError::invalid(detail));
     }
     let row = caller.admin.delete_tenant(&tenant).await?;
@@ -157,12 +172,20 @@ pub(crate) async fn delete(
     let removing = api.tasks().spawn({
         let row = row.clone();
         async move {
-            admin.remove_tenant(&row).await.inspect_err(|error| tracing::warn!(tenant = row.name, %error, "a tenant is not deleted yet"))
+            admin.remove_tenant(&row).await.inspect_err(
+                |error| tracing::warn!(tenant = row.name, %error, "a tenant is not deleted yet"),
+            )
         }
     });
     // It is not this task's work that ends when the time is up, only the wait for it.
     if let Ok(removed) = tokio::time::timeout(PATIENCE, removing).await {
-        removed.map_err(|error| ApiError::host(crate::Code::Internal, "the host failed to delete it; its log says why", error))??;
+        removed.map_err(|error| {
+            ApiError::host(
+                crate::Code::Internal,
+                "the host failed to delete it; its log says why",
+                error,
+            )
+        })??;
     }
     Ok(Json(how_far(&caller.admin, &row).await?))
 }
@@ -170,8 +193,15 @@ pub(crate) async fn delete(
 async fn how_far(admin: &Admin, row: &oncebox_inbox::Tenant) -> Result<TenantRemoval, ApiError> {
     let tenant = row.name.clone();
     if !admin.tenants().await?.iter().any(|other| other.tenant_id == row.tenant_id) {
-        return Ok(TenantRemoval { tenant, is_done: true, waiting_for: Vec::new(), objects: 0, messages: 0 });
+        return Ok(TenantRemoval {
+            tenant,
+            is_done: true,
+            waiting_for: Vec::new(),
+            objects: 0,
+            messages: 0,
+        });
     }
-    let oncebox_inbox::TenantRemoval { waiting_for, objects, messages } = admin.tenant_removal(row).await?;
+    let oncebox_inbox::TenantRemoval { waiting_for, objects, messages } =
+        admin.tenant_removal(row).await?;
     Ok(TenantRemoval { tenant, is_done: false, waiting_for, objects, messages })
 }

@@ -27,7 +27,8 @@ pub struct Tenant {
     pub login: String,
     /// Login that owns the schema.
     pub owner_login: String,
-    /// Host, port and name of the database that holds its inbox and tables, where it is one of its own.
+    /// Host, port and name of the database that holds its inbox and tables, where it is one of its
+    /// own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub database: Option<String>,
     /// `active`, `suspended` or `deleting`.
@@ -43,9 +44,30 @@ pub struct Tenant {
 impl From<oncebox_inbox::Tenant> for Tenant {
     fn from(tenant: oncebox_inbox::Tenant) -> Self {
         let oncebox_inbox::Tenant {
-            tenant_id, name, schema_name, login, owner_login, database, state, limits, revision, created_at, ..
+            tenant_id,
+            name,
+            schema_name,
+            login,
+            owner_login,
+            database,
+            state,
+            limits,
+            revision,
+            created_at,
+            ..
         } = tenant;
-        Self { tenant_id, name, schema_name, login, owner_login, database, state, limits: limits.into(), revision, created_at }
+        Self {
+            tenant_id,
+            name,
+            schema_name,
+            login,
+            owner_login,
+            database,
+            state,
+            limits: limits.into(),
+            revision,
+            created_at,
+        }
     }
 }
 
@@ -59,8 +81,8 @@ pub struct NewTenant {
     #[serde(default)]
     pub migrations: Vec<NewMigration>,
     /// A PostgreSQL database that is to hold its inbox and tables instead of the host's, as
-    /// `postgres://login:password@host:5432/name?sslmode=verify-full`: empty, and for this alone. The login may
-    /// create roles and schemas there. It is kept sealed, and never shown.
+    /// `postgres://login:password@host:5432/name?sslmode=verify-full`: empty, and for this alone.
+    /// The login may create roles and schemas there. It is kept sealed, and never shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(write_only)]
     pub database_url: Option<String>,
@@ -69,7 +91,10 @@ pub struct NewTenant {
 /// The URL holds a password.
 impl std::fmt::Debug for NewTenant {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NewTenant").field("name", &self.name).field("migrations", &self.migrations).finish_non_exhaustive()
+        f.debug_struct("NewTenant")
+            .field("name", &self.name)
+            .field("migrations", &self.migrations)
+            .finish_non_exhaustive()
     }
 }
 
@@ -83,17 +108,24 @@ pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<Tenant>>, ApiError> 
 /// Make a tenant: its schema and its logins
 #[utoipa::path(post, path = "/v1/tenants", tag = "tenants", request_body = NewTenant, responses((status = 201, body = Tenant)),
     extensions(("x-role" = json!("admin"))))]
-pub(crate) async fn create(caller: Caller, extract::Json(new): extract::Json<NewTenant>) -> Result<(StatusCode, Json<Tenant>), ApiError> {
+pub(crate) async fn create(
+    caller: Caller,
+    extract::Json(new): extract::Json<NewTenant>,
+) -> Result<(StatusCode, Json<Tenant>), ApiError> {
     let url = new.database_url.as_deref().map(DatabaseUrl::parse).transpose()?;
     let tenant = match &url {
         Some(url) => caller.admin.create_tenant_at(&new.name, url).await?,
         None => caller.admin.create_tenant(&new.name).await?,
     };
     for migration in &new.migrations {
-        if let Err(error) = caller.admin.apply_migration(&tenant, &migration.name, &migration.sql).await {
+        if let Err(error) =
+            caller.admin.apply_migration(&tenant, &migration.name, &migration.sql).await
+        {
             // Its tables are made by other connections than its row is.
             caller.admin.take_back_tenant(&tenant).await?;
-            return Err(ApiError::from(error).because_of(&format!("tenant `{}` was not created", new.name)));
+            return Err(
+                ApiError::from(error).because_of(&format!("tenant `{}` was not created", new.name))
+            );
         }
     }
     Ok((StatusCode::CREATED, Json(tenant.into())))
@@ -102,6 +134,9 @@ pub(crate) async fn create(caller: Caller, extract::Json(new): extract::Json<New
 /// One tenant
 #[utoipa::path(get, path = "/v1/tenants/{tenant}", tag = "tenants", params(("tenant" = String, Path)),
     responses((status = 200, body = Tenant)), extensions(("x-role" = json!("viewer"))))]
-pub(crate) async fn show(caller: Caller, Path(tenant): Path<String>) -> Result<Json<Tenant>, ApiError> {
+pub(crate) async fn show(
+    caller: Caller,
+    Path(tenant): Path<String>,
+) -> Result<Json<Tenant>, ApiError> {
     Ok(Json(caller.admin.tenant(&tenant).await?.into()))
 }

@@ -15,7 +15,9 @@ use crate::{
 };
 
 /// What a token may do. Each role may do what the ones before it may.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// Looks at everything but tokens.
@@ -99,8 +101,26 @@ pub struct Token {
 
 impl From<oncebox_inbox::Token> for Token {
     fn from(token: oncebox_inbox::Token) -> Self {
-        let oncebox_inbox::Token { token_id, name, role, tenant, created_at, created_by, expires_at, revoked_at } = token;
-        Self { token_id, name, role: role.into(), tenant, created_at, created_by, expires_at, revoked_at }
+        let oncebox_inbox::Token {
+            token_id,
+            name,
+            role,
+            tenant,
+            created_at,
+            created_by,
+            expires_at,
+            revoked_at,
+        } = token;
+        Self {
+            token_id,
+            name,
+            role: role.into(),
+            tenant,
+            created_at,
+            created_by,
+            expires_at,
+            revoked_at,
+        }
     }
 }
 
@@ -108,7 +128,8 @@ impl From<oncebox_inbox::Token> for Token {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewToken {
-    /// Whom or what it is for: a letter or digit, then up to 62 of A-Z, a-z, 0-9, `.`, `_`, `@` and `-`.
+    /// Whom or what it is for: a letter or digit, then up to 62 of A-Z, a-z, 0-9, `.`, `_`, `@` and
+    /// `-`.
     pub name: String,
     /// What it may do.
     pub role: Role,
@@ -135,7 +156,10 @@ pub struct TokenCreated {
 
 impl fmt::Debug for TokenCreated {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TokenCreated").field("token_id", &self.token_id).field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("TokenCreated")
+            .field("token_id", &self.token_id)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -159,14 +183,20 @@ pub(crate) async fn create(
 /// End a token at once
 #[utoipa::path(delete, path = "/v1/tokens/{token_id}", tag = "tokens", params(("token_id" = i64, Path)),
     responses((status = 200, body = Token)), extensions(("x-role" = json!("admin"))))]
-pub(crate) async fn revoke(caller: Caller, Path(token_id): Path<i64>) -> Result<Json<Token>, ApiError> {
+pub(crate) async fn revoke(
+    caller: Caller,
+    Path(token_id): Path<i64>,
+) -> Result<Json<Token>, ApiError> {
     Ok(Json(caller.admin.revoke_token(None, token_id).await?.into()))
 }
 
 /// List the tokens of a tenant, also those that have ended
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/tokens", tag = "tokens", params(("tenant" = String, Path)),
     responses((status = 200, body = Vec<Token>)), extensions(("x-role" = json!("admin"))))]
-pub(crate) async fn list_of_tenant(caller: Caller, Path(tenant): Path<String>) -> Result<Json<Vec<Token>>, ApiError> {
+pub(crate) async fn list_of_tenant(
+    caller: Caller,
+    Path(tenant): Path<String>,
+) -> Result<Json<Vec<Token>>, ApiError> {
     Ok(Json(caller.admin.tokens(Some(&tenant)).await?.into_iter().map(Into::into).collect()))
 }
 
@@ -185,14 +215,33 @@ pub(crate) async fn create_of_tenant(
 #[utoipa::path(delete, path = "/v1/tenants/{tenant}/tokens/{token_id}", tag = "tokens",
     params(("tenant" = String, Path), ("token_id" = i64, Path)), responses((status = 200, body = Token)),
     extensions(("x-role" = json!("admin"))))]
-pub(crate) async fn revoke_of_tenant(caller: Caller, Path((tenant, token_id)): Path<(String, i64)>) -> Result<Json<Token>, ApiError> {
+pub(crate) async fn revoke_of_tenant(
+    caller: Caller,
+    Path((tenant, token_id)): Path<(String, i64)>,
+) -> Result<Json<Token>, ApiError> {
     Ok(Json(caller.admin.revoke_token(Some(&tenant), token_id).await?.into()))
 }
 
-async fn create_for(caller: &Caller, tenant: Option<&str>, new: &NewToken) -> Result<(StatusCode, Json<TokenCreated>), ApiError> {
-    let new = oncebox_inbox::NewToken { name: &new.name, role: new.role.into(), tenant, expires_at: new.expires_at };
+async fn create_for(
+    caller: &Caller,
+    tenant: Option<&str>,
+    new: &NewToken,
+) -> Result<(StatusCode, Json<TokenCreated>), ApiError> {
+    let new = oncebox_inbox::NewToken {
+        name: &new.name,
+        role: new.role.into(),
+        tenant,
+        expires_at: new.expires_at,
+    };
     let (token, secret) = caller.admin.create_token(&new).await?;
     let oncebox_inbox::Token { token_id, name, role, tenant, expires_at, .. } = token;
-    let created = TokenCreated { token_id, name, role: role.into(), tenant, expires_at, token: secret.reveal().to_owned() };
+    let created = TokenCreated {
+        token_id,
+        name,
+        role: role.into(),
+        tenant,
+        expires_at,
+        token: secret.reveal().to_owned(),
+    };
     Ok((StatusCode::CREATED, Json(created)))
 }

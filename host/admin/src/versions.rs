@@ -70,14 +70,18 @@ impl From<oncebox_inbox::Version> for Version {
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/handlers/{handler}/versions", tag = "versions",
     params(("tenant" = String, Path), ("handler" = String, Path)), responses((status = 200, body = Vec<Version>)),
     extensions(("x-role" = json!("viewer"))))]
-pub(crate) async fn list(caller: Caller, Path((tenant, handler)): Path<(String, String)>) -> Result<Json<Vec<Version>>, ApiError> {
+pub(crate) async fn list(
+    caller: Caller,
+    Path((tenant, handler)): Path<(String, String)>,
+) -> Result<Json<Vec<Version>>, ApiError> {
     Ok(Json(caller.admin.versions(&tenant, &handler).await?.into_iter().map(Into::into).collect()))
 }
 
 /// One version
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/handlers/{handler}/versions/{digest}", tag = "versions",
     params(("tenant" = String, Path), ("handler" = String, Path),
-        ("digest" = String, Path, description = "SHA-256 of the component or of its core module, or 6 or more of its first digits")),
+        ("digest" = String, Path, description = "SHA-256 of the component or of its core module, \
+            or 6 or more of its first digits")),
     responses((status = 200, body = Version)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn show(
     caller: Caller,
@@ -88,14 +92,15 @@ pub(crate) async fn show(
 
 /// Upload a version
 ///
-/// The body is a component, or a core module with the type of a component in it. It is looked at, and then
-/// compiled after the answer: ask for the version until its state is `ready` or `failed`. The same bytes
-/// again are the same version.
+/// The body is a component, or a core module with the type of a component in it. It is looked at,
+/// and then compiled after the answer: ask for the version until its state is `ready` or `failed`.
+/// The same bytes again are the same version.
 #[utoipa::path(put, path = "/v1/tenants/{tenant}/handlers/{handler}/versions/{digest}", tag = "versions",
     params(("tenant" = String, Path), ("handler" = String, Path),
         ("digest" = String, Path, description = "SHA-256 of the body, 64 hexadecimal digits")),
     request_body(content = Vec<u8>, content_type = "application/wasm"),
-    responses((status = 201, body = Version), (status = 200, body = Version, description = "It was there already")),
+    responses((status = 201, body = Version), (status = 200, body = Version, description = "It was \
+        there already")),
     extensions(("x-role" = json!("deployer"))))]
 pub(crate) async fn upload(
     State(api): State<Api>,
@@ -119,7 +124,8 @@ pub(crate) async fn upload(
         Unchecked::Busy(why) => ApiError::new(Code::Unavailable, why),
     })?;
     let Checked { component, source_digest, report, is_compiled, .. } = &checked;
-    let new = NewVersion { component, source_digest: *source_digest, report, is_compiled: *is_compiled };
+    let new =
+        NewVersion { component, source_digest: *source_digest, report, is_compiled: *is_compiled };
     let version = caller.admin.add_version(&tenant, &handler, new).await?;
     if version.state == "queued" {
         api.components().submit(checked.digest);
@@ -129,7 +135,11 @@ pub(crate) async fn upload(
 
 fn parse_digest(text: &str) -> Result<[u8; 32], ApiError> {
     let mut digest = [0; 32];
-    let wrong = |_| ApiError::invalid("the digest in the path must be the SHA-256 of the body, 64 hexadecimal digits");
+    let wrong = |_| {
+        ApiError::invalid(
+            "the digest in the path must be the SHA-256 of the body, 64 hexadecimal digits",
+        )
+    };
     hex::decode_to_slice(text, &mut digest).map_err(wrong)?;
     Ok(digest)
 }
@@ -167,11 +177,19 @@ pub(crate) async fn diff(
     let before: Version = caller.admin.version(&tenant, &handler, &digest).await?.into();
     let after: Version = caller.admin.version(&tenant, &handler, &other).await?.into();
     if let Some(blind) = [&before, &after].into_iter().find(|version| version.report.is_none()) {
-        let detail = format!("nobody looked into version `{}` when it was deployed; upload it again to compare it", &blind.digest[..12]);
+        let detail = format!(
+            "nobody looked into version `{}` when it was deployed; upload it again to compare it",
+            &blind.digest[..12]
+        );
         return Err(ApiError::new(Code::Conflict, detail));
     }
     let mut changes = Vec::new();
-    compare("", before.report.as_ref().unwrap_or(&Value::Null), after.report.as_ref().unwrap_or(&Value::Null), &mut changes);
+    compare(
+        "",
+        before.report.as_ref().unwrap_or(&Value::Null),
+        after.report.as_ref().unwrap_or(&Value::Null),
+        &mut changes,
+    );
     Ok(Json(VersionDiff { before, after, changes }))
 }
 
@@ -184,14 +202,29 @@ fn compare(what: &str, before: &Value, after: &Value, changes: &mut Vec<Change>)
             names.dedup();
             for name in names {
                 let inner = if what.is_empty() { name.clone() } else { format!("{what}.{name}") };
-                compare(&inner, b.get(name).unwrap_or(&Value::Null), a.get(name).unwrap_or(&Value::Null), changes);
+                compare(
+                    &inner,
+                    b.get(name).unwrap_or(&Value::Null),
+                    a.get(name).unwrap_or(&Value::Null),
+                    changes,
+                );
             }
         }
         (Value::Array(b), Value::Array(a)) => {
-            let only = |of: &[Value], not: &[Value]| of.iter().filter(|item| !not.contains(item)).cloned().collect::<Vec<_>>();
-            changes.push(Change { what: what.to_owned(), before: only(b, a).into(), after: only(a, b).into() });
+            let only = |of: &[Value], not: &[Value]| {
+                of.iter().filter(|item| !not.contains(item)).cloned().collect::<Vec<_>>()
+            };
+            changes.push(Change {
+                what: what.to_owned(),
+                before: only(b, a).into(),
+                after: only(a, b).into(),
+            });
         }
-        _ => changes.push(Change { what: what.to_owned(), before: before.clone(), after: after.clone() }),
+        _ => changes.push(Change {
+            what: what.to_owned(),
+            before: before.clone(),
+            after: after.clone(),
+        }),
     }
 }
 

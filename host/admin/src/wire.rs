@@ -11,7 +11,10 @@ pub use crate::{
     export::InboxExport,
     handlers::Handler,
     hosts::{Host, HostFailing, HostProgress},
-    inbox::{InboxAlert, InboxDetail, InboxFilter, InboxOpen, InboxRow, InboxStats, Remedied, Remedy, Story, StoryEvent},
+    inbox::{
+        InboxAlert, InboxDetail, InboxFilter, InboxOpen, InboxRow, InboxStats, Remedied, Remedy,
+        Story, StoryEvent,
+    },
     migrations::{Migration, NewMigration},
     revision::NewRevision,
     seek::{NewOffset, NewSeek, SeekEdge, SeekPartition, SeekPlan},

@@ -5,10 +5,12 @@ use sqlx::{Connection, PgPool, postgres::PgConnectOptions};
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    credentials::Credentials, error::InboxError, keys::MasterKey, migration::MigrationBounds, place::Places, reach, tenant::Tenant,
+    credentials::Credentials, error::InboxError, keys::MasterKey, migration::MigrationBounds,
+    place::Places, reach, tenant::Tenant,
 };
 
-/// Connections of the host's own login, for its own work; and as many again for requests from outside.
+/// Connections of the host's own login, for its own work; and as many again for requests from
+/// outside.
 const CONNECTIONS_MAX: u32 = 8;
 /// How long a request from outside waits for what another one holds.
 const REQUEST_LOCK_TIMEOUT: &str = "20s";
@@ -34,7 +36,14 @@ impl Admin {
     pub fn new(options: PgConnectOptions, key: MasterKey, actor: impl Into<String>) -> Self {
         let options = reach::noticing_silence(options.application_name("oncebox host"));
         let migrations = MigrationBounds::default();
-        Self { pool: pool(&options, CONNECT_TIMEOUT), options, key, actor: actor.into(), places: Arc::default(), migrations }
+        Self {
+            pool: pool(&options, CONNECT_TIMEOUT),
+            options,
+            key,
+            actor: actor.into(),
+            places: Arc::default(),
+            migrations,
+        }
     }
 
     /// The same access with other bounds on tenants' migrations.
@@ -42,8 +51,9 @@ impl Admin {
         Self { migrations, ..self }
     }
 
-    /// The same access for requests from outside, with connections of their own: however many of them wait for
-    /// one another, the host's own work waits for none, and no request waits for ever.
+    /// The same access for requests from outside, with connections of their own: however many of
+    /// them wait for one another, the host's own work waits for none, and no request waits for
+    /// ever.
     pub fn for_requests(&self) -> Self {
         let options = self.options.clone().options([("lock_timeout", REQUEST_LOCK_TIMEOUT)]);
         Self { pool: pool(&options, REQUEST_TIMEOUT), ..self.clone() }
@@ -59,7 +69,8 @@ impl Admin {
         self.key.credentials(tenant)
     }
 
-    /// Check that the database answers, and that connections to it begin with the options that they ask for.
+    /// Check that the database answers, and that connections to it begin with the options that they
+    /// ask for.
     pub async fn check_reach(&self) -> Result<(), InboxError> {
         let connection = reach::connect_to_own(&self.options).await?;
         let _ = connection.close().await; // it exists
@@ -70,9 +81,15 @@ impl Admin {
     pub async fn check(&self) -> Result<(), InboxError> {
         // Not the pool: it would try again until its time is up, and then say only that.
         let mut connection = reach::connect_to_own(&self.options).await?;
-        let found: Option<String> = sqlx::query_scalar("SELECT to_regclass('oncebox.inbox')::text").fetch_one(&mut connection).await?;
+        let found: Option<String> = sqlx::query_scalar("SELECT to_regclass('oncebox.inbox')::text")
+            .fetch_one(&mut connection)
+            .await?;
         let _ = connection.close().await; // the answer is there
-        found.map(drop).ok_or_else(|| InboxError::NotFound("the database holds no inbox; run `oncebox migrate` first".to_owned()))
+        found.map(drop).ok_or_else(|| {
+            InboxError::NotFound(
+                "the database holds no inbox; run `oncebox migrate` first".to_owned(),
+            )
+        })
     }
 }
 
@@ -88,12 +105,17 @@ pub fn check_name(kind: &str, name: &str) -> Result<(), InboxError> {
     if sound {
         return Ok(());
     }
-    Err(InboxError::Invalid(format!("`{name}` cannot be the name of a {kind}; use a lower-case letter, then up to 62 of a-z, 0-9 and `-`")))
+    Err(InboxError::Invalid(format!(
+        "`{name}` cannot be the name of a {kind}; use a lower-case letter, then up to 62 of a-z, \
+            0-9 and `-`"
+    )))
 }
 
 pub(crate) fn taken(error: sqlx::Error, kind: &str, name: &str) -> InboxError {
     match error.as_database_error().and_then(|e| e.constraint()) {
-        Some("tenant_name_unique" | "consumer_name_unique") => InboxError::conflict(format!("there is a {kind} `{name}` already")),
+        Some("tenant_name_unique" | "consumer_name_unique") => {
+            InboxError::conflict(format!("there is a {kind} `{name}` already"))
+        }
         _ => error.into(),
     }
 }

@@ -12,7 +12,8 @@ pub struct AuditEntry {
     pub audit_id: i64,
     /// When.
     pub at: chrono::DateTime<chrono::Utc>,
-    /// Who: the name of a token, or of a user of the host's machine; `oncebox` for a host by itself.
+    /// Who: the name of a token, or of a user of the host's machine; `oncebox` for a host by
+    /// itself.
     pub actor: String,
     /// What was done: `deploy`, `tenant.create`.
     pub action: String,
@@ -49,8 +50,13 @@ impl Subject {
 
 impl Admin {
     /// The newest changes, of one tenant or of all.
-    pub async fn audit_list(&self, tenant: Option<&str>, limit: i64) -> Result<Vec<AuditEntry>, InboxError> {
-        const LIST: &str = "SELECT audit_id, at, actor, action, subject, tenant, details FROM oncebox.audit \
+    pub async fn audit_list(
+        &self,
+        tenant: Option<&str>,
+        limit: i64,
+    ) -> Result<Vec<AuditEntry>, InboxError> {
+        const LIST: &str = "SELECT audit_id, at, actor, action, subject, tenant, details FROM \
+            oncebox.audit \
             WHERE $1::text IS NULL OR tenant = $1 ORDER BY audit_id DESC LIMIT $2";
         Ok(sqlx::query_as(LIST).bind(tenant).bind(limit).fetch_all(&self.pool).await?)
     }
@@ -62,8 +68,14 @@ impl Admin {
         subject: Subject,
         details: Value,
     ) -> Result<(), InboxError> {
-        const INSERT: &str = "INSERT INTO oncebox.audit (actor, action, subject, tenant, details) VALUES ($1, $2, $3, $4, $5)";
-        let query = sqlx::query(INSERT).bind(&self.actor).bind(action).bind(subject.text).bind(subject.tenant).bind(details);
+        const INSERT: &str = "INSERT INTO oncebox.audit (actor, action, subject, tenant, details) \
+            VALUES ($1, $2, $3, $4, $5)";
+        let query = sqlx::query(INSERT)
+            .bind(&self.actor)
+            .bind(action)
+            .bind(subject.text)
+            .bind(subject.tenant)
+            .bind(details);
         query.execute(connection).await?;
         Ok(())
     }

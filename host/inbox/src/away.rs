@@ -1,5 +1,5 @@
-//! A tenant's database that is away: one connection at a time tries it, instead of every partition and
-//! worker of the tenant.
+//! A tenant's database that is away: one connection at a time tries it, instead of every partition
+//! and worker of the tenant.
 
 use std::{
     collections::VecDeque,
@@ -71,8 +71,12 @@ impl Away {
         losses.iter().any(|loss| loss.at >= since && loss.who.as_deref() != Some(who))
     }
 
-    /// Open a connection, unless the database is known to be away and it is not time to try it again.
-    pub(crate) async fn connect<T>(&self, connecting: impl Future<Output = Result<T, InboxError>>) -> Result<T, InboxError> {
+    /// Open a connection, unless the database is known to be away and it is not time to try it
+    /// again.
+    pub(crate) async fn connect<T>(
+        &self,
+        connecting: impl Future<Output = Result<T, InboxError>>,
+    ) -> Result<T, InboxError> {
         let attempt = self.attempt()?;
         let connected = connecting.await;
         match (&connected, attempt) {
@@ -85,8 +89,11 @@ impl Away {
     /// Leave to connect; as the only one where the database is away.
     fn attempt(&self) -> Result<Option<Try<'_>>, InboxError> {
         let mut since = self.lock();
-        let Some(away) = since.as_mut().filter(|_| !hooks::sabotage("everyone_tries")) else { return Ok(None) };
-        let wait = away.next.map_or(PAUSE_MIN, |next| next.saturating_duration_since(Instant::now()));
+        let Some(away) = since.as_mut().filter(|_| !hooks::sabotage("everyone_tries")) else {
+            return Ok(None);
+        };
+        let wait =
+            away.next.map_or(PAUSE_MIN, |next| next.saturating_duration_since(Instant::now()));
         if !wait.is_zero() {
             return Err(InboxError::DatabaseAway { again_in: wait.min(PAUSE_MIN * 2) });
         }
@@ -115,16 +122,21 @@ impl Away {
             }
             Some(_) => {}
             None => {
-                *since = Some(Since { next: Some(Instant::now() + PAUSE_MIN), pause: PAUSE_MIN * 2 });
+                *since =
+                    Some(Since { next: Some(Instant::now() + PAUSE_MIN), pause: PAUSE_MIN * 2 });
                 self.turned(true);
             }
         }
     }
 
     fn turned(&self, is_away: bool) {
-        metrics::gauge!("oncebox_database_away", "login" => self.login.clone()).set(f64::from(u8::from(is_away)));
+        metrics::gauge!("oncebox_database_away", "login" => self.login.clone())
+            .set(f64::from(u8::from(is_away)));
         if is_away {
-            tracing::warn!(login = self.login, "a tenant's database is away; one connection at a time tries it");
+            tracing::warn!(
+                login = self.login,
+                "a tenant's database is away; one connection at a time tries it"
+            );
         } else {
             tracing::info!(login = self.login, "a tenant's database answers again");
         }

@@ -75,35 +75,51 @@ impl Backlog {
     }
 
     fn collisions(&self) -> i64 {
-        self.open.iter().filter(|open| open.reason.as_deref() == Some("collision")).map(|open| open.messages).sum()
+        self.open
+            .iter()
+            .filter(|open| open.reason.as_deref() == Some("collision"))
+            .map(|open| open.messages)
+            .sum()
     }
 
     /// What is more than a policy allows.
     pub fn alerts(&self, policy: &Alerts) -> Vec<Alert> {
         let values = [
-            ("pending_age_s", self.oldest_pending_age_s().unwrap_or_default(), policy.pending_age_s),
+            (
+                "pending_age_s",
+                self.oldest_pending_age_s().unwrap_or_default(),
+                policy.pending_age_s,
+            ),
             ("parked", self.messages("parked") as f64, policy.parked),
             ("dead_letters", self.messages("failed_terminal") as f64, policy.dead_letters),
             ("collisions", self.collisions() as f64, policy.collisions),
         ];
-        let reached = values.into_iter().filter(|(_, value, bound)| *bound > 0 && *value >= *bound as f64);
+        let reached =
+            values.into_iter().filter(|(_, value, bound)| *bound > 0 && *value >= *bound as f64);
         reached.map(|(name, value, bound)| Alert { name, value, bound }).collect()
     }
 }
 
 /// The statement; public so that a test can look at its plan.
-pub const OPEN: &str = "SELECT c.id, s.status, x.reason, count(*) AS messages, min(x.received_at) AS oldest, \
+pub const OPEN: &str = "SELECT c.id, s.status, x.reason, count(*) AS messages, min(x.received_at) \
+    AS oldest, \
         extract(epoch FROM now() - min(x.received_at))::float8 AS oldest_age_s \
     FROM unnest($1::int[], $2::smallint[]) AS c(id, class), \
-        unnest(ARRAY['received', 'in_progress', 'failed_retryable', 'waiting', 'failed_terminal', 'parked']) AS s(status), \
+        unnest(ARRAY['received', 'in_progress', 'failed_retryable', 'waiting', 'failed_terminal', \
+        'parked']) AS s(status), \
         LATERAL (SELECT split_part(i.reason, ':', 1) AS reason, i.received_at FROM oncebox.inbox i \
-            WHERE i.consumer_id = c.id AND i.retention_class = c.class AND i.status = s.status AND i.status <> 'completed' \
+            WHERE i.consumer_id = c.id AND i.retention_class = c.class AND i.status = s.status AND \
+            i.status <> 'completed' \
             ORDER BY i.received_at LIMIT $3) x \
     GROUP BY 1, 2, 3 ORDER BY 1, 2, 3";
 
-/// Of consumers, given with their retention classes and in the order of their keys, what is open. Each state is read
-/// from its oldest message on, by index, up to so many.
-pub async fn backlogs(pool: &PgPool, consumers: &[(i32, i16)], counted_max: i64) -> Result<Vec<Backlog>, InboxError> {
+/// Of consumers, given with their retention classes and in the order of their keys, what is open.
+/// Each state is read from its oldest message on, by index, up to so many.
+pub async fn backlogs(
+    pool: &PgPool,
+    consumers: &[(i32, i16)],
+    counted_max: i64,
+) -> Result<Vec<Backlog>, InboxError> {
     let (ids, classes): (Vec<i32>, Vec<i16>) = consumers.iter().copied().unzip();
     let mut tx = pool.begin().await?;
     tx.execute(sqlx::raw_sql(due::SETTINGS)).await?;
@@ -122,11 +138,20 @@ pub async fn backlogs(pool: &PgPool, consumers: &[(i32, i16)], counted_max: i64)
 
 impl Admin {
     /// What is open in the inbox of a consumer, and which bounds of its policy that reaches.
-    pub async fn backlog(&self, tenant: &str, consumer: &str) -> Result<(Backlog, Vec<Alert>), InboxError> {
-        let (tenant, consumer) = (self.tenant(tenant).await?, self.consumer(tenant, consumer).await?);
+    pub async fn backlog(
+        &self,
+        tenant: &str,
+        consumer: &str,
+    ) -> Result<(Backlog, Vec<Alert>), InboxError> {
+        let (tenant, consumer) =
+            (self.tenant(tenant).await?, self.consumer(tenant, consumer).await?);
         let policy = consumer.policy()?;
         let pool = self.place(&tenant)?.pool;
-        let backlog = backlogs(&pool, &[(consumer.consumer_id, policy.retention.class())], COUNTED_MAX).await?.pop().unwrap_or_default();
+        let backlog =
+            backlogs(&pool, &[(consumer.consumer_id, policy.retention.class())], COUNTED_MAX)
+                .await?
+                .pop()
+                .unwrap_or_default();
         let alerts = backlog.alerts(&policy.alerts);
         Ok((backlog, alerts))
     }
@@ -135,7 +160,8 @@ impl Admin {
 /// Bounds that a policy can set.
 const ALERTS: [&str; 4] = ["pending_age_s", "parked", "dead_letters", "collisions"];
 
-/// What metrics say about the inboxes of one database, by consumer: for as long as this host runs it.
+/// What metrics say about the inboxes of one database, by consumer: for as long as this host runs
+/// it.
 #[derive(Default)]
 pub(crate) struct Told(BTreeMap<i32, Said>);
 
@@ -148,8 +174,15 @@ struct Said {
 }
 
 /// Count what is open, for metrics and alerts.
-pub(crate) async fn watch(pool: &PgPool, consumers: &[Arc<ConsumerInbox>], told: &Mutex<Told>) -> Result<(), InboxError> {
-    let asked: Vec<_> = consumers.iter().map(|consumer| (consumer.consumer_id, consumer.policy.retention.class())).collect();
+pub(crate) async fn watch(
+    pool: &PgPool,
+    consumers: &[Arc<ConsumerInbox>],
+    told: &Mutex<Told>,
+) -> Result<(), InboxError> {
+    let asked: Vec<_> = consumers
+        .iter()
+        .map(|consumer| (consumer.consumer_id, consumer.policy.retention.class()))
+        .collect();
     let found = backlogs(pool, &asked, WATCHED_MAX).await?;
     let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
     told.keep_only(consumers);
@@ -182,7 +215,9 @@ impl Said {
     fn say(&mut self, backlog: &Backlog, reached: &[Alert]) {
         self.gauge(backlog);
         let Self { tenant, consumer, alerts: before } = self;
-        for Alert { name, value, bound } in reached.iter().filter(|alert| !before.contains(alert.name)) {
+        for Alert { name, value, bound } in
+            reached.iter().filter(|alert| !before.contains(alert.name))
+        {
             tracing::warn!(tenant, consumer, alert = name, value, bound, "alert");
         }
         let now: BTreeSet<_> = reached.iter().map(|alert| alert.name).collect();
@@ -215,7 +250,14 @@ mod tests {
 
     fn open(status: &str, reason: Option<&str>, messages: i64, oldest_age_s: f64) -> Open {
         let reason = reason.map(str::to_owned);
-        Open { consumer_id: 1, status: status.to_owned(), reason, messages, oldest: Utc::now(), oldest_age_s }
+        Open {
+            consumer_id: 1,
+            status: status.to_owned(),
+            reason,
+            messages,
+            oldest: Utc::now(),
+            oldest_age_s,
+        }
     }
 
     // S1-116, S1-117, S0-041, S0-048, S2-014: each bound by itself, and none where it is 0.
@@ -231,13 +273,25 @@ mod tests {
             ],
         };
         assert_eq!((backlog.pending(), backlog.oldest_pending_age_s()), (7, Some(300.0)));
-        let names = |policy: Alerts| backlog.alerts(&policy).into_iter().map(|alert| alert.name).collect::<Vec<_>>();
+        let names = |policy: Alerts| {
+            backlog.alerts(&policy).into_iter().map(|alert| alert.name).collect::<Vec<_>>()
+        };
         let off = Alerts { pending_age_s: 0, parked: 0, dead_letters: 0, collisions: 0 };
         assert_eq!(names(off.clone()), [""; 0]);
         assert_eq!(names(Alerts { pending_age_s: 300, ..off.clone() }), ["pending_age_s"]);
-        assert_eq!(names(Alerts { pending_age_s: 301, parked: 4, dead_letters: 5, collisions: 3 }), [""; 0]);
+        assert_eq!(
+            names(Alerts { pending_age_s: 301, parked: 4, dead_letters: 5, collisions: 3 }),
+            [""; 0]
+        );
         // S0-041, S1-116, S1-117, S2-014.
-        assert_eq!(names(Alerts { parked: 3, dead_letters: 4, collisions: 2, ..off }), ["parked", "dead_letters", "collisions"]);
-        assert!(Backlog::default().alerts(&Alerts { pending_age_s: 1, parked: 1, dead_letters: 1, collisions: 1 }).is_empty());
+        assert_eq!(
+            names(Alerts { parked: 3, dead_letters: 4, collisions: 2, ..off }),
+            ["parked", "dead_letters", "collisions"]
+        );
+        assert!(
+            Backlog::default()
+                .alerts(&Alerts { pending_age_s: 1, parked: 1, dead_letters: 1, collisions: 1 })
+                .is_empty()
+        );
     }
 }

@@ -1,12 +1,13 @@
-//! Circuit breakers: messages wait for a version that fails too often, instead of being failed by it.
+//! Circuit breakers: messages wait for a version that fails too often, instead of being failed by
+//! it.
 //!
-//! One per consumer and version, on each host for itself. What a host knows of a version's failures it
-//! has seen, so that a breaker needs neither a round trip nor an agreement, and a host whose own trouble
-//! makes runs fail stops nobody else. The price is one probe per host.
+//! One per consumer and version, on each host for itself. What a host knows of a version's failures
+//! it has seen, so that a breaker needs neither a round trip nor an agreement, and a host whose own
+//! trouble makes runs fail stops nobody else. The price is one probe per host.
 //!
-//! Closed: runs are counted. Open: messages of the version wait at their place, nothing is marked failed.
-//! Half open, after a pause: one message probes. Its success closes; its failure opens again, for twice
-//! as long.
+//! Closed: runs are counted. Open: messages of the version wait at their place, nothing is marked
+//! failed. Half open, after a pause: one message probes. Its success closes; its failure opens
+//! again, for twice as long.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -36,7 +37,8 @@ struct State {
     versions: HashMap<i32, Breaker>,
     /// Grows with each transition.
     revision: u64,
-    /// The revision that was last looked at; none at first, when others may still show those of an earlier run.
+    /// The revision that was last looked at; none at first, when others may still show those of an
+    /// earlier run.
     seen: Option<u64>,
 }
 
@@ -100,11 +102,17 @@ const VERSIONS_MAX: usize = 32;
 
 impl Breakers {
     pub(crate) fn new(tenant: &str, consumer: &str, policy: policy::Breaker) -> Arc<Self> {
-        Arc::new(Self { tenant: tenant.to_owned(), consumer: consumer.to_owned(), policy, state: Mutex::default() })
+        Arc::new(Self {
+            tenant: tenant.to_owned(),
+            consumer: consumer.to_owned(),
+            policy,
+            state: Mutex::default(),
+        })
     }
 
-    /// Whether messages may go to this handler. A version that a canary's guard judges is never held back:
-    /// the judge counts its runs, and withdraws it. Only who could send one message alone may probe.
+    /// Whether messages may go to this handler. A version that a canary's guard judges is never
+    /// held back: the judge counts its runs, and withdraws it. Only who could send one message
+    /// alone may probe.
     pub(crate) fn admit(self: &Arc<Self>, handler: &dyn Handler, may_probe: bool) -> Admission {
         let mut state = self.lock();
         let version = handler.version();
@@ -120,7 +128,8 @@ impl Breakers {
         }
     }
 
-    /// For how long no message may run, whichever handler it goes to; none where one may run, or probe.
+    /// For how long no message may run, whichever handler it goes to; none where one may run, or
+    /// probe.
     pub(crate) fn held_back(&self, handlers: &dyn Handlers) -> Option<Duration> {
         let is_closed = self.lock().versions.values().all(|breaker| breaker.phase == Phase::Closed);
         if is_closed || hooks::sabotage("held_back_leased") {
@@ -145,9 +154,13 @@ impl Breakers {
         }
     }
 
-    /// Count first runs of a version. Those that ended while it was not closed began before it opened, or
-    /// are a probe's, and decide nothing here.
-    pub(crate) fn ran<'a>(&self, handler: &dyn Handler, ends: impl IntoIterator<Item = &'a Option<FailureKind>>) {
+    /// Count first runs of a version. Those that ended while it was not closed began before it
+    /// opened, or are a probe's, and decide nothing here.
+    pub(crate) fn ran<'a>(
+        &self,
+        handler: &dyn Handler,
+        ends: impl IntoIterator<Item = &'a Option<FailureKind>>,
+    ) {
         if !self.applies_to(handler) {
             return;
         }
@@ -211,7 +224,11 @@ impl Breakers {
         }
         state.revision += 1;
         let (tenant, consumer, to) = (&self.tenant, &self.consumer, phase.name());
-        let labels = [("tenant", tenant.clone()), ("consumer", consumer.clone()), ("version", version.to_string())];
+        let labels = [
+            ("tenant", tenant.clone()),
+            ("consumer", consumer.clone()),
+            ("version", version.to_string()),
+        ];
         metrics::gauge!("oncebox_breaker_state", &labels).set(phase.gauge());
         metrics::counter!("oncebox_breaker_transitions_total", "tenant" => tenant.clone(), "consumer" => consumer.clone(),
             "version" => version.to_string(), "to" => to)
@@ -219,10 +236,26 @@ impl Breakers {
         match phase {
             Phase::Open { until } => {
                 let pause_ms = until.saturating_duration_since(now()).as_millis() as u64;
-                tracing::warn!(tenant, consumer, version, pause_ms, "a version fails too often; its messages wait");
+                tracing::warn!(
+                    tenant,
+                    consumer,
+                    version,
+                    pause_ms,
+                    "a version fails too often; its messages wait"
+                );
             }
-            Phase::HalfOpen => tracing::info!(tenant, consumer, version, "one message tries a version that failed too often"),
-            Phase::Closed => tracing::info!(tenant, consumer, version, "a version that failed too often does its work again"),
+            Phase::HalfOpen => tracing::info!(
+                tenant,
+                consumer,
+                version,
+                "one message tries a version that failed too often"
+            ),
+            Phase::Closed => tracing::info!(
+                tenant,
+                consumer,
+                version,
+                "a version that failed too often does its work again"
+            ),
         }
     }
 
@@ -242,12 +275,19 @@ impl State {
             version_id: *version,
             state: breaker.phase.name(),
             probes_in_ms: match breaker.phase {
-                Phase::Open { until } => Some(until.saturating_duration_since(now).as_millis() as u64),
+                Phase::Open { until } => {
+                    Some(until.saturating_duration_since(now).as_millis() as u64)
+                }
                 _ => None,
             },
             pause_ms: breaker.pause.as_millis() as u64,
         };
-        let mut states: Vec<_> = self.versions.iter().filter(|(_, breaker)| breaker.phase != Phase::Closed).map(shown).collect();
+        let mut states: Vec<_> = self
+            .versions
+            .iter()
+            .filter(|(_, breaker)| breaker.phase != Phase::Closed)
+            .map(shown)
+            .collect();
         states.sort_by_key(|state| state.version_id);
         states
     }
@@ -255,7 +295,12 @@ impl State {
 
 impl Breaker {
     fn new(policy: &policy::Breaker) -> Self {
-        Self { phase: Phase::Closed, pause: Duration::from_millis(policy.pause_ms), window: Window::default(), is_undecided: false }
+        Self {
+            phase: Phase::Closed,
+            pause: Duration::from_millis(policy.pause_ms),
+            window: Window::default(),
+            is_undecided: false,
+        }
     }
 
     fn is_idle(&mut self, window: Duration) -> bool {
@@ -298,8 +343,8 @@ impl Probe {
 }
 
 impl Drop for Probe {
-    /// A duplicate, contention or the host's trouble: nothing is known, and another message may try at
-    /// once.
+    /// A duplicate, contention or the host's trouble: nothing is known, and another message may try
+    /// at once.
     fn drop(&mut self) {
         if !self.is_decided
             && let Some(breaker) = self.breakers.lock().versions.get_mut(&self.version)
@@ -310,8 +355,8 @@ impl Drop for Probe {
     }
 }
 
-/// Whether the end of a run counts as a failure of its version. What a handler decides is its work, also
-/// when it rejects everything; contention is nobody's and says nothing.
+/// Whether the end of a run counts as a failure of its version. What a handler decides is its work,
+/// also when it rejects everything; contention is nobody's and says nothing.
 fn is_failure(failure: Option<&FailureKind>) -> Option<bool> {
     match failure {
         None => Some(false),
@@ -328,9 +373,9 @@ fn now() -> Instant {
 #[cfg(test)]
 use tests::now;
 
-/// For how many runs one that ended at its deadline stands, when it is asked whether there were enough of them:
-/// a version that hangs has few runs within any window, and each of them took a processor or locks for as long as
-/// it may.
+/// For how many runs one that ended at its deadline stands, when it is asked whether there were
+/// enough of them: a version that hangs has few runs within any window, and each of them took a
+/// processor or locks for as long as it may.
 const RUNS_OF_A_DEADLINE: u32 = 5;
 
 /// First runs of a version.
@@ -347,16 +392,23 @@ impl Count {
         let Some(failed) = is_failure(failure) else { return };
         self.runs += 1;
         self.failed += u32::from(failed);
-        self.weight += if matches!(failure, Some(FailureKind::Deadline)) { RUNS_OF_A_DEADLINE } else { 1 };
+        self.weight +=
+            if matches!(failure, Some(FailureKind::Deadline)) { RUNS_OF_A_DEADLINE } else { 1 };
     }
 
     fn plus(self, other: Self) -> Self {
-        Self { runs: self.runs + other.runs, failed: self.failed + other.failed, weight: self.weight + other.weight }
+        Self {
+            runs: self.runs + other.runs,
+            failed: self.failed + other.failed,
+            weight: self.weight + other.weight,
+        }
     }
 
     /// Whether a breaker opens.
     fn reaches(self, policy: &policy::Breaker) -> bool {
-        self.weight >= policy.runs_min && u64::from(self.failed) * 100 > u64::from(self.runs) * u64::from(policy.failures_percent)
+        self.weight >= policy.runs_min
+            && u64::from(self.failed) * 100
+                > u64::from(self.runs) * u64::from(policy.failures_percent)
     }
 }
 
@@ -368,7 +420,9 @@ impl Window {
     fn add(&mut self, window: Duration, count: Count) {
         let now = now();
         match self.0.back_mut() {
-            Some((from, known)) if now.duration_since(*from) < window / SLOTS => *known = known.plus(count),
+            Some((from, known)) if now.duration_since(*from) < window / SLOTS => {
+                *known = known.plus(count)
+            }
             _ => self.0.push_back((now, count)),
         }
     }
@@ -432,7 +486,14 @@ mod tests {
     }
 
     fn ran(breakers: &Breakers, handler: &Version, completed: usize, failed: usize) {
-        breakers.ran(handler, [&None].into_iter().cycle().take(completed).chain([&TRAP].into_iter().cycle().take(failed)));
+        breakers.ran(
+            handler,
+            [&None]
+                .into_iter()
+                .cycle()
+                .take(completed)
+                .chain([&TRAP].into_iter().cycle().take(failed)),
+        );
     }
 
     fn probe(breakers: &Arc<Breakers>) -> Probe {
@@ -449,7 +510,9 @@ mod tests {
 
     #[test]
     fn it_opens_over_the_rate_and_not_below_the_least_runs() {
-        for (completed, failed, opens) in [(0, 19, false), (0, 20, true), (10, 10, false), (10, 11, true), (1_000, 999, false)] {
+        for (completed, failed, opens) in
+            [(0, 19, false), (0, 20, true), (10, 10, false), (10, 11, true), (1_000, 999, false)]
+        {
             let breakers = breakers();
             ran(&breakers, &ONE, completed, failed);
             assert_eq!(waits(&breakers, &ONE), opens, "{completed} completed, {failed} failed");
@@ -457,15 +520,26 @@ mod tests {
         }
     }
 
-    // What could go wrong: a version that hangs has few runs in any window, and takes a processor for ever.
+    // What could go wrong: a version that hangs has few runs in any window, and takes a processor
+    // for ever.
     #[test]
     fn a_few_deadlines_are_enough() {
         const DEADLINE: Option<FailureKind> = Some(FailureKind::Deadline);
-        for (completed, deadlines, opens) in [(0, 3, false), (0, 4, true), (3, 4, true), (4, 4, false), (100, 20, false)] {
+        for (completed, deadlines, opens) in
+            [(0, 3, false), (0, 4, true), (3, 4, true), (4, 4, false), (100, 20, false)]
+        {
             let breakers = breakers();
-            let ends = [&None].into_iter().cycle().take(completed).chain([&DEADLINE].into_iter().cycle().take(deadlines));
+            let ends = [&None]
+                .into_iter()
+                .cycle()
+                .take(completed)
+                .chain([&DEADLINE].into_iter().cycle().take(deadlines));
             breakers.ran(&ONE, ends);
-            assert_eq!(waits(&breakers, &ONE), opens, "{completed} completed, {deadlines} reached their deadline");
+            assert_eq!(
+                waits(&breakers, &ONE),
+                opens,
+                "{completed} completed, {deadlines} reached their deadline"
+            );
         }
     }
 
@@ -514,11 +588,22 @@ mod tests {
     #[test]
     fn decisions_contention_and_judged_canaries_open_nothing() {
         let breakers = breakers();
-        let decisions = [Some(FailureKind::Reject), Some(FailureKind::Park), Some(FailureKind::Retry { delay: None })];
-        breakers.ran(&ONE, decisions.iter().chain([&Some(FailureKind::Contention)]).cycle().take(1_000));
+        let decisions = [
+            Some(FailureKind::Reject),
+            Some(FailureKind::Park),
+            Some(FailureKind::Retry { delay: None }),
+        ];
+        breakers.ran(
+            &ONE,
+            decisions.iter().chain([&Some(FailureKind::Contention)]).cycle().take(1_000),
+        );
         ran(&breakers, &Version(2, true), 0, 1_000);
         assert!(breakers.states().is_empty());
-        let off = Breakers::new("acme", "orders", policy::Breaker { enabled: false, ..policy::Breaker::default() });
+        let off = Breakers::new(
+            "acme",
+            "orders",
+            policy::Breaker { enabled: false, ..policy::Breaker::default() },
+        );
         ran(&off, &ONE, 0, 1_000);
         assert!(off.states().is_empty());
     }

@@ -36,7 +36,8 @@ pub struct Filter {
     pub limit: i64,
 }
 
-/// A place in a list of one consumer's messages, which is ordered by time, the newest first, and by id.
+/// A place in a list of one consumer's messages, which is ordered by time, the newest first, and by
+/// id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// When the last message that was seen was received.
@@ -59,7 +60,11 @@ impl std::str::FromStr for Place {
     fn from_str(text: &str) -> Result<Self, InboxError> {
         let (time, id) = text.split_once(',').map_or((text, None), |(time, id)| (time, Some(id)));
         let time = DateTime::parse_from_rfc3339(time);
-        let time = time.map_err(|_| InboxError::Invalid(format!("`{text}` is no place in a list of messages: a time, a comma, an id")))?;
+        let time = time.map_err(|_| {
+            InboxError::Invalid(format!(
+                "`{text}` is no place in a list of messages: a time, a comma, an id"
+            ))
+        })?;
         Ok(Self { received_at: time.into(), message_id: id.map(str::to_owned) })
     }
 }
@@ -132,23 +137,27 @@ pub struct InboxDetail {
     pub payload: Option<Vec<u8>>,
 }
 
-const ROW: &str = "SELECT t.name AS tenant, c.name AS consumer, i.message_id, i.status, i.reason, i.event_type, i.event_version, \
-    i.version_id, i.source, i.topic, i.partition, i.\"offset\", i.attempts, i.crashes, i.last_error, i.next_attempt_at, i.locked_until, \
+const ROW: &str = "SELECT t.name AS tenant, c.name AS consumer, i.message_id, i.status, i.reason, \
+    i.event_type, i.event_version, \
+    i.version_id, i.source, i.topic, i.partition, i.\"offset\", i.attempts, i.crashes, \
+    i.last_error, i.next_attempt_at, i.locked_until, \
     encode(v.digest, 'hex') AS version, i.result, encode(i.payload_hash, 'hex') AS payload_hash, \
     octet_length(i.payload) AS payload_bytes, i.trace_parent, i.received_at, i.processed_at";
 
 /// Where [`Filter::push`] finds what it speaks of.
-pub(crate) const FROM: &str = " FROM oncebox.inbox i JOIN oncebox.consumer c USING (consumer_id) JOIN oncebox.tenant t USING (tenant_id) \
+pub(crate) const FROM: &str = " FROM oncebox.inbox i JOIN oncebox.consumer c USING (consumer_id) \
+    JOIN oncebox.tenant t USING (tenant_id) \
     LEFT JOIN oncebox.version v USING (version_id) WHERE true";
 
-/// Messages of one consumer that are looked at, from the newest on, for what no index knows of them.
+/// Messages of one consumer that are looked at, from the newest on, for what no index knows of
+/// them.
 pub const LOOKED_AT_MAX: i64 = 20_000;
 
 /// How far a list looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Depth {
-    /// At so many messages that its answer takes no time that depends on the size of the inbox. Where that is not enough, the
-    /// answer is to ask for a narrower question.
+    /// At so many messages that its answer takes no time that depends on the size of the inbox.
+    /// Where that is not enough, the answer is to ask for a narrower question.
     Bounded,
     /// At everything, for whoever reads all of it.
     Whole,
@@ -158,30 +167,47 @@ pub(crate) enum Depth {
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 impl Admin {
-    /// Rows of the inbox, newest first. Over all tenants, those whose own database does not answer are left
-    /// out, and the log says so. A question that no index answers is refused where the newest `LOOKED_AT_MAX` messages
-    /// of a consumer do not hold its answer.
+    /// Rows of the inbox, newest first. Over all tenants, those whose own database does not answer
+    /// are left out, and the log says so. A question that no index answers is refused where the
+    /// newest `LOOKED_AT_MAX` messages of a consumer do not hold its answer.
     pub async fn inbox_list(&self, filter: &Filter) -> Result<Vec<InboxRow>, InboxError> {
         self.inbox_list_to(filter, Depth::Bounded).await
     }
 
     /// The same, as far as somebody wants to look.
-    pub(crate) async fn inbox_list_to(&self, filter: &Filter, depth: Depth) -> Result<Vec<InboxRow>, InboxError> {
+    pub(crate) async fn inbox_list_to(
+        &self,
+        filter: &Filter,
+        depth: Depth,
+    ) -> Result<Vec<InboxRow>, InboxError> {
         let versions = &self.versions_like(filter.version.as_deref()).await?;
-        let tenants = self.tenants().await?.into_iter().filter(|tenant| filter.tenant.as_ref().is_none_or(|name| *name == tenant.name));
+        let tenants = self
+            .tenants()
+            .await?
+            .into_iter()
+            .filter(|tenant| filter.tenant.as_ref().is_none_or(|name| *name == tenant.name));
         let (own, hosts): (Vec<_>, Vec<_>) = tenants.partition(|tenant| tenant.database.is_some());
-        let mut rows = if hosts.is_empty() { Vec::new() } else { list(&self.pool, filter, versions, depth).await? };
-        let asked = own.iter().map(|tenant| async move { (tenant, self.inbox_list_of(tenant, filter, versions, depth).await) });
+        let mut rows = if hosts.is_empty() {
+            Vec::new()
+        } else {
+            list(&self.pool, filter, versions, depth).await?
+        };
+        let asked = own.iter().map(|tenant| async move {
+            (tenant, self.inbox_list_of(tenant, filter, versions, depth).await)
+        });
         for (tenant, found) in futures::future::join_all(asked).await {
             match found {
                 Ok(found) => rows.extend(found),
                 Err(error) if filter.tenant.is_none() => {
-                    tracing::warn!(tenant = tenant.name, %error, "the tenant's own database does not answer; its messages are not listed");
+                    tracing::warn!(tenant = tenant.name, %error, "the tenant's own database does \
+                        not answer; its messages are not listed");
                 }
                 Err(error) => return Err(error),
             }
         }
-        rows.sort_by(|a, b| b.received_at.cmp(&a.received_at).then_with(|| a.message_id.cmp(&b.message_id)));
+        rows.sort_by(|a, b| {
+            b.received_at.cmp(&a.received_at).then_with(|| a.message_id.cmp(&b.message_id))
+        });
         rows.truncate(filter.limit.max(0) as usize);
         Ok(rows)
     }
@@ -196,15 +222,20 @@ impl Admin {
     ) -> Result<Vec<InboxRow>, InboxError> {
         let filter = Filter { tenant: Some(tenant.name.clone()), ..filter.clone() };
         let place = self.place(tenant)?;
-        let listed = tokio::time::timeout(ANSWER_MAX, list(&place.pool, &filter, versions, depth)).await;
+        let listed =
+            tokio::time::timeout(ANSWER_MAX, list(&place.pool, &filter, versions, depth)).await;
         let mut rows = listed.map_err(|_| away(tenant))??;
         self.name_versions(&mut rows).await?;
         Ok(rows)
     }
 
     /// The versions whose digests begin like this.
-    pub(crate) async fn versions_like(&self, prefix: Option<&str>) -> Result<Option<Vec<i32>>, InboxError> {
-        const IDS: &str = "SELECT version_id FROM oncebox.version WHERE starts_with(encode(digest, 'hex'), lower($1))";
+    pub(crate) async fn versions_like(
+        &self,
+        prefix: Option<&str>,
+    ) -> Result<Option<Vec<i32>>, InboxError> {
+        const IDS: &str = "SELECT version_id FROM oncebox.version WHERE starts_with(encode(digest, \
+            'hex'), lower($1))";
         let Some(prefix) = prefix else { return Ok(None) };
         Ok(Some(sqlx::query_scalar(IDS).bind(prefix).fetch_all(&self.pool).await?))
     }
@@ -220,24 +251,39 @@ impl Admin {
 
     /// The digests of versions.
     pub(crate) async fn digests(&self, ids: Vec<i32>) -> Result<HashMap<i32, String>, InboxError> {
-        const DIGESTS: &str = "SELECT version_id, encode(digest, 'hex') FROM oncebox.version WHERE version_id = ANY ($1)";
+        const DIGESTS: &str = "SELECT version_id, encode(digest, 'hex') FROM oncebox.version WHERE \
+            version_id = ANY ($1)";
         Ok(sqlx::query_as(DIGESTS).bind(ids).fetch_all(&self.pool).await?.into_iter().collect())
     }
 
     /// One row with its record.
-    pub async fn inbox_show(&self, tenant: &str, consumer: &str, message_id: &str) -> Result<InboxDetail, InboxError> {
+    pub async fn inbox_show(
+        &self,
+        tenant: &str,
+        consumer: &str,
+        message_id: &str,
+    ) -> Result<InboxDetail, InboxError> {
         const WHERE: &str = " AND t.name = $1 AND c.name = $2 AND i.message_id = $3";
         let place = self.place(&self.tenant(tenant).await?)?;
         let query = sqlx::query_as(sqlx::AssertSqlSafe([ROW, FROM, WHERE].concat()));
-        let row: Option<InboxRow> = query.bind(tenant).bind(consumer).bind(message_id).fetch_optional(&place.pool).await?;
-        let mut row =
-            row.ok_or_else(|| InboxError::NotFound(format!("the inbox of `{tenant}/{consumer}` holds no message `{message_id}`")))?;
+        let row: Option<InboxRow> =
+            query.bind(tenant).bind(consumer).bind(message_id).fetch_optional(&place.pool).await?;
+        let mut row = row.ok_or_else(|| {
+            InboxError::NotFound(format!(
+                "the inbox of `{tenant}/{consumer}` holds no message `{message_id}`"
+            ))
+        })?;
         if place.is_own {
             self.name_versions(std::slice::from_mut(&mut row)).await?;
         }
-        const RECORD: &str =
-            "SELECT key, headers, payload FROM oncebox.inbox_message WHERE tenant_name = $1 AND consumer_name = $2 AND message_id = $3";
-        let record = sqlx::query(RECORD).bind(tenant).bind(consumer).bind(message_id).fetch_one(&place.pool).await?;
+        const RECORD: &str = "SELECT key, headers, payload FROM oncebox.inbox_message WHERE \
+            tenant_name = $1 AND consumer_name = $2 AND message_id = $3";
+        let record = sqlx::query(RECORD)
+            .bind(tenant)
+            .bind(consumer)
+            .bind(message_id)
+            .fetch_one(&place.pool)
+            .await?;
         let headers = record.try_get::<Option<&[u8]>, _>("headers")?;
         Ok(InboxDetail {
             row,
@@ -250,8 +296,8 @@ impl Admin {
 }
 
 impl Filter {
-    /// Conditions behind [`FROM`]: all but the place in a list. Only what is asked for is said, so that each question
-    /// has a plan of its own.
+    /// Conditions behind [`FROM`]: all but the place in a list. Only what is asked for is said, so
+    /// that each question has a plan of its own.
     pub(crate) fn push(&self, query: &mut QueryBuilder<Postgres>, versions: &Option<Vec<i32>>) {
         let texts = [
             (" AND t.name = ", &self.tenant),
@@ -272,7 +318,10 @@ impl Filter {
             query.push(" AND i.ordering_key = ANY (").push_bind(&self.ordering_keys).push(")");
         }
         if let Some(error) = &self.error {
-            query.push(" AND position(lower(").push_bind(error).push(") in lower(i.last_error)) > 0");
+            query
+                .push(" AND position(lower(")
+                .push_bind(error)
+                .push(") in lower(i.last_error)) > 0");
         }
         if let Some(versions) = versions {
             query.push(" AND i.version_id = ANY (").push_bind(versions).push(")");
@@ -287,10 +336,15 @@ impl Filter {
 }
 
 impl Filter {
-    /// Whether an index answers all of it, so that a page is read from where it begins to where it ends.
+    /// Whether an index answers all of it, so that a page is read from where it begins to where it
+    /// ends.
     fn is_in_an_index(&self) -> bool {
         let Self { reason, event_type, ordering_keys, error, version, .. } = self;
-        reason.is_none() && event_type.is_none() && ordering_keys.is_empty() && error.is_none() && version.is_none()
+        reason.is_none()
+            && event_type.is_none()
+            && ordering_keys.is_empty()
+            && error.is_none()
+            && version.is_none()
     }
 
     /// The conditions that an index knows, on a consumer's messages.
@@ -324,8 +378,13 @@ impl Filter {
 
     /// The consumers that are asked for, each with its messages from the newest on.
     fn push_newest(&self, query: &mut QueryBuilder<Postgres>, columns: &str) {
-        query.push(" FROM (SELECT c.consumer_id AS id FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) WHERE true");
-        for (condition, text) in [(" AND t.name = ", &self.tenant), (" AND c.name = ", &self.consumer)] {
+        query.push(
+            " FROM (SELECT c.consumer_id AS id FROM oncebox.consumer c JOIN oncebox.tenant \
+            t USING (tenant_id) WHERE true",
+        );
+        for (condition, text) in
+            [(" AND t.name = ", &self.tenant), (" AND c.name = ", &self.consumer)]
+        {
             if let Some(text) = text {
                 query.push(condition).push_bind(text);
             }
@@ -336,10 +395,18 @@ impl Filter {
             // What has a reason is not completed, and what is not has an index by its state.
             query.push("CROSS JOIN unnest(ARRAY[").push(OPEN).push("]) AS any_of(state) ");
         }
-        query.push("CROSS JOIN LATERAL (SELECT ").push(columns).push(" FROM oncebox.inbox i WHERE ");
-        // The index of what is open knows the consumer as such, the index of everything as an expression.
+        query
+            .push("CROSS JOIN LATERAL (SELECT ")
+            .push(columns)
+            .push(" FROM oncebox.inbox i WHERE ");
+        // The index of what is open knows the consumer as such, the index of everything as an
+        // expression.
         let is_open = by_state || self.status.as_ref().is_some_and(|status| status != "completed");
-        query.push(if is_open { "i.consumer_id = asked.id" } else { "i.consumer_id::bigint = asked.id::bigint" });
+        query.push(if is_open {
+            "i.consumer_id = asked.id"
+        } else {
+            "i.consumer_id::bigint = asked.id::bigint"
+        });
         if by_state {
             query.push(" AND i.status = any_of.state AND i.status <> 'completed'");
         }
@@ -349,12 +416,20 @@ impl Filter {
 }
 
 /// Every state but `completed`.
-const OPEN: &str = "'received', 'in_progress', 'failed_retryable', 'failed_terminal', 'parked', 'waiting', 'skipped', 'discarded'";
+const OPEN: &str = "'received', 'in_progress', 'failed_retryable', 'failed_terminal', 'parked', \
+    'waiting', 'skipped', 'discarded'";
 const NEWEST_FIRST: &str = " ORDER BY i.received_at DESC, i.message_id COLLATE \"C\"";
 
-async fn list(pool: &PgPool, filter: &Filter, versions: &Option<Vec<i32>>, depth: Depth) -> Result<Vec<InboxRow>, InboxError> {
-    let rows: Vec<InboxRow> = question("", filter, versions, depth).build_query_as().fetch_all(pool).await?;
-    let is_short = (rows.len() as i64) < filter.limit && !filter.is_in_an_index() && depth == Depth::Bounded;
+async fn list(
+    pool: &PgPool,
+    filter: &Filter,
+    versions: &Option<Vec<i32>>,
+    depth: Depth,
+) -> Result<Vec<InboxRow>, InboxError> {
+    let rows: Vec<InboxRow> =
+        question("", filter, versions, depth).build_query_as().fetch_all(pool).await?;
+    let is_short =
+        (rows.len() as i64) < filter.limit && !filter.is_in_an_index() && depth == Depth::Bounded;
     if is_short && goes_on(pool, filter).await? {
         return Err(InboxError::Invalid(too_wide(rows.len())));
     }
@@ -362,7 +437,12 @@ async fn list(pool: &PgPool, filter: &Filter, versions: &Option<Vec<i32>>, depth
 }
 
 /// The statement that answers a filter, behind words of its own.
-fn question(words: &str, filter: &Filter, versions: &Option<Vec<i32>>, depth: Depth) -> QueryBuilder<Postgres> {
+fn question(
+    words: &str,
+    filter: &Filter,
+    versions: &Option<Vec<i32>>,
+    depth: Depth,
+) -> QueryBuilder<Postgres> {
     let mut query = QueryBuilder::<Postgres>::new([words, ROW].concat());
     filter.push_newest(&mut query, "i.*");
     let looked_at_max = match (filter.is_in_an_index(), depth) {
@@ -384,10 +464,12 @@ fn question(words: &str, filter: &Filter, versions: &Option<Vec<i32>>, depth: De
 
 #[cfg(feature = "test-hooks")]
 impl Admin {
-    /// How PostgreSQL answers a list of the host's own database, with the pages that it reads; for tests.
+    /// How PostgreSQL answers a list of the host's own database, with the pages that it reads; for
+    /// tests.
     pub async fn inbox_list_plan(&self, filter: &Filter) -> Result<Vec<String>, InboxError> {
         let versions = self.versions_like(filter.version.as_deref()).await?;
-        let mut question = question("EXPLAIN (ANALYZE, BUFFERS) ", filter, &versions, Depth::Bounded);
+        let mut question =
+            question("EXPLAIN (ANALYZE, BUFFERS) ", filter, &versions, Depth::Bounded);
         Ok(question.build_query_scalar().fetch_all(&self.pool).await?)
     }
 }
@@ -406,11 +488,15 @@ fn too_wide(found: usize) -> String {
         found => format!(", or ask for at most {found}"),
     };
     format!(
-        "of the newest {LOOKED_AT_MAX} messages of a consumer {found} are like that, and to find more all others would be read; ask for \
+        "of the newest {LOOKED_AT_MAX} messages of a consumer {found} are like that, and to find \
+            more all others would be read; ask for \
          one state (`status`) or a time (`since`, `until`){enough}"
     )
 }
 
 fn away(tenant: &Tenant) -> InboxError {
-    InboxError::PlaceAway { tenant: tenant.name.clone(), source: sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()) }
+    InboxError::PlaceAway {
+        tenant: tenant.name.clone(),
+        source: sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()),
+    }
 }

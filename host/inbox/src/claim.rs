@@ -2,7 +2,10 @@
 
 use sqlx::Row;
 
-use crate::{error::InboxError, headers, hooks, message::Message, policy::PayloadPolicy, session::Transaction, tx::bounded};
+use crate::{
+    error::InboxError, headers, hooks, message::Message, policy::PayloadPolicy,
+    session::Transaction, tx::bounded,
+};
 
 /// A message on its way into the inbox.
 #[derive(Debug, Clone)]
@@ -46,8 +49,8 @@ pub enum Claimed {
     New,
     /// Nobody had it, and it is not its turn: it stays in the inbox.
     Waiting {
-        /// Its key is being worked on. Whoever does may have looked already for what comes next, so that the
-        /// message has to be due by itself.
+        /// Its key is being worked on. Whoever does may have looked already for what comes next, so
+        /// that the message has to be due by itself.
         is_due: bool,
     },
     /// Nobody had it, and versions of its aggregate are missing before it: it stays in the inbox.
@@ -66,8 +69,9 @@ pub enum Claimed {
 }
 
 impl Claimed {
-    /// Name in metrics and logs: `new`, `waiting` for its turn, `gap`, `old`, `already_done` or `in_flight_elsewhere`,
-    /// where the last stands for a message that waits in the inbox for one of its workers.
+    /// Name in metrics and logs: `new`, `waiting` for its turn, `gap`, `old`, `already_done` or
+    /// `in_flight_elsewhere`, where the last stands for a message that waits in the inbox for one
+    /// of its workers.
     pub fn name(&self) -> &'static str {
         match self {
             Self::New => "new",
@@ -79,7 +83,8 @@ impl Claimed {
         }
     }
 
-    /// Whether the delivery is refused, since its message is done: completed, or in a state that somebody can see.
+    /// Whether the delivery is refused, since its message is done: completed, or in a state that
+    /// somebody can see.
     pub fn is_duplicate(&self) -> bool {
         matches!(self, Self::Known { status, .. } if !is_open(status))
     }
@@ -106,16 +111,24 @@ pub struct Claimant {
     pub payload: PayloadPolicy,
 }
 
-const CLAIM: &str = "SELECT * FROM oncebox_host.claim_messages($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)";
+const CLAIM: &str = "SELECT * FROM oncebox_host.claim_messages($1, $2, $3, $4, $5, $6, $7, $8, $9, \
+    $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)";
 
-/// Claim a batch of one partition. One answer for each message, in order. A claim of nothing sets the
-/// guard all the same, and checks who asks.
-pub async fn claim(transaction: &Transaction<'_>, claimant: Claimant, offered: &[&Offered], r#as: As) -> Result<Vec<Claimed>, InboxError> {
+/// Claim a batch of one partition. One answer for each message, in order. A claim of nothing sets
+/// the guard all the same, and checks who asks.
+pub async fn claim(
+    transaction: &Transaction<'_>,
+    claimant: Claimant,
+    offered: &[&Offered],
+    r#as: As,
+) -> Result<Vec<Claimed>, InboxError> {
     hooks::point("inbox:claim:before");
     let messages = || offered.iter().map(|offered| &offered.message);
-    let (topic, partition) = messages().next().map_or(("", 0), |first| (&*first.record.topic, first.record.partition));
-    let keep =
-        r#as != As::Completed && claimant.payload != PayloadPolicy::None || r#as == As::Received || claimant.payload == PayloadPolicy::All;
+    let (topic, partition) =
+        messages().next().map_or(("", 0), |first| (&*first.record.topic, first.record.partition));
+    let keep = r#as != As::Completed && claimant.payload != PayloadPolicy::None
+        || r#as == As::Received
+        || claimant.payload == PayloadPolicy::All;
     let query = sqlx::query(CLAIM)
         .bind(transaction.secret())
         .bind(claimant.consumer_id)
@@ -134,12 +147,30 @@ pub async fn claim(transaction: &Transaction<'_>, claimant: Claimant, offered: &
         .bind(messages().map(|m| m.event_version.as_deref()).collect::<Vec<_>>())
         .bind(messages().map(|m| m.content_type.as_deref()).collect::<Vec<_>>())
         .bind(messages().map(|m| m.trace_parent.as_deref()).collect::<Vec<_>>())
-        .bind(messages().map(|m| m.payload_hash.as_ref().map(|hash| hash.as_slice())).collect::<Vec<_>>())
+        .bind(
+            messages()
+                .map(|m| m.payload_hash.as_ref().map(|hash| hash.as_slice()))
+                .collect::<Vec<_>>(),
+        )
         .bind(offered.iter().map(|o| o.version).collect::<Vec<_>>())
-        .bind(messages().map(|m| keep.then(|| headers::encode(&m.record.headers))).collect::<Vec<_>>())
+        .bind(
+            messages()
+                .map(|m| keep.then(|| headers::encode(&m.record.headers)))
+                .collect::<Vec<_>>(),
+        )
         .bind(messages().map(|m| m.record.payload.as_deref().filter(|_| keep)).collect::<Vec<_>>())
-        .bind(offered.iter().any(|o| o.ordering.is_some()).then(|| offered.iter().map(|o| o.ordering).collect::<Vec<_>>()))
-        .bind(offered.iter().map(|o| o.message.sequence.filter(|_| o.ordering.is_some())).collect::<Vec<_>>());
+        .bind(
+            offered
+                .iter()
+                .any(|o| o.ordering.is_some())
+                .then(|| offered.iter().map(|o| o.ordering).collect::<Vec<_>>()),
+        )
+        .bind(
+            offered
+                .iter()
+                .map(|o| o.message.sequence.filter(|_| o.ordering.is_some()))
+                .collect::<Vec<_>>(),
+        );
     let mut statement = transaction.tx().statement().await;
     let rows = bounded(query.fetch_all(statement.connection())).await;
     statement.finish(rows.as_ref().err());
@@ -161,14 +192,24 @@ pub async fn claim(transaction: &Transaction<'_>, claimant: Claimant, offered: &
 
 const RESTORE: &str = "SELECT oncebox_host.restore_records($1, $2, $3, $4, $5, $6)";
 
-/// Bring back the records of dead letters that lost them, from their redelivery: in the transaction of its claim, which
-/// holds the messages' locks, so that of two that come at once the second finds nothing to do.
-async fn restore(transaction: &Transaction<'_>, consumer_id: i32, messages: &[&Message]) -> Result<(), InboxError> {
+/// Bring back the records of dead letters that lost them, from their redelivery: in the transaction
+/// of its claim, which holds the messages' locks, so that of two that come at once the second finds
+/// nothing to do.
+async fn restore(
+    transaction: &Transaction<'_>,
+    consumer_id: i32,
+    messages: &[&Message],
+) -> Result<(), InboxError> {
     let query = sqlx::query_scalar::<_, i32>(RESTORE)
         .bind(transaction.secret())
         .bind(consumer_id)
         .bind(messages.iter().map(|m| m.id.as_str()).collect::<Vec<_>>())
-        .bind(messages.iter().map(|m| m.payload_hash.as_ref().map(|hash| hash.as_slice())).collect::<Vec<_>>())
+        .bind(
+            messages
+                .iter()
+                .map(|m| m.payload_hash.as_ref().map(|hash| hash.as_slice()))
+                .collect::<Vec<_>>(),
+        )
         .bind(messages.iter().map(|m| headers::encode(&m.record.headers)).collect::<Vec<_>>())
         .bind(messages.iter().map(|m| m.record.payload.as_deref()).collect::<Vec<_>>());
     let mut statement = transaction.tx().statement().await;
@@ -182,7 +223,9 @@ async fn restore(transaction: &Transaction<'_>, consumer_id: i32, messages: &[&M
 fn read(row: &sqlx::postgres::PgRow) -> Result<Claimed, InboxError> {
     match row.try_get::<&str, _>("outcome")? {
         "new" => Ok(Claimed::New),
-        "waiting" => Ok(Claimed::Waiting { is_due: row.try_get::<&str, _>("known_status")? == "received" }),
+        "waiting" => {
+            Ok(Claimed::Waiting { is_due: row.try_get::<&str, _>("known_status")? == "received" })
+        }
         "known" => Ok(Claimed::Known {
             status: row.try_get("known_status")?,
             same_payload: row.try_get("same_payload")?,

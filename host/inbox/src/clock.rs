@@ -7,8 +7,8 @@ use sqlx::PgPool;
 
 use crate::{admin::Admin, error::InboxError, hooks, tx::bounded};
 
-/// How long an answer is good for. Meanwhile the time that has passed here is added, which no change of a host's clock
-/// touches.
+/// How long an answer is good for. Meanwhile the time that has passed here is added, which no
+/// change of a host's clock touches.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 
 /// The database's time, asked for now and then.

@@ -36,7 +36,9 @@ struct Structured<'a> {
 /// Read a record as an event, in whichever mode it is. Err: it claims to be one and is not.
 pub(crate) fn read(record: &Record) -> Result<Event, String> {
     let content_type = text(record, "content-type");
-    if content_type.as_deref().is_some_and(|t| t.trim_start().to_ascii_lowercase().starts_with("application/cloudevents+json")) {
+    if content_type.as_deref().is_some_and(|t| {
+        t.trim_start().to_ascii_lowercase().starts_with("application/cloudevents+json")
+    }) {
         return structured(record);
     }
     Ok(Event {
@@ -56,12 +58,15 @@ fn text(record: &Record, name: &str) -> Option<String> {
 
 fn structured(record: &Record) -> Result<Event, String> {
     let payload = record.payload.as_deref().ok_or("it has no value")?;
-    let event: Structured<'_> = serde_json::from_slice(payload).map_err(|error| match error.classify() {
-        serde_json::error::Category::Data => "it is not a JSON object of attributes".to_owned(),
-        _ => "it is not JSON".to_owned(),
-    })?;
+    let event: Structured<'_> =
+        serde_json::from_slice(payload).map_err(|error| match error.classify() {
+            serde_json::error::Category::Data => "it is not a JSON object of attributes".to_owned(),
+            _ => "it is not JSON".to_owned(),
+        })?;
     let data = match (&event.data, &event.data_base64) {
-        (_, Some(base64)) => Some(STANDARD.decode(base64).map_err(|_| "`data_base64` is not base64")?),
+        (_, Some(base64)) => {
+            Some(STANDARD.decode(base64).map_err(|_| "`data_base64` is not base64")?)
+        }
         (Some(raw), None) if raw.get() == "null" => None,
         (Some(raw), None) => Some(raw.get().as_bytes().to_vec()),
         (None, None) => None,
@@ -80,7 +85,8 @@ fn structured(record: &Record) -> Result<Event, String> {
 }
 
 fn as_headers(attributes: &BTreeMap<String, Value>) -> Vec<(String, Vec<u8>)> {
-    let headers = attributes.iter().filter_map(|(name, value)| Some((name, attribute_text(value)?)));
+    let headers =
+        attributes.iter().filter_map(|(name, value)| Some((name, attribute_text(value)?)));
     headers.map(|(name, value)| (format!("ce_{name}"), value.into_bytes())).collect()
 }
 

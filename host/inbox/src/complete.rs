@@ -25,7 +25,8 @@ pub enum Disposition {
     FailedTerminal,
     /// It waits for a person.
     Parked,
-    /// Nobody takes it, and its consumer says that this is well; or its aggregate is past its version.
+    /// Nobody takes it, and its consumer says that this is well; or its aggregate is past its
+    /// version.
     Skipped,
 }
 
@@ -47,13 +48,21 @@ impl Disposition {
     }
 }
 
-/// What a failure makes of a message after this many attempts, so long after it was received or redriven.
-pub fn disposition(failure: &Failure, attempts: u32, age: Duration, policy: &Policy) -> Disposition {
+/// What a failure makes of a message after this many attempts, so long after it was received or
+/// redriven.
+pub fn disposition(
+    failure: &Failure,
+    attempts: u32,
+    age: Duration,
+    policy: &Policy,
+) -> Disposition {
     match failure.kind {
         FailureKind::Reject => Disposition::FailedTerminal,
         FailureKind::NoRoute => unrouted(policy),
         FailureKind::Park | FailureKind::Crashed | FailureKind::Schema => Disposition::Parked,
-        _ if attempts >= policy.retry.attempts_max || policy.retry.is_too_old(age) => Disposition::FailedTerminal,
+        _ if attempts >= policy.retry.attempts_max || policy.retry.is_too_old(age) => {
+            Disposition::FailedTerminal
+        }
         _ => Disposition::FailedRetryable,
     }
 }
@@ -87,7 +96,8 @@ pub struct Completion {
     failures: Vec<Recorded>,
 }
 
-/// A failure that becomes a row. It is told when that is committed: until then the transaction may be repeated.
+/// A failure that becomes a row. It is told when that is committed: until then the transaction may
+/// be repeated.
 #[derive(Debug, Clone)]
 pub struct Recorded {
     /// Id of the message.
@@ -188,7 +198,13 @@ impl Completion {
     }
 
     /// What is still to be run keeps its payload, whatever the policy says.
-    fn open(&mut self, ran: Ran<'_>, status: &'static str, why: Option<(&str, String)>, delay: Option<Duration>) {
+    fn open(
+        &mut self,
+        ran: Ran<'_>,
+        status: &'static str,
+        why: Option<(&str, String)>,
+        delay: Option<Duration>,
+    ) {
         let record = &ran.message.record;
         let (reason, error) = why.unzip();
         self.rows.push(Row {
@@ -238,7 +254,8 @@ impl Completion {
     pub fn failed(&mut self, ran: Ran<'_>, failure: &Failure, policy: &Policy) -> Disposition {
         let disposition = disposition(failure, ran.attempt, ran.age, policy);
         // A row that is to run again needs its payload whatever the policy says.
-        let keep = disposition == Disposition::FailedRetryable || policy.payload != PayloadPolicy::None;
+        let keep =
+            disposition == Disposition::FailedRetryable || policy.payload != PayloadPolicy::None;
         let record = &ran.message.record;
         let (message_id, attempt) = (ran.message.id.clone(), ran.attempt);
         self.failures.push(Recorded { message_id, failure: failure.clone(), disposition, attempt });
@@ -249,7 +266,8 @@ impl Completion {
             reason: Some(failure.kind.reason()),
             error: Some(storable(&failure.text)),
             result: None,
-            delay: (disposition == Disposition::FailedRetryable).then(|| delay(failure, ran.attempt, &policy.retry)),
+            delay: (disposition == Disposition::FailedRetryable)
+                .then(|| delay(failure, ran.attempt, &policy.retry)),
             version: ran.version,
             keep,
             headers: keep.then(|| headers::encode(&record.headers)),
@@ -268,11 +286,16 @@ fn storable(text: &str) -> String {
     text[..end].replace('\0', "\u{fffd}")
 }
 
-const COMPLETE: &str = "SELECT * FROM oncebox_host.complete($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
+const COMPLETE: &str = "SELECT * FROM oncebox_host.complete($1, $2, $3, $4, $5, $6, $7, $8, $9, \
+    $10, $11, $12, $13, $14)";
 
 /// Write the completion. Raises unless the claim is in this very transaction, and in a transaction
 /// that a swallowed error has aborted.
-pub async fn complete(transaction: &Transaction<'_>, consumer_id: i32, completion: &Completion) -> Result<(), InboxError> {
+pub async fn complete(
+    transaction: &Transaction<'_>,
+    consumer_id: i32,
+    completion: &Completion,
+) -> Result<(), InboxError> {
     hooks::point("inbox:complete:before");
     let rows = || completion.rows.iter();
     let query = sqlx::query(COMPLETE)
@@ -307,9 +330,15 @@ mod tests {
     }
 
     fn check_under(no_route: &str, kind: FailureKind, attempts: u32, expected: Disposition) {
-        let policy = format!("topics = ['t']\nack = 'after_commit'\nno_route = '{no_route}'\n[retry]\nattempts_max = 3");
+        let policy = format!(
+            "topics = ['t']\nack = 'after_commit'\nno_route = '{no_route}'\n[retry]\nattempts_max \
+                = 3"
+        );
         let policy = Policy::parse(&policy).expect("a policy");
-        assert_eq!(disposition(&Failure::new(kind, ""), attempts, Duration::ZERO, &policy), expected);
+        assert_eq!(
+            disposition(&Failure::new(kind, ""), attempts, Duration::ZERO, &policy),
+            expected
+        );
     }
 
     // S1-067, S1-068, S1-115, S2-013: which failures are tried again, and how often.
@@ -329,9 +358,18 @@ mod tests {
     // S2-009: from an age on nothing is tried again, whatever attempts are left.
     #[test]
     fn what_is_too_old_is_not_tried_again() {
-        let policy = |age: &str| Policy::parse(&format!("topics = ['t']\nack = 'after_commit'\n[retry]\n{age}")).expect("a policy");
-        let after =
-            |policy: &Policy, hours: u64| disposition(&Failure::new(FailureKind::Trap, ""), 1, Duration::from_secs(hours * 3_600), policy);
+        let policy = |age: &str| {
+            Policy::parse(&format!("topics = ['t']\nack = 'after_commit'\n[retry]\n{age}"))
+                .expect("a policy")
+        };
+        let after = |policy: &Policy, hours: u64| {
+            disposition(
+                &Failure::new(FailureKind::Trap, ""),
+                1,
+                Duration::from_secs(hours * 3_600),
+                policy,
+            )
+        };
         let day = policy("age_max_ms = 86_400_000");
         assert_eq!(after(&day, 23), Disposition::FailedRetryable);
         assert_eq!(after(&day, 24), Disposition::FailedTerminal);
@@ -343,9 +381,13 @@ mod tests {
         let retry = Retry { backoff_min_ms: 100, backoff_max_ms: 1_000, ..Retry::default() };
         let failure = Failure::new(FailureKind::Trap, "");
         for (attempts, bound) in [(1, 100), (2, 200), (4, 800), (5, 1_000), (200, 1_000)] {
-            let delays: Vec<_> = (0..200).map(|_| delay(&failure, attempts, &retry).as_millis()).collect();
+            let delays: Vec<_> =
+                (0..200).map(|_| delay(&failure, attempts, &retry).as_millis()).collect();
             assert!(delays.iter().all(|delay| *delay <= bound));
-            assert!(delays.iter().any(|delay| *delay > bound / 2) && delays.iter().any(|delay| *delay < bound / 2));
+            assert!(
+                delays.iter().any(|delay| *delay > bound / 2)
+                    && delays.iter().any(|delay| *delay < bound / 2)
+            );
         }
     }
 

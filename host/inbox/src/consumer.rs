@@ -63,9 +63,11 @@ pub struct ConsumerInbox {
     deadline_max: Option<Duration>,
     /// Event types that have metrics of their own; a producer can invent any number of them.
     event_types: Mutex<HashSet<String>>,
-    /// Deliveries that were refused, since their message was done already; the host takes the count away when it reports it.
+    /// Deliveries that were refused, since their message was done already; the host takes the count
+    /// away when it reports it.
     duplicates: Arc<AtomicU64>,
-    /// Leases whose runs ended for no fault of their messages, which the database is still to be told.
+    /// Leases whose runs ended for no fault of their messages, which the database is still to be
+    /// told.
     interrupted: Mutex<Vec<Interrupted>>,
 }
 
@@ -112,8 +114,10 @@ impl ConsumerInbox {
         let breakers = Breakers::new(&tenant, &name, policy.breaker.clone());
         let memory = policy.limits.memory_bytes as u64;
         let shadows = Queue::new(consumer_id, (&tenant, &name), policy.payload, memory, &sessions);
-        let caps =
-            ConsumerCaps { transactions_max: policy.limits.transactions_max, messages_per_second: policy.limits.messages_per_second };
+        let caps = ConsumerCaps {
+            transactions_max: policy.limits.transactions_max,
+            messages_per_second: policy.limits.messages_per_second,
+        };
         sessions.scheduler().set_caps(sessions.tenant_id, consumer_id, caps);
         let deadline_max = sessions.scheduler().deadline_max(sessions.tenant_id);
         // A counter that begins with its first case would not be seen to rise.
@@ -151,9 +155,12 @@ impl ConsumerInbox {
         let _ = self.decoder.set(decoder); // there is one for all
     }
 
-    /// Have the schemas of payloads at hand. The answer is how many of these messages can be decoded now, from the first;
-    /// an error is that not even that one can.
-    pub(crate) async fn prepare<'a>(&self, payloads: impl Iterator<Item = Option<&'a [u8]>>) -> Result<usize, InboxError> {
+    /// Have the schemas of payloads at hand. The answer is how many of these messages can be
+    /// decoded now, from the first; an error is that not even that one can.
+    pub(crate) async fn prepare<'a>(
+        &self,
+        payloads: impl Iterator<Item = Option<&'a [u8]>>,
+    ) -> Result<usize, InboxError> {
         let mut prepared = 0;
         for payload in payloads {
             if let (Some(decoder), Some(payload)) = (self.decoder.get(), payload) {
@@ -203,15 +210,17 @@ impl ConsumerInbox {
         self.breakers.untold();
     }
 
-    /// Stop handlers that run: their transactions are rolled back, and their messages come again with attempts
-    /// as before. Returns how many transactions were told.
+    /// Stop handlers that run: their transactions are rolled back, and their messages come again
+    /// with attempts as before. Returns how many transactions were told.
     pub fn stop_handlers(&self) -> usize {
         self.sessions.scheduler().stop(self.consumer_id)
     }
 
-    /// The longest call of a handler, where the host or the tenant's limits allow less than the policy says.
+    /// The longest call of a handler, where the host or the tenant's limits allow less than the
+    /// policy says.
     pub fn deadline_cut(&self) -> Option<Duration> {
-        self.deadline_max.filter(|most| *most < Duration::from_millis(self.policy.limits.deadline_ms))
+        self.deadline_max
+            .filter(|most| *most < Duration::from_millis(self.policy.limits.deadline_ms))
     }
 
     /// The live handlers.
@@ -219,8 +228,8 @@ impl ConsumerInbox {
         self.handlers.borrow().clone()
     }
 
-    /// Ask for newer handlers than those of a generation that was refused, and wait for them. False: they
-    /// did not come in time.
+    /// Ask for newer handlers than those of a generation that was refused, and wait for them.
+    /// False: they did not come in time.
     pub(crate) async fn newer_than(&self, generation: i64) -> bool {
         if let Some(notify) = self.stale.get() {
             notify.notify_one();
@@ -230,8 +239,8 @@ impl ConsumerInbox {
         matches!(tokio::time::timeout(NEWER_TIMEOUT, newer).await, Ok(Ok(_)))
     }
 
-    /// Call the retry workers when what a transaction is about to make due is due. One that does not commit
-    /// calls them in vain; one that takes long to commit is found by the next look.
+    /// Call the retry workers when what a transaction is about to make due is due. One that does
+    /// not commit calls them in vain; one that takes long to commit is found by the next look.
     pub(crate) fn due_after(&self, completion: &Completion) {
         completion.delays().for_each(|delay| self.due.after(delay + COMMIT));
     }
@@ -250,12 +259,16 @@ impl ConsumerInbox {
 
     async fn ask(&self, class: Class, memory: u64, messages: u32) -> Admission {
         let (tenant_id, consumer_id) = (self.sessions.tenant_id, self.consumer_id);
-        self.sessions.scheduler().admit(Ask { tenant_id, consumer_id, class, memory, messages }).await
+        self.sessions
+            .scheduler()
+            .admit(Ask { tenant_id, consumer_id, class, memory, messages })
+            .await
     }
 
     /// Wall clock for one call of a handler.
     pub(crate) fn deadline(&self, handler: &Arc<dyn Handler>) -> Duration {
-        let deadline = handler.deadline().unwrap_or(Duration::from_millis(self.policy.limits.deadline_ms));
+        let deadline =
+            handler.deadline().unwrap_or(Duration::from_millis(self.policy.limits.deadline_ms));
         self.deadline_max.map_or(deadline, |most| deadline.min(most))
     }
 
@@ -264,8 +277,8 @@ impl ConsumerInbox {
         order::ordering(self.consumer_id, self.policy.order, message)
     }
 
-    /// `generation` is that of the handlers that were asked where the messages go: those loaded by now
-    /// may be newer, and would speak for a version that is not theirs.
+    /// `generation` is that of the handlers that were asked where the messages go: those loaded by
+    /// now may be newer, and would speak for a version that is not theirs.
     pub(crate) fn claimant(&self, generation: i64) -> Claimant {
         Claimant { consumer_id: self.consumer_id, generation, payload: self.policy.payload }
     }
@@ -298,18 +311,38 @@ impl ConsumerInbox {
         if claimed.is_duplicate() {
             self.duplicates.fetch_add(1, Ordering::Relaxed);
         }
-        let (tenant, consumer, message_id, event_type) = (&self.tenant, &self.name, &message.id, &message.event_type);
+        let (tenant, consumer, message_id, event_type) =
+            (&self.tenant, &self.name, &message.id, &message.event_type);
         let trace_id = message.trace_id();
         match claimed {
             Claimed::Known { status, same_payload, .. } => {
-                tracing::debug!(tenant, consumer, message_id, event_type, trace_id, outcome, status, same_payload, "duplicate skipped");
+                tracing::debug!(
+                    tenant,
+                    consumer,
+                    message_id,
+                    event_type,
+                    trace_id,
+                    outcome,
+                    status,
+                    same_payload,
+                    "duplicate skipped"
+                );
             }
-            _ => tracing::debug!(tenant, consumer, message_id, event_type, trace_id, outcome, "message claimed"),
+            _ => tracing::debug!(
+                tenant,
+                consumer,
+                message_id,
+                event_type,
+                trace_id,
+                outcome,
+                "message claimed"
+            ),
         }
     }
 
-    /// Count and log a claim that waited in vain for another session's claim of one of these messages; it is made again.
-    /// Which of them it was, PostgreSQL does not tell: their event type is named where they have one.
+    /// Count and log a claim that waited in vain for another session's claim of one of these
+    /// messages; it is made again. Which of them it was, PostgreSQL does not tell: their event type
+    /// is named where they have one.
     pub(crate) fn count_elsewhere<'a>(&self, messages: impl Iterator<Item = &'a Message>) {
         let (mut event_type, mut count) = (None, 0);
         for message in messages {
@@ -324,7 +357,13 @@ impl ConsumerInbox {
         metrics::counter!("oncebox_claims_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
             "event_type" => self.label(event_type), "outcome" => "in_flight_elsewhere")
         .increment(1);
-        tracing::debug!(tenant = self.tenant, consumer = self.name, event_type, messages = count, "claim in flight elsewhere");
+        tracing::debug!(
+            tenant = self.tenant,
+            consumer = self.name,
+            event_type,
+            messages = count,
+            "claim in flight elsewhere"
+        );
     }
 
     /// Count claims that were written and taken back, since there was no time to run them.
@@ -347,7 +386,11 @@ impl ConsumerInbox {
     }
 
     /// Count and log failures whose rows are committed, of these messages.
-    pub(crate) fn tell_failures<'a>(&self, messages: impl Iterator<Item = &'a Message> + Clone, failures: impl Iterator<Item = Recorded>) {
+    pub(crate) fn tell_failures<'a>(
+        &self,
+        messages: impl Iterator<Item = &'a Message> + Clone,
+        failures: impl Iterator<Item = Recorded>,
+    ) {
         for Recorded { message_id, failure, disposition, attempt } in failures {
             if let Some(message) = messages.clone().find(|message| message.id == message_id) {
                 self.log_failure(message, &failure, disposition, attempt);
@@ -355,8 +398,15 @@ impl ConsumerInbox {
         }
     }
 
-    /// Count and log a failure whose row is committed. One that parks its message is logged as that (S1-088).
-    fn log_failure(&self, message: &Message, failure: &Failure, disposition: Disposition, attempt: u32) {
+    /// Count and log a failure whose row is committed. One that parks its message is logged as that
+    /// (S1-088).
+    fn log_failure(
+        &self,
+        message: &Message,
+        failure: &Failure,
+        disposition: Disposition,
+        attempt: u32,
+    ) {
         self.count_failure(&message.event_type, failure.kind.name());
         let reason = failure.kind.reason();
         if disposition == Disposition::Parked {
@@ -391,12 +441,24 @@ impl ConsumerInbox {
 
     /// Count and log a message that is kept for a person.
     pub(crate) fn log_parked(&self, parked: &Parked<'_>) {
-        let Parked { message_id, event_type, trace_id, reason, attempt, error, collides_with } = *parked;
+        let Parked { message_id, event_type, trace_id, reason, attempt, error, collides_with } =
+            *parked;
         metrics::counter!("oncebox_parked_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
             "event_type" => self.label(event_type), "reason" => reason.split(':').next().unwrap_or(reason).to_owned())
         .increment(1);
         let (tenant, consumer) = (&self.tenant, &self.name);
-        tracing::warn!(tenant, consumer, message_id, event_type, trace_id, reason, attempt, error, collides_with, "message parked");
+        tracing::warn!(
+            tenant,
+            consumer,
+            message_id,
+            event_type,
+            trace_id,
+            reason,
+            attempt,
+            error,
+            collides_with,
+            "message parked"
+        );
     }
 }
 
@@ -421,6 +483,14 @@ pub(crate) struct Parked<'a> {
 impl<'a> Parked<'a> {
     /// One of which no more is known.
     pub(crate) fn new(message_id: &'a str, event_type: &'a str, reason: &'a str) -> Self {
-        Self { message_id, event_type, trace_id: None, reason, attempt: None, error: None, collides_with: None }
+        Self {
+            message_id,
+            event_type,
+            trace_id: None,
+            reason,
+            attempt: None,
+            error: None,
+            collides_with: None,
+        }
     }
 }

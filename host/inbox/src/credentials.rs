@@ -1,6 +1,6 @@
-//! What the host logs in with for a tenant, and the secrets of its sessions: random, and kept sealed under
-//! the master key. Tenants that are older than that have secrets that follow from the key, until the first
-//! rotation.
+//! What the host logs in with for a tenant, and the secrets of its sessions: random, and kept
+//! sealed under the master key. Tenants that are older than that have secrets that follow from the
+//! key, until the first rotation.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,8 +23,8 @@ pub struct Credentials {
     /// What the host binds to every host function it calls in a tenant's session.
     #[serde(with = "hex::serde")]
     pub secret: [u8; 32],
-    /// Key of the streams that the tenant's guests get for randomness. Not rotated: a message that runs
-    /// again gets the same stream.
+    /// Key of the streams that the tenant's guests get for randomness. Not rotated: a message that
+    /// runs again gets the same stream.
     #[serde(with = "hex::serde")]
     pub random_key: [u8; 32],
 }
@@ -39,7 +39,12 @@ impl Credentials {
     /// New ones, from which nobody can tell any others.
     pub(crate) fn generate() -> Self {
         let password = || hex::encode(rand::random::<[u8; 32]>());
-        Self { guest_password: password(), owner_password: password(), secret: rand::random(), random_key: rand::random() }
+        Self {
+            guest_password: password(),
+            owner_password: password(),
+            secret: rand::random(),
+            random_key: rand::random(),
+        }
     }
 
     /// Other passwords and another secret.
@@ -55,8 +60,11 @@ impl Credentials {
 
     fn unsealed(key: &MasterKey, login: &str, sealed: &[u8]) -> Result<Self, InboxError> {
         let text = key.unseal(CREDENTIALS, login, sealed)?;
-        serde_json::from_slice(&text)
-            .map_err(|_| InboxError::Sealed(format!("the credentials of `{login}` are of a form that this version does not know")))
+        serde_json::from_slice(&text).map_err(|_| {
+            InboxError::Sealed(format!(
+                "the credentials of `{login}` are of a form that this version does not know"
+            ))
+        })
     }
 }
 
@@ -69,12 +77,15 @@ impl MasterKey {
         }
     }
 
-    /// Secrets that follow from the key and the logins' names, of the key that the tenant was made with.
+    /// Secrets that follow from the key and the logins' names, of the key that the tenant was made
+    /// with.
     fn derived(&self, tenant: &Tenant) -> Result<Credentials, InboxError> {
         let Tenant { name, login, owner_login, .. } = tenant;
         let key = self.each().find(|key| secret_hash(&key.secret(login)) == tenant.secret_hash);
         let key = key.ok_or_else(|| {
-            InboxError::Sealed(format!("tenant `{name}` was made under another master key; check `keys.master_key_file`"))
+            InboxError::Sealed(format!(
+                "tenant `{name}` was made under another master key; check `keys.master_key_file`"
+            ))
         })?;
         Ok(Credentials {
             guest_password: key.password(login, Login::Guest),
@@ -99,7 +110,10 @@ mod tests {
         let rotated = made.rotated();
         assert_eq!(rotated.random_key, made.random_key);
         assert!(rotated.secret != made.secret && rotated.guest_password != made.guest_password);
-        assert!(rotated.owner_password != made.owner_password && rotated.owner_password != rotated.guest_password);
+        assert!(
+            rotated.owner_password != made.owner_password
+                && rotated.owner_password != rotated.guest_password
+        );
         assert_eq!(format!("{made:?}"), "Credentials(…)");
     }
 }

@@ -32,7 +32,10 @@ impl TryFrom<String> for Role {
     type Error = String;
 
     fn try_from(name: String) -> Result<Self, String> {
-        [Self::Stable, Self::Canary, Self::Shadow].into_iter().find(|role| role.name() == name).ok_or(name)
+        [Self::Stable, Self::Canary, Self::Shadow]
+            .into_iter()
+            .find(|role| role.name() == name)
+            .ok_or(name)
     }
 }
 
@@ -65,8 +68,8 @@ impl TryFrom<String> for Retries {
     }
 }
 
-/// What ends a canary by itself: over the window, a failure rate above the stable version's by more than
-/// the margin.
+/// What ends a canary by itself: over the window, a failure rate above the stable version's by more
+/// than the margin.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Guard {
@@ -178,7 +181,8 @@ pub struct Deployment {
     /// What ends a canary by itself.
     #[sqlx(json(nullable))]
     pub guard: Option<Guard>,
-    /// Generation of the consumer that it began with: a host that runs this one or a later one has it.
+    /// Generation of the consumer that it began with: a host that runs this one or a later one has
+    /// it.
     pub generation: i64,
     /// When it began.
     pub created_at: chrono::DateTime<chrono::Utc>,
@@ -203,30 +207,43 @@ pub struct Deployments {
     pub pinned: Vec<Deployment>,
 }
 
-pub(crate) const DEPLOYMENT: &str = "SELECT d.deployment_id, d.event_type, d.event_versions, d.role, d.percent, h.name AS handler, \
-    v.version_id, v.digest, d.settings, d.limits, d.requires_migration, d.retries, d.guard, d.generation, d.created_at, d.created_by, \
+pub(crate) const DEPLOYMENT: &str = "SELECT d.deployment_id, d.event_type, d.event_versions, \
+    d.role, d.percent, h.name AS handler, \
+    v.version_id, v.digest, d.settings, d.limits, d.requires_migration, d.retries, d.guard, \
+    d.generation, d.created_at, d.created_by, \
     d.ended_at, d.ended_how, d.ended_reason \
-    FROM oncebox.deployment d JOIN oncebox.version v USING (version_id) JOIN oncebox.handler h USING (handler_id) ";
+    FROM oncebox.deployment d JOIN oncebox.version v USING (version_id) JOIN oncebox.handler h \
+    USING (handler_id) ";
 
 /// A query for deployments.
 pub(crate) fn select<'q>(
     condition: &str,
-) -> sqlx::query::QueryAs<'q, sqlx::Postgres, Deployment, <sqlx::Postgres as sqlx::Database>::Arguments> {
+) -> sqlx::query::QueryAs<
+    'q,
+    sqlx::Postgres,
+    Deployment,
+    <sqlx::Postgres as sqlx::Database>::Arguments,
+> {
     sqlx::query_as(sqlx::AssertSqlSafe([DEPLOYMENT, condition].concat()))
 }
 
 impl Admin {
     /// What a host loads for a consumer.
     pub async fn deployments(&self, consumer_id: i32) -> Result<Deployments, InboxError> {
-        const LIVE: &str = "WHERE d.consumer_id = $1 AND d.ended_at IS NULL ORDER BY d.deployment_id";
-        // The version before the live one may still fail messages on another host; older ones count as long
-        // as a message waits for them.
-        const PINNED: &str = "WHERE d.consumer_id = $1 AND d.role = 'stable' AND d.retries = 'pinned' AND d.ended_how = 'superseded' \
-            AND (d.ended_at > now() - interval '10 minutes' OR d.version_id = ANY ($2)) ORDER BY d.deployment_id DESC";
+        const LIVE: &str =
+            "WHERE d.consumer_id = $1 AND d.ended_at IS NULL ORDER BY d.deployment_id";
+        // The version before the live one may still fail messages on another host; older ones count
+        // as long as a message waits for them.
+        const PINNED: &str = "WHERE d.consumer_id = $1 AND d.role = 'stable' AND d.retries = \
+            'pinned' AND d.ended_how = 'superseded' \
+            AND (d.ended_at > now() - interval '10 minutes' OR d.version_id = ANY ($2)) ORDER BY \
+            d.deployment_id DESC";
         let awaited = self.versions_awaited(consumer_id).await?;
         // One snapshot: the generation speaks for exactly these rows.
-        let mut tx = self.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
-        let generation = sqlx::query_scalar("SELECT generation FROM oncebox.consumer WHERE consumer_id = $1");
+        let mut tx =
+            self.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+        let generation =
+            sqlx::query_scalar("SELECT generation FROM oncebox.consumer WHERE consumer_id = $1");
         let generation = generation.bind(consumer_id).fetch_one(&mut *tx).await?;
         let live = select(LIVE).bind(consumer_id).fetch_all(&mut *tx).await?;
         let pinned = select(PINNED).bind(consumer_id).bind(awaited).fetch_all(&mut *tx).await?;
@@ -237,16 +254,26 @@ impl Admin {
     /// Versions that were live, that retries are pinned to, and that a message waits for.
     async fn versions_awaited(&self, consumer_id: i32) -> Result<Vec<i32>, InboxError> {
         const PINNED: &str = "SELECT DISTINCT version_id FROM oncebox.deployment \
-            WHERE consumer_id = $1 AND role = 'stable' AND retries = 'pinned' AND ended_how = 'superseded'";
-        const AWAITED: &str = "SELECT u.version_id FROM unnest($2::int[]) AS u(version_id) WHERE EXISTS (SELECT FROM oncebox.inbox i \
-            WHERE i.consumer_id = $1 AND i.version_id = u.version_id AND i.status IN ('received', 'in_progress', 'failed_retryable'))";
-        const TENANT: &str = "SELECT t.* FROM oncebox.tenant t JOIN oncebox.consumer c USING (tenant_id) WHERE c.consumer_id = $1";
-        let pinned: Vec<i32> = sqlx::query_scalar(PINNED).bind(consumer_id).fetch_all(&self.pool).await?;
+            WHERE consumer_id = $1 AND role = 'stable' AND retries = 'pinned' AND ended_how = \
+            'superseded'";
+        const AWAITED: &str = "SELECT u.version_id FROM unnest($2::int[]) AS u(version_id) WHERE \
+            EXISTS (SELECT FROM oncebox.inbox i \
+            WHERE i.consumer_id = $1 AND i.version_id = u.version_id AND i.status IN ('received', \
+            'in_progress', 'failed_retryable'))";
+        const TENANT: &str = "SELECT t.* FROM oncebox.tenant t JOIN oncebox.consumer c USING \
+            (tenant_id) WHERE c.consumer_id = $1";
+        let pinned: Vec<i32> =
+            sqlx::query_scalar(PINNED).bind(consumer_id).fetch_all(&self.pool).await?;
         if pinned.is_empty() {
             return Ok(pinned);
         }
-        let place = self.place(&sqlx::query_as(TENANT).bind(consumer_id).fetch_one(&self.pool).await?)?;
-        let awaited = sqlx::query_scalar(AWAITED).bind(consumer_id).bind(&pinned).fetch_all(&place.pool).await;
+        let place =
+            self.place(&sqlx::query_as(TENANT).bind(consumer_id).fetch_one(&self.pool).await?)?;
+        let awaited = sqlx::query_scalar(AWAITED)
+            .bind(consumer_id)
+            .bind(&pinned)
+            .fetch_all(&place.pool)
+            .await;
         match awaited {
             Err(_) if place.is_own => Ok(pinned), // it does not answer: all of them may be waited for
             awaited => Ok(awaited?),
@@ -254,15 +281,27 @@ impl Admin {
     }
 
     /// The deployments of a consumer, newest first: those that are live, or all there ever were.
-    pub async fn deployment_list(&self, consumer_id: i32, history: bool) -> Result<Vec<Deployment>, InboxError> {
-        const LIST: &str = "WHERE d.consumer_id = $1 AND (d.ended_at IS NULL OR $2) ORDER BY d.deployment_id DESC LIMIT 1000";
+    pub async fn deployment_list(
+        &self,
+        consumer_id: i32,
+        history: bool,
+    ) -> Result<Vec<Deployment>, InboxError> {
+        const LIST: &str = "WHERE d.consumer_id = $1 AND (d.ended_at IS NULL OR $2) ORDER BY \
+            d.deployment_id DESC LIMIT 1000";
         Ok(select(LIST).bind(consumer_id).bind(history).fetch_all(&self.pool).await?)
     }
 
     /// One deployment of a consumer.
-    pub async fn deployment(&self, consumer_id: i32, deployment_id: i64) -> Result<Deployment, InboxError> {
+    pub async fn deployment(
+        &self,
+        consumer_id: i32,
+        deployment_id: i64,
+    ) -> Result<Deployment, InboxError> {
         const ONE: &str = "WHERE d.consumer_id = $1 AND d.deployment_id = $2";
-        let found = select(ONE).bind(consumer_id).bind(deployment_id).fetch_optional(&self.pool).await?;
-        found.ok_or_else(|| InboxError::NotFound(format!("this consumer has no deployment {deployment_id}")))
+        let found =
+            select(ONE).bind(consumer_id).bind(deployment_id).fetch_optional(&self.pool).await?;
+        found.ok_or_else(|| {
+            InboxError::NotFound(format!("this consumer has no deployment {deployment_id}"))
+        })
     }
 }

@@ -49,8 +49,12 @@ pub enum InboxError {
         /// From the front of the batch, the messages that ran on it.
         among: usize,
     },
-    /// The connection broke while a handler ran, and others with it: nothing is known of its message.
-    #[error("connections to the database broke, one of them while message `{message_id}` ran; it runs again and nothing is counted")]
+    /// The connection broke while a handler ran, and others with it: nothing is known of its
+    /// message.
+    #[error(
+        "connections to the database broke, one of them while message `{message_id}` ran; it runs \
+            again and nothing is counted"
+    )]
     LostInOutage {
         /// The message that ran, or the first of those that ran together.
         message_id: String,
@@ -72,7 +76,8 @@ pub enum InboxError {
     #[error("the deployments loaded here are stale")]
     StaleDeployments,
     /// The version these messages go to fails too often; they wait at their place.
-    #[error("the circuit breaker of version {version} is open; its messages are offered again in {} ms", again_in.as_millis())]
+    #[error("the circuit breaker of version {version} is open; its messages are offered again in \
+        {} ms", again_in.as_millis())]
     BreakerOpen {
         /// The version.
         version: i32,
@@ -81,7 +86,8 @@ pub enum InboxError {
     },
     /// The host stopped a transaction before its end. Its messages have lost nothing.
     #[error("{}", match why {
-        Stopped::GaveWay => "a transaction held a place that is kept for other tenants for too long and was rolled back; it runs again",
+        Stopped::GaveWay => "a transaction held a place that is kept for other tenants for too \
+            long and was rolled back; it runs again",
         Stopped::Withdrawn => "a transaction was rolled back: its consumer or tenant is to rest",
     })]
     Stopped {
@@ -94,9 +100,11 @@ pub enum InboxError {
         /// When to try again.
         again_in: Duration,
     },
-    /// Connections begin without the options that they ask for: something stands between the host and PostgreSQL.
+    /// Connections begin without the options that they ask for: something stands between the host
+    /// and PostgreSQL.
     #[error(
-        "the startup options {} of a connection do not reach PostgreSQL; a pooler such as PgBouncer drops them, and the \
+        "the startup options {} of a connection do not reach PostgreSQL; a pooler such as \
+            PgBouncer drops them, and the \
          host's limits and rights rest on them: connect to PostgreSQL directly",
         named(lost)
     )]
@@ -108,7 +116,10 @@ pub enum InboxError {
     #[error("{0}")]
     RegistryAway(oncebox_registry::RegistryError),
     /// The schema of a payload is not at hand yet.
-    #[error("the schema registry did not hand out the schema of a message in time; the message runs later")]
+    #[error(
+        "the schema registry did not hand out the schema of a message in time; the message runs \
+            later"
+    )]
     SchemaLate,
     /// PostgreSQL refused a statement of the host.
     #[error("the database refused a statement of the host: {}", plain(.0))]
@@ -133,7 +144,8 @@ pub enum InboxError {
     /// What was asked for is in the way of what there is.
     #[error("{text}")]
     Conflict {
-        /// Stable, for programs: `conflict`, `version_not_ready`, `component_refused`, `migration_missing`.
+        /// Stable, for programs: `conflict`, `version_not_ready`, `component_refused`,
+        /// `migration_missing`.
         code: &'static str,
         /// For people.
         text: String,
@@ -167,7 +179,11 @@ impl InboxError {
     /// Whose fault it is.
     pub fn blame(&self) -> Blame {
         match self {
-            Self::Invalid(_) | Self::Policy(_) | Self::Statements { .. } | Self::NotFound(_) | Self::Conflict { .. } => Blame::Caller,
+            Self::Invalid(_)
+            | Self::Policy(_)
+            | Self::Statements { .. }
+            | Self::NotFound(_)
+            | Self::Conflict { .. } => Blame::Caller,
             _ => Blame::Host,
         }
     }
@@ -175,23 +191,33 @@ impl InboxError {
     /// Whether the same call may succeed later.
     pub fn is_retryable(&self) -> bool {
         self.blame() == Blame::Host
-            && !matches!(self, Self::Migration(_) | Self::Sealed(_) | Self::OptionsLost { .. } | Self::NoDatabase { .. })
+            && !matches!(
+                self,
+                Self::Migration(_)
+                    | Self::Sealed(_)
+                    | Self::OptionsLost { .. }
+                    | Self::NoDatabase { .. }
+            )
     }
 
-    /// Whether the database is away, and may answer the same call later without anybody changing anything: as opposed to
-    /// one that is there and refuses.
+    /// Whether the database is away, and may answer the same call later without anybody changing
+    /// anything: as opposed to one that is there and refuses.
     pub fn is_away(&self) -> bool {
         match self {
-            Self::Unreachable(error) | Self::PlaceAway { source: error, .. } | Self::Refused(error) | Self::CommitUnknown(error) => {
-                is_of_outage(error)
-            }
-            Self::Migration(MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) => is_of_outage(error),
+            Self::Unreachable(error)
+            | Self::PlaceAway { source: error, .. }
+            | Self::Refused(error)
+            | Self::CommitUnknown(error) => is_of_outage(error),
+            Self::Migration(
+                MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _),
+            ) => is_of_outage(error),
             Self::DatabaseAway { .. } | Self::InFlightElsewhere => true,
             _ => false,
         }
     }
 
-    /// How long to wait before the same call, where that is known and nothing is wrong with the call itself.
+    /// How long to wait before the same call, where that is known and nothing is wrong with the
+    /// call itself.
     pub fn again_in(&self) -> Option<Duration> {
         match self {
             Self::BreakerOpen { again_in, .. } | Self::DatabaseAway { again_in } => Some(*again_in),
@@ -209,13 +235,15 @@ impl InboxError {
 /// Whether an error of the driver comes of an outage.
 fn is_of_outage(error: &sqlx::Error) -> bool {
     match error {
-        // A connection that is refused, broken, cut off in the middle of a message, or not answered; a name that is not
-        // resolved for now.
+        // A connection that is refused, broken, cut off in the middle of a message, or not
+        // answered; a name that is not resolved for now.
         sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::Protocol(_) => true,
         sqlx::Error::Database(answer) => answer.code().is_some_and(|code| {
-            // Connections that broke, resources that ran out, operators that intervened, the system's own trouble; a
-            // standby that is about to become the primary, or was it until now; locks of others.
-            ["08", "53", "57", "58"].iter().any(|class| code.starts_with(class)) || ["25006", "55P03", "40001", "40P01"].contains(&&*code)
+            // Connections that broke, resources that ran out, operators that intervened, the
+            // system's own trouble; a standby that is about to become the primary, or was it until
+            // now; locks of others.
+            ["08", "53", "57", "58"].iter().any(|class| code.starts_with(class))
+                || ["25006", "55P03", "40001", "40P01"].contains(&&*code)
         }),
         _ => false,
     }

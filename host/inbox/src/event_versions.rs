@@ -1,7 +1,8 @@
 //! Ranges of event versions, as semantic-version requirements.
 //!
-//! Event versions are written in many ways: `2`, `v2`, `2.1`, `2.1.0`. Missing numbers count as zero and a
-//! leading `v` as nothing. What is no version at all, a date or a word, lies in no range.
+//! Event versions are written in many ways: `2`, `v2`, `2.1`, `2.1.0`. Missing numbers count as
+//! zero and a leading `v` as nothing. What is no version at all, a date or a word, lies in no
+//! range.
 
 use semver::{Version, VersionReq};
 
@@ -10,7 +11,9 @@ use crate::error::InboxError;
 /// A range, as a deployment names it.
 pub fn parse(text: &str) -> Result<VersionReq, InboxError> {
     VersionReq::parse(text).map_err(|error| {
-        InboxError::Invalid(format!("`{text}` is no range of event versions: {error}; write it as `2`, `>=2, <4` or `~2.1`"))
+        InboxError::Invalid(format!(
+            "`{text}` is no range of event versions: {error}; write it as `2`, `>=2, <4` or `~2.1`"
+        ))
     })
 }
 
@@ -34,7 +37,11 @@ mod tests {
 
     fn check(range: &str, text: &str, expected: bool) {
         let range = parse(range).expect("a range");
-        assert_eq!(version(text).is_some_and(|version| range.matches(&version)), expected, "{text} in {range}");
+        assert_eq!(
+            version(text).is_some_and(|version| range.matches(&version)),
+            expected,
+            "{text} in {range}"
+        );
     }
 
     // S1-114: a handler is found by the event's type and version.

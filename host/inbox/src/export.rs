@@ -28,8 +28,8 @@ pub struct Exported {
 }
 
 impl Admin {
-    /// A page of a consumer's messages, newest first. It may be shorter than the filter's limit: the end is a page without
-    /// messages.
+    /// A page of a consumer's messages, newest first. It may be shorter than the filter's limit:
+    /// the end is a page without messages.
     pub async fn inbox_export(
         &self,
         tenant: &str,
@@ -39,11 +39,17 @@ impl Admin {
     ) -> Result<Vec<Exported>, InboxError> {
         let consumer = self.consumer(tenant, consumer).await?;
         let limit = filter.limit.min(EXPORTED_MAX);
-        let filter = Filter { tenant: Some(tenant.to_owned()), consumer: Some(consumer.name.clone()), limit, ..filter.clone() };
+        let filter = Filter {
+            tenant: Some(tenant.to_owned()),
+            consumer: Some(consumer.name.clone()),
+            limit,
+            ..filter.clone()
+        };
         // Whoever exports reads all of it.
         let mut rows = self.inbox_list_to(&filter, Depth::Whole).await?;
         let place = self.place(&self.tenant(tenant).await?)?.pool;
-        let ids = |rows: &[InboxRow]| rows.iter().map(|row| row.message_id.clone()).collect::<Vec<_>>();
+        let ids =
+            |rows: &[InboxRow]| rows.iter().map(|row| row.message_id.clone()).collect::<Vec<_>>();
         let mut records = HashMap::new();
         if with_record {
             rows.truncate(fitting(&rows, &sizes(&place, &consumer, &ids(&rows)).await?));
@@ -72,23 +78,41 @@ fn fitting(rows: &[InboxRow], sizes: &HashMap<String, i64>) -> usize {
 }
 
 /// Bytes of the records of messages, by id.
-async fn sizes(place: &PgPool, consumer: &Consumer, ids: &[String]) -> Result<HashMap<String, i64>, InboxError> {
-    const SIZES: &str = "SELECT message_id, (coalesce(octet_length(key), 0) + coalesce(octet_length(headers), 0) \
+async fn sizes(
+    place: &PgPool,
+    consumer: &Consumer,
+    ids: &[String],
+) -> Result<HashMap<String, i64>, InboxError> {
+    const SIZES: &str = "SELECT message_id, (coalesce(octet_length(key), 0) + \
+        coalesce(octet_length(headers), 0) \
             + coalesce(octet_length(payload), 0))::bigint FROM oncebox.inbox \
         WHERE consumer_id = $1 AND retention_class = $2 AND message_id = ANY ($3)";
-    let query = sqlx::query_as(SIZES).bind(consumer.consumer_id).bind(consumer.policy()?.retention.class()).bind(ids);
+    let query = sqlx::query_as(SIZES)
+        .bind(consumer.consumer_id)
+        .bind(consumer.policy()?.retention.class())
+        .bind(ids);
     Ok(query.fetch_all(place).await?.into_iter().collect())
 }
 
 type Record = (Option<Vec<u8>>, Option<Vec<u8>>, Option<Vec<u8>>);
 
 /// Key, headers and payload of messages, by id.
-async fn records(place: &PgPool, consumer: &Consumer, ids: &[String]) -> Result<HashMap<String, Record>, InboxError> {
+async fn records(
+    place: &PgPool,
+    consumer: &Consumer,
+    ids: &[String],
+) -> Result<HashMap<String, Record>, InboxError> {
     const RECORDS: &str = "SELECT message_id, key, headers, payload FROM oncebox.inbox \
         WHERE consumer_id = $1 AND retention_class = $2 AND message_id = ANY ($3)";
-    let query = sqlx::query(RECORDS).bind(consumer.consumer_id).bind(consumer.policy()?.retention.class()).bind(ids);
+    let query = sqlx::query(RECORDS)
+        .bind(consumer.consumer_id)
+        .bind(consumer.policy()?.retention.class())
+        .bind(ids);
     let record = |row: sqlx::postgres::PgRow| {
-        Ok((row.try_get("message_id")?, (row.try_get("key")?, row.try_get("headers")?, row.try_get("payload")?)))
+        Ok((
+            row.try_get("message_id")?,
+            (row.try_get("key")?, row.try_get("headers")?, row.try_get("payload")?),
+        ))
     };
     Ok(query.fetch_all(place).await?.into_iter().map(record).collect::<Result<_, sqlx::Error>>()?)
 }

@@ -60,8 +60,8 @@ pub trait Handler: Send + Sync + 'static {
     /// Told after the commit what became of a message that it ran for the first time.
     fn settled(&self, _disposition: Disposition) {}
 
-    /// Whether its runs are counted to be compared with another version's, which needs them to go on. Its
-    /// messages are never held back by a circuit breaker.
+    /// Whether its runs are counted to be compared with another version's, which needs them to go
+    /// on. Its messages are never held back by a circuit breaker.
     fn is_judged(&self) -> bool {
         false
     }
@@ -85,16 +85,22 @@ pub trait Handler: Send + Sync + 'static {
     /// Handle several messages. One answer for each, in order; an error speaks for none of them and
     /// says that the call as a whole failed. Only called where [`Handler::takes_batches`]; a single
     /// message may still go to [`Handler::handle`].
-    fn handle_batch<'a>(&'a self, _tx: &'a Tx, _run: &'a BatchRun<'a>) -> BoxFuture<'a, Result<Vec<Answer>, Failure>> {
-        Box::pin(async { Err(Failure::new(FailureKind::Other, "this handler takes one message at a time")) })
+    fn handle_batch<'a>(
+        &'a self,
+        _tx: &'a Tx,
+        _run: &'a BatchRun<'a>,
+    ) -> BoxFuture<'a, Result<Vec<Answer>, Failure>> {
+        Box::pin(async {
+            Err(Failure::new(FailureKind::Other, "this handler takes one message at a time"))
+        })
     }
 }
 
 /// The live handlers of one consumer, as loaded at one generation of its deployments.
 pub trait Handlers: Send + Sync + 'static {
-    /// The handler a message goes to, by its event type and version and, where a canary runs, by its
-    /// ordering key. `failed` is the version that failed it before, which takes it again where its
-    /// deployment says so.
+    /// The handler a message goes to, by its event type and version and, where a canary runs, by
+    /// its ordering key. `failed` is the version that failed it before, which takes it again where
+    /// its deployment says so.
     fn resolve(&self, message: &Message, failed: Option<i32>) -> Option<Arc<dyn Handler>>;
     /// The candidate that shadows the handler of this message, where there is one.
     fn shadow(&self, _message: &Message) -> Option<Arc<Shadow>> {

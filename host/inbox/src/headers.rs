@@ -7,7 +7,8 @@ use crate::message::Headers;
 
 /// Headers as the row keeps them.
 pub fn encode(headers: &Headers) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(headers.iter().map(|(name, value)| name.len() + value.len() + 6).sum());
+    let mut bytes =
+        Vec::with_capacity(headers.iter().map(|(name, value)| name.len() + value.len() + 6).sum());
     for (name, value) in headers {
         // Kafka bounds a name by i16 and a value by i32.
         bytes.extend((name.len() as u16).to_be_bytes());
@@ -43,7 +44,8 @@ mod tests {
     use super::*;
 
     fn check(headers: &[(&str, &[u8])]) {
-        let headers: Headers = headers.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect();
+        let headers: Headers =
+            headers.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect();
         assert_eq!(decode(&encode(&headers)), headers);
     }
 

@@ -43,8 +43,13 @@ pub const POINTS: &[&str] = &[
 ];
 
 /// Every fail point on the way of a change of a consumer that a host carries out.
-pub const CHANGE_POINTS: &[&str] =
-    &["consumer:drained:before", "consumer:seek:before", "consumer:seek:committed", "consumer:delete:batch", "consumer:delete:last"];
+pub const CHANGE_POINTS: &[&str] = &[
+    "consumer:drained:before",
+    "consumer:seek:before",
+    "consumer:seek:committed",
+    "consumer:delete:batch",
+    "consumer:delete:last",
+];
 
 /// Every fail point of what a person does with messages.
 pub const REMEDY_POINTS: &[&str] = &["inbox:remedy:before", "inbox:remedy:after"];
@@ -53,8 +58,13 @@ pub const REMEDY_POINTS: &[&str] = &["inbox:remedy:before", "inbox:remedy:after"
 pub const COPY_POINTS: &[&str] = &["inbox:copied:before"];
 
 /// Fail points between a host's database and one that a tenant named.
-pub const PLACE_POINTS: &[&str] =
-    &["place:create:after", "place:mirror:before", "place:mirror:after", "place:redrive:before", "place:redrive:after"];
+pub const PLACE_POINTS: &[&str] = &[
+    "place:create:after",
+    "place:mirror:before",
+    "place:mirror:after",
+    "place:redrive:before",
+    "place:redrive:after",
+];
 
 /// Every fail point of the end of a tenant, in order.
 pub const REMOVAL_POINTS: &[&str] = &[
@@ -110,7 +120,9 @@ pub fn arm(name: &str, nth: u64) -> bool {
 }
 
 fn is_known(name: &str) -> bool {
-    [POINTS, CHANGE_POINTS, REMEDY_POINTS, COPY_POINTS, PLACE_POINTS, REMOVAL_POINTS].iter().any(|points| points.contains(&name))
+    [POINTS, CHANGE_POINTS, REMEDY_POINTS, COPY_POINTS, PLACE_POINTS, REMOVAL_POINTS]
+        .iter()
+        .any(|points| points.contains(&name))
 }
 
 /// Let the process live.
@@ -145,8 +157,9 @@ fn kill_self() -> ! {
     std::process::abort()
 }
 
-/// What a native library cannot bear and no bound knows of: with the feature `test-hooks`, the process aborts as soon as a
-/// consumer has subscribed to the topic that `ONCEBOX_CRASH_TOPIC` names.
+/// What a native library cannot bear and no bound knows of: with the feature `test-hooks`, the
+/// process aborts as soon as a consumer has subscribed to the topic that `ONCEBOX_CRASH_TOPIC`
+/// names.
 pub fn subscribed(topics: &[String]) {
     #[cfg(feature = "test-hooks")]
     if std::env::var("ONCEBOX_CRASH_TOPIC").is_ok_and(|topic| topics.contains(&topic)) {
@@ -194,7 +207,8 @@ mod test_hooks {
         });
     }
 
-    static SABOTAGE: LazyLock<RwLock<Option<String>>> = LazyLock::new(|| RwLock::new(std::env::var("ONCEBOX_SABOTAGE").ok()));
+    static SABOTAGE: LazyLock<RwLock<Option<String>>> =
+        LazyLock::new(|| RwLock::new(std::env::var("ONCEBOX_SABOTAGE").ok()));
 
     /// Whether a named defect is switched on.
     pub fn sabotage(name: &str) -> bool {
@@ -202,7 +216,8 @@ mod test_hooks {
     }
 
     static CLOCK_AHEAD_S: LazyLock<i64> = LazyLock::new(|| {
-        std::env::var("ONCEBOX_CLOCK_AHEAD_S").map_or(0, |text| text.parse().expect("ONCEBOX_CLOCK_AHEAD_S is a number of seconds"))
+        std::env::var("ONCEBOX_CLOCK_AHEAD_S")
+            .map_or(0, |text| text.parse().expect("ONCEBOX_CLOCK_AHEAD_S is a number of seconds"))
     });
 
     /// What time it is by the clock of this host, or of one that is so many seconds ahead of it.

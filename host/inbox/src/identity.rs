@@ -50,8 +50,12 @@ pub(crate) const JSON: &str = "application/json";
 /// Longest id and event type, bytes.
 const ID_BYTES_MAX: usize = 512;
 
-/// Decode a record by its consumer's policy, with a decoder where payloads come in the wire format of a schema registry.
-#[expect(clippy::result_large_err, reason = "the record itself comes back, to be parked; boxing it would move it once more")]
+/// Decode a record by its consumer's policy, with a decoder where payloads come in the wire format
+/// of a schema registry.
+#[expect(
+    clippy::result_large_err,
+    reason = "the record itself comes back, to be parked; boxing it would move it once more"
+)]
 pub fn decode(
     record: Record,
     policy: &Identity,
@@ -64,11 +68,13 @@ pub fn decode(
     };
     // The data of a structured CloudEvent is in it, as it is.
     let payload = record.payload.as_deref().filter(|_| event.data.is_none());
-    let decoded = match decoder.zip(payload).map(|(decoder, payload)| decoder.decode(payload)).transpose() {
-        Ok(decoded) => decoded,
-        Err(fault) => return Err((record, Undecodable::BadPayload(fault))),
-    };
-    let mut lookup = Lookup { record: &record, event: &event, decoded: decoded.as_ref(), json: None };
+    let decoded =
+        match decoder.zip(payload).map(|(decoder, payload)| decoder.decode(payload)).transpose() {
+            Ok(decoded) => decoded,
+            Err(fault) => return Err((record, Undecodable::BadPayload(fault))),
+        };
+    let mut lookup =
+        Lookup { record: &record, event: &event, decoded: decoded.as_ref(), json: None };
     match lookup.identify(policy, sequence) {
         Err(undecodable) => Err((record, undecodable)),
         Ok((id, event_type, ordering_key, sequence)) => {
@@ -76,10 +82,15 @@ pub fn decode(
                 id,
                 source: event.source.clone().unwrap_or_else(|| record.topic.to_string()),
                 event_type,
-                event_version: text_header(&record, "ce_dataschema").or_else(|| event.dataschema.clone()),
+                event_version: text_header(&record, "ce_dataschema")
+                    .or_else(|| event.dataschema.clone()),
                 ordering_key,
                 sequence,
-                content_type: if decoded.is_some() { Some(JSON.to_owned()) } else { event.content_type.clone() },
+                content_type: if decoded.is_some() {
+                    Some(JSON.to_owned())
+                } else {
+                    event.content_type.clone()
+                },
                 decoded: decoded.map(|decoded| decoded.json.into()),
                 trace_parent: event.trace_parent.clone(),
                 payload_hash: None,
@@ -106,10 +117,18 @@ struct Lookup<'a> {
 type Identified = (String, String, Option<Vec<u8>>, Option<i64>);
 
 impl Lookup<'_> {
-    fn identify(&mut self, policy: &Identity, sequence: Option<&Sequence>) -> Result<Identified, Undecodable> {
+    fn identify(
+        &mut self,
+        policy: &Identity,
+        sequence: Option<&Sequence>,
+    ) -> Result<Identified, Undecodable> {
         let event_type = self.event_type(&policy.event_type)?;
         let id = self.id(&policy.id)?;
-        let id = if policy.scoped_by_event_type { format!("{}:{id}", event_type.replace('%', "%25").replace(':', "%3A")) } else { id };
+        let id = if policy.scoped_by_event_type {
+            format!("{}:{id}", event_type.replace('%', "%25").replace(':', "%3A"))
+        } else {
+            id
+        };
         valid(&id).map_err(Undecodable::BadId)?;
         let ordering_key = match &policy.ordering_key {
             KeySource::RecordKey => self.record.key.clone(),
@@ -125,12 +144,18 @@ impl Lookup<'_> {
 
     fn version(&mut self, source: &VersionSource) -> Result<i64, Undecodable> {
         let found = match source {
-            VersionSource::Header(name) => self.header(name).map_err(|_| Undecodable::BadVersion)?,
+            VersionSource::Header(name) => {
+                self.header(name).map_err(|_| Undecodable::BadVersion)?
+            }
             VersionSource::JsonPointer(pointer) => self.pointer(pointer),
         };
         let digits = found.ok_or(Undecodable::NoVersion)?;
         let is_number = digits.bytes().all(|digit| digit.is_ascii_digit());
-        digits.parse().ok().filter(|version| is_number && *version < i64::MAX).ok_or(Undecodable::BadVersion)
+        digits
+            .parse()
+            .ok()
+            .filter(|version| is_number && *version < i64::MAX)
+            .ok_or(Undecodable::BadVersion)
     }
 
     fn id(&mut self, sources: &[IdSource]) -> Result<String, Undecodable> {
@@ -172,7 +197,9 @@ impl Lookup<'_> {
     fn pointer(&mut self, pointer: &str) -> Option<String> {
         let plain = self.event.data.as_deref().or(self.record.payload.as_deref());
         let payload = self.decoded.map(|decoded| decoded.json.as_slice()).or(plain);
-        let json = self.json.get_or_insert_with(|| payload.and_then(|payload| serde_json::from_slice(payload).ok()));
+        let json = self.json.get_or_insert_with(|| {
+            payload.and_then(|payload| serde_json::from_slice(payload).ok())
+        });
         match json.as_ref()?.pointer(pointer)? {
             Value::String(text) => Some(text.clone()),
             Value::Number(number) if !number.is_f64() => Some(number.to_string()),
@@ -195,8 +222,8 @@ fn valid(text: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Whether two deliveries of one event collapse into one effect, or only two deliveries of one record.
-/// Shown with the policy.
+/// Whether two deliveries of one event collapse into one effect, or only two deliveries of one
+/// record. Shown with the policy.
 pub fn collapses(policy: &Identity) -> Cow<'static, str> {
     match policy.id.first() {
         Some(IdSource::Position) | None => "redeliveries of one record".into(),
@@ -216,19 +243,31 @@ mod tests {
             offset: 42,
             timestamp_ms: 0,
             key: Some(b"k".to_vec()),
-            headers: headers.iter().map(|(n, v)| ((*n).to_owned(), v.as_bytes().to_vec())).collect(),
+            headers: headers
+                .iter()
+                .map(|(n, v)| ((*n).to_owned(), v.as_bytes().to_vec()))
+                .collect(),
             payload: Some(payload.as_bytes().to_vec()),
         }
     }
 
-    fn check(headers: &[(&str, &str)], payload: &str, policy: &str, expected: Result<(&str, &str), Undecodable>) {
+    fn check(
+        headers: &[(&str, &str)],
+        payload: &str,
+        policy: &str,
+        expected: Result<(&str, &str), Undecodable>,
+    ) {
         let policy: Identity = toml::from_str(policy).expect("a policy of the test");
         let decoded = decode(record(headers, payload), &policy, None, None);
-        let decoded = decoded.as_ref().map(|m| (m.id.as_str(), m.event_type.as_str())).map_err(|(_, why)| why.clone());
+        let decoded = decoded
+            .as_ref()
+            .map(|m| (m.id.as_str(), m.event_type.as_str()))
+            .map_err(|(_, why)| why.clone());
         assert_eq!(decoded, expected);
     }
 
-    const CE: &[(&str, &str)] = &[("ce_specversion", "1.0"), ("ce_id", "1"), ("ce_source", "/s"), ("ce_type", "t")];
+    const CE: &[(&str, &str)] =
+        &[("ce_specversion", "1.0"), ("ce_id", "1"), ("ce_source", "/s"), ("ce_type", "t")];
 
     // S0-015, S0-016, S1-050: ordered sources, the first that yields wins.
     #[test]
@@ -245,7 +284,8 @@ mod tests {
         check(CE, "", "id = [{header = 'x-id'}, 'cloudevents']", Ok(("/s 1", "t")));
         // S0-048.
         check(CE, "", "scoped_by_event_type = true", Ok(("t:/s 1", "t")));
-        let typed = "scoped_by_event_type = true\nevent_type = [{header = 'x-type'}]\nid = [{header = 'x-id'}]";
+        let typed = "scoped_by_event_type = true\nevent_type = [{header = 'x-type'}]\nid = \
+            [{header = 'x-id'}]";
         check(&[("x-type", "a:b"), ("x-id", "c")], "", typed, Ok(("a%3Ab:c", "a:b")));
         check(&[("x-type", "a"), ("x-id", "b:c")], "", typed, Ok(("a:b:c", "a")));
     }
@@ -258,7 +298,8 @@ mod tests {
         // S1-051.
         check(headers, event, "", Ok(("/s 1", "t")));
         check(headers, "{", "", Err(Undecodable::BadEvent("it is not JSON".into())));
-        let message = decode(record(headers, event), &Identity::default(), None, None).expect("decodes");
+        let message =
+            decode(record(headers, event), &Identity::default(), None, None).expect("decodes");
         assert_eq!(message.record.payload.as_deref(), Some(br#"{"a":1}"#.as_slice()));
         assert_eq!(message.record.header("ce_type"), Some(b"t".as_slice()));
     }
@@ -269,19 +310,44 @@ mod tests {
         // S1-122.
         check(&[], "x", "id = ['cloudevents']", Err(Undecodable::NoId));
         check(&[("ce_source", "/s"), ("ce_id", "")], "", "", Err(Undecodable::BadId("is empty")));
-        check(&[("x-id", "")], "", "id = [{header = 'x-id'}, 'position']", Err(Undecodable::BadId("is empty")));
-        check(&[("x-id", "a\0b")], "", "id = [{header = 'x-id'}]", Err(Undecodable::BadId("has a control character")));
-        check(&[("x-id", &"x".repeat(513))], "", "id = [{header = 'x-id'}]", Err(Undecodable::BadId("is longer than 512 bytes")));
-        check(&[("x-id", "a")], "", "id = [{header = 'x-id'}]\nevent_type = ['cloudevents']", Err(Undecodable::NoType));
+        check(
+            &[("x-id", "")],
+            "",
+            "id = [{header = 'x-id'}, 'position']",
+            Err(Undecodable::BadId("is empty")),
+        );
+        check(
+            &[("x-id", "a\0b")],
+            "",
+            "id = [{header = 'x-id'}]",
+            Err(Undecodable::BadId("has a control character")),
+        );
+        check(
+            &[("x-id", &"x".repeat(513))],
+            "",
+            "id = [{header = 'x-id'}]",
+            Err(Undecodable::BadId("is longer than 512 bytes")),
+        );
+        check(
+            &[("x-id", "a")],
+            "",
+            "id = [{header = 'x-id'}]\nevent_type = ['cloudevents']",
+            Err(Undecodable::NoType),
+        );
     }
 
-    // S1-020: a version is a whole number, found where the policy says, of an aggregate that has a name.
+    // S1-020: a version is a whole number, found where the policy says, of an aggregate that has a
+    // name.
     #[test]
     fn versions_are_whole_numbers_of_an_aggregate() {
-        let by_position: Identity = toml::from_str("id = ['position']").expect("a policy of the test");
+        let by_position: Identity =
+            toml::from_str("id = ['position']").expect("a policy of the test");
         let version = |headers: &[(&str, &str)], payload, source| {
-            let sequence = toml::from_str(&format!("version = {source}")).expect("a sequence of the test");
-            decode(record(headers, payload), &by_position, Some(&sequence), None).map(|m| m.sequence).map_err(|(_, why)| why)
+            let sequence =
+                toml::from_str(&format!("version = {source}")).expect("a sequence of the test");
+            decode(record(headers, payload), &by_position, Some(&sequence), None)
+                .map(|m| m.sequence)
+                .map_err(|(_, why)| why)
         };
         let in_header = |text| version(&[("v", text)], "", "{ header = 'V' }");
         // S1-020.
@@ -298,8 +364,12 @@ mod tests {
         assert_eq!(in_payload("{}"), Err(Undecodable::NoVersion));
         let mut keyless = record(&[("v", "7")], "");
         keyless.key = None;
-        let sequence = toml::from_str("version = { header = 'v' }").expect("a sequence of the test");
-        assert_eq!(decode(keyless, &by_position, Some(&sequence), None).map_err(|(_, why)| why).err(), Some(Undecodable::NoKey));
+        let sequence =
+            toml::from_str("version = { header = 'v' }").expect("a sequence of the test");
+        assert_eq!(
+            decode(keyless, &by_position, Some(&sequence), None).map_err(|(_, why)| why).err(),
+            Some(Undecodable::NoKey)
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The installation's one master key, what is derived from it, and the key before it while it is changed.
+//! The installation's one master key, what is derived from it, and the key before it while it is
+//! changed.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
@@ -33,7 +34,11 @@ impl MasterKey {
     pub fn parse(text: &str) -> Result<Self, InboxError> {
         let mut key = [0; 32];
         hex::decode_to_slice(text.trim(), &mut key).map_err(|_| {
-            InboxError::Invalid("the master key must be 64 hexadecimal digits; make one with `openssl rand -hex 32`".into())
+            InboxError::Invalid(
+                "the master key must be 64 hexadecimal digits; make one with \
+                `openssl rand -hex 32`"
+                    .into(),
+            )
         })?;
         Ok(Self::of(key))
     }
@@ -85,7 +90,8 @@ impl MasterKey {
 
     /// 32 bytes for this purpose and this subject, from which nothing follows about any others.
     pub(crate) fn derive(&self, purpose: &str, subject: &str) -> [u8; 32] {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.bytes).expect("HMAC takes a key of any length");
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(&self.bytes).expect("HMAC takes a key of any length");
         mac.update(purpose.as_bytes());
         mac.update(&[0]);
         mac.update(subject.as_bytes());

@@ -50,15 +50,16 @@ pub(crate) struct Interrupted {
     epoch: i64,
 }
 
-/// Messages under one lease: when the process dies, an attempt is counted of the message that ran, and of
-/// no other.
+/// Messages under one lease: when the process dies, an attempt is counted of the message that ran,
+/// and of no other.
 const LEASE_MESSAGES: i32 = 1;
 /// How long after a look at a message that somebody is working on it is looked at again.
 const BUSY: Duration = Duration::from_secs(1);
 /// Attempts that ended without an answer, before a message is parked as `crashed`.
 const CRASHES_MAX: i32 = 3;
-/// Outages of the database that a message may be under way in, before it is taken for their cause and parked as `crashed`.
-/// One that runs for a twentieth of the time between two outages meets so many in a row once in three million times.
+/// Outages of the database that a message may be under way in, before it is taken for their cause
+/// and parked as `crashed`. One that runs for a twentieth of the time between two outages meets so
+/// many in a row once in three million times.
 const INTERRUPTIONS_MAX: i32 = 5;
 
 impl ConsumerInbox {
@@ -102,7 +103,12 @@ impl ConsumerInbox {
         let reason = FailureKind::Crashed.name();
         self.count_failure(&message.event_type, reason);
         let (attempt, trace_id) = (Some(*attempt), message.trace_id());
-        self.log_parked(&Parked { attempt, error, trace_id, ..Parked::new(&message.id, &message.event_type, reason) });
+        self.log_parked(&Parked {
+            attempt,
+            error,
+            trace_id,
+            ..Parked::new(&message.id, &message.event_type, reason)
+        });
     }
 
     /// Tell that a lease that had run out was taken over (S1-087).
@@ -123,10 +129,12 @@ impl ConsumerInbox {
         );
     }
 
-    /// Remember that the run of a lease ended for no fault of its message. Whoever leases next on this host says so first,
-    /// when the database answers again; a crash that was counted meanwhile, since the lease had run out, is taken back.
+    /// Remember that the run of a lease ended for no fault of its message. Whoever leases next on
+    /// this host says so first, when the database answers again; a crash that was counted
+    /// meanwhile, since the lease had run out, is taken back.
     pub(crate) fn was_interrupted(&self, leased: &Leased) {
-        let interrupted = Interrupted { message_id: leased.message.id.clone(), epoch: leased.epoch };
+        let interrupted =
+            Interrupted { message_id: leased.message.id.clone(), epoch: leased.epoch };
         if !hooks::sabotage("interruptions_untold") {
             self.interrupted().push(interrupted);
         }
@@ -154,14 +162,24 @@ impl ConsumerInbox {
         let rows = commit_host(transaction, rows).await?;
         let mut busy = Vec::new();
         for row in &rows {
-            let (message_id, epoch) = (row.try_get::<String, _>("id")?, row.try_get::<i64, _>("epoch")?);
-            let (outcome, event_type): (&str, Option<&str>) = (row.try_get("outcome")?, row.try_get("event_type")?);
+            let (message_id, epoch) =
+                (row.try_get::<String, _>("id")?, row.try_get::<i64, _>("epoch")?);
+            let (outcome, event_type): (&str, Option<&str>) =
+                (row.try_get("outcome")?, row.try_get("event_type")?);
             if outcome == "parked" {
-                let (reason, event_type) = (FailureKind::Crashed.name(), event_type.unwrap_or_default());
+                let (reason, event_type) =
+                    (FailureKind::Crashed.name(), event_type.unwrap_or_default());
                 self.count_failure(event_type, reason);
                 self.log_parked(&Parked::new(&message_id, event_type, reason));
             }
-            tracing::info!(tenant = self.tenant, consumer = self.name, message_id, epoch, outcome, "lease interrupted");
+            tracing::info!(
+                tenant = self.tenant,
+                consumer = self.name,
+                message_id,
+                epoch,
+                outcome,
+                "lease interrupted"
+            );
             if outcome == "busy" {
                 busy.push(Interrupted { message_id, epoch });
             }
@@ -169,15 +187,25 @@ impl ConsumerInbox {
         if !busy.is_empty() {
             self.due.after(BUSY);
         }
-        self.interrupted().retain(|interrupted| !told.contains(interrupted) || busy.contains(interrupted));
+        self.interrupted()
+            .retain(|interrupted| !told.contains(interrupted) || busy.contains(interrupted));
         Ok(())
     }
 
-    /// End a lease whose run broke its connection: who leases next takes it over, and counts the crash.
-    pub(crate) async fn end_lease(&self, admission: &Admission, leased: &Leased) -> Result<(), InboxError> {
+    /// End a lease whose run broke its connection: who leases next takes it over, and counts the
+    /// crash.
+    pub(crate) async fn end_lease(
+        &self,
+        admission: &Admission,
+        leased: &Leased,
+    ) -> Result<(), InboxError> {
         const END: &str = "SELECT * FROM oncebox_host.lease_ends($1, $2, $3, $4)";
         let transaction = self.sessions.begin_admitted(admission).await?;
-        let query = sqlx::query(END).bind(transaction.secret()).bind(self.consumer_id).bind(&leased.message.id).bind(leased.epoch);
+        let query = sqlx::query(END)
+            .bind(transaction.secret())
+            .bind(self.consumer_id)
+            .bind(&leased.message.id)
+            .bind(leased.epoch);
         let mut statement = transaction.tx().statement().await;
         let ended = bounded(query.execute(statement.connection())).await.map(drop);
         statement.finish(ended.as_ref().err());
@@ -186,11 +214,13 @@ impl ConsumerInbox {
         Ok(())
     }
 
-    /// Decode the payload of a leased message, where it begins as those of a schema registry do: the data of a CloudEvent, or
-    /// what a person gave it, may be JSON already. False: its schema is not at hand.
+    /// Decode the payload of a leased message, where it begins as those of a schema registry do:
+    /// the data of a CloudEvent, or what a person gave it, may be JSON already. False: its schema
+    /// is not at hand.
     pub(crate) fn decode_leased(&self, leased: &mut Leased) -> bool {
         let message = &mut leased.message;
-        let payload = message.record.payload.as_deref().filter(|payload| payload.first() == Some(&0));
+        let payload =
+            message.record.payload.as_deref().filter(|payload| payload.first() == Some(&0));
         let Some((decoder, payload)) = self.decoder.get().zip(payload) else { return true };
         match decoder.decode(payload) {
             Ok(decoded) => message.decoded = Some(decoded.json.into()),
@@ -201,7 +231,12 @@ impl ConsumerInbox {
     }
 
     /// Lock a leased message's row for the working transaction. False: the lease is lost.
-    pub(crate) async fn resume(&self, transaction: &Transaction<'_>, generation: i64, leased: &Leased) -> Result<bool, InboxError> {
+    pub(crate) async fn resume(
+        &self,
+        transaction: &Transaction<'_>,
+        generation: i64,
+        leased: &Leased,
+    ) -> Result<bool, InboxError> {
         const RESUME: &str = "SELECT * FROM oncebox_host.resume($1, $2, $3, $4, $5)";
         let query = sqlx::query_scalar(RESUME)
             .bind(transaction.secret())
@@ -215,8 +250,14 @@ impl ConsumerInbox {
         Ok(ours?)
     }
 
-    /// Give a lease back unused; the attempt did not happen. Where that cannot be said now, it is said later.
-    pub(crate) async fn release(&self, admission: &Admission, leased: &Leased, delay: Duration) -> Result<bool, InboxError> {
+    /// Give a lease back unused; the attempt did not happen. Where that cannot be said now, it is
+    /// said later.
+    pub(crate) async fn release(
+        &self,
+        admission: &Admission,
+        leased: &Leased,
+        delay: Duration,
+    ) -> Result<bool, InboxError> {
         let released = self.release_now(admission, leased, delay).await;
         if released.is_err() {
             self.was_interrupted(leased);
@@ -224,7 +265,12 @@ impl ConsumerInbox {
         released
     }
 
-    async fn release_now(&self, admission: &Admission, leased: &Leased, delay: Duration) -> Result<bool, InboxError> {
+    async fn release_now(
+        &self,
+        admission: &Admission,
+        leased: &Leased,
+        delay: Duration,
+    ) -> Result<bool, InboxError> {
         const RELEASE: &str = "SELECT * FROM oncebox_host.release($1, $2, $3, $4, $5)";
         let transaction = self.sessions.begin_admitted(admission).await?;
         let query = sqlx::query_scalar(RELEASE)
@@ -276,7 +322,9 @@ fn read_message(row: &PgRow) -> Result<Message, sqlx::Error> {
         content_type: row.try_get("content_type")?,
         trace_parent: row.try_get("trace_parent")?,
         decoded: None,
-        payload_hash: row.try_get::<Option<&[u8]>, _>("payload_hash")?.and_then(|hash| hash.try_into().ok()),
+        payload_hash: row
+            .try_get::<Option<&[u8]>, _>("payload_hash")?
+            .and_then(|hash| hash.try_into().ok()),
         record,
     })
 }

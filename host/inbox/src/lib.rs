@@ -106,10 +106,16 @@ pub use remedy::{Remedied, Remedy, Verb};
 pub use removal::{LastOfConsumer, RemovalTurn};
 pub use revision::Revision;
 pub use rotation::KeyRotation;
-pub use scheduler::{Admission, Ask, Class, ConsumerCaps, HostBounds, Meter, Scheduler, Snapshot, TenantCounts, Usage};
+pub use scheduler::{
+    Admission, Ask, Class, ConsumerCaps, HostBounds, Meter, Scheduler, Snapshot, TenantCounts,
+    Usage,
+};
 pub use seek::{Seek, SeekInHand, SeekOffset, SeekTurn};
 pub use session::{Budget, SessionSettings, Sessions};
-pub use shadow::{DURATION_DEFAULT as SHADOW_DURATION_DEFAULT, Shadow, ShadowDifference, ShadowReport, ShadowSkipped, ShadowSum};
+pub use shadow::{
+    DURATION_DEFAULT as SHADOW_DURATION_DEFAULT, Shadow, ShadowDifference, ShadowReport,
+    ShadowSkipped, ShadowSum,
+};
 pub use standing::{Standing, Work};
 pub use start::{Quarantine, Quarantined, Start, StartTurn};
 pub use statements::check_schema;

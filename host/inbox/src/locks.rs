@@ -1,8 +1,8 @@
 //! The host's own advisory locks, and how long they are waited for.
 //!
-//! An advisory lock of two numbers says in the first one whose it is (`migrations/0012_locks.sql`): a consumer's number for
-//! its messages, the same below zero for what these are in order with, zero for the host. So no id and no key that
-//! anybody makes up names a lock of the host's.
+//! An advisory lock of two numbers says in the first one whose it is (`migrations/0012_locks.sql`):
+//! a consumer's number for its messages, the same below zero for what these are in order with, zero
+//! for the host. So no id and no key that anybody makes up names a lock of the host's.
 
 use std::time::Duration;
 
@@ -48,7 +48,8 @@ pub(crate) enum HostLock {
 const KINDS: i32 = 16;
 
 impl HostLock {
-    /// The second number of the lock. Tenants' numbers are the database's to give; two that are 2^28 apart share a lock.
+    /// The second number of the lock. Tenants' numbers are the database's to give; two that are
+    /// 2^28 apart share a lock.
     fn number(self) -> i32 {
         let (kind, tenant_id) = match self {
             Self::Migrate => (1, 0),
@@ -91,18 +92,22 @@ impl HostLock {
     }
 }
 
-/// Take a lock until the end of the transaction that is open. One that others hold for too long is an error that names
-/// them, and the transaction is as sound as before.
+/// Take a lock until the end of the transaction that is open. One that others hold for too long is
+/// an error that names them, and the transaction is as sound as before.
 pub(crate) async fn take(connection: &mut PgConnection, lock: HostLock) -> Result<(), InboxError> {
     let wait = lock.wait();
-    let before: String = sqlx::query_scalar("SELECT current_setting('lock_timeout')").fetch_one(&mut *connection).await?;
+    let before: String = sqlx::query_scalar("SELECT current_setting('lock_timeout')")
+        .fetch_one(&mut *connection)
+        .await?;
     let take = format!(
         "SAVEPOINT host_lock; SET LOCAL lock_timeout = '{}ms'; SELECT pg_advisory_xact_lock({}); \
          SET LOCAL lock_timeout = '{before}'; RELEASE SAVEPOINT host_lock",
         wait.as_millis(),
         lock.numbers()
     );
-    let Err(error) = connection.execute(sqlx::raw_sql(AssertSqlSafe(take))).await else { return Ok(()) };
+    let Err(error) = connection.execute(sqlx::raw_sql(AssertSqlSafe(take))).await else {
+        return Ok(());
+    };
     if !is_lock_timeout(&error) {
         return Err(error.into());
     }
@@ -111,10 +116,19 @@ pub(crate) async fn take(connection: &mut PgConnection, lock: HostLock) -> Resul
 }
 
 /// Take a lock until the connection ends.
-pub(crate) async fn take_for_session(connection: &mut PgConnection, lock: HostLock) -> Result<(), InboxError> {
+pub(crate) async fn take_for_session(
+    connection: &mut PgConnection,
+    lock: HostLock,
+) -> Result<(), InboxError> {
     let wait = lock.wait();
-    let take = format!("SET lock_timeout = '{}ms'; SELECT pg_advisory_lock({}); RESET lock_timeout", wait.as_millis(), lock.numbers());
-    let Err(error) = connection.execute(sqlx::raw_sql(AssertSqlSafe(take))).await else { return Ok(()) };
+    let take = format!(
+        "SET lock_timeout = '{}ms'; SELECT pg_advisory_lock({}); RESET lock_timeout",
+        wait.as_millis(),
+        lock.numbers()
+    );
+    let Err(error) = connection.execute(sqlx::raw_sql(AssertSqlSafe(take))).await else {
+        return Ok(());
+    };
     if !is_lock_timeout(&error) {
         return Err(error.into());
     }
@@ -122,7 +136,10 @@ pub(crate) async fn take_for_session(connection: &mut PgConnection, lock: HostLo
 }
 
 /// Take a lock until the connection ends, where nobody has it.
-pub(crate) async fn try_for_session(connection: &mut PgConnection, lock: HostLock) -> Result<bool, InboxError> {
+pub(crate) async fn try_for_session(
+    connection: &mut PgConnection,
+    lock: HostLock,
+) -> Result<bool, InboxError> {
     let take = AssertSqlSafe(format!("SELECT pg_try_advisory_lock({})", lock.numbers()));
     Ok(sqlx::query_scalar(take).fetch_one(connection).await?)
 }
@@ -134,11 +151,15 @@ pub(crate) fn is_lock_timeout(error: &sqlx::Error) -> bool {
 
 /// The error for a lock that others held for too long.
 async fn held(connection: &mut PgConnection, lock: HostLock) -> InboxError {
-    const HOLDERS: &str = "SELECT coalesce(string_agg(format('process %s of `%s`%s, %s for %s s', l.pid, a.usename, \
-            CASE WHEN a.application_name <> '' THEN format(' (`%s`)', a.application_name) ELSE '' END, \
-            coalesce(a.state, 'unknown'), coalesce(round(extract(epoch FROM now() - a.state_change)), 0)), '; '), 'nobody any more') \
+    const HOLDERS: &str = "SELECT coalesce(string_agg(format('process %s of `%s`%s, %s for %s s', \
+        l.pid, a.usename, \
+            CASE WHEN a.application_name <> '' THEN format(' (`%s`)', a.application_name) ELSE '' \
+            END, \
+            coalesce(a.state, 'unknown'), coalesce(round(extract(epoch FROM now() - \
+            a.state_change)), 0)), '; '), 'nobody any more') \
         FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid) \
-        WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
+        WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT oid FROM pg_database \
+        WHERE datname = current_database()) \
           AND l.classid = $1::bigint::oid AND l.objid = $2::bigint::oid AND l.objsubid = 2";
     // PostgreSQL shows the numbers without their signs.
     let shown = |number: i32| i64::from(number.cast_unsigned());
@@ -150,7 +171,8 @@ async fn held(connection: &mut PgConnection, lock: HostLock) -> InboxError {
     InboxError::HostLocked {
         purpose: lock.purpose(),
         text: format!(
-            "waited {} s to {}, since another process does so ({holders}); try again, and if it hangs, end it with \
+            "waited {} s to {}, since another process does so ({holders}); try again, and if it \
+                hangs, end it with \
              `SELECT pg_terminate_backend(…)`",
             lock.wait().as_secs(),
             lock.purpose()
@@ -166,9 +188,13 @@ mod tests {
 
     #[test]
     fn each_lock_has_a_number_of_its_own() {
-        let of_tenants = (1..1_000).flat_map(|tenant_id| [HostLock::Mirror(tenant_id), HostLock::Removal(tenant_id)]);
+        let of_tenants = (1..1_000)
+            .flat_map(|tenant_id| [HostLock::Mirror(tenant_id), HostLock::Removal(tenant_id)]);
         let alone = [HostLock::Migrate, HostLock::Grants, HostLock::Groups, HostLock::Partitions];
-        let locks: Vec<_> = of_tenants.chain(alone).chain([HostLock::Mirror(i32::MAX), HostLock::Removal(i32::MAX)]).collect();
+        let locks: Vec<_> = of_tenants
+            .chain(alone)
+            .chain([HostLock::Mirror(i32::MAX), HostLock::Removal(i32::MAX)])
+            .collect();
         let numbers: HashSet<_> = locks.iter().map(|lock| lock.number()).collect();
         assert_eq!(numbers.len(), locks.len());
         assert!(locks.iter().all(|lock| lock.numbers().starts_with("0, ")));

@@ -32,13 +32,21 @@ pub struct Record {
 impl Record {
     /// Bytes this record holds in memory, for prefetch limits.
     pub fn size(&self) -> usize {
-        let headers: usize = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-        headers + self.key.as_ref().map_or(0, Vec::len) + self.payload.as_ref().map_or(0, Vec::len) + 64
+        let headers: usize =
+            self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        headers
+            + self.key.as_ref().map_or(0, Vec::len)
+            + self.payload.as_ref().map_or(0, Vec::len)
+            + 64
     }
 
     /// The last value of a header, compared without regard to case.
     pub fn header(&self, name: &str) -> Option<&[u8]> {
-        self.headers.iter().rev().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_slice())
+        self.headers
+            .iter()
+            .rev()
+            .find(|(n, _)| n.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value.as_slice())
     }
 }
 
@@ -57,8 +65,8 @@ pub struct Message {
     pub ordering_key: Option<Vec<u8>>,
     /// The payload as JSON, where it came in the wire format of a schema registry.
     pub decoded: Option<Arc<[u8]>>,
-    /// The version of its aggregate that it makes, where the policy says where that is. Not of a message that is
-    /// run again: its row has it.
+    /// The version of its aggregate that it makes, where the policy says where that is. Not of a
+    /// message that is run again: its row has it.
     pub sequence: Option<i64>,
     /// Media type of the payload.
     pub content_type: Option<String>,
@@ -72,7 +80,8 @@ pub struct Message {
 }
 
 impl Message {
-    /// What a handler gets, and where something is looked for: the payload, decoded where that is asked for.
+    /// What a handler gets, and where something is looked for: the payload, decoded where that is
+    /// asked for.
     pub fn body(&self) -> Option<&[u8]> {
         self.decoded.as_deref().or(self.record.payload.as_deref())
     }

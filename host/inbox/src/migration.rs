@@ -57,17 +57,24 @@ pub struct Migration {
 }
 
 impl Admin {
-    /// Apply a tenant's own DDL under a name, as the owner of its schema, over a short connection of its
-    /// own: its statements and their record, or neither. False: the schema holds it already. The same name
-    /// with another text is refused, and so is a text with statements that are not for a schema.
-    pub async fn apply_migration(&self, tenant: &Tenant, name: &str, sql: &str) -> Result<bool, InboxError> {
+    /// Apply a tenant's own DDL under a name, as the owner of its schema, over a short connection
+    /// of its own: its statements and their record, or neither. False: the schema holds it already.
+    /// The same name with another text is refused, and so is a text with statements that are not
+    /// for a schema.
+    pub async fn apply_migration(
+        &self,
+        tenant: &Tenant,
+        name: &str,
+        sql: &str,
+    ) -> Result<bool, InboxError> {
         check_migration_name(name)?;
         let digest: [u8; 32] = Sha256::digest(sql).into();
         if self.is_applied(tenant, name, &digest).await? {
             return Ok(false);
         }
         let what = format!("migration `{name}`");
-        let statements = statements::read(sql).map_err(|problems| InboxError::Statements { what: what.clone(), problems })?;
+        let statements = statements::read(sql)
+            .map_err(|problems| InboxError::Statements { what: what.clone(), problems })?;
         let credentials = self.credentials(tenant)?;
         let place = self.place(tenant)?;
         let turn = take_turn(&place.pool, tenant).await?;
@@ -94,30 +101,47 @@ impl Admin {
             .answer_timeout(reach::answer_max(statement_timeout_ms))
             .options(options);
         let mut connection = PgConnection::connect_with(&options).await?;
-        let applied = self.try_migration(&mut connection, &place.pool, &credentials.secret, name, &statements, &digest).await;
+        let applied = self
+            .try_migration(
+                &mut connection,
+                &place.pool,
+                &credentials.secret,
+                name,
+                &statements,
+                &digest,
+            )
+            .await;
         let _ = connection.close().await; // what is not committed by now never is
         let _ = turn.close().await; // the turn ends either way
         applied.map_err(|refusal| refusal.into_error(&what))?;
         if let Err(error) = self.copy_migrations(tenant).await {
-            tracing::warn!(tenant = tenant.name, migration = name, %error, "a migration is recorded in the tenant's own database alone; it is copied later");
+            tracing::warn!(tenant = tenant.name, migration = name, %error, "a migration is \
+                recorded in the tenant's own database alone; it is copied later");
         }
         Ok(true)
     }
 
-    /// Whether the tenant's schema holds a migration with this text; one of the same name with another is an error.
-    async fn is_applied(&self, tenant: &Tenant, name: &str, digest: &[u8]) -> Result<bool, InboxError> {
+    /// Whether the tenant's schema holds a migration with this text; one of the same name with
+    /// another is an error.
+    async fn is_applied(
+        &self,
+        tenant: &Tenant,
+        name: &str,
+        digest: &[u8],
+    ) -> Result<bool, InboxError> {
         match self.migrations(&tenant.name).await?.into_iter().find(|known| known.name == name) {
             None => Ok(false),
             Some(known) if known.digest == digest => Ok(true),
             Some(_) => Err(InboxError::conflict(format!(
-                "migration `{name}` of tenant `{}` was applied with another text; write what is new as a migration of its own",
+                "migration `{name}` of tenant `{}` was applied with another text; write what is \
+                    new as a migration of its own",
                 tenant.name
             ))),
         }
     }
 
-    /// Applies a migration, again after a pause where a lock was not to be had in time. Nothing of a migration is kept,
-    /// and no lock of it, while it pauses.
+    /// Applies a migration, again after a pause where a lock was not to be had in time. Nothing of
+    /// a migration is kept, and no lock of it, while it pauses.
     async fn try_migration(
         &self,
         connection: &mut PgConnection,
@@ -127,7 +151,8 @@ impl Admin {
         statements: &[Statement],
         digest: &[u8],
     ) -> Result<(), Refusal> {
-        let backend: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *connection).await?;
+        let backend: i32 =
+            sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *connection).await?;
         let (mut pause, mut attempt, mut holder) = (PAUSE_MIN, 1, None);
         loop {
             let ran = tokio::select! {
@@ -141,7 +166,12 @@ impl Admin {
             if attempt >= self.migrations.attempts_max {
                 return Err(Refusal { busy: Some(Busy { attempts: attempt, holder }), ..refusal });
             }
-            tracing::info!(migration = name, attempt, holder, "migration waits: a lock was not to be had in time");
+            tracing::info!(
+                migration = name,
+                attempt,
+                holder,
+                "migration waits: a lock was not to be had in time"
+            );
             connection.set_row_bytes_max(usize::MAX);
             connection.execute("ROLLBACK").await?;
             sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
@@ -164,12 +194,23 @@ impl Admin {
         for statement in statements {
             // Alone and over the extended protocol, which takes no second statement beside it.
             let query = sqlx::query(sqlx::AssertSqlSafe(statement.text.clone())).persistent(false);
-            query.execute(&mut *connection).await.map_err(|error| Refusal { line: Some(statement.line), error, busy: None })?;
+            query.execute(&mut *connection).await.map_err(|error| Refusal {
+                line: Some(statement.line),
+                error,
+                busy: None,
+            })?;
         }
         connection.set_row_bytes_max(usize::MAX);
-        // Constraints that wait for the end are the migration's own, and their errors are read here.
+        // Constraints that wait for the end are the migration's own, and their errors are read
+        // here.
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE").await?;
-        sqlx::query(APPLIED).bind(&secret[..]).bind(name).bind(digest).bind(&self.actor).execute(&mut *connection).await?;
+        sqlx::query(APPLIED)
+            .bind(&secret[..])
+            .bind(name)
+            .bind(digest)
+            .bind(&self.actor)
+            .execute(&mut *connection)
+            .await?;
         connection.execute("COMMIT").await?;
         Ok(())
     }
@@ -180,23 +221,28 @@ impl Admin {
     }
 
     /// The same, of a tenant whose row is at hand.
-    pub(crate) async fn migrations_held(&self, tenant: &Tenant) -> Result<Vec<Migration>, InboxError> {
-        const LIST: &str = "SELECT name, digest, applied_at, applied_by FROM oncebox.tenant_migration \
+    pub(crate) async fn migrations_held(
+        &self,
+        tenant: &Tenant,
+    ) -> Result<Vec<Migration>, InboxError> {
+        const LIST: &str = "SELECT name, digest, applied_at, applied_by FROM \
+            oncebox.tenant_migration \
             WHERE tenant_id = $1 ORDER BY applied_at, name";
         Ok(sqlx::query_as(LIST).bind(tenant.tenant_id).fetch_all(&self.place(tenant)?.pool).await?)
     }
 }
 
-/// The turn of a tenant's migration, which ends with its connection; an error while another one is applied. That one goes on
-/// to its end, within its bounds, where its request was given up, and the same name and text is answered by what became of
-/// it.
+/// The turn of a tenant's migration, which ends with its connection; an error while another one is
+/// applied. That one goes on to its end, within its bounds, where its request was given up, and the
+/// same name and text is answered by what became of it.
 async fn take_turn(pool: &PgPool, tenant: &Tenant) -> Result<PgConnection, InboxError> {
     let mut turn = pool.acquire().await?.detach();
     if locks::try_for_session(&mut turn, HostLock::TenantMigration(tenant.tenant_id)).await? {
         return Ok(turn);
     }
     Err(InboxError::conflict(format!(
-        "a migration of tenant `{}` is being applied; give this one again when that has ended. A migration goes on when its request \
+        "a migration of tenant `{}` is being applied; give this one again when that has ended. A \
+            migration goes on when its request \
          was given up, and the same name and text again says what became of it",
         tenant.name
     )))
@@ -221,33 +267,44 @@ struct Busy {
 impl Refusal {
     /// Whether it met locks of others: another try may find none.
     fn is_busy(&self) -> bool {
-        tx::answered(&self.error).is_some_and(|answer| matches!(answer.sqlstate.as_str(), "55P03" | "40P01"))
+        tx::answered(&self.error)
+            .is_some_and(|answer| matches!(answer.sqlstate.as_str(), "55P03" | "40P01"))
     }
 
     fn into_error(self, what: &str) -> InboxError {
         let Some(Busy { attempts, holder }) = &self.busy else {
             return InboxError::Invalid(format!("{what} was not applied: {self}"));
         };
-        let held = holder.clone().unwrap_or_else(|| "who held it was gone before it was seen".to_owned());
+        let held =
+            holder.clone().unwrap_or_else(|| "who held it was gone before it was seen".to_owned());
         InboxError::conflict(format!(
-            "{what} was not applied: {self}; it was tried {attempts} times, and gives way so that messages do not queue behind it; {held}. \
+            "{what} was not applied: {self}; it was tried {attempts} times, and gives way so that \
+                messages do not queue behind it; {held}. \
              Wait for that to end, or end it, and apply the migration again"
         ))
     }
 }
 
 /// Keeps in mind who holds the lock that a session waits for. Never ends.
-async fn look_for_holder(pool: &PgPool, backend: i32, holder: &mut Option<String>) -> std::convert::Infallible {
+async fn look_for_holder(
+    pool: &PgPool,
+    backend: i32,
+    holder: &mut Option<String>,
+) -> std::convert::Infallible {
     const HOLDER: &str = "SELECT format('%s is held by process %s, login `%s`%s%s', \
             coalesce((SELECT 'relation `' || l.relation::regclass || '`' FROM pg_locks l \
-                WHERE l.pid = $1 AND NOT l.granted AND l.relation IS NOT NULL LIMIT 1), 'the lock'), a.pid, a.usename, \
+                WHERE l.pid = $1 AND NOT l.granted AND l.relation IS NOT NULL LIMIT 1), 'the \
+                lock'), a.pid, a.usename, \
             CASE WHEN a.application_name <> '' THEN ' (' || a.application_name || ')' END, \
-            ', ' || a.state || ', its transaction ' || (extract(epoch FROM clock_timestamp() - a.xact_start))::int || ' s old') \
-        FROM pg_stat_activity w CROSS JOIN LATERAL unnest(pg_blocking_pids(w.pid)) AS b (pid) JOIN pg_stat_activity a ON a.pid = b.pid \
+            ', ' || a.state || ', its transaction ' || (extract(epoch FROM clock_timestamp() - \
+            a.xact_start))::int || ' s old') \
+        FROM pg_stat_activity w CROSS JOIN LATERAL unnest(pg_blocking_pids(w.pid)) AS b (pid) JOIN \
+        pg_stat_activity a ON a.pid = b.pid \
         WHERE w.pid = $1 AND w.wait_event_type = 'Lock' ORDER BY a.xact_start LIMIT 1";
     loop {
         sleep(LOOK).await;
-        if let Ok(Some(found)) = sqlx::query_scalar(HOLDER).bind(backend).fetch_optional(pool).await {
+        if let Ok(Some(found)) = sqlx::query_scalar(HOLDER).bind(backend).fetch_optional(pool).await
+        {
             *holder = Some(found);
         }
     }
@@ -276,6 +333,7 @@ fn check_migration_name(name: &str) -> Result<(), InboxError> {
         return Ok(());
     }
     Err(InboxError::Invalid(format!(
-        "`{name}` cannot be the name of a migration; use a letter or digit, then up to 99 of A-Z, a-z, 0-9, `.`, `_` and `-`"
+        "`{name}` cannot be the name of a migration; use a letter or digit, then up to 99 of A-Z, \
+            a-z, 0-9, `.`, `_` and `-`"
     )))
 }

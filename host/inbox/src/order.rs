@@ -1,8 +1,9 @@
 //! What runs in order: the number that messages of one key, or of one partition, share.
 //!
-//! Whoever runs or settles one of them holds their lock to its commit, which is the upper half of that number among the
-//! locks of their consumer; the host functions `claim_messages`, `resume` and `complete` say how. Two keys of one lock
-//! wait for each other, and are nothing else to each other.
+//! Whoever runs or settles one of them holds their lock to its commit, which is the upper half of
+//! that number among the locks of their consumer; the host functions `claim_messages`, `resume` and
+//! `complete` say how. Two keys of one lock wait for each other, and are nothing else to each
+//! other.
 
 use std::collections::HashMap;
 
@@ -16,14 +17,17 @@ use crate::{
     policy::Order,
 };
 
-/// The number of what a message that was decoded is in order with. None: it is in order with nothing.
+/// The number of what a message that was decoded is in order with. None: it is in order with
+/// nothing.
 pub(crate) fn ordering(consumer_id: i32, order: Order, message: &Message) -> Option<i64> {
     let hash = Sha256::new_with_prefix(consumer_id.to_be_bytes());
     let hash = match order {
         Order::None => return None,
         Order::Partition => {
             let record = &message.record;
-            hash.chain_update(b"partition").chain_update(record.partition.to_be_bytes()).chain_update(record.topic.as_bytes())
+            hash.chain_update(b"partition")
+                .chain_update(record.partition.to_be_bytes())
+                .chain_update(record.topic.as_bytes())
         }
         Order::Key => hash.chain_update(b"key").chain_update(message.ordering_key.as_deref()?),
     };

@@ -21,8 +21,8 @@ const FAILURE_SHARE: f64 = 0.01;
 /// Savepoints of one transaction; more than 64 overflow a cache of PostgreSQL's.
 const SAVEPOINTS_MAX: usize = 60;
 
-/// Adapts to what a consumer's messages do to each other. Kept per consumer: hot rows are hot in all
-/// of its partitions.
+/// Adapts to what a consumer's messages do to each other. Kept per consumer: hot rows are hot in
+/// all of its partitions.
 #[derive(Debug)]
 pub struct Pace {
     messages_max: usize,
@@ -45,16 +45,16 @@ impl Turn {
 struct State {
     /// Messages of a transaction, as far as they stand in each other's way.
     size: usize,
-    /// Messages that a transaction has time for. What is claimed and not run is written, taken back and written again: the
-    /// slower the database, the more.
+    /// Messages that a transaction has time for. What is claimed and not run is written, taken back
+    /// and written again: the slower the database, the more.
     fits: usize,
-    /// Transactions take turns. Large ones in turn do more than small ones side by side that run into
-    /// each other, and never into a deadlock.
+    /// Transactions take turns. Large ones in turn do more than small ones side by side that run
+    /// into each other, and never into a deadlock.
     in_turn: bool,
     clean: u32,
     /// Commits in a row after which more is tried: a double batch, then side by side again. Every
-    /// contention doubles it: a deadlock stops two workers for as long as PostgreSQL takes to notice,
-    /// many times what is to be gained.
+    /// contention doubles it: a deadlock stops two workers for as long as PostgreSQL takes to
+    /// notice, many times what is to be gained.
     patience: u32,
     /// Share of failed messages, averaged over the window.
     failing: f64,
@@ -114,7 +114,10 @@ impl Pace {
     /// Size and mode of the next transaction.
     pub fn next(&self) -> (usize, Mode) {
         let state = self.state.lock().expect("no panic while held");
-        (state.size.min(state.fits), if state.failing > FAILURE_SHARE { Mode::Savepoints } else { Mode::Optimistic })
+        (
+            state.size.min(state.fits),
+            if state.failing > FAILURE_SHARE { Mode::Savepoints } else { Mode::Optimistic },
+        )
     }
 
     /// Whether transactions take turns.
@@ -122,19 +125,21 @@ impl Pace {
         self.state.lock().expect("no panic while held").in_turn
     }
 
-    /// Wait until a transaction may run. Never with an admission in hand: who has the turn may wait for it.
+    /// Wait until a transaction may run. Never with an admission in hand: who has the turn may wait
+    /// for it.
     pub async fn turn(&self) -> Turn {
         Turn(if self.takes_turns() { Some(self.turn.clone().lock_owned().await) } else { None })
     }
 
-    /// A turn, if nobody has it. Without one a transaction may run into others, which costs time alone.
+    /// A turn, if nobody has it. Without one a transaction may run into others, which costs time
+    /// alone.
     pub fn try_turn(&self) -> Turn {
         Turn(if self.takes_turns() { self.turn.clone().try_lock_owned().ok() } else { None })
     }
 
-    /// Deadlock, serialization failure or lock timeout in a transaction that ran in this turn: from now
-    /// on in turn, and where that does not help, since it is another host's transactions that stand
-    /// against it, half the size.
+    /// Deadlock, serialization failure or lock timeout in a transaction that ran in this turn: from
+    /// now on in turn, and where that does not help, since it is another host's transactions that
+    /// stand against it, half the size.
     pub fn contended(&self, turn: &Turn) {
         let mut state = self.state.lock().expect("no panic while held");
         if turn.0.is_none() && state.in_turn {
@@ -153,10 +158,11 @@ impl Pace {
         self.state.lock().expect("no panic while held").shrink();
     }
 
-    /// A transaction committed after it had worked on its claims for `took` of the `time` that it had. What it did not come to
-    /// is not claimed the next time. Where it came to all that it was let claim, the next one claims as many as there was time
-    /// for at this speed, at most twice as many: so no more is ever taken back than was run since the last time, and a database
-    /// that is quick again has full batches after a few.
+    /// A transaction committed after it had worked on its claims for `took` of the `time` that it
+    /// had. What it did not come to is not claimed the next time. Where it came to all that it was
+    /// let claim, the next one claims as many as there was time for at this speed, at most twice as
+    /// many: so no more is ever taken back than was run since the last time, and a database that is
+    /// quick again has full batches after a few.
     pub fn fitted(&self, fit: Fit, time: Duration) {
         let mut state = self.state.lock().expect("no panic while held");
         if hooks::sabotage("what_fits_unlearned") {
@@ -234,7 +240,8 @@ mod tests {
 
     const TIME: Duration = Duration::from_millis(50);
 
-    /// A batch of messages that take this long each, in microseconds; claims written, and messages settled.
+    /// A batch of messages that take this long each, in microseconds; claims written, and messages
+    /// settled.
     fn batch(pace: &Pace, mut each_us: impl FnMut() -> u64) -> (usize, usize) {
         let claimed = pace.next().0;
         let (mut ran, mut took) = (0, Duration::ZERO);
@@ -263,7 +270,8 @@ mod tests {
         assert_eq!(batch(&pace, || 1_000).0, 50);
     }
 
-    // However the database turns, from message to message or from hour to hour, a message is written twice on average at most.
+    // However the database turns, from message to message or from hour to hour, a message is
+    // written twice on average at most.
     #[test]
     fn claims_stay_within_twice_what_completes() {
         use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -278,7 +286,10 @@ mod tests {
                 let (claimed, ran) = batch(&pace, || rng.random_range(0..=scale));
                 (claims, completed) = (claims + claimed, completed + ran);
             }
-            assert!(claims <= 2 * completed + pace.messages_max, "seed {seed}: {claims} claims for {completed} messages");
+            assert!(
+                claims <= 2 * completed + pace.messages_max,
+                "seed {seed}: {claims} claims for {completed} messages"
+            );
         }
     }
 

@@ -15,7 +15,12 @@ use crate::{
 
 /// A record without a usable id or event type, with its raw bytes.
 pub fn undecodable(record: &Record, undecodable: &Undecodable) -> Offered {
-    Offered { message: bare(record), version: None, reason: Some(format!("undecodable: {undecodable}")), ordering: None }
+    Offered {
+        message: bare(record),
+        version: None,
+        reason: Some(format!("undecodable: {undecodable}")),
+        ordering: None,
+    }
 }
 
 /// A message that no deployment takes, under its own id.
@@ -38,7 +43,8 @@ pub fn is_unrouted(offered: &Offered) -> bool {
     offered.reason.as_deref() == Some(NO_ROUTE)
 }
 
-/// Whether a message is kept because its id is another one's; the id of its row holds its hash, so that it cannot be again.
+/// Whether a message is kept because its id is another one's; the id of its row holds its hash, so
+/// that it cannot be again.
 pub(crate) fn is_collision(offered: &Offered) -> bool {
     offered.reason.as_deref() == Some(COLLISION)
 }
@@ -60,12 +66,19 @@ impl ConsumerInbox {
         claims: &[Claimed],
     ) -> Result<(), InboxError> {
         let disposition = unrouted_disposition(&self.policy);
-        let ours = offered.iter().zip(claims).filter(|(offered, claimed)| is_unrouted(offered) && **claimed == Claimed::New);
+        let ours = offered
+            .iter()
+            .zip(claims)
+            .filter(|(offered, claimed)| is_unrouted(offered) && **claimed == Claimed::New);
         let ids: Vec<_> = ours.map(|(offered, _)| offered.message.id.as_str()).collect();
         if disposition == Disposition::Parked || ids.is_empty() {
             return Ok(());
         }
-        let query = sqlx::query(SETTLE_UNROUTED).bind(transaction.secret()).bind(self.consumer_id).bind(ids).bind(disposition.status());
+        let query = sqlx::query(SETTLE_UNROUTED)
+            .bind(transaction.secret())
+            .bind(self.consumer_id)
+            .bind(ids)
+            .bind(disposition.status());
         let mut statement = transaction.tx().statement().await;
         let answer = bounded(query.execute(statement.connection())).await;
         statement.finish(answer.as_ref().err());
@@ -77,21 +90,32 @@ impl ConsumerInbox {
     pub(crate) fn count_kept(&self, offered: &Offered) {
         match unrouted_disposition(&self.policy) {
             Disposition::Parked => {}
-            disposition if is_unrouted(offered) => return self.count_run(&offered.message, disposition),
+            disposition if is_unrouted(offered) => {
+                return self.count_run(&offered.message, disposition);
+            }
             _ => {}
         }
         let Offered { message, reason, .. } = offered;
         let reason = reason.as_deref().unwrap_or_default();
-        let collides_with = if reason == COLLISION { message.id.rsplit_once('#').map(|(known, _)| known) } else { None };
+        let collides_with = if reason == COLLISION {
+            message.id.rsplit_once('#').map(|(known, _)| known)
+        } else {
+            None
+        };
         let (id, event_type) = (&message.id, &message.event_type);
-        self.log_parked(&Parked { trace_id: message.trace_id(), collides_with, ..Parked::new(id, event_type, reason) });
+        self.log_parked(&Parked {
+            trace_id: message.trace_id(),
+            collides_with,
+            ..Parked::new(id, event_type, reason)
+        });
     }
 }
 
 /// A known id that came with another payload.
 pub fn collision(message: &Message) -> Offered {
     let mut newcomer = message.clone();
-    let hash = message.payload_hash.map_or_else(|| "tombstone".to_owned(), |hash| hex::encode(&hash[..8]));
+    let hash =
+        message.payload_hash.map_or_else(|| "tombstone".to_owned(), |hash| hex::encode(&hash[..8]));
     newcomer.id = format!("{}#{hash}", message.id);
     Offered { message: newcomer, version: None, reason: Some(COLLISION.to_owned()), ordering: None }
 }

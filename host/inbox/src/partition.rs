@@ -30,7 +30,8 @@ const OUTAGES_MAX: u32 = 2;
 /// were under way together, where those are more.
 const PROBATION_MESSAGES: usize = 64;
 
-/// Bytes of JSON that payloads of a batch are decoded to, but for the last one: a few bytes may stand for much.
+/// Bytes of JSON that payloads of a batch are decoded to, but for the last one: a few bytes may
+/// stand for much.
 const DECODED_BYTES_MAX: usize = 16 << 20;
 
 /// The records of one assigned partition.
@@ -40,8 +41,8 @@ pub struct PartitionInbox {
     partition: i32,
     /// Messages that are still to be stored instead of run.
     probation: usize,
-    /// Messages at the front, one of which may have broken its connection. Half of them run together; the last one that is
-    /// left is stored, to run alone and be counted before it does.
+    /// Messages at the front, one of which may have broken its connection. Half of them run
+    /// together; the last one that is left is stored, to run alone and be counted before it does.
     suspected: usize,
     /// Outages in a row that struck while messages ran, without progress between them.
     outages: u32,
@@ -66,7 +67,12 @@ enum Route {
 
 impl PartitionInbox {
     /// Take a partition that was assigned, at the offset it goes on from.
-    pub async fn open(consumer: Arc<ConsumerInbox>, topic: &str, partition: i32, next_offset: i64) -> Result<Self, InboxError> {
+    pub async fn open(
+        consumer: Arc<ConsumerInbox>,
+        topic: &str,
+        partition: i32,
+        next_offset: i64,
+    ) -> Result<Self, InboxError> {
         let suspect = consumer.partition_taken(topic, partition, next_offset).await?;
         if suspect {
             tracing::warn!(
@@ -101,8 +107,9 @@ impl PartitionInbox {
         self.consumer.policy.batch.messages_max
     }
 
-    /// Wait until [`PartitionInbox::process`] may begin at once, with up to so many records. Beside schemas that are
-    /// not at hand, this is the only wait for others, and dropping it leaves nothing behind.
+    /// Wait until [`PartitionInbox::process`] may begin at once, with up to so many records. Beside
+    /// schemas that are not at hand, this is the only wait for others, and dropping it leaves
+    /// nothing behind.
     pub async fn ready(&mut self, records: usize) {
         if self.admitted.is_none() {
             let runs = self.probation == 0 && self.consumer.policy.ack == Ack::AfterCommit;
@@ -112,8 +119,9 @@ impl PartitionInbox {
         }
     }
 
-    /// Work through the front of `records`, which it waits to be let in for, where nobody did. The answer is how many of them, from the first, are settled:
-    /// completed, or durably in the inbox in a state that someone can see.
+    /// Work through the front of `records`, which it waits to be let in for, where nobody did. The
+    /// answer is how many of them, from the first, are settled: completed, or durably in the inbox
+    /// in a state that someone can see.
     pub async fn process(&mut self, records: &[Record]) -> Result<usize, InboxError> {
         let mut records_max = self.batch_max();
         loop {
@@ -130,16 +138,22 @@ impl PartitionInbox {
             drop(admitted); // nobody waits for newer deployments at the expense of others
             match answer {
                 // What is loaded here was withdrawn; what replaced it is on its way.
-                Err(InboxError::StaleDeployments) if self.consumer.newer_than(handlers.generation()).await => {}
-                // The first one's schema was dropped for those of others: it is fetched again, and alone.
+                Err(InboxError::StaleDeployments)
+                    if self.consumer.newer_than(handlers.generation()).await => {}
+                // The first one's schema was dropped for those of others: it is fetched again, and
+                // alone.
                 Ok(0) if !records.is_empty() => records_max = 1,
                 answer => return answer,
             }
         }
     }
 
-    /// The records at the front whose schemas are at hand. Nobody holds a place of the host while waiting for a registry.
-    async fn with_schemas<'a>(&mut self, records: &'a [Record]) -> Result<&'a [Record], InboxError> {
+    /// The records at the front whose schemas are at hand. Nobody holds a place of the host while
+    /// waiting for a registry.
+    async fn with_schemas<'a>(
+        &mut self,
+        records: &'a [Record],
+    ) -> Result<&'a [Record], InboxError> {
         let payloads = || records.iter().map(|record| record.payload.as_deref());
         let prepared = match self.consumer.prepare(payloads()).now_or_never() {
             Some(prepared) => prepared?,
@@ -151,12 +165,19 @@ impl PartitionInbox {
         Ok(&records[..prepared])
     }
 
-    async fn process_with(&mut self, admitted: &mut Admitted, handlers: &dyn Handlers, records: &[Record]) -> Result<usize, InboxError> {
+    async fn process_with(
+        &mut self,
+        admitted: &mut Admitted,
+        handlers: &dyn Handlers,
+        records: &[Record],
+    ) -> Result<usize, InboxError> {
         let horizon_ms = self.horizon_ms().await?;
         let routes = self.route(handlers, records, horizon_ms);
         let settled = match routes.first() {
             None => return Ok(0),
-            Some(Route::Park(_)) => self.park_front(&admitted.admission, handlers.generation(), &routes).await?,
+            Some(Route::Park(_)) => {
+                self.park_front(&admitted.admission, handlers.generation(), &routes).await?
+            }
             Some(Route::Run(_)) => self.run_front(admitted, handlers.generation(), routes).await?,
         };
         self.suspected = self.suspected.saturating_sub(settled);
@@ -175,11 +196,17 @@ impl PartitionInbox {
         self.admitted = None;
         let admission = self.consumer.admit_first().await;
         if let Err(error) = self.progressed(&admission).await {
-            tracing::debug!(%error, "failed to clear the probation row; the next process will be careful");
+            tracing::debug!(%error, "failed to clear the probation row; the next process will be \
+                careful");
         }
     }
 
-    fn route(&mut self, handlers: &dyn Handlers, records: &[Record], horizon_ms: Option<i64>) -> Vec<Route> {
+    fn route(
+        &mut self,
+        handlers: &dyn Handlers,
+        records: &[Record],
+        horizon_ms: Option<i64>,
+    ) -> Vec<Route> {
         let generation = handlers.generation();
         let records = records.iter().take(self.batch_max()).cloned();
         let mut routes = Vec::with_capacity(records.len());
@@ -189,45 +216,69 @@ impl PartitionInbox {
                 break; // they come again, with the memory that these gave back
             }
             let Policy { identity, sequence, .. } = &self.consumer.policy;
-            let message = identity::decode(record, identity, sequence.as_ref(), self.consumer.decoder.get());
-            decoded += message.as_ref().ok().and_then(|message| message.decoded.as_ref()).map_or(0, |json| json.len());
+            let message =
+                identity::decode(record, identity, sequence.as_ref(), self.consumer.decoder.get());
+            decoded += message
+                .as_ref()
+                .ok()
+                .and_then(|message| message.decoded.as_ref())
+                .map_or(0, |json| json.len());
             let route = match message {
                 Err((_, Undecodable::BadPayload(fault))) if fault.is_not_prepared() => break,
                 Err((record, why)) => Route::Park(parking::undecodable(&record, &why)),
-                Ok(message) => match (handlers.resolve(&message, None), self.consumer.ordering(&message)) {
-                    (_, ordering) if horizon_ms.is_some_and(|horizon| (1..horizon).contains(&message.record.timestamp_ms)) => {
-                        Route::Park(parking::past_horizon(message, ordering))
+                Ok(message) => {
+                    match (handlers.resolve(&message, None), self.consumer.ordering(&message)) {
+                        (_, ordering)
+                            if horizon_ms.is_some_and(|horizon| {
+                                (1..horizon).contains(&message.record.timestamp_ms)
+                            }) =>
+                        {
+                            Route::Park(parking::past_horizon(message, ordering))
+                        }
+                        (None, ordering) => Route::Park(parking::unrouted(message, ordering)),
+                        (Some(_), ordering)
+                            if let Some(fault) = self.consumer.schemas.fault(&message) =>
+                        {
+                            Route::Park(parking::invalid(message, ordering, &fault))
+                        }
+                        (Some(handler), ordering) => {
+                            self.suspects.observe(&self.consumer, &message);
+                            let version = Some(handler.version());
+                            let shadow = handlers
+                                .shadow(&message)
+                                .filter(|shadow| shadow.samples(&message.id));
+                            let offered = Offered { message, version, reason: None, ordering };
+                            Route::Run(Routed { offered, handler, generation, shadow })
+                        }
                     }
-                    (None, ordering) => Route::Park(parking::unrouted(message, ordering)),
-                    (Some(_), ordering) if let Some(fault) = self.consumer.schemas.fault(&message) => {
-                        Route::Park(parking::invalid(message, ordering, &fault))
-                    }
-                    (Some(handler), ordering) => {
-                        self.suspects.observe(&self.consumer, &message);
-                        let version = Some(handler.version());
-                        let shadow = handlers.shadow(&message).filter(|shadow| shadow.samples(&message.id));
-                        let offered = Offered { message, version, reason: None, ordering };
-                        Route::Run(Routed { offered, handler, generation, shadow })
-                    }
-                },
+                }
             };
             routes.push(route);
         }
         routes
     }
 
-    /// Records of an earlier time may have run and be forgotten, where that matters to the policy. A message is remembered from
-    /// the time that it completed, which is no earlier than its record's. Clocks of producers may be an hour ahead of the
-    /// database's; that of the host does not matter.
+    /// Records of an earlier time may have run and be forgotten, where that matters to the policy.
+    /// A message is remembered from the time that it completed, which is no earlier than its
+    /// record's. Clocks of producers may be an hour ahead of the database's; that of the host does
+    /// not matter.
     async fn horizon_ms(&mut self) -> Result<Option<i64>, InboxError> {
         let Policy { replay, retention, .. } = &self.consumer.policy;
-        let Some(days) = retention.days().filter(|_| replay.past_horizon == PastHorizon::Park) else { return Ok(None) };
+        let Some(days) = retention.days().filter(|_| replay.past_horizon == PastHorizon::Park)
+        else {
+            return Ok(None);
+        };
         let now = self.clock.now(self.consumer.sessions.admin()).await?;
         Ok(Some((now - TimeDelta::days(days) + TimeDelta::hours(1)).timestamp_millis()))
     }
 
     /// Everything at the front that is to be parked.
-    async fn park_front(&mut self, admission: &Admission, generation: i64, routes: &[Route]) -> Result<usize, InboxError> {
+    async fn park_front(
+        &mut self,
+        admission: &Admission,
+        generation: i64,
+        routes: &[Route],
+    ) -> Result<usize, InboxError> {
         let parked: Vec<_> = routes
             .iter()
             .map_while(|route| match route {
@@ -241,9 +292,14 @@ impl PartitionInbox {
         Ok(parked.len())
     }
 
-    /// Keep messages for a person; those whose id is taken by another payload under an id of their own. Each delivery is
-    /// counted by the claim of the row that keeps it.
-    async fn park(&mut self, admission: &Admission, generation: i64, parked: &[Offered]) -> Result<(), InboxError> {
+    /// Keep messages for a person; those whose id is taken by another payload under an id of their
+    /// own. Each delivery is counted by the claim of the row that keeps it.
+    async fn park(
+        &mut self,
+        admission: &Admission,
+        generation: i64,
+        parked: &[Offered],
+    ) -> Result<(), InboxError> {
         let claims = self.consumer.store(admission, generation, parked, As::Parked).await?;
         self.moved |= claims.contains(&Claimed::New);
         let mut collisions = Vec::new();
@@ -260,14 +316,21 @@ impl PartitionInbox {
         Box::pin(self.park(admission, generation, &collisions)).await
     }
 
-    /// Whether a message came with a known id and another payload: neither a duplicate, nor to be lost.
+    /// Whether a message came with a known id and another payload: neither a duplicate, nor to be
+    /// lost.
     fn collides(&self, claimed: &Claimed) -> bool {
-        let is_kept = self.consumer.policy.collision != Collision::Ignore && !hooks::sabotage("collisions_dropped");
+        let is_kept = self.consumer.policy.collision != Collision::Ignore
+            && !hooks::sabotage("collisions_dropped");
         is_kept && matches!(claimed, Claimed::Known { same_payload: false, .. })
     }
 
     /// Everything at the front that is to be run, or stored to be run.
-    async fn run_front(&mut self, admitted: &mut Admitted, generation: i64, routes: Vec<Route>) -> Result<usize, InboxError> {
+    async fn run_front(
+        &mut self,
+        admitted: &mut Admitted,
+        generation: i64,
+        routes: Vec<Route>,
+    ) -> Result<usize, InboxError> {
         let batch: Vec<_> = routes
             .into_iter()
             .map_while(|route| match route {
@@ -275,7 +338,10 @@ impl PartitionInbox {
                 Route::Park(_) => None,
             })
             .collect();
-        let (batch, settled) = if self.probation > 0 || self.suspected == 1 || self.consumer.policy.ack == Ack::AfterInsert {
+        let (batch, settled) = if self.probation > 0
+            || self.suspected == 1
+            || self.consumer.policy.ack == Ack::AfterInsert
+        {
             let mut batch = batch;
             if self.suspected > 0 {
                 batch.truncate(self.suspected);
@@ -291,8 +357,10 @@ impl PartitionInbox {
             (batch, settled)
         };
         self.moved |= settled.claims.iter().any(Claimed::is_ours);
-        let collided = batch.iter().zip(&settled.claims).filter(|(_, claimed)| self.collides(claimed));
-        let collisions: Vec<_> = collided.map(|(routed, _)| parking::collision(message(routed))).collect();
+        let collided =
+            batch.iter().zip(&settled.claims).filter(|(_, claimed)| self.collides(claimed));
+        let collisions: Vec<_> =
+            collided.map(|(routed, _)| parking::collision(message(routed))).collect();
         if !collisions.is_empty() {
             self.park(&admitted.admission, generation, &collisions).await?;
         }
@@ -300,8 +368,8 @@ impl PartitionInbox {
         Ok(settled.claims.len())
     }
 
-    /// The messages at the front whose versions take messages: all before the first that has to wait for
-    /// its version. That one is let through alone where it is to probe.
+    /// The messages at the front whose versions take messages: all before the first that has to
+    /// wait for its version. That one is let through alone where it is to probe.
     fn passed(&self, mut batch: Vec<Routed>) -> Result<(Vec<Routed>, Option<Probe>), InboxError> {
         let breakers = &self.consumer.breakers;
         let mut passed: Option<i32> = None;
@@ -317,7 +385,10 @@ impl PartitionInbox {
                     return Ok((batch, Some(probe)));
                 }
                 Passage::Wait(left) if index == 0 => {
-                    return Err(InboxError::BreakerOpen { version: handler.version(), again_in: left.min(LOOK_AGAIN) });
+                    return Err(InboxError::BreakerOpen {
+                        version: handler.version(),
+                        again_in: left.min(LOOK_AGAIN),
+                    });
                 }
                 Passage::Wait(_) => {
                     batch.truncate(index);
@@ -329,16 +400,28 @@ impl PartitionInbox {
     }
 
     /// Store messages instead of running them: the retry workers count each attempt before it runs.
-    async fn store(&mut self, admission: &Admission, generation: i64, batch: &[Routed]) -> Result<Settled, InboxError> {
+    async fn store(
+        &mut self,
+        admission: &Admission,
+        generation: i64,
+        batch: &[Routed],
+    ) -> Result<Settled, InboxError> {
         let reason = (self.probation > 0 || self.suspected == 1).then(|| "probation".to_owned());
-        let offered: Vec<_> = batch.iter().map(|routed| Offered { reason: reason.clone(), ..routed.offered.clone() }).collect();
+        let offered: Vec<_> = batch
+            .iter()
+            .map(|routed| Offered { reason: reason.clone(), ..routed.offered.clone() })
+            .collect();
         let claims = self.consumer.store(admission, generation, &offered, As::Received).await?;
         let new = claims.iter().filter(|claimed| **claimed == Claimed::New).count();
         self.probation = self.probation.saturating_sub(new);
         Ok(Settled::stored(claims))
     }
 
-    async fn settle(&mut self, admitted: &mut Admitted, batch: &[Routed]) -> Result<Settled, InboxError> {
+    async fn settle(
+        &mut self,
+        admitted: &mut Admitted,
+        batch: &[Routed],
+    ) -> Result<Settled, InboxError> {
         let size = match self.suspected {
             _ if self.singles > 0 => 1,
             0 => batch.len(),
@@ -356,14 +439,17 @@ impl PartitionInbox {
             Err(error) => {
                 match error {
                     InboxError::LostInHandler { among, .. } => self.suspect(among),
-                    // Where every run of the same messages meets an outage, one of them may make it.
+                    // Where every run of the same messages meets an outage, one of them may make
+                    // it.
                     InboxError::LostInOutage { among, .. } => {
                         self.outages += 1;
                         if self.outages >= OUTAGES_MAX || self.suspected > 0 {
                             self.suspect(among);
                         }
                     }
-                    InboxError::InFlightElsewhere => self.consumer.count_elsewhere(batch.iter().map(message)),
+                    InboxError::InFlightElsewhere => {
+                        self.consumer.count_elsewhere(batch.iter().map(message))
+                    }
                     _ => {}
                 }
                 Err(error)
@@ -371,7 +457,8 @@ impl PartitionInbox {
         }
     }
 
-    /// So many messages ran on a connection that broke, the last of them when it did. Whichever it was is found by halving.
+    /// So many messages ran on a connection that broke, the last of them when it did. Whichever it
+    /// was is found by halving.
     fn suspect(&mut self, among: usize) {
         self.suspected = if hooks::sabotage("suspicion_forgotten") { 0 } else { among };
         let Self { consumer, topic, partition, .. } = self;
@@ -386,14 +473,20 @@ impl PartitionInbox {
     }
 
     fn report(&self, batch: &[Routed], settled: &Settled) {
-        for (routed, claimed) in batch.iter().zip(&settled.claims).filter(|(_, claimed)| !self.collides(claimed)) {
+        for (routed, claimed) in
+            batch.iter().zip(&settled.claims).filter(|(_, claimed)| !self.collides(claimed))
+        {
             self.consumer.count_claim(message(routed), claimed);
         }
         for (index, disposition, _) in &settled.ran {
             self.consumer.count_run(message(&batch[*index]), *disposition);
             batch[*index].handler.settled(*disposition);
         }
-        let ran: Vec<_> = settled.ran.iter().map(|(index, _, failure)| (&*batch[*index].handler, failure)).collect();
+        let ran: Vec<_> = settled
+            .ran
+            .iter()
+            .map(|(index, _, failure)| (&*batch[*index].handler, failure))
+            .collect();
         for of_one in ran.chunk_by(|(one, _), (other, _)| std::ptr::addr_eq(*one, *other)) {
             self.consumer.breakers.ran(of_one[0].0, of_one.iter().map(|(_, failure)| *failure));
         }

@@ -97,8 +97,9 @@ pub enum Ack {
     AfterInsert,
 }
 
-/// What runs in its order. A message that failed, was parked or waits for its retry is open until it completes, is
-/// skipped or is discarded; what comes behind an open one waits in the inbox, and the rest goes on.
+/// What runs in its order. A message that failed, was parked or waits for its retry is open until
+/// it completes, is skipped or is discarded; what comes behind an open one waits in the inbox, and
+/// the rest goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
@@ -117,8 +118,9 @@ impl Order {
     }
 }
 
-/// In which sequence messages of one aggregate run: that of an ordering key. Each says which version it makes; one
-/// that is not above the aggregate's is skipped, one that leaves a gap waits for it to close.
+/// In which sequence messages of one aggregate run: that of an ordering key. Each says which
+/// version it makes; one that is not above the aggregate's is skipped, one that leaves a gap waits
+/// for it to close.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sequence {
@@ -258,8 +260,8 @@ pub enum WireFormat {
     /// As they are: bytes to the host, and JSON where something is looked for in them.
     #[default]
     Plain,
-    /// By the schemas of a registry, whose id each begins with: Avro, Protobuf, JSON Schema. Where something is looked
-    /// for, and to handlers, they are the JSON that this stands for.
+    /// By the schemas of a registry, whose id each begins with: Avro, Protobuf, JSON Schema. Where
+    /// something is looked for, and to handlers, they are the JSON that this stands for.
     Confluent,
 }
 
@@ -355,9 +357,9 @@ impl Default for Batch {
     }
 }
 
-/// When messages wait for a version that fails too often. Each version has a breaker of its own on each
-/// host. A failure is a trap, a limit, an error or no answer; what a handler decides, be it to reject, to
-/// park or to be run again, is none.
+/// When messages wait for a version that fails too often. Each version has a breaker of its own on
+/// each host. A failure is a trap, a limit, an error or no answer; what a handler decides, be it to
+/// reject, to park or to be run again, is none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Breaker {
@@ -365,11 +367,13 @@ pub struct Breaker {
     pub enabled: bool,
     /// It opens when more than this share of the first runs within the window failed; 1 to 99.
     pub failures_percent: u32,
-    /// First runs within the window before it is judged; one that ended at its deadline stands for five.
+    /// First runs within the window before it is judged; one that ended at its deadline stands for
+    /// five.
     pub runs_min: u32,
     /// Milliseconds that are looked at.
     pub window_ms: u64,
-    /// How long it stays open at first, before one message probes. It doubles with each probe that fails.
+    /// How long it stays open at first, before one message probes. It doubles with each probe that
+    /// fails.
     pub pause_ms: u64,
     /// How long it stays open at most.
     pub pause_max_ms: u64,
@@ -377,12 +381,19 @@ pub struct Breaker {
 
 impl Default for Breaker {
     fn default() -> Self {
-        Self { enabled: true, failures_percent: 50, runs_min: 20, window_ms: 30_000, pause_ms: 5_000, pause_max_ms: 300_000 }
+        Self {
+            enabled: true,
+            failures_percent: 50,
+            runs_min: 20,
+            window_ms: 30_000,
+            pause_ms: 5_000,
+            pause_max_ms: 300_000,
+        }
     }
 }
 
-/// From where on what is open in the inbox is an alert: a metric, an event in the log, a line of `oncebox inbox stats`.
-/// 0 is never.
+/// From where on what is open in the inbox is an alert: a metric, an event in the log, a line of
+/// `oncebox inbox stats`. 0 is never.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Alerts {
@@ -427,9 +438,11 @@ impl DeadLetters {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Replay {
-    /// Whether `oncebox consumer seek` may set offsets back. Redeliveries by the brokers come all the same.
+    /// Whether `oncebox consumer seek` may set offsets back. Redeliveries by the brokers come all
+    /// the same.
     pub allowed: bool,
-    /// What becomes of a message that is older than `retention`, and not known: the inbox may have forgotten it.
+    /// What becomes of a message that is older than `retention`, and not known: the inbox may have
+    /// forgotten it.
     pub past_horizon: PastHorizon,
 }
 
@@ -484,12 +497,13 @@ pub struct Limits {
     pub log_bytes_max: usize,
     /// Bytes of the JSON result kept in the inbox row.
     pub outcome_bytes_max: usize,
-    /// Transactions of this consumer at the same time on one host, hence instances; none for the tenant's
-    /// bound. Over it, messages wait.
+    /// Transactions of this consumer at the same time on one host, hence instances; none for the
+    /// tenant's bound. Over it, messages wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transactions_max: Option<usize>,
-    /// Messages a second on one host; none for as many as come. Over it, messages wait. Hosts do not talk
-    /// to each other about it, which would cost every message a round trip: n hosts take n times as many.
+    /// Messages a second on one host; none for as many as come. Over it, messages wait. Hosts do
+    /// not talk to each other about it, which would cost every message a round trip: n hosts take n
+    /// times as many.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub messages_per_second: Option<u32>,
 }
@@ -535,7 +549,12 @@ pub struct Kafka {
 
 impl Default for Kafka {
     fn default() -> Self {
-        Self { group: String::new(), prefetch_messages: 512, prefetch_bytes: 8 << 20, properties: BTreeMap::new() }
+        Self {
+            group: String::new(),
+            prefetch_messages: 512,
+            prefetch_bytes: 8 << 20,
+            properties: BTreeMap::new(),
+        }
     }
 }
 
@@ -563,17 +582,24 @@ mod tests {
     #[test]
     fn every_key_is_in_the_documentation() {
         const DOCS: &str = include_str!("../../../docs/policy.md");
-        let policy = "topics = ['t']\nack = 'after_commit'\norder = 'key'\nwire_format = 'confluent'\nsequence = { version = { header = 'v' }, first = 1 }\nretry = { preset = 'seed-002', age_max_ms = 1 }\ndead_letters = { topic = 'd' }\nreplay = { allowed = false }\nlimits = { transactions_max = 1, messages_per_second = 1 }";
-        let policy = serde_json::to_value(Policy::parse(policy).expect("a policy")).expect("a value");
+        let policy = "topics = ['t']\nack = 'after_commit'\norder = 'key'\nwire_format = \
+            'confluent'\nsequence = { version = { header = 'v' }, first = 1 }\nretry = { preset = \
+            'seed-002', age_max_ms = 1 }\ndead_letters = { topic = 'd' }\nreplay = { allowed = \
+            false }\nlimits = { transactions_max = 1, messages_per_second = 1 }";
+        let policy =
+            serde_json::to_value(Policy::parse(policy).expect("a policy")).expect("a value");
         let mut keys = Vec::new();
         for (name, value) in policy.as_object().expect("a table") {
             match value.as_object() {
-                Some(members) => keys.extend(members.keys().map(|member| format!("{name}.{member}"))),
+                Some(members) => {
+                    keys.extend(members.keys().map(|member| format!("{name}.{member}")))
+                }
                 None => keys.push(name.clone()),
             }
         }
         assert!(keys.len() > 40, "{keys:?}");
-        let missing: Vec<_> = keys.iter().filter(|key| !DOCS.contains(&format!("| `{key}` |"))).collect();
+        let missing: Vec<_> =
+            keys.iter().filter(|key| !DOCS.contains(&format!("| `{key}` |"))).collect();
         assert!(missing.is_empty(), "{missing:?}");
     }
 }

@@ -45,8 +45,8 @@ impl Routed {
 /// Leave to run transactions of this consumer, one after the other.
 pub(crate) struct Admitted {
     pub(crate) admission: Admission,
-    /// Where the consumer's transactions take turns, its turn: taken before the admission, so that nobody
-    /// holds a place of the host while waiting for the neighbours.
+    /// Where the consumer's transactions take turns, its turn: taken before the admission, so that
+    /// nobody holds a place of the host while waiting for the neighbours.
     pub(crate) turn: Turn,
 }
 
@@ -73,7 +73,14 @@ pub(crate) struct Settled {
 impl Settled {
     /// Messages that were claimed, in a transaction that ran none of them.
     pub(crate) fn stored(claims: Vec<Claimed>) -> Self {
-        Self { claims, ran: Vec::new(), alone: false, sampled: Vec::new(), failures: Vec::new(), fit: Fit::default() }
+        Self {
+            claims,
+            ran: Vec::new(),
+            alone: false,
+            sampled: Vec::new(),
+            failures: Vec::new(),
+            fit: Fit::default(),
+        }
     }
 }
 
@@ -94,7 +101,13 @@ pub(crate) struct Done {
 
 impl Done {
     /// A message ran and came to this end.
-    pub(crate) fn ended(&mut self, index: usize, routed: &Routed, disposition: Disposition, failure: Option<FailureKind>) {
+    pub(crate) fn ended(
+        &mut self,
+        index: usize,
+        routed: &Routed,
+        disposition: Disposition,
+        failure: Option<FailureKind>,
+    ) {
         self.held.ended(index, &routed.offered, disposition);
         if disposition == Disposition::Completed {
             self.sequenced.completed(&routed.offered.message);
@@ -118,7 +131,8 @@ pub(crate) enum Stop {
     AtClaim { failure: Failure },
     /// The server's lock table has no room for this many claims.
     Crowded(InboxError),
-    /// The connection broke while a message ran, or several together; `among` so many, from the first, had run on it.
+    /// The connection broke while a message ran, or several together; `among` so many, from the
+    /// first, had run on it.
     Lost { index: usize, among: usize },
     /// The host's own trouble.
     Host(InboxError),
@@ -135,7 +149,12 @@ const CONTENTION_REPEATS: u32 = 5;
 
 impl ConsumerInbox {
     /// One transaction: claim, handle, complete, commit. What it returns as settled may be acked.
-    async fn transact(&self, admitted: &mut Admitted, batch: &[Routed], mode: Mode) -> Result<Settled, Stop> {
+    async fn transact(
+        &self,
+        admitted: &mut Admitted,
+        batch: &[Routed],
+        mode: Mode,
+    ) -> Result<Settled, Stop> {
         if !admitted.turn.is_held() {
             admitted.turn = self.pace.try_turn();
         }
@@ -146,7 +165,9 @@ impl ConsumerInbox {
             Err(stop) => {
                 // Before the rollback, which may wait for a server that is away.
                 let stop = match stop {
-                    Stop::Lost { index, among } => self.lost(&batch[index].offered.message, among, began).await,
+                    Stop::Lost { index, among } => {
+                        self.lost(&batch[index].offered.message, among, began).await
+                    }
                     stop => stop,
                 };
                 transaction.rollback().await;
@@ -159,7 +180,8 @@ impl ConsumerInbox {
         ended
     }
 
-    /// The connection broke while a message ran. It is suspect where that one broke alone; an outage says nothing of it.
+    /// The connection broke while a message ran. It is suspect where that one broke alone; an
+    /// outage says nothing of it.
     async fn lost(&self, message: &Message, among: usize, began: std::time::Instant) -> Stop {
         let message_id = message.id.clone();
         let is_alone = self.sessions.broke_alone(&self.who(&message_id), began).await;
@@ -175,7 +197,12 @@ impl ConsumerInbox {
     }
 
     /// Everything between BEGIN and COMMIT, in order.
-    async fn work(&self, transaction: &Transaction<'_>, batch: &[Routed], mode: Mode) -> Result<Settled, Stop> {
+    async fn work(
+        &self,
+        transaction: &Transaction<'_>,
+        batch: &[Routed],
+        mode: Mode,
+    ) -> Result<Settled, Stop> {
         let claims = self.claim_live(transaction, batch).await.map_err(at_claim)?;
         // What the claim takes, it takes for all of them.
         let started = Instant::now();
@@ -192,7 +219,8 @@ impl ConsumerInbox {
                 continue; // a duplicate, settled by its row, or not its turn: nothing runs for it
             }
             if !done.ran.is_empty() && started.elapsed() >= self.batch_duration() {
-                fit = Fit { is_cut: true, withdrawn: self.withdraw(&mut done, batch, index), ..fit };
+                fit =
+                    Fit { is_cut: true, withdrawn: self.withdraw(&mut done, batch, index), ..fit };
                 break;
             }
             if routed.handler.takes_batches() {
@@ -201,26 +229,43 @@ impl ConsumerInbox {
                 next = behind;
                 continue;
             }
-            let (disposition, kind) = self.handle(transaction, routed, index, mode, &mut done.completion, &mut sampled).await?;
+            let (disposition, kind) = self
+                .handle(transaction, routed, index, mode, &mut done.completion, &mut sampled)
+                .await?;
             done.ended(index, routed, disposition, kind);
         }
-        fit = Fit { ran: done.ran.len(), settled: done.claims.len(), took: started.elapsed(), ..fit };
+        fit =
+            Fit { ran: done.ran.len(), settled: done.claims.len(), took: started.elapsed(), ..fit };
         for (routed, claimed) in batch.iter().zip(&done.claims) {
             match claimed {
                 Claimed::Waiting { is_due } => done.completion.waits(&routed.offered, *is_due),
-                Claimed::Gap => self.waits_for_gap(&routed.offered, &done.sequenced, &mut done.completion),
+                Claimed::Gap => {
+                    self.waits_for_gap(&routed.offered, &done.sequenced, &mut done.completion)
+                }
                 _ => {}
             }
         }
         self.move_sequence(transaction, &done.sequenced).await.map_err(at_completion)?;
         complete(transaction, self.consumer_id, &done.completion).await.map_err(at_completion)?;
         self.due_after(&done.completion);
-        Ok(Settled { claims: done.claims, ran: done.ran, alone: false, sampled, failures: done.completion.recorded(), fit })
+        Ok(Settled {
+            claims: done.claims,
+            ran: done.ran,
+            alone: false,
+            sampled,
+            failures: done.completion.recorded(),
+            fit,
+        })
     }
 
-    /// Claim what is about to be run. Without deduplication everything is new and no row says so; the
-    /// guard is set in any case, so that nothing but the completion lets the transaction commit.
-    async fn claim_live(&self, transaction: &Transaction<'_>, batch: &[Routed]) -> Result<Vec<Claimed>, InboxError> {
+    /// Claim what is about to be run. Without deduplication everything is new and no row says so;
+    /// the guard is set in any case, so that nothing but the completion lets the transaction
+    /// commit.
+    async fn claim_live(
+        &self,
+        transaction: &Transaction<'_>,
+        batch: &[Routed],
+    ) -> Result<Vec<Claimed>, InboxError> {
         let claimant = self.claimant(batch[0].generation);
         if self.policy.dedup == Dedup::Off {
             claim(transaction, claimant, &[], As::Completed).await?;
@@ -258,7 +303,13 @@ impl ConsumerInbox {
             Ended::Ok(result) => {
                 if let (Some(shadow), Some(watch)) = (&routed.shadow, watch) {
                     let trace = watch.end(transaction).await.map_err(at_completion)?;
-                    sampled.push(Sampled::new(shadow, &routed.offered.message, routed.generation, result.clone(), trace));
+                    sampled.push(Sampled::new(
+                        shadow,
+                        &routed.offered.message,
+                        routed.generation,
+                        result.clone(),
+                        trace,
+                    ));
                 }
                 if mode == Mode::Savepoints {
                     host_statement(tx, "RELEASE SAVEPOINT m").await?;
@@ -268,7 +319,9 @@ impl ConsumerInbox {
             }
             // Perhaps code of a message before it did that: each runs alone.
             Ended::Failed(failure) if forgot => Err(Stop::AtCommit { failure }),
-            Ended::Failed(failure) if mode == Mode::Optimistic && hooks::sabotage("failure_written_by_upsert") => {
+            Ended::Failed(failure)
+                if mode == Mode::Optimistic && hooks::sabotage("failure_written_by_upsert") =>
+            {
                 Err(Stop::Abandoned { index, failure })
             }
             Ended::Failed(_) if mode == Mode::Optimistic => Err(Stop::Failed),
@@ -276,7 +329,11 @@ impl ConsumerInbox {
                 if let Err(error) = undo_message(tx).await {
                     // A statement of the guest ended the transaction, or took the savepoint away.
                     let answered = refused(&error).is_some();
-                    return Err(if answered { Stop::Abandoned { index, failure } } else { Stop::Host(error) });
+                    return Err(if answered {
+                        Stop::Abandoned { index, failure }
+                    } else {
+                        Stop::Host(error)
+                    });
                 }
                 hooks::point("inbox:fail:after");
                 let disposition = self.record_failure(routed, index, &failure, completion)?;
@@ -289,8 +346,8 @@ impl ConsumerInbox {
         }
     }
 
-    /// The claim's row becomes the failure record. Where claims are not written there is none yet: the
-    /// message is settled alone, with a claim that is.
+    /// The claim's row becomes the failure record. Where claims are not written there is none yet:
+    /// the message is settled alone, with a claim that is.
     pub(crate) fn record_failure(
         &self,
         routed: &Routed,
@@ -306,7 +363,12 @@ impl ConsumerInbox {
 
     /// Bring the front of a batch to an end, however often its transaction has to be repeated: at
     /// least one message is settled, or the trouble is the host's. `size` bounds the first try.
-    pub(crate) async fn settle(&self, admitted: &mut Admitted, batch: &[Routed], size: usize) -> Result<Settled, InboxError> {
+    pub(crate) async fn settle(
+        &self,
+        admitted: &mut Admitted,
+        batch: &[Routed],
+        size: usize,
+    ) -> Result<Settled, InboxError> {
         let (pace, mut mode) = self.pace.next();
         let mut size = size.min(pace).clamp(1, batch.len());
         let mut repeats = 0;
@@ -317,11 +379,18 @@ impl ConsumerInbox {
                 Ok(mut settled) => {
                     settled.alone = alone;
                     settled.sampled.drain(..).for_each(|sampled| self.shadows.offer(sampled));
-                    let failed = settled.ran.iter().filter(|(_, disposition, _)| *disposition != Disposition::Completed).count();
+                    let failed = settled
+                        .ran
+                        .iter()
+                        .filter(|(_, disposition, _)| *disposition != Disposition::Completed)
+                        .count();
                     self.pace.committed(settled.ran.len(), failed);
                     self.pace.fitted(settled.fit, self.batch_duration());
                     self.count_withdrawn(settled.fit.withdrawn);
-                    self.tell_failures(batch.iter().map(|routed| &routed.offered.message), settled.failures.drain(..));
+                    self.tell_failures(
+                        batch.iter().map(|routed| &routed.offered.message),
+                        settled.failures.drain(..),
+                    );
                     return Ok(settled);
                 }
                 Err(stop) => stop,
@@ -329,7 +398,9 @@ impl ConsumerInbox {
             tracing::debug!(consumer = self.name, size, ?mode, ?stop, "a transaction stopped");
             match stop {
                 Stop::Failed => mode = Mode::Savepoints,
-                Stop::Contention { .. } | Stop::AtClaim { .. } | Stop::AtCommit { .. } if size > 1 => {
+                Stop::Contention { .. } | Stop::AtClaim { .. } | Stop::AtCommit { .. }
+                    if size > 1 =>
+                {
                     if matches!(stop, Stop::Contention { .. }) {
                         size = size.min(self.pace.next().0);
                     } else {
@@ -346,34 +417,68 @@ impl ConsumerInbox {
                 Stop::Contention { .. } => {
                     repeats += 1;
                     admitted.turn = Turn::default();
-                    tokio::time::sleep(Duration::from_millis(rand::random_range(1..=10 << repeats))).await;
+                    tokio::time::sleep(Duration::from_millis(rand::random_range(
+                        1..=10 << repeats,
+                    )))
+                    .await;
                 }
-                Stop::AtCommit { failure } => return self.record_alone(&admitted.admission, &batch[0], failure).await,
+                Stop::AtCommit { failure } => {
+                    return self.record_alone(&admitted.admission, &batch[0], failure).await;
+                }
                 Stop::AtClaim { failure } => {
                     let Routed { offered, generation, .. } = &batch[0];
-                    let claimed = self.park_unclaimable(&admitted.admission, *generation, &offered.message, &failure).await?;
+                    let claimed = self
+                        .park_unclaimable(
+                            &admitted.admission,
+                            *generation,
+                            &offered.message,
+                            &failure,
+                        )
+                        .await?;
                     return Ok(Settled { alone, ..Settled::stored(vec![claimed]) });
                 }
-                Stop::Abandoned { index: 0, failure } => return self.record_alone(&admitted.admission, &batch[0], failure).await,
+                Stop::Abandoned { index: 0, failure } => {
+                    return self.record_alone(&admitted.admission, &batch[0], failure).await;
+                }
                 // What stands before it is settled first, so that positions stay in order.
                 Stop::Abandoned { index, .. } => size = index,
                 Stop::Lost { index, among } => {
-                    return Err(InboxError::LostInHandler { message_id: batch[index].offered.message.id.clone(), among });
+                    return Err(InboxError::LostInHandler {
+                        message_id: batch[index].offered.message.id.clone(),
+                        among,
+                    });
                 }
                 Stop::Host(error) if hooks::sabotage("attempt_on_host_fault") => {
-                    return self.record_alone(&admitted.admission, &batch[0], Failure::new(FailureKind::Other, error.to_string())).await;
+                    return self
+                        .record_alone(
+                            &admitted.admission,
+                            &batch[0],
+                            Failure::new(FailureKind::Other, error.to_string()),
+                        )
+                        .await;
                 }
                 Stop::Host(error) | Stop::Crowded(error) => return Err(error),
             }
         }
     }
 
-    /// Record a failure whose transaction is gone, through the claim: refused means that someone else
-    /// has the message, and nothing is written.
-    async fn record_alone(&self, admission: &Admission, routed: &Routed, failure: Failure) -> Result<Settled, InboxError> {
+    /// Record a failure whose transaction is gone, through the claim: refused means that someone
+    /// else has the message, and nothing is written.
+    async fn record_alone(
+        &self,
+        admission: &Admission,
+        routed: &Routed,
+        failure: Failure,
+    ) -> Result<Settled, InboxError> {
         let transaction = self.sessions.begin_admitted(admission).await?;
         let message = &routed.offered.message;
-        let mut claims = claim(&transaction, self.claimant(routed.generation), &[&routed.offered], As::Completed).await?;
+        let mut claims = claim(
+            &transaction,
+            self.claimant(routed.generation),
+            &[&routed.offered],
+            As::Completed,
+        )
+        .await?;
         let mut completion = Completion::default();
         let mut ran = Vec::new();
         if claims[0] == Claimed::New || hooks::sabotage("failure_written_by_upsert") {
@@ -399,8 +504,14 @@ impl ConsumerInbox {
         failure: &Failure,
     ) -> Result<Claimed, InboxError> {
         let parked = crate::parking::unclaimable(message, failure);
-        let claims = self.store_together(admission, generation, std::slice::from_ref(&parked), As::Parked).await.map_err(stopped)?;
-        claims.into_iter().next().ok_or_else(|| InboxError::Invalid("a claim of one message had no answer".to_owned()))
+        let claims = self
+            .store_together(admission, generation, std::slice::from_ref(&parked), As::Parked)
+            .await
+            .map_err(stopped)?;
+        claims
+            .into_iter()
+            .next()
+            .ok_or_else(|| InboxError::Invalid("a claim of one message had no answer".to_owned()))
     }
 
     /// Write messages that are not run now, in a transaction of their own; when PostgreSQL does not
@@ -418,17 +529,33 @@ impl ConsumerInbox {
         }
         let mut claims = Vec::with_capacity(offered.len());
         for one in offered {
-            match self.store_together(admission, generation, std::slice::from_ref(one), r#as).await {
-                Err(Stop::AtClaim { failure }) => claims.push(self.park_unclaimable(admission, generation, &one.message, &failure).await?),
+            match self.store_together(admission, generation, std::slice::from_ref(one), r#as).await
+            {
+                Err(Stop::AtClaim { failure }) => claims.push(
+                    self.park_unclaimable(admission, generation, &one.message, &failure).await?,
+                ),
                 answer => claims.extend(answer.map_err(stopped)?),
             }
         }
         Ok(claims)
     }
 
-    async fn store_together(&self, admission: &Admission, generation: i64, offered: &[Offered], r#as: As) -> Result<Vec<Claimed>, Stop> {
+    async fn store_together(
+        &self,
+        admission: &Admission,
+        generation: i64,
+        offered: &[Offered],
+        r#as: As,
+    ) -> Result<Vec<Claimed>, Stop> {
         let transaction = self.sessions.begin_admitted(admission).await?;
-        let claims = match claim(&transaction, self.claimant(generation), &offered.iter().collect::<Vec<_>>(), r#as).await {
+        let claims = match claim(
+            &transaction,
+            self.claimant(generation),
+            &offered.iter().collect::<Vec<_>>(),
+            r#as,
+        )
+        .await
+        {
             Ok(claims) => claims,
             Err(error) => {
                 transaction.rollback().await;
@@ -447,7 +574,8 @@ impl ConsumerInbox {
         match r#as {
             As::Received => self.due.now(),
             As::Parked => {
-                let kept = offered.iter().zip(&claims).filter(|(_, claimed)| **claimed == Claimed::New);
+                let kept =
+                    offered.iter().zip(&claims).filter(|(_, claimed)| **claimed == Claimed::New);
                 kept.for_each(|(offered, _)| self.count_kept(offered));
             }
             As::Completed => {}
@@ -455,7 +583,12 @@ impl ConsumerInbox {
         Ok(claims)
     }
 
-    pub(crate) fn job<'a>(&'a self, routed: &'a Routed, attempt: u32, kind: DeliveryKind) -> Job<'a> {
+    pub(crate) fn job<'a>(
+        &'a self,
+        routed: &'a Routed,
+        attempt: u32,
+        kind: DeliveryKind,
+    ) -> Job<'a> {
         Job {
             tenant: &self.tenant,
             consumer: &self.name,
@@ -467,7 +600,8 @@ impl ConsumerInbox {
         }
     }
 
-    /// Take back claims that were not run, from `index` on; they come again. The answer is how many were written.
+    /// Take back claims that were not run, from `index` on; they come again. The answer is how many
+    /// were written.
     fn withdraw(&self, done: &mut Done, batch: &[Routed], index: usize) -> usize {
         let mut withdrawn = 0;
         for (routed, claimed) in batch.iter().zip(&done.claims).skip(index) {
@@ -494,9 +628,11 @@ pub(crate) async fn commit(transaction: Transaction<'_>) -> Result<(), Stop> {
         return Ok(());
     }
     answer.map_err(|error| match error {
-        // Whatever its code: a deferred trigger of the tenant can raise any, and the completion before
-        // has shown that the guard is gone.
-        CommitError::RolledBack(error) if error.is_contention() => Stop::Contention { failure: sql_failure(error) },
+        // Whatever its code: a deferred trigger of the tenant can raise any, and the completion
+        // before has shown that the guard is gone.
+        CommitError::RolledBack(error) if error.is_contention() => {
+            Stop::Contention { failure: sql_failure(error) }
+        }
         CommitError::RolledBack(error) => Stop::AtCommit { failure: sql_failure(error) },
         CommitError::Unknown(error) => Stop::Host(InboxError::CommitUnknown(error)),
     })?;
@@ -505,7 +641,10 @@ pub(crate) async fn commit(transaction: Transaction<'_>) -> Result<(), Stop> {
 }
 
 /// The end of a transaction that holds one statement of the host and no claim to run.
-pub(crate) async fn commit_host<T>(transaction: Transaction<'_>, answer: Result<T, sqlx::Error>) -> Result<T, InboxError> {
+pub(crate) async fn commit_host<T>(
+    transaction: Transaction<'_>,
+    answer: Result<T, sqlx::Error>,
+) -> Result<T, InboxError> {
     match answer {
         Ok(answer) => transaction.commit().await.map(|()| answer).map_err(|error| match error {
             CommitError::RolledBack(error) => InboxError::Invalid(error.message),
@@ -542,7 +681,9 @@ const OUT_OF_MEMORY: &str = "53200";
 fn at_claim(error: InboxError) -> Stop {
     match refused(&error) {
         // A CHECK without a name is a missing partition: the host's.
-        Some(answer) if answer.sqlstate == "23514" && answer.constraint.is_none() => Stop::Host(error),
+        Some(answer) if answer.sqlstate == "23514" && answer.constraint.is_none() => {
+            Stop::Host(error)
+        }
         Some(answer) if is_about_data(&answer) => Stop::AtClaim { failure: sql_failure(answer) },
         Some(answer) if answer.sqlstate == OUT_OF_MEMORY => Stop::Crowded(error),
         _ => Stop::Host(error),
@@ -551,17 +692,22 @@ fn at_claim(error: InboxError) -> Stop {
 
 pub(crate) fn at_completion(error: InboxError) -> Stop {
     match refused(&error) {
-        Some(answer) if is_about_data(&answer) => Stop::AtCommit { failure: Failure::new(FailureKind::BadResult, answer.message) },
+        Some(answer) if is_about_data(&answer) => {
+            Stop::AtCommit { failure: Failure::new(FailureKind::BadResult, answer.message) }
+        }
         Some(StatementError { sqlstate, message, .. }) if sqlstate == UNKNOWN_STATEMENT => {
-            let text = format!("code that ran for this message deallocated what was prepared on its session: {message}");
+            let text = format!(
+                "code that ran for this message deallocated what was prepared on its session: \
+                    {message}"
+            );
             Stop::AtCommit { failure: Failure::new(FailureKind::Sql { sqlstate }, text) }
         }
         _ => Stop::Host(error),
     }
 }
 
-/// Data exceptions, constraints and limits of size: something about a message, where the statement is
-/// the host's. A full disk or a timeout is not.
+/// Data exceptions, constraints and limits of size: something about a message, where the statement
+/// is the host's. A full disk or a timeout is not.
 fn is_about_data(error: &StatementError) -> bool {
     ["22", "23", "54"].iter().any(|class| error.sqlstate.starts_with(class))
 }

@@ -1,5 +1,6 @@
-//! How the host reaches a database: what its connections ask of the server when they begin, whether that arrived, and
-//! how a connection on which nothing is heard any more is told from one that is slow.
+//! How the host reaches a database: what its connections ask of the server when they begin, whether
+//! that arrived, and how a connection on which nothing is heard any more is told from one that is
+//! slow.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -18,16 +19,16 @@ use crate::error::InboxError;
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a connection that rested may take to say that it is there.
 const PING_MAX: Duration = Duration::from_secs(2);
-/// How long the host waits for an answer on a connection of its own login, but for migrations. No other statement of it
-/// takes as long; without a bound a connection that a firewall has forgotten would be waited for, and counted as in use,
-/// for ever.
+/// How long the host waits for an answer on a connection of its own login, but for migrations. No
+/// other statement of it takes as long; without a bound a connection that a firewall has forgotten
+/// would be waited for, and counted as in use, for ever.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
-/// How much longer than a statement may take its answer is waited for. A server that is heard of no more is noticed by
-/// that, also where something in between still acknowledges what is sent.
+/// How much longer than a statement may take its answer is waited for. A server that is heard of no
+/// more is noticed by that, also where something in between still acknowledges what is sent.
 const ANSWER_MARGIN: Duration = Duration::from_secs(3);
 
-/// Startup options by which the server notices that its client is not reachable any more, and lets go of the locks of
-/// what it had open. The driver asks the same of its own side of the connection.
+/// Startup options by which the server notices that its client is not reachable any more, and lets
+/// go of the locks of what it had open. The driver asks the same of its own side of the connection.
 pub(crate) const NOTICE_SILENCE: [(&str, &str); 5] = [
     ("tcp_keepalives_idle", "4"),
     ("tcp_keepalives_interval", "2"),
@@ -36,7 +37,8 @@ pub(crate) const NOTICE_SILENCE: [(&str, &str); 5] = [
     ("client_connection_check_interval", "500"),
 ];
 
-/// Options that are sent to find out whether such options arrive: values that no server has by itself.
+/// Options that are sent to find out whether such options arrive: values that no server has by
+/// itself.
 const ASKED: [(&str, &str); 5] = [
     ("search_path", "oncebox_asked"),
     ("statement_timeout", "54321"),
@@ -45,18 +47,22 @@ const ASKED: [(&str, &str); 5] = [
     ("default_transaction_read_only", "on"),
 ];
 
-/// The connections of the host's login. One that rested is asked whether it is there before it is used, and not for
-/// long; where one does not answer, those that are as old are not asked at all.
+/// The connections of the host's login. One that rested is asked whether it is there before it is
+/// used, and not for long; where one does not answer, those that are as old are not asked at all.
 pub(crate) fn pool(connections_max: u32, patience: Duration) -> PgPoolOptions {
     let fell_silent: Arc<Mutex<Option<Instant>>> = Arc::default();
-    let options: PoolOptions<Postgres> =
-        PgPoolOptions::new().max_connections(connections_max).acquire_timeout(patience).test_before_acquire(false);
+    let options: PoolOptions<Postgres> = PgPoolOptions::new()
+        .max_connections(connections_max)
+        .acquire_timeout(patience)
+        .test_before_acquire(false);
     options.before_acquire(move |connection, resting| {
         let fell_silent = fell_silent.clone();
         Box::pin(async move {
             let opened_at = Instant::now().checked_sub(resting.age);
             let silent_at = *fell_silent.lock().unwrap_or_else(PoisonError::into_inner);
-            if silent_at.is_some_and(|silent_at| opened_at.is_none_or(|opened_at| opened_at < silent_at)) {
+            if silent_at
+                .is_some_and(|silent_at| opened_at.is_none_or(|opened_at| opened_at < silent_at))
+            {
                 return Ok(false);
             }
             let answered = tokio::time::timeout(PING_MAX, connection.ping()).await;
@@ -73,8 +79,8 @@ pub(crate) fn noticing_silence(options: PgConnectOptions) -> PgConnectOptions {
     options.options(NOTICE_SILENCE).answer_timeout(ANSWER_MAX)
 }
 
-/// For how long an answer is waited for whose statement the server ends after so many milliseconds; zero is never, as the
-/// server takes it.
+/// For how long an answer is waited for whose statement the server ends after so many milliseconds;
+/// zero is never, as the server takes it.
 pub(crate) fn answer_max(statement_timeout_ms: u64) -> Duration {
     match statement_timeout_ms {
         0 => Duration::MAX,
@@ -85,18 +91,26 @@ pub(crate) fn answer_max(statement_timeout_ms: u64) -> Duration {
 /// Open a connection, or say that the database does not answer.
 pub(crate) async fn connect(options: &PgConnectOptions) -> Result<PgConnection, InboxError> {
     let silent = |_| InboxError::Unreachable(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()));
-    let connected = tokio::time::timeout(CONNECT_TIMEOUT, PgConnection::connect_with(options)).await.map_err(silent)?;
+    let connected = tokio::time::timeout(CONNECT_TIMEOUT, PgConnection::connect_with(options))
+        .await
+        .map_err(silent)?;
     connected.map_err(lost_on_connecting)
 }
 
-/// Check that a connection to this database begins with the options that it asks for. A pooler in between drops them,
-/// and with them everything that the host's sessions rest on.
+/// Check that a connection to this database begins with the options that it asks for. A pooler in
+/// between drops them, and with them everything that the host's sessions rest on.
 pub(crate) async fn check_options_arrive(options: &PgConnectOptions) -> Result<(), InboxError> {
     // Whoever looks at the database sees that nothing is about to be changed by this.
     let mut connection = connect(&options.clone().options(ASKED)).await?;
-    let found = ASKED.map(|(name, _)| format!("(SELECT setting FROM pg_catalog.pg_settings WHERE name = '{name}')")).join(", ");
-    // By the simple protocol: a pooler may hand out a connection on which statements of others are prepared.
-    let row: PgRow = connection.fetch_one(sqlx::raw_sql(sqlx::AssertSqlSafe(format!("SELECT {found}")))).await?;
+    let found = ASKED
+        .map(|(name, _)| {
+            format!("(SELECT setting FROM pg_catalog.pg_settings WHERE name = '{name}')")
+        })
+        .join(", ");
+    // By the simple protocol: a pooler may hand out a connection on which statements of others are
+    // prepared.
+    let row: PgRow =
+        connection.fetch_one(sqlx::raw_sql(sqlx::AssertSqlSafe(format!("SELECT {found}")))).await?;
     let _ = connection.close().await; // the answer is there
     let mut lost = Vec::new();
     for (nth, (name, value)) in ASKED.iter().enumerate() {
@@ -111,7 +125,9 @@ pub(crate) async fn check_options_arrive(options: &PgConnectOptions) -> Result<(
 /// exist.
 pub(crate) async fn connect_to_own(options: &PgConnectOptions) -> Result<PgConnection, InboxError> {
     connect(options).await.map_err(|error| match error {
-        InboxError::Unreachable(sqlx::Error::Database(answer)) if answer.code().is_some_and(|code| code == NO_DATABASE) => {
+        InboxError::Unreachable(sqlx::Error::Database(answer))
+            if answer.code().is_some_and(|code| code == NO_DATABASE) =>
+        {
             // By default that of the login's name.
             let database = options.get_database().unwrap_or_else(|| options.get_username());
             InboxError::NoDatabase { database: database.to_owned() }
@@ -125,7 +141,8 @@ const NO_DATABASE: &str = "3D000";
 
 /// A pooler that does not drop startup options refuses them.
 fn lost_on_connecting(error: sqlx::Error) -> InboxError {
-    let message = error.as_database_error().map(|error| error.message().to_owned()).unwrap_or_default();
+    let message =
+        error.as_database_error().map(|error| error.message().to_owned()).unwrap_or_default();
     if message.contains("unsupported startup parameter") {
         return InboxError::OptionsLost { lost: vec!["options".to_owned()] };
     }

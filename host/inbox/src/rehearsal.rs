@@ -73,9 +73,16 @@ impl<'a> Rehearsal<'a> {
     /// Deliver a record: decode, claim, handle, complete, check deferred constraints.
     pub async fn deliver(&mut self, record: Record) -> Result<Rehearsed, InboxError> {
         let handlers = self.consumer.handlers();
-        let message = match identity::decode(record, &self.consumer.policy.identity, self.consumer.policy.sequence.as_ref(), None) {
+        let message = match identity::decode(
+            record,
+            &self.consumer.policy.identity,
+            self.consumer.policy.sequence.as_ref(),
+            None,
+        ) {
             Ok(message) => message,
-            Err((_, why)) => return Ok(Rehearsed::Parked { reason: format!("undecodable: {why}") }),
+            Err((_, why)) => {
+                return Ok(Rehearsed::Parked { reason: format!("undecodable: {why}") });
+            }
         };
         let Some(handler) = handlers.resolve(&message, None) else {
             return Ok(Rehearsed::Parked { reason: "no_route".to_owned() });
@@ -103,7 +110,11 @@ impl<'a> Rehearsal<'a> {
         self.settle(ended, ran).await
     }
 
-    async fn settle(&mut self, ended: Ended<Option<String>>, ran: Ran<'_>) -> Result<Rehearsed, InboxError> {
+    async fn settle(
+        &mut self,
+        ended: Ended<Option<String>>,
+        ran: Ran<'_>,
+    ) -> Result<Rehearsed, InboxError> {
         let failure = match ended {
             Ended::Ok(result) => match self.finish(ran, result.clone()).await? {
                 None => return Ok(Rehearsed::Completed { result }),
@@ -112,7 +123,10 @@ impl<'a> Rehearsal<'a> {
             Ended::Failed(failure) | Ended::Contention(failure) => failure,
             Ended::Abandoned(failure) => return self.lost(ran, failure).await,
             Ended::Lost => {
-                let failure = Failure::new(FailureKind::Crashed, "the connection to the database broke while the message ran");
+                let failure = Failure::new(
+                    FailureKind::Crashed,
+                    "the connection to the database broke while the message ran",
+                );
                 return self.lost(ran, failure).await;
             }
             Ended::Stopped(why) => return Err(InboxError::Stopped { why }),
@@ -127,7 +141,11 @@ impl<'a> Rehearsal<'a> {
     }
 
     /// What stands between a handler's ok and COMMIT. Some: it was refused, and is to be undone.
-    async fn finish(&self, ran: Ran<'_>, result: Option<String>) -> Result<Option<Failure>, InboxError> {
+    async fn finish(
+        &self,
+        ran: Ran<'_>,
+        result: Option<String>,
+    ) -> Result<Option<Failure>, InboxError> {
         let mut completion = Completion::default();
         completion.succeeded(ran, result, &self.consumer.policy);
         let finished = match self.complete(&completion).await {
@@ -135,13 +153,17 @@ impl<'a> Rehearsal<'a> {
             Err(error) => Err(error),
         };
         let Err(error) = finished else {
-            // For the next message. Constraints that are only deferrable are deferred by this as well: they
-            // are checked at the end of a message here, and at the end of a statement in a host.
+            // For the next message. Constraints that are only deferrable are deferred by this as
+            // well: they are checked at the end of a message here, and at the end of a statement in
+            // a host.
             host_statement(self.tx(), "SET CONSTRAINTS ALL DEFERRED; RELEASE SAVEPOINT m").await?;
             return Ok(None);
         };
         match refused(&error) {
-            Some(answer) => Ok(Some(Failure::new(FailureKind::Sql { sqlstate: answer.sqlstate }, answer.message))),
+            Some(answer) => Ok(Some(Failure::new(
+                FailureKind::Sql { sqlstate: answer.sqlstate },
+                answer.message,
+            ))),
             None => Err(error),
         }
     }

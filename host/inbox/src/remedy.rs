@@ -1,8 +1,8 @@
-//! What people do with messages that do not go on by themselves: run dead letters again, discard what is not to run
-//! any more, run now what waits for its next attempt.
+//! What people do with messages that do not go on by themselves: run dead letters again, discard
+//! what is not to run any more, run now what waits for its next attempt.
 //!
-//! The state of the messages is the progress. A call does a batch; asked again, it goes on with what is left, and what
-//! was done is not done twice, whoever asks and however often.
+//! The state of the messages is the progress. A call does a batch; asked again, it goes on with
+//! what is left, and what was done is not done twice, whoever asks and however often.
 
 use chrono::{DateTime, Utc};
 use serde_json::json;
@@ -20,10 +20,11 @@ use crate::{
 /// What is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
-    /// Dead letters are due again, under their ids and with their headers, and with a budget of runs as if they were
-    /// new. In order by key they still wait for their turn.
+    /// Dead letters are due again, under their ids and with their headers, and with a budget of
+    /// runs as if they were new. In order by key they still wait for their turn.
     Redrive,
-    /// Messages that did not complete never run; their rows stay. What waits behind one in its key follows.
+    /// Messages that did not complete never run; their rows stay. What waits behind one in its key
+    /// follows.
     Discard,
     /// Messages that wait for their next attempt are due now.
     Retry,
@@ -39,19 +40,26 @@ impl Verb {
         }
     }
 
-    /// The messages that it is for, behind [`FROM`], before and after the time that was asked at; `oncebox.remedy` looks
-    /// again at each.
+    /// The messages that it is for, behind [`FROM`], before and after the time that was asked at;
+    /// `oncebox.remedy` looks again at each.
     fn condition(self) -> [&'static str; 2] {
         match self {
             Self::Redrive => [
-                " AND i.status IN ('failed_terminal', 'parked') AND i.headers IS NOT NULL AND i.reason !~ '^(undecodable|unclaimable)' \
+                " AND i.status IN ('failed_terminal', 'parked') AND i.headers IS NOT NULL AND \
+                    i.reason !~ '^(undecodable|unclaimable)' \
                  AND NOT oncebox.is_unordered(i) AND i.processed_at <= ",
                 "",
             ],
-            Self::Discard => {
-                [" AND i.status IN ('received', 'failed_retryable', 'failed_terminal', 'parked', 'waiting') AND i.received_at <= ", ""]
-            }
-            Self::Retry => [" AND i.status = 'failed_retryable' AND i.next_attempt_at > now() AND NOT oncebox.changed_since(i, ", ")"],
+            Self::Discard => [
+                " AND i.status IN ('received', 'failed_retryable', 'failed_terminal', 'parked', \
+                    'waiting') AND i.received_at <= ",
+                "",
+            ],
+            Self::Retry => [
+                " AND i.status = 'failed_retryable' AND i.next_attempt_at > now() AND NOT \
+                    oncebox.changed_since(i, ",
+                ")",
+            ],
         }
     }
 }
@@ -67,8 +75,8 @@ pub struct Remedy {
     pub message_ids: Vec<String>,
     /// Why; kept with each message and in the audit log.
     pub reason: String,
-    /// Only what was there, or was a dead letter, by then; none for now. Whoever asks in batches says the same each
-    /// time, so that what fails again meanwhile is left alone.
+    /// Only what was there, or was a dead letter, by then; none for now. Whoever asks in batches
+    /// says the same each time, so that what fails again meanwhile is left alone.
     pub as_of: Option<DateTime<Utc>>,
     /// Messages of one call, at most; none is only counted.
     pub limit: u32,
@@ -90,10 +98,17 @@ const COUNT_MAX: i64 = 100_000;
 
 impl Admin {
     /// Do it with a batch of messages, or count them.
-    pub async fn remedy(&self, tenant: &str, name: &str, remedy: &Remedy) -> Result<Remedied, InboxError> {
+    pub async fn remedy(
+        &self,
+        tenant: &str,
+        name: &str,
+        remedy: &Remedy,
+    ) -> Result<Remedied, InboxError> {
         let consumer = self.consumer(tenant, name).await?;
         if consumer.state == "deleting" {
-            return Err(InboxError::conflict(format!("consumer `{tenant}/{name}` is being deleted")));
+            return Err(InboxError::conflict(format!(
+                "consumer `{tenant}/{name}` is being deleted"
+            )));
         }
         let place = self.place(&self.tenant(tenant).await?)?;
         let versions = self.versions_like(remedy.filter.version.as_deref()).await?;
@@ -107,14 +122,17 @@ impl Admin {
             let ids = chosen.ids(&place.pool).await?;
             if !ids.is_empty() {
                 hooks::point("inbox:remedy:before");
-                changed = self.remedy_these(&consumer, &place.pool, place.is_own, remedy, &ids, as_of).await?;
+                changed = self
+                    .remedy_these(&consumer, &place.pool, place.is_own, remedy, &ids, as_of)
+                    .await?;
                 hooks::point("inbox:remedy:after");
             }
         }
         Ok(Remedied { changed, left: chosen.count(&place.pool).await?, as_of })
     }
 
-    /// The audit log is written in the transaction of the change; where the messages are in another database, before it.
+    /// The audit log is written in the transaction of the change; where the messages are in another
+    /// database, before it.
     async fn remedy_these(
         &self,
         consumer: &Consumer,
@@ -186,7 +204,9 @@ impl Chosen<'_> {
     /// The oldest ones.
     async fn ids(&self, place: &PgPool) -> Result<Vec<String>, InboxError> {
         let mut query = self.query("SELECT i.message_id");
-        query.push(" ORDER BY i.received_at, i.\"offset\" LIMIT ").push_bind(i64::from(self.remedy.limit));
+        query
+            .push(" ORDER BY i.received_at, i.\"offset\" LIMIT ")
+            .push_bind(i64::from(self.remedy.limit));
         Ok(query.build_query_scalar().fetch_all(place).await?)
     }
 

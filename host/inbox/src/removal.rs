@@ -1,5 +1,5 @@
-//! The end of a consumer: its rows go in batches, each a transaction of its own, so that nobody waits for
-//! them and a host that dies on the way leaves the rest to another. The audit log stays.
+//! The end of a consumer: its rows go in batches, each a transaction of its own, so that nobody
+//! waits for them and a host that dies on the way leaves the rest to another. The audit log stays.
 
 use serde_json::{Value, json};
 use sqlx::{PgPool, Postgres};
@@ -37,14 +37,19 @@ pub struct LastOfConsumer {
 }
 
 impl Admin {
-    /// Remove some of what is left of a consumer that is being deleted, once no host that lives runs it.
+    /// Remove some of what is left of a consumer that is being deleted, once no host that lives
+    /// runs it.
     pub async fn removal_turn(&self, standing: &Standing) -> Result<RemovalTurn, InboxError> {
         let consumer_id = standing.consumer_id;
         let mut tx = self.pool.begin().await?;
-        sqlx::query("SET LOCAL idle_in_transaction_session_timeout = '60s'").execute(&mut *tx).await?;
-        const LOCK: &str =
-            "SELECT revision FROM oncebox.consumer WHERE consumer_id = $1 AND state = 'deleting' FOR NO KEY UPDATE SKIP LOCKED";
-        let Some(revision) = sqlx::query_scalar(LOCK).bind(consumer_id).fetch_optional(&mut *tx).await? else {
+        sqlx::query("SET LOCAL idle_in_transaction_session_timeout = '60s'")
+            .execute(&mut *tx)
+            .await?;
+        const LOCK: &str = "SELECT revision FROM oncebox.consumer WHERE consumer_id = $1 AND state \
+            = 'deleting' FOR NO KEY UPDATE SKIP LOCKED";
+        let Some(revision) =
+            sqlx::query_scalar(LOCK).bind(consumer_id).fetch_optional(&mut *tx).await?
+        else {
             return Ok(RemovalTurn::None);
         };
         let late = late_hosts(&mut tx, consumer_id, revision, true).await?;
@@ -58,20 +63,30 @@ impl Admin {
             tx.rollback().await?; // it was begun for its lock
             return Ok(RemovalTurn::Removed(removed));
         }
-        let Some(consumer) = self.consumer_by_id(consumer_id).await? else { return Ok(RemovalTurn::None) };
+        let Some(consumer) = self.consumer_by_id(consumer_id).await? else {
+            return Ok(RemovalTurn::None);
+        };
         Ok(RemovalTurn::Last(Box::new(LastOfConsumer { consumer, admin: self.clone(), tx })))
     }
 
-    /// Claims are denied since the consumer's state says so, and so are completions: nothing comes after.
+    /// Claims are denied since the consumer's state says so, and so are completions: nothing comes
+    /// after.
     async fn remove_some(&self, tenant: &str, consumer_id: i32) -> Result<u64, InboxError> {
-        const REMOVE: &str = "DELETE FROM oncebox.inbox i USING (SELECT message_id, retention_class, bucket FROM oncebox.inbox \
+        const REMOVE: &str = "DELETE FROM oncebox.inbox i USING (SELECT message_id, \
+            retention_class, bucket FROM oncebox.inbox \
                 WHERE consumer_id = $1 LIMIT $2) d \
-            WHERE i.consumer_id = $1 AND i.message_id = d.message_id AND i.retention_class = d.retention_class AND i.bucket = d.bucket";
+            WHERE i.consumer_id = $1 AND i.message_id = d.message_id AND i.retention_class = \
+            d.retention_class AND i.bucket = d.bucket";
         let tenant = self.tenant(tenant).await?;
         // In a database of the tenant's own the state has to be known before anything goes.
         self.mirror(&tenant).await?;
         let place = self.place(&tenant)?;
-        let removed = sqlx::query(REMOVE).bind(consumer_id).bind(BATCH).execute(&place.pool).await?.rows_affected();
+        let removed = sqlx::query(REMOVE)
+            .bind(consumer_id)
+            .bind(BATCH)
+            .execute(&place.pool)
+            .await?
+            .rows_affected();
         if removed == 0 {
             remove_beside_messages(&place.pool, consumer_id).await?;
         }
@@ -80,7 +95,10 @@ impl Admin {
 }
 
 /// What is kept of a consumer's messages beside their rows, once those are gone.
-pub(crate) async fn remove_beside_messages(place: &PgPool, consumer_id: i32) -> Result<(), InboxError> {
+pub(crate) async fn remove_beside_messages(
+    place: &PgPool,
+    consumer_id: i32,
+) -> Result<(), InboxError> {
     const REMOVE: [&str; 5] = [
         "DELETE FROM oncebox.copying WHERE consumer_id = $1",
         "DELETE FROM oncebox.inbox_history WHERE consumer_id = $1",
@@ -100,7 +118,8 @@ impl LastOfConsumer {
         let Consumer { consumer_id, tenant, name, .. } = &self.consumer;
         hooks::point("consumer:delete:last");
         const REMOVE: [&str; 3] = [
-            "DELETE FROM oncebox.deployment_outcome o USING oncebox.deployment d WHERE d.deployment_id = o.deployment_id AND d.consumer_id = $1",
+            "DELETE FROM oncebox.deployment_outcome o USING oncebox.deployment d WHERE \
+                d.deployment_id = o.deployment_id AND d.consumer_id = $1",
             "DELETE FROM oncebox.deployment WHERE consumer_id = $1",
             "DELETE FROM oncebox.consumer WHERE consumer_id = $1",
         ];
@@ -108,7 +127,9 @@ impl LastOfConsumer {
             sqlx::query(statement).bind(consumer_id).execute(&mut *self.tx).await?;
         }
         let details = json!({ "consumer_id": consumer_id, "more": details });
-        self.admin.audit(&mut self.tx, "consumer.deleted", Subject::of(tenant, name), details).await?;
+        self.admin
+            .audit(&mut self.tx, "consumer.deleted", Subject::of(tenant, name), details)
+            .await?;
         Ok(self.tx.commit().await?)
     }
 }

@@ -32,8 +32,9 @@ const WAITING_IN_A_ROW: u32 = 16;
 /// How long a message is put off at once.
 const PUT_OFF: Duration = Duration::from_secs(5);
 
-/// Run a worker until it is told to stop. A message that runs then is brought to its end. It asks nothing and
-/// holds nothing until it is told that something is due, where there is someone who tells.
+/// Run a worker until it is told to stop. A message that runs then is brought to its end. It asks
+/// nothing and holds nothing until it is told that something is due, where there is someone who
+/// tells.
 pub async fn work(consumer: Arc<ConsumerInbox>, stop: CancellationToken) {
     let mut pause = if consumer.due.is_told() { Duration::MAX } else { Duration::ZERO };
     while !stop.is_cancelled() {
@@ -49,14 +50,16 @@ pub async fn work(consumer: Arc<ConsumerInbox>, stop: CancellationToken) {
             Err(InboxError::DatabaseAway { again_in }) => again_in,
             Err(error @ InboxError::Stopped { .. }) => error.again_in().unwrap_or(IDLE),
             Err(error) => {
-                tracing::warn!(tenant = consumer.tenant, consumer = consumer.name, %error, "the retry worker waits");
+                tracing::warn!(tenant = consumer.tenant, consumer = consumer.name, %error, "the \
+                    retry worker waits");
                 TROUBLE
             }
         };
     }
 }
 
-/// Until nothing is due, or nothing that is may run. Where there is more than one message, another worker is called to help.
+/// Until nothing is due, or nothing that is may run. Where there is more than one message, another
+/// worker is called to help.
 async fn work_off(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<(), InboxError> {
     let (mut is_more, mut waiting) = (false, 0);
     while !stop.is_cancelled() && consumer.held_back().is_none() {
@@ -64,7 +67,11 @@ async fn work_off(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
             Ok(0) => break,
             Ok(_) => waiting = 0,
             // Messages of other versions may be due behind it.
-            Err(InboxError::BreakerOpen { .. } | InboxError::RegistryAway(_) | InboxError::SchemaLate) if waiting < WAITING_IN_A_ROW => {
+            Err(
+                InboxError::BreakerOpen { .. }
+                | InboxError::RegistryAway(_)
+                | InboxError::SchemaLate,
+            ) if waiting < WAITING_IN_A_ROW => {
                 waiting += 1;
             }
             Err(error) => return Err(error),
@@ -77,9 +84,11 @@ async fn work_off(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
     Ok(())
 }
 
-/// Lease one message that is due and run it, in a transaction of its own. The answer is how many were due.
+/// Lease one message that is due and run it, in a transaction of its own. The answer is how many
+/// were due.
 pub async fn step(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<usize, InboxError> {
-    // Let in before the lease is taken: it could run out while its message waits, and would count as a crash.
+    // Let in before the lease is taken: it could run out while its message waits, and would count
+    // as a crash.
     let admission = tokio::select! {
         biased;
         admission = consumer.admit(1, true) => admission,
@@ -93,7 +102,8 @@ pub async fn step(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
     } else if consumer.decode_leased(&mut leased) {
         consumer.run_leased(admission, &leased).await?;
     } else {
-        // Nor did this one. Nobody holds a lease or a place of the host while waiting for a registry.
+        // Nor did this one. Nobody holds a lease or a place of the host while waiting for a
+        // registry.
         consumer.release(&admission, &leased, TROUBLE).await?;
         drop(admission);
         consumer.prepare(std::iter::once(leased.message.record.payload.as_deref())).await?;
@@ -103,7 +113,8 @@ pub async fn step(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
 
 /// Why the work of a lease ended without a commit.
 enum Undone {
-    /// Someone else has the message, or it is not to run now; what was written about that is committed.
+    /// Someone else has the message, or it is not to run now; what was written about that is
+    /// committed.
     NotRun,
     /// Its failure is to be recorded in a new transaction.
     Failed(Failure),
@@ -126,14 +137,22 @@ impl From<Stop> for Undone {
         match stop {
             Stop::AtCommit { failure } | Stop::Contention { failure } => Self::Failed(failure),
             Stop::Host(error) | Stop::Crowded(error) => Self::Host(error),
-            other => Self::Host(InboxError::Invalid(format!("a leased message stopped: {other:?}"))),
+            other => {
+                Self::Host(InboxError::Invalid(format!("a leased message stopped: {other:?}")))
+            }
         }
     }
 }
 
 impl Leased {
     fn ran(&self, version: Option<i32>) -> Ran<'_> {
-        Ran { message: &self.message, epoch: self.epoch, version, attempt: self.attempt, age: self.age }
+        Ran {
+            message: &self.message,
+            epoch: self.epoch,
+            version,
+            attempt: self.attempt,
+            age: self.age,
+        }
     }
 }
 
@@ -145,11 +164,15 @@ fn settled_first(leased: &Leased, handler: &Arc<dyn Handler>, disposition: Dispo
 }
 
 impl ConsumerInbox {
-    /// For how long circuit breakers hold back whatever may be due. A lease would be given back at once, and each of them
-    /// is two commits.
+    /// For how long circuit breakers hold back whatever may be due. A lease would be given back at
+    /// once, and each of them is two commits.
     fn held_back(&self) -> Option<Duration> {
         // Leases that the database is still to be told of wait for no breaker.
-        if self.interrupted().is_empty() { self.breakers.held_back(&*self.handlers()) } else { None }
+        if self.interrupted().is_empty() {
+            self.breakers.held_back(&*self.handlers())
+        } else {
+            None
+        }
     }
 
     /// Bring a leased message to its end, or give the lease back.
@@ -160,7 +183,11 @@ impl ConsumerInbox {
                 // The attempt did not happen; what is loaded here was withdrawn.
                 let _ = self.release(&admission, leased, Duration::ZERO).await;
                 drop(admission);
-                if self.newer_than(handlers.generation()).await { Ok(()) } else { Err(InboxError::StaleDeployments) }
+                if self.newer_than(handlers.generation()).await {
+                    Ok(())
+                } else {
+                    Err(InboxError::StaleDeployments)
+                }
             }
             answer => {
                 // What was put off did not use the rate.
@@ -171,26 +198,45 @@ impl ConsumerInbox {
     }
 
     /// Resume, handle, complete, commit, in one transaction.
-    async fn run_leased_with(&self, admission: &Admission, handlers: &dyn Handlers, leased: &Leased) -> Result<(), InboxError> {
+    async fn run_leased_with(
+        &self,
+        admission: &Admission,
+        handlers: &dyn Handlers,
+        leased: &Leased,
+    ) -> Result<(), InboxError> {
         let generation = handlers.generation();
         let Some(handler) = handlers.resolve(&leased.message, leased.version) else {
             let failure = Failure::new(FailureKind::NoRoute, "no deployment takes this event type");
             return self.record_leased(admission, leased, generation, None, failure).await;
         };
         if let Some(fault) = leased.fault.clone().or_else(|| self.schemas.fault(&leased.message)) {
-            return self.record_leased(admission, leased, generation, None, Failure::new(FailureKind::Schema, fault)).await;
+            return self
+                .record_leased(
+                    admission,
+                    leased,
+                    generation,
+                    None,
+                    Failure::new(FailureKind::Schema, fault),
+                )
+                .await;
         }
         let probe = match self.breakers.admit(&*handler, true) {
             Passage::Pass => None,
             Passage::Probe(probe) => Some(probe),
             Passage::Wait(left) => {
-                // The attempt did not happen. Another version may take it long before this one is tried.
+                // The attempt did not happen. Another version may take it long before this one is
+                // tried.
                 let again_in = left.min(PUT_OFF);
                 self.release(admission, leased, again_in).await?;
                 return Err(InboxError::BreakerOpen { version: handler.version(), again_in });
             }
         };
-        let offered = Offered { message: leased.message.clone(), version: Some(handler.version()), reason: None, ordering: None };
+        let offered = Offered {
+            message: leased.message.clone(),
+            version: Some(handler.version()),
+            reason: None,
+            ordering: None,
+        };
         let routed = Routed { offered, handler, generation, shadow: None };
         let mut repeats = 0;
         loop {
@@ -211,26 +257,46 @@ impl ConsumerInbox {
                 Undone::Lost => {
                     // Where that cannot be said, the lease runs out.
                     let _ = self.end_lease(admission, leased).await;
-                    return Err(InboxError::LostInHandler { message_id: leased.message.id.clone(), among: 1 });
+                    return Err(InboxError::LostInHandler {
+                        message_id: leased.message.id.clone(),
+                        among: 1,
+                    });
                 }
                 Undone::Outage => {
                     self.was_interrupted(leased);
-                    return Err(InboxError::LostInOutage { message_id: leased.message.id.clone(), among: 1 });
+                    return Err(InboxError::LostInOutage {
+                        message_id: leased.message.id.clone(),
+                        among: 1,
+                    });
                 }
-                Undone::Failed(failure) if failure.kind == FailureKind::Contention && repeats < 5 => {
+                Undone::Failed(failure)
+                    if failure.kind == FailureKind::Contention && repeats < 5 =>
+                {
                     repeats += 1;
-                    tokio::time::sleep(Duration::from_millis(rand::random_range(1..=10 << repeats))).await;
+                    tokio::time::sleep(Duration::from_millis(rand::random_range(
+                        1..=10 << repeats,
+                    )))
+                    .await;
                 }
                 Undone::Failed(failure) => {
                     let kind = failure.kind.clone();
-                    self.record_leased(admission, leased, generation, Some(&routed.handler), failure).await?;
+                    self.record_leased(
+                        admission,
+                        leased,
+                        generation,
+                        Some(&routed.handler),
+                        failure,
+                    )
+                    .await?;
                     self.judge(leased, &*routed.handler, probe, Some(kind));
                     return Ok(());
                 }
-                Undone::Host(InboxError::StaleDeployments) => return Err(InboxError::StaleDeployments),
+                Undone::Host(InboxError::StaleDeployments) => {
+                    return Err(InboxError::StaleDeployments);
+                }
                 Undone::Host(error) => {
-                    // After a commit whose answer was lost it waits for that commit, and releases only what was
-                    // rolled back.
+                    // After a commit whose answer was lost it waits for that commit, and releases
+                    // only what was rolled back.
                     let _ = self.release(admission, leased, TROUBLE).await;
                     return Err(error);
                 }
@@ -239,7 +305,13 @@ impl ConsumerInbox {
     }
 
     /// Tell the version's circuit breaker how a run ended: that of a probe, or a first one.
-    fn judge(&self, leased: &Leased, handler: &dyn Handler, probe: Option<Probe>, failure: Option<FailureKind>) {
+    fn judge(
+        &self,
+        leased: &Leased,
+        handler: &dyn Handler,
+        probe: Option<Probe>,
+        failure: Option<FailureKind>,
+    ) {
         match probe {
             Some(probe) => probe.ended(failure.as_ref()),
             None if leased.attempt == 1 => self.breakers.ran(handler, [&failure]),
@@ -267,7 +339,8 @@ impl ConsumerInbox {
             }
             Err(Undone::Lost) => {
                 // Before the rollback, which may wait for a server that is away.
-                let is_alone = self.sessions.broke_alone(&self.who(&leased.message.id), began).await;
+                let is_alone =
+                    self.sessions.broke_alone(&self.who(&leased.message.id), began).await;
                 transaction.rollback().await;
                 Err(if is_alone { Undone::Lost } else { Undone::Outage })
             }
@@ -311,31 +384,39 @@ impl ConsumerInbox {
             }
             Ended::Failed(failure) => {
                 if let Err(error) = undo_message(tx).await {
-                    return Err(if refused(&error).is_some() { Undone::Failed(failure) } else { Undone::Host(error) });
+                    return Err(if refused(&error).is_some() {
+                        Undone::Failed(failure)
+                    } else {
+                        Undone::Host(error)
+                    });
                 }
                 completion.failed(leased.ran(version), &failure, &self.policy)
             }
-            Ended::Contention(failure) | Ended::Abandoned(failure) => return Err(Undone::Failed(failure)),
+            Ended::Contention(failure) | Ended::Abandoned(failure) => {
+                return Err(Undone::Failed(failure));
+            }
             Ended::Lost => return Err(Undone::Lost),
             // The attempt did not happen.
             Ended::Stopped(why) => return Err(Undone::Host(InboxError::Stopped { why })),
         };
         self.move_sequence(transaction, &sequenced).await.map_err(crate::process::at_completion)?;
-        complete(transaction, self.consumer_id, &completion).await.map_err(crate::process::at_completion)?;
+        complete(transaction, self.consumer_id, &completion)
+            .await
+            .map_err(crate::process::at_completion)?;
         self.due_after(&completion);
         Ok((disposition, completion))
     }
 
-    /// The message of a lease is not ours any more. Where that ran out, since the database was slow or away, whoever took it
-    /// over has counted a crash that was none.
+    /// The message of a lease is not ours any more. Where that ran out, since the database was slow
+    /// or away, whoever took it over has counted a crash that was none.
     fn has_lost(&self, leased: &Leased) {
         if leased.has_run_out(Duration::from_millis(self.policy.retry.lease_ms)) {
             self.was_interrupted(leased);
         }
     }
 
-    /// Record a failure whose transaction is gone, under the same lease. Where that cannot be done, the attempt did not
-    /// happen: a lease that runs out would count as a crash.
+    /// Record a failure whose transaction is gone, under the same lease. Where that cannot be done,
+    /// the attempt did not happen: a lease that runs out would count as a crash.
     async fn record_leased(
         &self,
         admission: &Admission,
@@ -344,7 +425,8 @@ impl ConsumerInbox {
         handler: Option<&Arc<dyn Handler>>,
         failure: Failure,
     ) -> Result<(), InboxError> {
-        let recorded = self.record_leased_now(admission, leased, generation, handler, failure).await;
+        let recorded =
+            self.record_leased_now(admission, leased, generation, handler, failure).await;
         if recorded.as_ref().is_err_and(|error| !matches!(error, InboxError::StaleDeployments)) {
             self.was_interrupted(leased);
         }

@@ -17,18 +17,28 @@ pub struct Revision {
 }
 
 impl Admin {
-    /// Give a dead letter another payload and redrive it: the same row, under the same id and with the same headers. What
-    /// it had before is kept. Asked again, it is refused, since it is no dead letter any more.
-    pub async fn revise(&self, tenant: &str, name: &str, message_id: &str, revision: &Revision) -> Result<(), InboxError> {
+    /// Give a dead letter another payload and redrive it: the same row, under the same id and with
+    /// the same headers. What it had before is kept. Asked again, it is refused, since it is no
+    /// dead letter any more.
+    pub async fn revise(
+        &self,
+        tenant: &str,
+        name: &str,
+        message_id: &str,
+        revision: &Revision,
+    ) -> Result<(), InboxError> {
         const REVISE: &str = "SELECT oncebox.revise($1, $2, $3, $4, coalesce($5, now()), $6, $7)";
         let consumer = self.consumer(tenant, name).await?;
         if consumer.state == "deleting" {
-            return Err(InboxError::conflict(format!("consumer `{tenant}/{name}` is being deleted")));
+            return Err(InboxError::conflict(format!(
+                "consumer `{tenant}/{name}` is being deleted"
+            )));
         }
         let place = self.place(&self.tenant(tenant).await?)?;
         let subject = Subject::of(tenant, name);
         let details = json!({ "message_id": message_id, "reason": revision.reason, "bytes": revision.payload.len() });
-        // The audit log is in the host's database: where the message is in another one, what is tried is written before.
+        // The audit log is in the host's database: where the message is in another one, what is
+        // tried is written before.
         if place.is_own {
             let mut tx = self.pool.begin().await?;
             self.audit(&mut tx, "inbox.revise", subject, details.clone()).await?;
@@ -64,15 +74,28 @@ impl Admin {
         };
         let status = detail.row.status.as_str();
         let why = match (status, detail.row.reason.as_deref().unwrap_or_default()) {
-            ("failed_terminal" | "parked", reason) if reason.starts_with("undecodable") || reason.starts_with("unclaimable") => {
+            ("failed_terminal" | "parked", reason)
+                if reason.starts_with("undecodable") || reason.starts_with("unclaimable") =>
+            {
                 "was never understood, and has no identity to run under".to_owned()
             }
-            ("failed_terminal" | "parked", _) if !detail.is_kept => "has no record that could be run".to_owned(),
+            ("failed_terminal" | "parked", _) if !detail.is_kept => "has no record that could be \
+                run"
+            .to_owned(),
             ("failed_terminal" | "parked", "collision") => {
-                "is a second payload under the id of a message that is in order, and has no place in it".to_owned()
+                "is a second payload under the id of a message that is in order, and has no place \
+                    in it"
+                    .to_owned()
             }
-            ("failed_terminal" | "parked", _) => "became a dead letter again just now, or somebody is working on it; look again".to_owned(),
-            _ => format!("is {status}; only dead letters and parked messages can be given another payload"),
+            ("failed_terminal" | "parked", _) => {
+                "became a dead letter again just now, or somebody \
+                is working on it; look again"
+                    .to_owned()
+            }
+            _ => format!(
+                "is {status}; only dead letters and parked messages can be given another \
+                payload"
+            ),
         };
         InboxError::conflict(format!("message `{message_id}` of `{tenant}/{consumer}` {why}"))
     }

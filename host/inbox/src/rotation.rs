@@ -1,4 +1,5 @@
-//! New secrets: a tenant's credentials while its messages run, and the master key that seals them all.
+//! New secrets: a tenant's credentials while its messages run, and the master key that seals them
+//! all.
 
 use serde_json::json;
 use sqlx::{Executor, PgConnection};
@@ -28,9 +29,9 @@ pub struct KeyRotation {
 }
 
 impl Admin {
-    /// Give a tenant new passwords and a new secret, in one transaction. Sessions that are open go on: for
-    /// ten minutes the secret before this one counts as well, and PostgreSQL asks for a password only when
-    /// a connection begins.
+    /// Give a tenant new passwords and a new secret, in one transaction. Sessions that are open go
+    /// on: for ten minutes the secret before this one counts as well, and PostgreSQL asks for a
+    /// password only when a connection begins.
     pub async fn rotate_credentials(&self, name: &str) -> Result<Tenant, InboxError> {
         let mut tx = self.pool.begin().await?;
         let tenant = self.lock_tenant(&mut tx, name).await?;
@@ -40,16 +41,25 @@ impl Admin {
             set_passwords(&mut tx, &tenant, &credentials).await?;
         }
         set_secret(&mut tx, &tenant, &credentials).await?;
-        const KEEP: &str = "UPDATE oncebox.tenant SET credentials = $2, revision = revision + 1 WHERE tenant_id = $1 RETURNING *";
+        const KEEP: &str = "UPDATE oncebox.tenant SET credentials = $2, revision = revision + 1 \
+            WHERE tenant_id = $1 RETURNING *";
         let sealed = credentials.sealed(&self.key, &tenant.login);
-        let tenant: Tenant = sqlx::query_as(KEEP).bind(tenant.tenant_id).bind(sealed).fetch_one(&mut *tx).await?;
-        self.audit(&mut tx, "tenant.rotate_credentials", Subject::tenant(name), json!({ "revision": tenant.revision })).await?;
+        let tenant: Tenant =
+            sqlx::query_as(KEEP).bind(tenant.tenant_id).bind(sealed).fetch_one(&mut *tx).await?;
+        self.audit(
+            &mut tx,
+            "tenant.rotate_credentials",
+            Subject::tenant(name),
+            json!({ "revision": tenant.revision }),
+        )
+        .await?;
         tx.commit().await?;
         self.announce_tenant(&tenant).await;
         let mirrored = self.mirror(&tenant).await;
         mirrored.map_err(|source| InboxError::NotThereYet {
             text: format!(
-                "the credentials of `{name}` are new, but its own database does not know them yet: sessions that are open go on, new ones \
+                "the credentials of `{name}` are new, but its own database does not know them yet: \
+                    sessions that are open go on, new ones \
                  wait; hosts tell it as soon as it answers"
             ),
             source: Box::new(source),
@@ -57,14 +67,16 @@ impl Admin {
         Ok(tenant)
     }
 
-    /// Seal everything under another master key, all of it in one transaction. What is sealed under that
-    /// key already stays as it is, so that a second run finishes what hosts with the old key have sealed
-    /// since. Nothing changes when something opens with neither key.
+    /// Seal everything under another master key, all of it in one transaction. What is sealed under
+    /// that key already stays as it is, so that a second run finishes what hosts with the old key
+    /// have sealed since. Nothing changes when something opens with neither key.
     pub async fn rotate_master_key(&self, new: &MasterKey) -> Result<KeyRotation, InboxError> {
         let keys = new.clone().with_previous(&self.key);
         let mut tx = self.pool.begin().await?;
         let tenants: Vec<Tenant> =
-            sqlx::query_as("SELECT * FROM oncebox.tenant ORDER BY tenant_id FOR NO KEY UPDATE").fetch_all(&mut *tx).await?;
+            sqlx::query_as("SELECT * FROM oncebox.tenant ORDER BY tenant_id FOR NO KEY UPDATE")
+                .fetch_all(&mut *tx)
+                .await?;
         let mut rotation = KeyRotation { key: new.name(), sealed: 0, unchanged: 0 };
         for tenant in &tenants {
             if tenant.state == "deleting" && tenant.credentials.is_none() {
@@ -73,17 +85,30 @@ impl Admin {
                 continue;
             }
             let credentials = sealed_anew(&keys, new, tenant)?;
-            let database_url = tenant.database_url.as_deref().map(|url| anew(&keys, new, DATABASE_URL, &tenant.login, url)).transpose()?;
-            if Some(&credentials) == tenant.credentials.as_ref() && database_url == tenant.database_url {
+            let database_url = tenant
+                .database_url
+                .as_deref()
+                .map(|url| anew(&keys, new, DATABASE_URL, &tenant.login, url))
+                .transpose()?;
+            if Some(&credentials) == tenant.credentials.as_ref()
+                && database_url == tenant.database_url
+            {
                 rotation.unchanged += 1;
                 continue;
             }
-            const KEEP: &str = "UPDATE oncebox.tenant SET credentials = $2, database_url = $3 WHERE tenant_id = $1";
-            sqlx::query(KEEP).bind(tenant.tenant_id).bind(credentials).bind(database_url).execute(&mut *tx).await?;
+            const KEEP: &str = "UPDATE oncebox.tenant SET credentials = $2, database_url = $3 \
+                WHERE tenant_id = $1";
+            sqlx::query(KEEP)
+                .bind(tenant.tenant_id)
+                .bind(credentials)
+                .bind(database_url)
+                .execute(&mut *tx)
+                .await?;
             rotation.sealed += 1;
         }
         if rotation.sealed > 0 {
-            let details = json!({ "from": self.key.name(), "to": new.name(), "tenants": rotation.sealed });
+            let details =
+                json!({ "from": self.key.name(), "to": new.name(), "tenants": rotation.sealed });
             self.audit(&mut tx, "keys.rotate", Subject::platform("master key"), details).await?;
         }
         tx.commit().await?;
@@ -98,15 +123,28 @@ fn sealed_anew(keys: &MasterKey, new: &MasterKey, tenant: &Tenant) -> Result<Vec
     }
 }
 
-fn anew(keys: &MasterKey, new: &MasterKey, purpose: &str, subject: &str, sealed: &[u8]) -> Result<Vec<u8>, InboxError> {
+fn anew(
+    keys: &MasterKey,
+    new: &MasterKey,
+    purpose: &str,
+    subject: &str,
+    sealed: &[u8],
+) -> Result<Vec<u8>, InboxError> {
     // Opened also where it stays: that a key's name fits does not say that the text is whole.
     let text = keys.unseal(purpose, subject, sealed)?;
     Ok(if new.has_sealed(sealed) { sealed.to_vec() } else { new.seal(purpose, subject, &text) })
 }
 
 /// The verifier travels, never the password.
-async fn set_passwords(connection: &mut PgConnection, tenant: &Tenant, credentials: &Credentials) -> Result<(), InboxError> {
-    for (login, password) in [(&tenant.login, &credentials.guest_password), (&tenant.owner_login, &credentials.owner_password)] {
+async fn set_passwords(
+    connection: &mut PgConnection,
+    tenant: &Tenant,
+    credentials: &Credentials,
+) -> Result<(), InboxError> {
+    for (login, password) in [
+        (&tenant.login, &credentials.guest_password),
+        (&tenant.owner_login, &credentials.owner_password),
+    ] {
         let statement = format!("ALTER ROLE {login} PASSWORD '{}'", scram::verifier(password));
         connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(statement))).await?;
     }
@@ -114,9 +152,18 @@ async fn set_passwords(connection: &mut PgConnection, tenant: &Tenant, credentia
 }
 
 /// A session that is two secrets old is denied, as an error of the host: its message comes again.
-async fn set_secret(connection: &mut PgConnection, tenant: &Tenant, credentials: &Credentials) -> Result<(), InboxError> {
-    const SET: &str = "UPDATE oncebox.tenant SET secret_hash_before = secret_hash, secret_before_until = now() + interval '10 minutes', \
+async fn set_secret(
+    connection: &mut PgConnection,
+    tenant: &Tenant,
+    credentials: &Credentials,
+) -> Result<(), InboxError> {
+    const SET: &str = "UPDATE oncebox.tenant SET secret_hash_before = secret_hash, \
+        secret_before_until = now() + interval '10 minutes', \
         secret_hash = $2 WHERE tenant_id = $1";
-    sqlx::query(SET).bind(tenant.tenant_id).bind(secret_hash(&credentials.secret)).execute(connection).await?;
+    sqlx::query(SET)
+        .bind(tenant.tenant_id)
+        .bind(secret_hash(&credentials.secret))
+        .execute(connection)
+        .await?;
     Ok(())
 }

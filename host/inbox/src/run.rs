@@ -88,23 +88,39 @@ pub async fn run(job: Job<'_>, tx: &Tx) -> Ended<Option<String>> {
 /// Run a handler on several messages in one call; one answer for each.
 pub async fn run_together(together: Together<'_>, tx: &Tx) -> Ended<Vec<Answer>> {
     let Together { job, messages } = &together;
-    let run = BatchRun { tenant: job.tenant, consumer: job.consumer, messages, deadline: Instant::now() + job.deadline };
+    let run = BatchRun {
+        tenant: job.tenant,
+        consumer: job.consumer,
+        messages,
+        deadline: Instant::now() + job.deadline,
+    };
     match judge(job, run.deadline, job.handler.handle_batch(tx, &run), tx).await {
         Ended::Ok(answers) if answers.len() != messages.len() => Ended::Failed(Failure::new(
             FailureKind::BadResult,
-            format!("the handler was given {} messages and answered for {}", messages.len(), answers.len()),
+            format!(
+                "the handler was given {} messages and answered for {}",
+                messages.len(),
+                answers.len()
+            ),
         )),
         ended => ended,
     }
 }
 
 /// Wait for a handler and judge the end by the place, not by what the guest says: an error that
-/// PostgreSQL answered counts although the handler answered ok, and contention counts before anything
-/// else.
-async fn judge<T>(job: &Job<'_>, deadline: Instant, answer: BoxFuture<'_, Result<T, Failure>>, tx: &Tx) -> Ended<T> {
+/// PostgreSQL answered counts although the handler answered ok, and contention counts before
+/// anything else.
+async fn judge<T>(
+    job: &Job<'_>,
+    deadline: Instant,
+    answer: BoxFuture<'_, Result<T, Failure>>,
+    tx: &Tx,
+) -> Ended<T> {
     let started = Instant::now();
     tx.run_begins().await;
-    let answer = timeout_at(deadline, attended(Metered::new(answer, tx.meter().clone()), tx)).instrument(span(job)).await;
+    let answer = timeout_at(deadline, attended(Metered::new(answer, tx.meter().clone()), tx))
+        .instrument(span(job))
+        .await;
     if job.kind != DeliveryKind::Shadow {
         warn_if_slow(job, started.elapsed());
     }
@@ -112,25 +128,37 @@ async fn judge<T>(job: &Job<'_>, deadline: Instant, answer: BoxFuture<'_, Result
         Ok(Attended::Answered(answer)) => answer,
         Ok(Attended::Lost) => return Ended::Lost,
         Ok(Attended::Stopped(why)) => return Ended::Stopped(why),
-        Err(_) => Err(Failure::new(FailureKind::Deadline, format!("stopped after {} ms", job.deadline.as_millis()))),
+        Err(_) => Err(Failure::new(
+            FailureKind::Deadline,
+            format!("stopped after {} ms", job.deadline.as_millis()),
+        )),
     };
     if tx.is_abandoned().await {
-        return Ended::Abandoned(answer.err().unwrap_or_else(|| Failure::new(FailureKind::Deadline, "left a statement unfinished")));
+        return Ended::Abandoned(answer.err().unwrap_or_else(|| {
+            Failure::new(FailureKind::Deadline, "left a statement unfinished")
+        }));
     }
     if tx.is_broken().await {
         return Ended::Lost;
     }
     match (answer, tx.error().await) {
-        (_, Some(error)) if error.is_contention() => Ended::Contention(Failure::new(FailureKind::Contention, error.message)),
+        (_, Some(error)) if error.is_contention() => {
+            Ended::Contention(Failure::new(FailureKind::Contention, error.message))
+        }
         (Err(failure), _) => match tx.contention().await {
-            // It came back to a savepoint and gave up: still nobody's fault, unless it decided otherwise.
-            Some(error) if !failure.kind.is_decision() => Ended::Contention(Failure::new(FailureKind::Contention, error.message)),
+            // It came back to a savepoint and gave up: still nobody's fault, unless it decided
+            // otherwise.
+            Some(error) if !failure.kind.is_decision() => {
+                Ended::Contention(Failure::new(FailureKind::Contention, error.message))
+            }
             _ => Ended::Failed(failure),
         },
-        (Ok(_), Some(error)) if !crate::hooks::sabotage("swallowed_error_is_ok") => Ended::Failed(Failure::new(
-            FailureKind::Sql { sqlstate: error.sqlstate },
-            format!("a statement failed and the handler answered ok: {}", error.message),
-        )),
+        (Ok(_), Some(error)) if !crate::hooks::sabotage("swallowed_error_is_ok") => {
+            Ended::Failed(Failure::new(
+                FailureKind::Sql { sqlstate: error.sqlstate },
+                format!("a statement failed and the handler answered ok: {}", error.message),
+            ))
+        }
         (Ok(answer), _) => Ended::Ok(answer),
     }
 }
@@ -151,7 +179,8 @@ async fn attended<T>(answer: impl Future<Output = Result<T, Failure>>, tx: &Tx) 
         why = tx.meter().stopped() => Attended::Stopped(why),
         () = &mut lost => Attended::Lost,
         answer = answer => {
-            // The server may be asked just now whether it knows the session, and its answer is to be read.
+            // The server may be asked just now whether it knows the session, and its answer is to
+            // be read.
             tokio::select! {
                 biased;
                 () = tx.idle() => {}
@@ -162,8 +191,8 @@ async fn attended<T>(answer: impl Future<Output = Result<T, Failure>>, tx: &Tx) 
     }
 }
 
-/// A handler that comes near its deadline holds locks and a connection for that long; its owner should
-/// know before the deadline is reached (S3-013).
+/// A handler that comes near its deadline holds locks and a connection for that long; its owner
+/// should know before the deadline is reached (S3-013).
 fn warn_if_slow(job: &Job<'_>, took: Duration) {
     if took * 2 < job.deadline {
         return;

@@ -1,8 +1,9 @@
 //! What the database keeps of secrets: sealed under the master key, with AES-256-GCM.
 //!
-//! A sealed text says which key it needs, so that a host with another one can say so instead of failing
-//! with a tag that does not fit. Each purpose and subject has a key of its own, so that what is sealed for
-//! one tenant or one column does not open as another's, and no nonce is used twice.
+//! A sealed text says which key it needs, so that a host with another one can say so instead of
+//! failing with a tag that does not fit. Each purpose and subject has a key of its own, so that
+//! what is sealed for one tenant or one column does not open as another's, and no nonce is used
+//! twice.
 
 use openssl::symm::{Cipher, decrypt_aead, encrypt_aead};
 
@@ -32,23 +33,45 @@ impl MasterKey {
         let mut tag = [0; TAG];
         let mut sealed = [&[FORMAT][..], &self.short_name(), &nonce].concat();
         let key = self.derive(&format!("seal {purpose}"), subject);
-        let text = encrypt_aead(Cipher::aes_256_gcm(), &key, Some(&nonce), &data(purpose, subject), bytes, &mut tag);
-        sealed.extend(text.expect("AES-256-GCM takes any bytes with a key and a nonce of these lengths"));
+        let text = encrypt_aead(
+            Cipher::aes_256_gcm(),
+            &key,
+            Some(&nonce),
+            &data(purpose, subject),
+            bytes,
+            &mut tag,
+        );
+        sealed.extend(
+            text.expect("AES-256-GCM takes any bytes with a key and a nonce of these lengths"),
+        );
         sealed.extend(tag);
         sealed
     }
 
     /// Open what was sealed, with this key or one before it.
-    pub(crate) fn unseal(&self, purpose: &str, subject: &str, sealed: &[u8]) -> Result<Vec<u8>, InboxError> {
-        let damaged = || InboxError::Sealed(format!("the {purpose} of `{subject}` is damaged; restore the row from a backup"));
+    pub(crate) fn unseal(
+        &self,
+        purpose: &str,
+        subject: &str,
+        sealed: &[u8],
+    ) -> Result<Vec<u8>, InboxError> {
+        let damaged = || {
+            InboxError::Sealed(format!(
+                "the {purpose} of `{subject}` is damaged; restore the row from a backup"
+            ))
+        };
         if sealed.len() < HEAD + TAG || sealed[0] != FORMAT {
             return Err(damaged());
         }
-        let key = self.each().find(|key| key.has_sealed(sealed)).ok_or_else(|| self.foreign(purpose, subject, sealed))?;
+        let key = self
+            .each()
+            .find(|key| key.has_sealed(sealed))
+            .ok_or_else(|| self.foreign(purpose, subject, sealed))?;
         let (head, rest) = sealed.split_at(HEAD);
         let (text, tag) = rest.split_at(rest.len() - TAG);
         let (nonce, key) = (&head[1 + NAME..], key.derive(&format!("seal {purpose}"), subject));
-        decrypt_aead(Cipher::aes_256_gcm(), &key, Some(nonce), &data(purpose, subject), text, tag).map_err(|_| damaged())
+        decrypt_aead(Cipher::aes_256_gcm(), &key, Some(nonce), &data(purpose, subject), text, tag)
+            .map_err(|_| damaged())
     }
 
     /// Whether this very key, and none before it, is the one that opens this.
@@ -57,9 +80,11 @@ impl MasterKey {
     }
 
     fn foreign(&self, purpose: &str, subject: &str, sealed: &[u8]) -> InboxError {
-        let here = self.each().map(|key| format!("`{}`", key.name())).collect::<Vec<_>>().join(" and ");
+        let here =
+            self.each().map(|key| format!("`{}`", key.name())).collect::<Vec<_>>().join(" and ");
         InboxError::Sealed(format!(
-            "the {purpose} of `{subject}` is sealed under the master key `{}`, and here is {here}; check `keys.master_key_file`, and \
+            "the {purpose} of `{subject}` is sealed under the master key `{}`, and here is {here}; \
+                check `keys.master_key_file`, and \
              set `keys.previous_master_key_file` while the key is changed",
             hex::encode(&sealed[1..1 + NAME])
         ))

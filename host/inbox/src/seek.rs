@@ -1,6 +1,6 @@
-//! Setting the offsets of a consumer's group. What they are set to is in the row until it is done, and as long
-//! as it is there no host runs the consumer: whoever dies on the way leaves the rest to another, and setting
-//! them twice is setting them once.
+//! Setting the offsets of a consumer's group. What they are set to is in the row until it is done,
+//! and as long as it is there no host runs the consumer: whoever dies on the way leaves the rest to
+//! another, and setting them twice is setting them once.
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -58,26 +58,45 @@ pub struct SeekInHand {
 }
 
 impl Admin {
-    /// Ask for a seek. The same one again changes nothing; another one, while it is under way, is refused.
-    pub async fn begin_seek(&self, tenant: &str, name: &str, offsets: Vec<SeekOffset>, details: Value) -> Result<Consumer, InboxError> {
+    /// Ask for a seek. The same one again changes nothing; another one, while it is under way, is
+    /// refused.
+    pub async fn begin_seek(
+        &self,
+        tenant: &str,
+        name: &str,
+        offsets: Vec<SeekOffset>,
+        details: Value,
+    ) -> Result<Consumer, InboxError> {
         let consumer = self.consumer(tenant, name).await?;
         let mut tx = self.pool.begin().await?;
         let (state, _, sought) = lock(&mut tx, &consumer).await?;
         if !["running", "paused"].contains(&state.as_str()) {
-            return Err(InboxError::conflict(format!("consumer `{tenant}/{name}` is {state}; a seek needs one that runs or is paused")));
+            return Err(InboxError::conflict(format!(
+                "consumer `{tenant}/{name}` is {state}; a seek needs one that runs or is paused"
+            )));
         }
         if sought {
             let under_way = consumer_in(&mut tx, &consumer).await?;
             return if under_way.seek.as_ref().is_some_and(|seek| seek.offsets == offsets) {
                 Ok(under_way)
             } else {
-                Err(InboxError::conflict(format!("consumer `{tenant}/{name}` is being sought already; wait for that, or take it back")))
+                Err(InboxError::conflict(format!(
+                    "consumer `{tenant}/{name}` is being sought already; wait for that, or take it \
+                        back"
+                )))
             };
         }
         let seek = Seek { offsets, by: self.actor.clone(), at: Utc::now() };
-        const SET: &str = "UPDATE oncebox.consumer SET seek = $2, revision = revision + 1 WHERE consumer_id = $1";
+        const SET: &str =
+            "UPDATE oncebox.consumer SET seek = $2, revision = revision + 1 WHERE consumer_id = $1";
         sqlx::query(SET).bind(consumer.consumer_id).bind(Json(&seek)).execute(&mut *tx).await?;
-        self.audit(&mut tx, "consumer.seek", Subject::of(tenant, name), json!({ "offsets": seek.offsets, "plan": details })).await?;
+        self.audit(
+            &mut tx,
+            "consumer.seek",
+            Subject::of(tenant, name),
+            json!({ "offsets": seek.offsets, "plan": details }),
+        )
+        .await?;
         tx.commit().await?;
         self.announce(&consumer).await;
         self.consumer(tenant, name).await
@@ -101,16 +120,25 @@ impl Admin {
     pub async fn seek_turn(&self, consumer_id: i32) -> Result<SeekTurn, InboxError> {
         let mut tx = self.pool.begin().await?;
         // A host that stops in the middle must not hold it for ever.
-        sqlx::query("SET LOCAL idle_in_transaction_session_timeout = '60s'").execute(&mut *tx).await?;
-        const LOCK: &str = "SELECT revision FROM oncebox.consumer WHERE consumer_id = $1 AND seek IS NOT NULL AND state <> 'deleting' \
+        sqlx::query("SET LOCAL idle_in_transaction_session_timeout = '60s'")
+            .execute(&mut *tx)
+            .await?;
+        const LOCK: &str = "SELECT revision FROM oncebox.consumer WHERE consumer_id = $1 AND seek \
+            IS NOT NULL AND state <> 'deleting' \
             FOR NO KEY UPDATE SKIP LOCKED";
-        let Some(revision) = sqlx::query_scalar(LOCK).bind(consumer_id).fetch_optional(&mut *tx).await? else { return Ok(SeekTurn::None) };
+        let Some(revision) =
+            sqlx::query_scalar(LOCK).bind(consumer_id).fetch_optional(&mut *tx).await?
+        else {
+            return Ok(SeekTurn::None);
+        };
         let late = late_hosts(&mut tx, consumer_id, revision, true).await?;
         if !late.is_empty() {
             tx.rollback().await?;
             return Ok(SeekTurn::Waits(late));
         }
-        let Some(consumer) = self.consumer_by_id(consumer_id).await? else { return Ok(SeekTurn::None) };
+        let Some(consumer) = self.consumer_by_id(consumer_id).await? else {
+            return Ok(SeekTurn::None);
+        };
         let Some(Seek { offsets, .. }) = consumer.seek.clone() else { return Ok(SeekTurn::None) };
         Ok(SeekTurn::Ours(Box::new(SeekInHand { consumer, offsets, admin: self.clone(), tx })))
     }
@@ -121,7 +149,14 @@ impl SeekInHand {
     pub async fn done(mut self) -> Result<(), InboxError> {
         let Consumer { consumer_id, tenant, name, .. } = &self.consumer;
         clear(&mut self.tx, *consumer_id).await?;
-        self.admin.audit(&mut self.tx, "consumer.seek.done", Subject::of(tenant, name), json!({ "offsets": self.offsets })).await?;
+        self.admin
+            .audit(
+                &mut self.tx,
+                "consumer.seek.done",
+                Subject::of(tenant, name),
+                json!({ "offsets": self.offsets }),
+            )
+            .await?;
         self.tx.commit().await?;
         self.admin.announce(&self.consumer).await;
         Ok(())
@@ -129,7 +164,8 @@ impl SeekInHand {
 }
 
 async fn clear(connection: &mut sqlx::PgConnection, consumer_id: i32) -> Result<(), InboxError> {
-    const CLEAR: &str = "UPDATE oncebox.consumer SET seek = NULL, revision = revision + 1 WHERE consumer_id = $1";
+    const CLEAR: &str =
+        "UPDATE oncebox.consumer SET seek = NULL, revision = revision + 1 WHERE consumer_id = $1";
     sqlx::query(CLEAR).bind(consumer_id).execute(connection).await?;
     Ok(())
 }

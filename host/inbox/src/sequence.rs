@@ -1,5 +1,6 @@
-//! The sequence of an aggregate's versions: which message is next, which is past, and before which one some are
-//! missing. Judged and moved in the transaction of the message, under the lock of its key.
+//! The sequence of an aggregate's versions: which message is next, which is past, and before which
+//! one some are missing. Judged and moved in the transaction of the message, under the lock of its
+//! key.
 
 use std::{collections::HashMap, fmt, time::Duration};
 
@@ -54,8 +55,13 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { version, at } = self;
         match at {
-            Some(at) if version > at => write!(f, "it makes version {version}, and its aggregate is at version {at}"),
-            Some(at) => write!(f, "it makes version {version}, and its aggregate is at version {at} already"),
+            Some(at) if version > at => {
+                write!(f, "it makes version {version}, and its aggregate is at version {at}")
+            }
+            Some(at) => write!(
+                f,
+                "it makes version {version}, and its aggregate is at version {at} already"
+            ),
             None => write!(f, "it makes version {version}, and its aggregate has none yet"),
         }
     }
@@ -81,15 +87,21 @@ impl Sequenced {
     }
 
     fn verdict_at(&self, aggregates: &Aggregates, message: &Message, gap: Gap) -> Verdict {
-        let Some((version, over_gap)) = self.messages.get(&message.id) else { return Verdict::Next };
+        let Some((version, over_gap)) = self.messages.get(&message.id) else {
+            return Verdict::Next;
+        };
         let place = Place { version: *version, at: aggregates.of(message) };
         match place.at {
-            Some(at) if place.version <= at && !hooks::sabotage("old_versions_run") => Verdict::Old(place),
-            Some(at) if place.version - 1 > at && !hooks::sabotage("gaps_unseen") => match (over_gap, gap) {
-                (OverGap::Yes, _) | (OverGap::Overdue, Gap::GoOn) => Verdict::Next,
-                (OverGap::Overdue, Gap::Park) => Verdict::Overdue(place),
-                (OverGap::No, _) => Verdict::Gap(place),
-            },
+            Some(at) if place.version <= at && !hooks::sabotage("old_versions_run") => {
+                Verdict::Old(place)
+            }
+            Some(at) if place.version - 1 > at && !hooks::sabotage("gaps_unseen") => {
+                match (over_gap, gap) {
+                    (OverGap::Yes, _) | (OverGap::Overdue, Gap::GoOn) => Verdict::Next,
+                    (OverGap::Overdue, Gap::Park) => Verdict::Overdue(place),
+                    (OverGap::No, _) => Verdict::Gap(place),
+                }
+            }
             _ => Verdict::Next,
         }
     }
@@ -136,7 +148,8 @@ impl ConsumerInbox {
     ) -> Result<Sequenced, InboxError> {
         const SEQUENCE_OF: &str = "SELECT * FROM oncebox_host.sequence_of($1, $2, $3, $4)";
         let Some(policy) = &self.policy.sequence else { return Ok(Sequenced::default()) };
-        let messages: HashMap<_, _> = messages.map(|message| (message.id.as_str(), message)).collect();
+        let messages: HashMap<_, _> =
+            messages.map(|message| (message.id.as_str(), message)).collect();
         let mut sequenced = Sequenced::default();
         if messages.is_empty() {
             return Ok(sequenced);
@@ -151,7 +164,9 @@ impl ConsumerInbox {
         statement.finish(rows.as_ref().err());
         for row in rows? {
             let id: String = row.try_get("id")?;
-            if let Some(key) = messages.get(id.as_str()).and_then(|message| message.ordering_key.clone()) {
+            if let Some(key) =
+                messages.get(id.as_str()).and_then(|message| message.ordering_key.clone())
+            {
                 sequenced.aggregates.0.insert(key, row.try_get("at")?);
                 let over_gap = match (row.try_get("over_gap")?, row.try_get("reason")?) {
                     (true, _) => OverGap::Yes,
@@ -174,16 +189,25 @@ impl ConsumerInbox {
             Verdict::Next => {}
             Verdict::Gap(_) | Verdict::Overdue(_) => done.claims[index] = Claimed::Gap,
             Verdict::Old(place) => {
-                self.log_sequence(message, place, "a version that its aggregate is past was skipped");
+                self.log_sequence(
+                    message,
+                    place,
+                    "a version that its aggregate is past was skipped",
+                );
                 done.completion.is_old(Ran::not(message), &place, &self.policy);
                 done.claims[index] = Claimed::Old;
             }
         }
     }
 
-    /// Of messages that are to run in one call, those whose turn it is if those before them complete, and those
-    /// of which that can only be said afterwards.
-    pub(crate) fn next_together(&self, batch: &[Routed], group: Vec<usize>, done: &mut Done) -> (Vec<usize>, Vec<usize>) {
+    /// Of messages that are to run in one call, those whose turn it is if those before them
+    /// complete, and those of which that can only be said afterwards.
+    pub(crate) fn next_together(
+        &self,
+        batch: &[Routed],
+        group: Vec<usize>,
+        done: &mut Done,
+    ) -> (Vec<usize>, Vec<usize>) {
         let mut ahead = done.sequenced.aggregates.clone();
         let mut next = Vec::with_capacity(group.len());
         for (nth, index) in group.iter().copied().enumerate() {
@@ -207,11 +231,21 @@ impl ConsumerInbox {
         (next, Vec::new())
     }
 
-    /// The row of a claimed message before which versions are missing: due at once where its transaction brought them.
-    pub(crate) fn waits_for_gap(&self, offered: &Offered, sequenced: &Sequenced, completion: &mut Completion) {
+    /// The row of a claimed message before which versions are missing: due at once where its
+    /// transaction brought them.
+    pub(crate) fn waits_for_gap(
+        &self,
+        offered: &Offered,
+        sequenced: &Sequenced,
+        completion: &mut Completion,
+    ) {
         match sequenced.verdict(&offered.message, self.gap()) {
             Verdict::Gap(place) => {
-                self.log_sequence(&offered.message, place, "versions are missing before a message; it waits");
+                self.log_sequence(
+                    &offered.message,
+                    place,
+                    "versions are missing before a message; it waits",
+                );
                 completion.waits_for_gap(Ran::not(&offered.message), &place, self.gap_wait());
             }
             _ => completion.waits(offered, true),
@@ -219,21 +253,38 @@ impl ConsumerInbox {
     }
 
     /// What is written of a leased message that does not run; true where it is to run.
-    pub(crate) fn leased_in_sequence(&self, ran: Ran<'_>, sequenced: &Sequenced, completion: &mut Completion) -> bool {
+    pub(crate) fn leased_in_sequence(
+        &self,
+        ran: Ran<'_>,
+        sequenced: &Sequenced,
+        completion: &mut Completion,
+    ) -> bool {
         match sequenced.verdict(ran.message, self.gap()) {
             Verdict::Next => return true,
             Verdict::Old(place) => {
-                self.log_sequence(ran.message, place, "a version that its aggregate is past was skipped");
+                self.log_sequence(
+                    ran.message,
+                    place,
+                    "a version that its aggregate is past was skipped",
+                );
                 completion.is_old(ran, &place, &self.policy);
             }
             Verdict::Gap(place) => {
-                self.log_sequence(ran.message, place, "versions are missing before a message; it waits");
+                self.log_sequence(
+                    ran.message,
+                    place,
+                    "versions are missing before a message; it waits",
+                );
                 completion.waits_for_gap(ran, &place, self.gap_wait());
             }
             Verdict::Overdue(place) => {
                 let Message { id, event_type, .. } = ran.message;
                 let attempt = Some(ran.attempt);
-                self.log_parked(&Parked { trace_id: ran.message.trace_id(), attempt, ..Parked::new(id, event_type, crate::complete::GAP) });
+                self.log_parked(&Parked {
+                    trace_id: ran.message.trace_id(),
+                    attempt,
+                    ..Parked::new(id, event_type, crate::complete::GAP)
+                });
                 completion.parked_for_gap(ran, &place);
             }
         }
@@ -241,13 +292,20 @@ impl ConsumerInbox {
     }
 
     /// Move the aggregates to the versions of what completed in this transaction.
-    pub(crate) async fn move_sequence(&self, transaction: &Transaction<'_>, sequenced: &Sequenced) -> Result<(), InboxError> {
+    pub(crate) async fn move_sequence(
+        &self,
+        transaction: &Transaction<'_>,
+        sequenced: &Sequenced,
+    ) -> Result<(), InboxError> {
         const MOVE: &str = "SELECT * FROM oncebox_host.move_sequence($1, $2, $3)";
         if sequenced.completed.is_empty() || hooks::sabotage("sequence_stays") {
             return Ok(());
         }
         hooks::point("inbox:sequence:before");
-        let query = sqlx::query_scalar(MOVE).bind(transaction.secret()).bind(self.consumer_id).bind(&sequenced.completed);
+        let query = sqlx::query_scalar(MOVE)
+            .bind(transaction.secret())
+            .bind(self.consumer_id)
+            .bind(&sequenced.completed);
         let mut statement = transaction.tx().statement().await;
         let released = bounded(query.fetch_one(statement.connection())).await;
         statement.finish(released.as_ref().err());
@@ -263,7 +321,9 @@ impl ConsumerInbox {
     }
 
     fn gap_wait(&self) -> Duration {
-        Duration::from_millis(self.policy.sequence.as_ref().map_or(0, |sequence| sequence.gap_wait_ms))
+        Duration::from_millis(
+            self.policy.sequence.as_ref().map_or(0, |sequence| sequence.gap_wait_ms),
+        )
     }
 
     fn log_sequence(&self, message: &Message, place: Place, text: &str) {
@@ -280,5 +340,6 @@ impl ConsumerInbox {
     }
 }
 
-/// What a transaction makes due is due once it is committed; a look finds it where that takes longer.
+/// What a transaction makes due is due once it is committed; a look finds it where that takes
+/// longer.
 const AFTER_COMMIT: Duration = Duration::from_millis(20);

@@ -9,7 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sqlx::{ConnectOptions, Connection, Executor, PgConnection, PgPool, postgres::PgConnectOptions};
+use sqlx::{
+    ConnectOptions, Connection, Executor, PgConnection, PgPool, postgres::PgConnectOptions,
+};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::{
@@ -38,7 +40,11 @@ pub struct SessionSettings {
 
 impl Default for SessionSettings {
     fn default() -> Self {
-        Self { statement_timeout_ms: 5_000, lock_timeout_ms: 2_000, idle_in_transaction_timeout_ms: 10_000 }
+        Self {
+            statement_timeout_ms: 5_000,
+            lock_timeout_ms: 2_000,
+            idle_in_transaction_timeout_ms: 10_000,
+        }
     }
 }
 
@@ -55,15 +61,15 @@ pub struct Sessions {
     admin: PgPool,
     idle: Mutex<VecDeque<Session>>,
     away: Away,
-    /// When a new connection was last tried because one had broken, and for how long the server had been up; none where it
-    /// did not answer.
+    /// When a new connection was last tried because one had broken, and for how long the server had
+    /// been up; none where it did not answer.
     asked: tokio::sync::Mutex<Option<(Instant, Option<Duration>)>>,
     /// Since when nothing has been answered, though something was asked; none while all is.
     silence: Arc<Silence>,
 }
 
-/// What a connection is opened with and host functions are called with. Connections keep what they were
-/// opened with for as long as they live, and live no longer than it is good.
+/// What a connection is opened with and host functions are called with. Connections keep what they
+/// were opened with for as long as they live, and live no longer than it is good.
 struct Access {
     options: PgConnectOptions,
     secret: [u8; 32],
@@ -78,9 +84,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// Guests' memory of a host that is not told otherwise.
 const MEMORY_BYTES_MAX: u64 = 4 << 30;
 
-/// The host's bound on connections of all tenants together, and who may begin transactions on them. Over
-/// it, transactions wait; they do so for their admission, so that none waits for a connection while it
-/// holds what others could use.
+/// The host's bound on connections of all tenants together, and who may begin transactions on them.
+/// Over it, transactions wait; they do so for their admission, so that none waits for a connection
+/// while it holds what others could use.
 pub struct Budget {
     connections_max: usize,
     scheduler: Arc<Scheduler>,
@@ -98,9 +104,18 @@ impl Budget {
 
     /// The same, with bounds on what runs; never more transactions than connections.
     pub fn of(connections_max: usize, limits: HostBounds) -> Arc<Self> {
-        let scheduler = Scheduler::new(HostBounds { transactions_max: limits.transactions_max.min(connections_max), ..limits });
+        let scheduler = Scheduler::new(HostBounds {
+            transactions_max: limits.transactions_max.min(connections_max),
+            ..limits
+        });
         let permits = Arc::new(Semaphore::new(connections_max));
-        Arc::new(Self { scheduler, connections_max, permits, waiting: AtomicUsize::new(0), tenants: Mutex::default() })
+        Arc::new(Self {
+            scheduler,
+            connections_max,
+            permits,
+            waiting: AtomicUsize::new(0),
+            tenants: Mutex::default(),
+        })
     }
 
     /// Who lets transactions begin. A tenant whose limits change is told to it.
@@ -117,7 +132,9 @@ impl Budget {
         let permit = loop {
             self.close_idle();
             // Again after a while: a connection may have been put back just as this began to wait.
-            if let Ok(permit) = tokio::time::timeout(LOOK_AGAIN, self.permits.clone().acquire_owned()).await {
+            if let Ok(permit) =
+                tokio::time::timeout(LOOK_AGAIN, self.permits.clone().acquire_owned()).await
+            {
                 break permit.expect("the budget is never closed");
             }
         };
@@ -139,11 +156,18 @@ impl Budget {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    /// Close connections that nobody has used for a while, of all tenants, so that one without work holds
-    /// none. The answer is how many.
+    /// Close connections that nobody has used for a while, of all tenants, so that one without work
+    /// holds none. The answer is how many.
     pub async fn close_unused(&self, unused: Duration) -> usize {
-        let tenants: Vec<_> = self.tenants.lock().expect("no panic while held").iter().filter_map(Weak::upgrade).collect();
-        let old: Vec<_> = tenants.iter().flat_map(|sessions| sessions.take_unused(unused)).collect();
+        let tenants: Vec<_> = self
+            .tenants
+            .lock()
+            .expect("no panic while held")
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect();
+        let old: Vec<_> =
+            tenants.iter().flat_map(|sessions| sessions.take_unused(unused)).collect();
         let count = old.len();
         for session in old {
             // Its end is said, so that the server's log does not show a client that vanished.
@@ -157,13 +181,17 @@ impl Budget {
         self.connections_max - self.permits.available_permits()
     }
 
-    /// Closes the idle connection that is least likely to be used soon, of whichever tenant: the one whose last use but
-    /// one is longest ago (LRU-2: O'Neil, O'Neil and Weikum, 1993). By the last use alone, tenants whose transactions
-    /// are long would close the connections of one that has a short one every now and then.
+    /// Closes the idle connection that is least likely to be used soon, of whichever tenant: the
+    /// one whose last use but one is longest ago (LRU-2: O'Neil, O'Neil and Weikum, 1993). By the
+    /// last use alone, tenants whose transactions are long would close the connections of one that
+    /// has a short one every now and then.
     fn close_idle(&self) {
         let mut tenants = self.tenants.lock().expect("no panic while held");
         tenants.retain(|tenant| tenant.upgrade().is_some());
-        let least = tenants.iter().filter_map(Weak::upgrade).filter_map(|sessions| Some((sessions.least_used()?, sessions)));
+        let least = tenants
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter_map(|sessions| Some((sessions.least_used()?, sessions)));
         // Of equal ones the first counts, so a tenant that is there for longer has no better place.
         if let Some(((_, backend), sessions)) = least.min_by_key(|(least, _)| *least) {
             drop(sessions.take(backend));
@@ -183,7 +211,8 @@ struct Session {
     _permit: OwnedSemaphorePermit,
 }
 
-/// When the last transaction but one on a connection ended, and when the last one did, as far as there were any.
+/// When the last transaction but one on a connection ended, and when the last one did, as far as
+/// there were any.
 type LastUses = (Option<Instant>, Option<Instant>);
 
 /// An open transaction of a tenant.
@@ -214,11 +243,24 @@ const TERMINATE_MAX: Duration = Duration::from_secs(6);
 
 impl Sessions {
     /// The sessions of a tenant's guest role, under the host's budget.
-    pub fn of(admin: &Admin, tenant: &Tenant, settings: &SessionSettings, budget: Arc<Budget>) -> Result<Arc<Self>, InboxError> {
+    pub fn of(
+        admin: &Admin,
+        tenant: &Tenant,
+        settings: &SessionSettings,
+        budget: Arc<Budget>,
+    ) -> Result<Arc<Self>, InboxError> {
         let (place, credentials) = (admin.place(tenant)?, admin.credentials(tenant)?);
         let options = place.options.username(&tenant.login).password(&credentials.guest_password);
         budget.scheduler.set_limits(tenant);
-        Ok(Self::new(tenant.tenant_id, options, credentials.secret, settings, &tenant.schema_name, place.pool, budget))
+        Ok(Self::new(
+            tenant.tenant_id,
+            options,
+            credentials.secret,
+            settings,
+            &tenant.schema_name,
+            place.pool,
+            budget,
+        ))
     }
 
     fn new(
@@ -234,12 +276,17 @@ impl Sessions {
         let options = options.disable_statement_logging().statement_cache_capacity(200).options([
             ("statement_timeout", settings.statement_timeout_ms.to_string()),
             ("lock_timeout", settings.lock_timeout_ms.to_string()),
-            ("idle_in_transaction_session_timeout", settings.idle_in_transaction_timeout_ms.to_string()),
+            (
+                "idle_in_transaction_session_timeout",
+                settings.idle_in_transaction_timeout_ms.to_string(),
+            ),
             ("default_transaction_read_only", "on".to_owned()),
             ("search_path", schema.to_owned()),
             ("application_name", "oncebox".to_owned()),
         ]);
-        let options = options.options(NOTICE_SILENCE).answer_timeout(reach::answer_max(settings.statement_timeout_ms));
+        let options = options
+            .options(NOTICE_SILENCE)
+            .answer_timeout(reach::answer_max(settings.statement_timeout_ms));
         let access = Arc::new(watch::Sender::new(Arc::new(Access { options, secret })));
         Self::with(tenant_id, access, None, admin, budget)
     }
@@ -263,17 +310,28 @@ impl Sessions {
             asked: tokio::sync::Mutex::default(),
             silence: Arc::default(),
         });
-        sessions.budget.tenants.lock().expect("no panic while held").push(Arc::downgrade(&sessions));
+        sessions
+            .budget
+            .tenants
+            .lock()
+            .expect("no panic while held")
+            .push(Arc::downgrade(&sessions));
         sessions
     }
 
     /// Sessions of the same role that wait for no lock for longer than this.
     pub(crate) fn giving_way(&self, lock_timeout: Duration) -> Arc<Self> {
-        Self::with(self.tenant_id, self.access.clone(), Some(lock_timeout), self.admin.clone(), self.budget.clone())
+        Self::with(
+            self.tenant_id,
+            self.access.clone(),
+            Some(lock_timeout),
+            self.admin.clone(),
+            self.budget.clone(),
+        )
     }
 
-    /// Log in with other credentials from now on. Transactions that are open go on to their end with the
-    /// secret that they began with; then their connections are closed.
+    /// Log in with other credentials from now on. Transactions that are open go on to their end
+    /// with the secret that they began with; then their connections are closed.
     pub fn renew(&self, credentials: &Credentials) {
         let renewed = self.access.send_if_modified(|access| {
             let options = access.options.clone().password(&credentials.guest_password);
@@ -303,7 +361,10 @@ impl Sessions {
     }
 
     /// Begin a transaction that was let in.
-    pub(crate) async fn begin_admitted(&self, admission: &Admission) -> Result<Transaction<'_>, InboxError> {
+    pub(crate) async fn begin_admitted(
+        &self,
+        admission: &Admission,
+    ) -> Result<Transaction<'_>, InboxError> {
         self.begin_metered(admission.meter()).await
     }
 
@@ -321,7 +382,10 @@ impl Sessions {
     }
 
     /// Begin a transaction where a connection is to spare; none is ever waited for.
-    pub(crate) async fn begin_spare(&self, admission: &Admission) -> Result<Option<Transaction<'_>>, InboxError> {
+    pub(crate) async fn begin_spare(
+        &self,
+        admission: &Admission,
+    ) -> Result<Option<Transaction<'_>>, InboxError> {
         let meter = admission.meter();
         if self.budget.is_short() {
             self.idle.lock().expect("no panic while held").clear();
@@ -337,8 +401,9 @@ impl Sessions {
         self.begin_on(session, meter).await.map(Some)
     }
 
-    /// Find out whether a session that broke while somebody ran on it, begun at that moment, broke alone: the server answers
-    /// another connection and was not started meanwhile, and nobody else's session was lost. An outage is nobody's fault.
+    /// Find out whether a session that broke while somebody ran on it, begun at that moment, broke
+    /// alone: the server answers another connection and was not started meanwhile, and nobody
+    /// else's session was lost. An outage is nobody's fault.
     pub(crate) async fn broke_alone(&self, who: &str, began: Instant) -> bool {
         self.away.lost(Some(who));
         if hooks::sabotage("outages_charged") {
@@ -351,10 +416,11 @@ impl Sessions {
         }
     }
 
-    /// Whether the server answers a new connection of the host, and is the one that was there at that time. Those who lost
-    /// their sessions together ask once.
+    /// Whether the server answers a new connection of the host, and is the one that was there at
+    /// that time. Those who lost their sessions together ask once.
     async fn answers(&self, began: Instant) -> bool {
-        const STARTED: &str = "SELECT extract(epoch FROM now() - pg_postmaster_start_time())::float8";
+        const STARTED: &str =
+            "SELECT extract(epoch FROM now() - pg_postmaster_start_time())::float8";
         let broke_at = Instant::now();
         let mut asked = self.asked.lock().await;
         if let Some((at, uptime)) = *asked
@@ -379,7 +445,8 @@ impl Sessions {
         uptime.is_some_and(|uptime| uptime > at.duration_since(began))
     }
 
-    /// Whether the sessions of this tenant that nobody uses, and those of the host, are still there.
+    /// Whether the sessions of this tenant that nobody uses, and those of the host, are still
+    /// there.
     async fn idle_ones_live(&self) -> bool {
         let idle = std::mem::take(&mut *self.idle.lock().expect("no panic while held"));
         let pinged = idle.into_iter().map(|mut session| async move {
@@ -407,17 +474,20 @@ impl Sessions {
         self.budget.is_short() || self.scheduler().is_crowded(self.tenant_id)
     }
 
-    /// For how long the database has left a question of this host without an answer; none while it has not.
+    /// For how long the database has left a question of this host without an answer; none while it
+    /// has not.
     pub fn silent_for(&self) -> Option<Duration> {
         self.silence.lasts()
     }
 
-    /// Ask the database whether it answers, on a connection that counts against no budget and is closed again.
+    /// Ask the database whether it answers, on a connection that counts against no budget and is
+    /// closed again.
     pub async fn is_in_reach(&self) -> bool {
         let access = self.access();
         let asking = self.away.connect(async {
             let silent = |_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into());
-            let connection = tokio::time::timeout(PROBE, self.log_in(&access)).await.map_err(silent)??;
+            let connection =
+                tokio::time::timeout(PROBE, self.log_in(&access)).await.map_err(silent)??;
             let _ = connection.close().await; // that it opened is the answer
             Ok(())
         });
@@ -434,7 +504,11 @@ impl Sessions {
         &self.admin
     }
 
-    async fn begin_on(&self, mut session: Session, meter: &Arc<Meter>) -> Result<Transaction<'_>, InboxError> {
+    async fn begin_on(
+        &self,
+        mut session: Session,
+        meter: &Arc<Meter>,
+    ) -> Result<Transaction<'_>, InboxError> {
         const BEGIN: &str = "RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
         let sent = Instant::now();
         self.silence.asked();
@@ -443,7 +517,14 @@ impl Sessions {
         meter.add_database(sent.elapsed());
         let Session { connection, backend, access, used_at, _permit, .. } = session;
         let tx = Tx::metered(connection, meter.clone(), self.silence.clone());
-        Ok(Transaction { sessions: self, tx: Some(tx), backend, access, used_before: used_at, permit: Some(_permit) })
+        Ok(Transaction {
+            sessions: self,
+            tx: Some(tx),
+            backend,
+            access,
+            used_before: used_at,
+            permit: Some(_permit),
+        })
     }
 
     async fn connect(&self) -> Result<Session, InboxError> {
@@ -473,37 +554,61 @@ impl Sessions {
             }
             Err(error) => return Err(error.into()),
         };
-        // What a tenant's session may do rests on its startup options; a pooler may have been put in between since.
-        const BEGUN: &str = "SELECT pg_backend_pid(), current_setting('default_transaction_read_only')::bool";
-        let (backend, has_options): (i32, bool) = bounded(sqlx::query_as(BEGUN).fetch_one(&mut connection)).await?;
+        // What a tenant's session may do rests on its startup options; a pooler may have been put
+        // in between since.
+        const BEGUN: &str =
+            "SELECT pg_backend_pid(), current_setting('default_transaction_read_only')::bool";
+        let (backend, has_options): (i32, bool) =
+            bounded(sqlx::query_as(BEGUN).fetch_one(&mut connection)).await?;
         if !has_options {
-            return Err(InboxError::OptionsLost { lost: vec!["default_transaction_read_only".to_owned()] });
+            return Err(InboxError::OptionsLost {
+                lost: vec!["default_transaction_read_only".to_owned()],
+            });
         }
-        Ok(Session { connection, backend, access, used_at: None, used_before: None, _permit: permit })
+        Ok(Session {
+            connection,
+            backend,
+            access,
+            used_at: None,
+            used_before: None,
+            _permit: permit,
+        })
     }
 
     async fn log_in(&self, access: &Access) -> Result<PgConnection, sqlx::Error> {
         let mut options = access.options.clone();
         if let Some(lock_timeout) = self.giving_way {
             let lock_timeout = format!("{}ms", lock_timeout.as_millis());
-            options = options.application_name(SHADOW_NAME).options([("lock_timeout", lock_timeout)]);
+            options =
+                options.application_name(SHADOW_NAME).options([("lock_timeout", lock_timeout)]);
         }
-        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, PgConnection::connect_with(&options));
+        let connecting =
+            tokio::time::timeout(CONNECT_TIMEOUT, PgConnection::connect_with(&options));
         connecting.await.map_err(|_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))?
     }
 
     /// The front has rested longest: sessions are taken from the back and put there.
     fn take_unused(&self, unused: Duration) -> Vec<Session> {
         let mut idle = self.idle.lock().expect("no panic while held");
-        let old = idle.iter().take_while(|session| session.used_at.is_none_or(|at| at.elapsed() >= unused)).count();
+        let old = idle
+            .iter()
+            .take_while(|session| session.used_at.is_none_or(|at| at.elapsed() >= unused))
+            .count();
         idle.drain(..old).collect()
     }
 
     /// The idle connection whose last use but one is longest ago: its last uses, and its backend.
     fn least_used(&self) -> Option<(LastUses, i32)> {
         let idle = self.idle.lock().expect("no panic while held");
-        let least = idle.iter().map(|session| ((session.used_before, session.used_at), session.backend)).min();
-        if hooks::sabotage("connections_unranked") { least.map(|(_, backend)| ((None, None), backend)) } else { least }
+        let least = idle
+            .iter()
+            .map(|session| ((session.used_before, session.used_at), session.backend))
+            .min();
+        if hooks::sabotage("connections_unranked") {
+            least.map(|(_, backend)| ((None, None), backend))
+        } else {
+            least
+        }
     }
 
     fn take(&self, backend: i32) -> Option<Session> {
@@ -582,7 +687,8 @@ impl Transaction<'_> {
     pub async fn rollback(self) {
         if !self.tx().is_broken().await {
             let mut statement = self.tx().statement().await;
-            let answer = bounded(statement.connection().execute(sqlx::raw_sql("ROLLBACK"))).await.map(drop);
+            let answer =
+                bounded(statement.connection().execute(sqlx::raw_sql("ROLLBACK"))).await.map(drop);
             statement.finish(answer.as_ref().err());
         }
         self.end().await;
@@ -599,7 +705,14 @@ impl Transaction<'_> {
             (Some(connection), Some(permit)) => {
                 let (backend, access) = (self.backend, self.access.clone());
                 let (used_at, used_before) = (Some(Instant::now()), self.used_before);
-                self.sessions.keep(Session { connection, backend, access, used_at, used_before, _permit: permit });
+                self.sessions.keep(Session {
+                    connection,
+                    backend,
+                    access,
+                    used_at,
+                    used_before,
+                    _permit: permit,
+                });
             }
             _ => {
                 self.sessions.silence.asked();
@@ -614,13 +727,19 @@ impl Transaction<'_> {
             return;
         }
         // Process ids are used again; the role makes sure that it is still one of ours.
-        const TERMINATE: &str = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid = $1 AND usename = $2";
-        let terminate = sqlx::query(TERMINATE).bind(self.backend).bind(self.access.options.get_username());
-        // A little longer than it waits there; a server that is out of reach keeps nobody waiting for it.
-        let ended = tokio::time::timeout(TERMINATE_MAX, terminate.execute(&self.sessions.admin)).await;
-        let ended = ended.unwrap_or_else(|_| Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())));
+        const TERMINATE: &str = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity \
+            WHERE pid = $1 AND usename = $2";
+        let terminate =
+            sqlx::query(TERMINATE).bind(self.backend).bind(self.access.options.get_username());
+        // A little longer than it waits there; a server that is out of reach keeps nobody waiting
+        // for it.
+        let ended =
+            tokio::time::timeout(TERMINATE_MAX, terminate.execute(&self.sessions.admin)).await;
+        let ended =
+            ended.unwrap_or_else(|_| Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())));
         if let Err(error) = ended {
-            tracing::warn!(backend = self.backend, %error, "failed to end the backend of an abandoned statement");
+            tracing::warn!(backend = self.backend, %error, "failed to end the backend of an \
+                abandoned statement");
         }
     }
 }
@@ -649,7 +768,10 @@ impl Drop for Transaction<'_> {
     /// handle does, and PostgreSQL aborts what it held.
     fn drop(&mut self) {
         if self.tx.is_some() {
-            tracing::debug!(backend = self.backend, "a transaction was dropped; its connection is closed");
+            tracing::debug!(
+                backend = self.backend,
+                "a transaction was dropped; its connection is closed"
+            );
         }
     }
 }

@@ -1,5 +1,6 @@
-//! What hosts are to do with a consumer: run it, rest, finish what is open, or forget it. A change is one
-//! transaction that raises the consumer's revision; a host compares that with what it does, and acts.
+//! What hosts are to do with a consumer: run it, rest, finish what is open, or forget it. A change
+//! is one transaction that raises the consumer's revision; a host compares that with what it does,
+//! and acts.
 
 use serde_json::json;
 use sqlx::PgConnection;
@@ -79,9 +80,12 @@ impl Admin {
     /// What hosts are to do with each consumer.
     pub async fn standings(&self) -> Result<Vec<Standing>, InboxError> {
         let list = format!(
-            "SELECT c.consumer_id, c.tenant_id, t.name AS tenant, c.name, c.state, c.revision, c.generation, \
-                c.seek IS NOT NULL AS is_sought, t.state AS tenant_state, t.revision AS tenant_revision, {QUARANTINE} \
-             FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) LEFT JOIN oncebox.consumer_start s USING (consumer_id) \
+            "SELECT c.consumer_id, c.tenant_id, t.name AS tenant, c.name, c.state, c.revision, \
+                c.generation, \
+                c.seek IS NOT NULL AS is_sought, t.state AS tenant_state, t.revision AS \
+                tenant_revision, {QUARANTINE} \
+             FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) LEFT JOIN \
+             oncebox.consumer_start s USING (consumer_id) \
              ORDER BY c.consumer_id"
         );
         Ok(sqlx::query_as(sqlx::AssertSqlSafe(list)).fetch_all(&self.pool).await?)
@@ -97,18 +101,26 @@ impl Admin {
         self.change_state(tenant, name, "running", "consumer.resume").await
     }
 
-    /// Hosts read no further records and finish what is in the inbox; then the consumer is `paused`.
+    /// Hosts read no further records and finish what is in the inbox; then the consumer is
+    /// `paused`.
     pub async fn drain_consumer(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
         self.change_state(tenant, name, "draining", "consumer.drain").await
     }
 
-    /// Nothing is claimed or completed for it any more, wherever a host may be; its rows go by and by.
+    /// Nothing is claimed or completed for it any more, wherever a host may be; its rows go by and
+    /// by.
     pub async fn delete_consumer(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
         self.change_state(tenant, name, "deleting", "consumer.delete").await
     }
 
     /// What is so already stays so, without a trace.
-    async fn change_state(&self, tenant: &str, name: &str, to: &str, action: &str) -> Result<Consumer, InboxError> {
+    async fn change_state(
+        &self,
+        tenant: &str,
+        name: &str,
+        to: &str,
+        action: &str,
+    ) -> Result<Consumer, InboxError> {
         let consumer = self.consumer(tenant, name).await?;
         let mut tx = self.pool.begin().await?;
         let (from, generation, sought) = lock(&mut tx, &consumer).await?;
@@ -116,14 +128,19 @@ impl Admin {
             return consumer_in(&mut tx, &consumer).await;
         }
         if from == "deleting" {
-            return Err(InboxError::conflict(format!("consumer `{tenant}/{name}` is being deleted")));
+            return Err(InboxError::conflict(format!(
+                "consumer `{tenant}/{name}` is being deleted"
+            )));
         }
         if to == "draining" && sought {
-            return Err(InboxError::conflict(format!("consumer `{tenant}/{name}` is being sought; wait for that, or take the seek back")));
+            return Err(InboxError::conflict(format!(
+                "consumer `{tenant}/{name}` is being sought; wait for that, or take the seek back"
+            )));
         }
         if to == "draining" && generation == 0 {
             return Err(InboxError::conflict(format!(
-                "consumer `{tenant}/{name}` has no deployment, so nothing of it can be finished; pause it"
+                "consumer `{tenant}/{name}` has no deployment, so nothing of it can be finished; \
+                    pause it"
             )));
         }
         // Whatever the group was to be set to is of no interest to one that goes.
@@ -145,15 +162,23 @@ impl Admin {
         const OPEN: &str = "SELECT count(*) FROM (SELECT FROM oncebox.inbox WHERE consumer_id = $1 \
             AND status IN ('received', 'in_progress', 'failed_retryable') LIMIT $2) o";
         let place = self.place(&self.tenant(tenant).await?)?;
-        Ok(sqlx::query_scalar(OPEN).bind(consumer_id).bind(OPEN_MAX + 1).fetch_one(&place.pool).await?)
+        Ok(sqlx::query_scalar(OPEN)
+            .bind(consumer_id)
+            .bind(OPEN_MAX + 1)
+            .fetch_one(&place.pool)
+            .await?)
     }
 
-    /// Make a consumer whose messages are all settled `paused`. True: it is done, by this host or by another.
+    /// Make a consumer whose messages are all settled `paused`. True: it is done, by this host or
+    /// by another.
     pub async fn finish_drain(&self, standing: &Standing) -> Result<bool, InboxError> {
         let Standing { consumer_id, tenant, name, revision, .. } = standing;
         let mut tx = self.pool.begin().await?;
-        // Once every host has heard of it, only retry workers change the inbox, and they add nothing.
-        if !late_hosts(&mut tx, *consumer_id, *revision, false).await?.is_empty() || self.open_of(tenant, *consumer_id).await? > 0 {
+        // Once every host has heard of it, only retry workers change the inbox, and they add
+        // nothing.
+        if !late_hosts(&mut tx, *consumer_id, *revision, false).await?.is_empty()
+            || self.open_of(tenant, *consumer_id).await? > 0
+        {
             return Ok(false);
         }
         hooks::point("consumer:drained:before");
@@ -168,15 +193,25 @@ impl Admin {
     }
 }
 
-/// Lock a consumer's row against other changes: its state, its generation, and whether it is being sought.
-pub(crate) async fn lock(connection: &mut PgConnection, consumer: &Consumer) -> Result<(String, i64, bool), InboxError> {
-    const LOCK: &str = "SELECT state, generation, seek IS NOT NULL FROM oncebox.consumer WHERE consumer_id = $1 FOR NO KEY UPDATE";
+/// Lock a consumer's row against other changes: its state, its generation, and whether it is being
+/// sought.
+pub(crate) async fn lock(
+    connection: &mut PgConnection,
+    consumer: &Consumer,
+) -> Result<(String, i64, bool), InboxError> {
+    const LOCK: &str = "SELECT state, generation, seek IS NOT NULL FROM oncebox.consumer WHERE \
+        consumer_id = $1 FOR NO KEY UPDATE";
     let locked = sqlx::query_as(LOCK).bind(consumer.consumer_id).fetch_optional(connection).await?;
-    locked.ok_or_else(|| InboxError::NotFound(format!("consumer `{}/{}` was deleted", consumer.tenant, consumer.name)))
+    locked.ok_or_else(|| {
+        InboxError::NotFound(format!(
+            "consumer `{}/{}` was deleted",
+            consumer.tenant, consumer.name
+        ))
+    })
 }
 
-/// Hosts that live and have not yet done what a revision asks for; with `stopped`, those that still run
-/// anything of the consumer.
+/// Hosts that live and have not yet done what a revision asks for; with `stopped`, those that still
+/// run anything of the consumer.
 pub(crate) async fn late_hosts(
     connection: &mut PgConnection,
     consumer_id: i32,
@@ -184,10 +219,15 @@ pub(crate) async fn late_hosts(
     stopped: bool,
 ) -> Result<Vec<String>, InboxError> {
     let list = format!(
-        "SELECT h.name FROM oncebox.host h LEFT JOIN oncebox.host_consumer r ON r.host_id = h.host_id AND r.consumer_id = $1 \
-         WHERE h.seen_at > now() - {GONE} AND (r.run_revision IS NULL OR r.run_revision < $2 OR ($3 AND r.run_state <> 'stopped')) \
+        "SELECT h.name FROM oncebox.host h LEFT JOIN oncebox.host_consumer r ON r.host_id = \
+            h.host_id AND r.consumer_id = $1 \
+         WHERE h.seen_at > now() - {GONE} AND (r.run_revision IS NULL OR r.run_revision < $2 OR \
+         ($3 AND r.run_state <> 'stopped')) \
          ORDER BY h.host_id"
     );
-    let late = sqlx::query_scalar(sqlx::AssertSqlSafe(list)).bind(consumer_id).bind(revision).bind(stopped);
+    let late = sqlx::query_scalar(sqlx::AssertSqlSafe(list))
+        .bind(consumer_id)
+        .bind(revision)
+        .bind(stopped);
     Ok(late.fetch_all(connection).await?)
 }

@@ -56,7 +56,10 @@ impl Consumer {
     /// The policy, typed.
     pub fn policy(&self) -> Result<Policy, InboxError> {
         serde_json::from_value(self.policy.clone()).map_err(|error| {
-            InboxError::Invalid(format!("the policy of consumer `{}/{}` is not readable: {error}", self.tenant, self.name))
+            InboxError::Invalid(format!(
+                "the policy of consumer `{}/{}` is not readable: {error}",
+                self.tenant, self.name
+            ))
         })
     }
 }
@@ -64,15 +67,22 @@ impl Consumer {
 /// All of it, before `what` of them.
 fn select(what: &str) -> sqlx::AssertSqlSafe<String> {
     sqlx::AssertSqlSafe(format!(
-        "SELECT c.consumer_id, c.tenant_id, t.name AS tenant, c.name, c.policy, c.state, c.revision, c.generation, c.seek, \
-            t.state AS tenant_state, c.created_at, {QUARANTINE} FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) \
+        "SELECT c.consumer_id, c.tenant_id, t.name AS tenant, c.name, c.policy, c.state, \
+            c.revision, c.generation, c.seek, \
+            t.state AS tenant_state, c.created_at, {QUARANTINE} FROM oncebox.consumer c JOIN \
+            oncebox.tenant t USING (tenant_id) \
             LEFT JOIN oncebox.consumer_start s USING (consumer_id) {what}"
     ))
 }
 
 impl Admin {
     /// Create a consumer with its policy.
-    pub async fn create_consumer(&self, tenant: &str, name: &str, policy: &Policy) -> Result<Consumer, InboxError> {
+    pub async fn create_consumer(
+        &self,
+        tenant: &str,
+        name: &str,
+        policy: &Policy,
+    ) -> Result<Consumer, InboxError> {
         check_name("consumer", name)?;
         policy.check_apart().await?;
         let tenant = self.tenant(tenant).await?;
@@ -83,7 +93,8 @@ impl Admin {
         schema::ensure_partitions_for(&self.pool, &[policy.retention.class()]).await?;
         let mut tx = self.pool.begin().await?;
         group_is_free(&mut tx, &tenant.name, name, policy).await?;
-        const INSERT: &str = "INSERT INTO oncebox.consumer (tenant_id, name, policy, retention_class) VALUES ($1, $2, $3, $4)";
+        const INSERT: &str = "INSERT INTO oncebox.consumer (tenant_id, name, policy, \
+            retention_class) VALUES ($1, $2, $3, $4)";
         sqlx::query(INSERT)
             .bind(tenant.tenant_id)
             .bind(name)
@@ -107,7 +118,10 @@ impl Admin {
         let one = select("WHERE t.name = $1 AND c.name = $2");
         let found = sqlx::query_as(one).bind(tenant).bind(name).fetch_optional(&self.pool).await?;
         found.ok_or_else(|| {
-            InboxError::NotFound(format!("there is no consumer `{tenant}/{name}`; `oncebox consumer list` shows those there are"))
+            InboxError::NotFound(format!(
+                "there is no consumer `{tenant}/{name}`; `oncebox \
+                consumer list` shows those there are"
+            ))
         })
     }
 
@@ -118,26 +132,48 @@ impl Admin {
     }
 }
 
-/// A consumer as an open transaction sees it. Whoever holds its lock must not wait for another connection:
-/// all of them may be held by those who wait for the lock.
-pub(crate) async fn consumer_in(connection: &mut PgConnection, consumer: &Consumer) -> Result<Consumer, InboxError> {
+/// A consumer as an open transaction sees it. Whoever holds its lock must not wait for another
+/// connection: all of them may be held by those who wait for the lock.
+pub(crate) async fn consumer_in(
+    connection: &mut PgConnection,
+    consumer: &Consumer,
+) -> Result<Consumer, InboxError> {
     let one = select("WHERE c.consumer_id = $1");
     let found = sqlx::query_as(one).bind(consumer.consumer_id).fetch_optional(connection).await?;
-    found.ok_or_else(|| InboxError::NotFound(format!("consumer `{}/{}` was deleted", consumer.tenant, consumer.name)))
+    found.ok_or_else(|| {
+        InboxError::NotFound(format!(
+            "consumer `{}/{}` was deleted",
+            consumer.tenant, consumer.name
+        ))
+    })
 }
 
-/// Two consumers in one group would share out each other's partitions, and one could move or delete the
-/// offsets of the other. The lock keeps two that come at the same time apart.
-pub(crate) async fn group_is_free(connection: &mut PgConnection, tenant: &str, name: &str, policy: &Policy) -> Result<(), InboxError> {
-    const TAKEN: &str = "SELECT t.name || '/' || c.name FROM oncebox.consumer c JOIN oncebox.tenant t USING (tenant_id) \
+/// Two consumers in one group would share out each other's partitions, and one could move or delete
+/// the offsets of the other. The lock keeps two that come at the same time apart.
+pub(crate) async fn group_is_free(
+    connection: &mut PgConnection,
+    tenant: &str,
+    name: &str,
+    policy: &Policy,
+) -> Result<(), InboxError> {
+    const TAKEN: &str = "SELECT t.name || '/' || c.name FROM oncebox.consumer c JOIN \
+        oncebox.tenant t USING (tenant_id) \
         WHERE (t.name, c.name) <> ($1, $2) \
-          AND coalesce(nullif(c.policy->'kafka'->>'group', ''), format('oncebox.%s.%s', t.name, c.name)) = $3 LIMIT 1";
+          AND coalesce(nullif(c.policy->'kafka'->>'group', ''), format('oncebox.%s.%s', t.name, \
+          c.name)) = $3 LIMIT 1";
     locks::take(connection, HostLock::Groups).await?;
     let group = policy.group(tenant, name);
-    let taken: Option<String> = sqlx::query_scalar(TAKEN).bind(tenant).bind(name).bind(&group).fetch_optional(connection).await?;
+    let taken: Option<String> = sqlx::query_scalar(TAKEN)
+        .bind(tenant)
+        .bind(name)
+        .bind(&group)
+        .fetch_optional(connection)
+        .await?;
     match taken {
         // Whose it is, is not everybody's to know.
-        Some(_) => Err(InboxError::conflict(format!("the kafka group `{group}` is another consumer's; set another `kafka.group`"))),
+        Some(_) => Err(InboxError::conflict(format!(
+            "the kafka group `{group}` is another consumer's; set another `kafka.group`"
+        ))),
         None => Ok(()),
     }
 }
@@ -147,7 +183,9 @@ pub(crate) const HIDDEN: &str = "…";
 
 pub(crate) fn shown(policy: &Value) -> Value {
     let mut policy = policy.clone();
-    for (_, value) in policy.pointer_mut("/kafka/properties").and_then(Value::as_object_mut).into_iter().flatten() {
+    for (_, value) in
+        policy.pointer_mut("/kafka/properties").and_then(Value::as_object_mut).into_iter().flatten()
+    {
         *value = HIDDEN.into();
     }
     policy

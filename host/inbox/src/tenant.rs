@@ -15,37 +15,42 @@ use crate::{
     scram,
 };
 
-/// What each host gives a tenant, over all of its consumers. Over a limit messages wait; they do not fail.
+/// What each host gives a tenant, over all of its consumers. Over a limit messages wait; they do
+/// not fail.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TenantLimits {
-    /// Its share of a busy host against the other tenants', 1 to 10,000; of two tenants that both have
-    /// something to do, one with twice the weight gets twice the time.
+    /// Its share of a busy host against the other tenants', 1 to 10,000; of two tenants that both
+    /// have something to do, one with twice the weight gets twice the time.
     pub weight: u32,
     /// Database connections; none for the host's own bound.
     pub connections_max: Option<usize>,
-    /// Transactions, hence instances of handlers, at the same time; none for the host's own bound on a tenant.
+    /// Transactions, hence instances of handlers, at the same time; none for the host's own bound
+    /// on a tenant.
     pub transactions_max: Option<usize>,
     /// Bytes of guests' memory together; none for the host's own bound.
     pub memory_bytes_max: Option<u64>,
-    /// Longest call of a handler, milliseconds, whatever a policy says; none for the host's own bound.
+    /// Longest call of a handler, milliseconds, whatever a policy says; none for the host's own
+    /// bound.
     pub deadline_ms_max: Option<u64>,
     /// Messages a second, over all of its consumers; none for as many as come.
     pub messages_per_second: Option<u32>,
-    /// Topics that tokens of the tenant may name in policies: whole names, or beginnings with a `*` behind them;
-    /// none for `oncebox.<tenant>.*`. Whoever runs the host is not bound by it.
+    /// Topics that tokens of the tenant may name in policies: whole names, or beginnings with a `*`
+    /// behind them; none for `oncebox.<tenant>.*`. Whoever runs the host is not bound by it.
     pub topics_allowed: Option<Vec<String>>,
 }
 
 impl TenantLimits {
-    /// What tokens of the tenant may name: what an operator said, or what bears the tenant's name. Brokers know nothing of
-    /// tenants, so what nobody said anything of is nobody's but the operator's to give.
+    /// What tokens of the tenant may name: what an operator said, or what bears the tenant's name.
+    /// Brokers know nothing of tenants, so what nobody said anything of is nobody's but the
+    /// operator's to give.
     pub fn topics_allowed(&self, tenant: &str) -> Vec<String> {
         self.topics_allowed.clone().unwrap_or_else(|| vec![format!("oncebox.{tenant}.*")])
     }
 
-    /// Whether a token of the tenant may name a topic. A regular expression stands for topics that nobody knows, so that none
-    /// is allowed; nor is what it would compile to any tenant's to choose.
+    /// Whether a token of the tenant may name a topic. A regular expression stands for topics that
+    /// nobody knows, so that none is allowed; nor is what it would compile to any tenant's to
+    /// choose.
     pub fn allows_topic(&self, tenant: &str, topic: &str) -> bool {
         let allowed = self.topics_allowed(tenant);
         let matches = |pattern: &String| match pattern.strip_suffix('*') {
@@ -110,15 +115,19 @@ impl Admin {
     pub async fn create_tenant(&self, name: &str) -> Result<Tenant, InboxError> {
         check_name("tenant", name)?;
         let opaque = hex::encode(rand::random::<[u8; 6]>());
-        let (schema, login, owner) = (format!("t_{opaque}"), format!("oncebox_{opaque}"), format!("oncebox_{opaque}_owner"));
+        let (schema, login, owner) =
+            (format!("t_{opaque}"), format!("oncebox_{opaque}"), format!("oncebox_{opaque}_owner"));
         let mut tx = self.pool.begin().await?;
         lock_grants(&mut tx).await?;
         let credentials = Credentials::generate();
-        let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())").fetch_one(&mut *tx).await?;
+        let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())")
+            .fetch_one(&mut *tx)
+            .await?;
         for statement in role_statements(&database, &schema, &login, &owner, &credentials) {
             tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(statement))).await?;
         }
-        const INSERT: &str = "INSERT INTO oncebox.tenant (name, schema_name, login, owner_login, secret_hash, credentials) \
+        const INSERT: &str = "INSERT INTO oncebox.tenant (name, schema_name, login, owner_login, \
+            secret_hash, credentials) \
             VALUES ($1, $2, $3, $4, $5, $6) RETURNING *";
         let tenant = sqlx::query_as(INSERT)
             .bind(name)
@@ -136,16 +145,25 @@ impl Admin {
         Ok(tenant)
     }
 
-    /// Keep parameters of slow statements out of the server's log, bound temporary files, and notice
-    /// deadlocks soon: on hot rows the wait for the detector is most of the time. Only a superuser may
-    /// say so.
+    /// Keep parameters of slow statements out of the server's log, bound temporary files, and
+    /// notice deadlocks soon: on hot rows the wait for the detector is most of the time. Only a
+    /// superuser may say so.
     pub(crate) async fn restrict_logs(&self, pool: &PgPool, login: &str, owner: &str) {
-        let settings = ["log_parameter_max_length = 0", "temp_file_limit = '256MB'", "deadlock_timeout = '100ms'"];
+        let settings = [
+            "log_parameter_max_length = 0",
+            "temp_file_limit = '256MB'",
+            "deadlock_timeout = '100ms'",
+        ];
         // The owner's session binds the secret, too, with which it records a migration.
-        for (role, setting) in settings.map(|setting| (login, setting)).into_iter().chain([(owner, settings[0]), (owner, settings[1])]) {
+        for (role, setting) in settings
+            .map(|setting| (login, setting))
+            .into_iter()
+            .chain([(owner, settings[0]), (owner, settings[1])])
+        {
             let statement = format!("ALTER ROLE {role} SET {setting}");
             if let Err(error) = pool.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(statement))).await {
-                tracing::warn!(%error, setting, "failed to set a default of the tenant's role; a superuser has to");
+                tracing::warn!(%error, setting, "failed to set a default of the tenant's role; a \
+                    superuser has to");
             }
         }
     }
@@ -157,12 +175,18 @@ impl Admin {
             return self.take_back_from_place(tenant).await;
         }
         let Tenant { schema_name: schema, login, owner_login: owner, .. } = tenant;
-        let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())").fetch_one(&self.pool).await?;
+        let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())")
+            .fetch_one(&self.pool)
+            .await?;
         let mut tx = self.pool.begin().await?;
         lock_grants(&mut tx).await?;
-        sqlx::query("DELETE FROM oncebox.tenant WHERE tenant_id = $1").bind(tenant.tenant_id).execute(&mut *tx).await?;
+        sqlx::query("DELETE FROM oncebox.tenant WHERE tenant_id = $1")
+            .bind(tenant.tenant_id)
+            .execute(&mut *tx)
+            .await?;
         let undo = format!(
-            "DROP SCHEMA {schema} CASCADE; REVOKE ALL ON DATABASE {database} FROM {login}, {owner}; \
+            "DROP SCHEMA {schema} CASCADE; REVOKE ALL ON DATABASE {database} FROM {login}, \
+                {owner}; \
              REVOKE ALL ON SCHEMA oncebox_host FROM {login}, {owner}; \
              REVOKE ALL ON ALL FUNCTIONS IN SCHEMA oncebox_host FROM {login}, {owner}; \
              DROP ROLE {login}, {owner}"
@@ -174,43 +198,71 @@ impl Admin {
 
     /// All tenants, by name.
     pub async fn tenants(&self) -> Result<Vec<Tenant>, InboxError> {
-        Ok(sqlx::query_as("SELECT * FROM oncebox.tenant ORDER BY name").fetch_all(&self.pool).await?)
+        Ok(sqlx::query_as("SELECT * FROM oncebox.tenant ORDER BY name")
+            .fetch_all(&self.pool)
+            .await?)
     }
 
     /// One tenant.
     pub async fn tenant(&self, name: &str) -> Result<Tenant, InboxError> {
-        let tenant = sqlx::query_as("SELECT * FROM oncebox.tenant WHERE name = $1").bind(name).fetch_optional(&self.pool).await?;
-        tenant.ok_or_else(|| InboxError::NotFound(format!("there is no tenant `{name}`; `oncebox tenant list` shows those there are")))
+        let tenant = sqlx::query_as("SELECT * FROM oncebox.tenant WHERE name = $1")
+            .bind(name)
+            .fetch_optional(&self.pool)
+            .await?;
+        tenant.ok_or_else(|| {
+            InboxError::NotFound(format!(
+                "there is no tenant `{name}`; `oncebox tenant list` shows those there are"
+            ))
+        })
     }
 }
 
-/// Two transactions at a time would write the same lists of privileges, which PostgreSQL refuses to one of them.
-/// A process that stops in the middle holds up the others for a minute.
+/// Two transactions at a time would write the same lists of privileges, which PostgreSQL refuses to
+/// one of them. A process that stops in the middle holds up the others for a minute.
 pub(crate) async fn lock_grants(connection: &mut PgConnection) -> Result<(), InboxError> {
     connection.execute("SET LOCAL idle_in_transaction_session_timeout = '60s'").await?;
     locks::take(connection, HostLock::Grants).await
 }
 
 /// The same until the connection ends.
-pub(crate) async fn lock_grants_for_session(connection: &mut PgConnection) -> Result<(), InboxError> {
-    connection.execute("SET idle_session_timeout = '60s'; SET idle_in_transaction_session_timeout = '60s'").await?;
+pub(crate) async fn lock_grants_for_session(
+    connection: &mut PgConnection,
+) -> Result<(), InboxError> {
+    connection
+        .execute(
+            "SET idle_session_timeout = '60s'; SET idle_in_transaction_session_timeout = '60s'",
+        )
+        .await?;
     locks::take_for_session(connection, HostLock::Grants).await
 }
 
-/// What makes the roles and the schema of a tenant in a database, or what is missing of them, and sets the
-/// passwords.
-pub(crate) fn role_statements(database: &str, schema: &str, login: &str, owner: &str, credentials: &Credentials) -> Vec<String> {
+/// What makes the roles and the schema of a tenant in a database, or what is missing of them, and
+/// sets the passwords.
+pub(crate) fn role_statements(
+    database: &str,
+    schema: &str,
+    login: &str,
+    owner: &str,
+    credentials: &Credentials,
+) -> Vec<String> {
     let guest_verifier = scram::verifier(&credentials.guest_password);
     let owner_verifier = scram::verifier(&credentials.owner_password);
-    let make = |role: &str| format!("DO $$ BEGIN IF to_regrole('{role}') IS NULL THEN CREATE ROLE {role}; END IF; END $$");
+    let make = |role: &str| {
+        format!(
+            "DO $$ BEGIN IF to_regrole('{role}') IS NULL THEN CREATE ROLE {role}; END IF; END $$"
+        )
+    };
     vec![
         make(login),
         make(owner),
         format!("ALTER ROLE {login} LOGIN NOINHERIT PASSWORD '{guest_verifier}'"),
-        format!("ALTER ROLE {owner} LOGIN NOINHERIT CONNECTION LIMIT 4 PASSWORD '{owner_verifier}'"),
+        format!(
+            "ALTER ROLE {owner} LOGIN NOINHERIT CONNECTION LIMIT 4 PASSWORD '{owner_verifier}'"
+        ),
         // A login that is no superuser may only give away what it could also have.
         format!(
-            "DO $$ BEGIN IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN EXECUTE format('GRANT {owner}, {login} TO %I', current_user); END IF; END $$"
+            "DO $$ BEGIN IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN \
+                EXECUTE format('GRANT {owner}, {login} TO %I', current_user); END IF; END $$"
         ),
         format!("GRANT CONNECT ON DATABASE {database} TO {login}, {owner}"),
         format!("CREATE SCHEMA IF NOT EXISTS {schema} AUTHORIZATION {owner}"),
@@ -218,8 +270,14 @@ pub(crate) fn role_statements(database: &str, schema: &str, login: &str, owner: 
         format!("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA oncebox_host TO {login}"),
         format!("GRANT USAGE ON SCHEMA oncebox_host TO {owner}"),
         format!("GRANT EXECUTE ON FUNCTION oncebox_host.migration_applied TO {owner}"),
-        format!("ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA {schema} GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO {login}"),
-        format!("ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA {schema} GRANT USAGE ON SEQUENCES TO {login}"),
+        format!(
+            "ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA {schema} GRANT SELECT, INSERT, \
+                UPDATE, DELETE ON TABLES TO {login}"
+        ),
+        format!(
+            "ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA {schema} GRANT USAGE ON SEQUENCES \
+                TO {login}"
+        ),
         format!("ALTER ROLE {login} SET default_transaction_read_only = on"),
         format!("ALTER ROLE {owner} SET search_path = {schema}"),
     ]

@@ -1,4 +1,5 @@
-//! Tokens of the API: who may change what. A token is random and shown once; the database keeps its hash.
+//! Tokens of the API: who may change what. A token is random and shown once; the database keeps its
+//! hash.
 
 use std::fmt;
 
@@ -10,7 +11,9 @@ use sha2::{Digest, Sha256};
 use crate::{admin::Admin, audit::Subject, error::InboxError};
 
 /// What a token may do. Each role may do what the ones before it may.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, sqlx::Type)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, sqlx::Type,
+)]
 #[serde(rename_all = "snake_case")]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
 pub enum TokenRole {
@@ -94,10 +97,13 @@ pub enum Shown {
 
 const PREFIX: &str = "obx_";
 
-const TOKEN: &str = "SELECT k.token_id, k.name, k.role, t.name AS tenant, k.created_at, k.created_by, k.expires_at, k.revoked_at \
+const TOKEN: &str = "SELECT k.token_id, k.name, k.role, t.name AS tenant, k.created_at, \
+    k.created_by, k.expires_at, k.revoked_at \
     FROM oncebox.token k LEFT JOIN oncebox.tenant t USING (tenant_id) ";
 
-fn select<'q, Row>(condition: &str) -> sqlx::query::QueryAs<'q, sqlx::Postgres, Row, <sqlx::Postgres as sqlx::Database>::Arguments>
+fn select<'q, Row>(
+    condition: &str,
+) -> sqlx::query::QueryAs<'q, sqlx::Postgres, Row, <sqlx::Postgres as sqlx::Database>::Arguments>
 where
     Row: for<'r> sqlx::FromRow<'r, sqlx::postgres::PgRow>,
 {
@@ -106,10 +112,15 @@ where
 
 impl Admin {
     /// Make a token. The answer holds the only copy of it.
-    pub async fn create_token(&self, new: &NewToken<'_>) -> Result<(Token, TokenSecret), InboxError> {
+    pub async fn create_token(
+        &self,
+        new: &NewToken<'_>,
+    ) -> Result<(Token, TokenSecret), InboxError> {
         check_token_name(new.name)?;
         if new.expires_at.is_some_and(|at| at <= Utc::now()) {
-            return Err(InboxError::Invalid("`expires_at` is in the past; a token needs a time to come, or none".to_owned()));
+            return Err(InboxError::Invalid(
+                "`expires_at` is in the past; a token needs a time to come, or none".to_owned(),
+            ));
         }
         let tenant_id = match new.tenant {
             Some(tenant) => Some(self.tenant(tenant).await?.tenant_id),
@@ -117,7 +128,8 @@ impl Admin {
         };
         let secret = TokenSecret::generate();
         let mut tx = self.pool.begin().await?;
-        const INSERT: &str = "INSERT INTO oncebox.token (name, hash, role, tenant_id, expires_at, created_by) \
+        const INSERT: &str = "INSERT INTO oncebox.token (name, hash, role, tenant_id, expires_at, \
+            created_by) \
             VALUES ($1, $2, $3, $4, $5, $6) RETURNING token_id";
         let token_id: i64 = sqlx::query_scalar(INSERT)
             .bind(new.name)
@@ -128,8 +140,10 @@ impl Admin {
             .bind(&self.actor)
             .fetch_one(&mut *tx)
             .await?;
-        let token: Token = select("WHERE k.token_id = $1").bind(token_id).fetch_one(&mut *tx).await?;
-        let details = json!({ "token_id": token_id, "role": token.role, "expires_at": token.expires_at });
+        let token: Token =
+            select("WHERE k.token_id = $1").bind(token_id).fetch_one(&mut *tx).await?;
+        let details =
+            json!({ "token_id": token_id, "role": token.role, "expires_at": token.expires_at });
         self.audit(&mut tx, "token.create", subject(&token), details).await?;
         tx.commit().await?;
         Ok((token, secret))
@@ -144,34 +158,46 @@ impl Admin {
         Ok(list.bind(tenant).fetch_all(&self.pool).await?)
     }
 
-    /// End a token; with a tenant, one that reaches this tenant only. It is refused from the commit on.
-    /// One that was revoked before stays as it is.
-    pub async fn revoke_token(&self, tenant: Option<&str>, token_id: i64) -> Result<Token, InboxError> {
-        const ONE: &str = "WHERE k.token_id = $1 AND ($2::text IS NULL OR t.name = $2) FOR UPDATE OF k";
+    /// End a token; with a tenant, one that reaches this tenant only. It is refused from the commit
+    /// on. One that was revoked before stays as it is.
+    pub async fn revoke_token(
+        &self,
+        tenant: Option<&str>,
+        token_id: i64,
+    ) -> Result<Token, InboxError> {
+        const ONE: &str =
+            "WHERE k.token_id = $1 AND ($2::text IS NULL OR t.name = $2) FOR UPDATE OF k";
         let mut tx = self.pool.begin().await?;
-        let found: Option<Token> = select(ONE).bind(token_id).bind(tenant).fetch_optional(&mut *tx).await?;
+        let found: Option<Token> =
+            select(ONE).bind(token_id).bind(tenant).fetch_optional(&mut *tx).await?;
         let mut token = found.ok_or_else(|| {
-            InboxError::NotFound(format!("there is no token {token_id} here; `oncebox token list` shows those there are"))
+            InboxError::NotFound(format!(
+                "there is no token {token_id} here; `oncebox token list` shows those there are"
+            ))
         })?;
         if token.revoked_at.is_some() {
             tx.rollback().await?;
             return Ok(token);
         }
-        const REVOKE: &str = "UPDATE oncebox.token SET revoked_at = now() WHERE token_id = $1 RETURNING revoked_at";
+        const REVOKE: &str =
+            "UPDATE oncebox.token SET revoked_at = now() WHERE token_id = $1 RETURNING revoked_at";
         token.revoked_at = sqlx::query_scalar(REVOKE).bind(token_id).fetch_one(&mut *tx).await?;
-        self.audit(&mut tx, "token.revoke", subject(&token), json!({ "token_id": token_id })).await?;
+        self.audit(&mut tx, "token.revoke", subject(&token), json!({ "token_id": token_id }))
+            .await?;
         tx.commit().await?;
         Ok(token)
     }
 
-    /// Whose token this is. Found by its hash: how long an index takes tells at most something of the
-    /// hash of a guess, which says nothing of the hash of any token, and there are 2^256 of them.
+    /// Whose token this is. Found by its hash: how long an index takes tells at most something of
+    /// the hash of a guess, which says nothing of the hash of any token, and there are 2^256 of
+    /// them.
     pub async fn authenticate(&self, shown: &str) -> Result<Shown, InboxError> {
         if !is_token(shown) {
             return Ok(Shown::Unknown);
         }
         const EXPIRED: &str = "SELECT expires_at <= now() FROM oncebox.token WHERE token_id = $1";
-        let found: Option<Token> = select("WHERE k.hash = $1").bind(hash(shown)).fetch_optional(&self.pool).await?;
+        let found: Option<Token> =
+            select("WHERE k.hash = $1").bind(hash(shown)).fetch_optional(&self.pool).await?;
         let Some(token) = found else { return Ok(Shown::Unknown) };
         if token.revoked_at.is_some() {
             return Ok(Shown::Revoked);
@@ -180,7 +206,11 @@ impl Admin {
             return Ok(Shown::Good(token));
         }
         // The database's clock decides, as everywhere.
-        let expired: Option<bool> = sqlx::query_scalar(EXPIRED).bind(token.token_id).fetch_optional(&self.pool).await?.flatten();
+        let expired: Option<bool> = sqlx::query_scalar(EXPIRED)
+            .bind(token.token_id)
+            .fetch_optional(&self.pool)
+            .await?
+            .flatten();
         Ok(if expired == Some(false) { Shown::Good(token) } else { Shown::Expired })
     }
 }
@@ -192,7 +222,9 @@ fn hash(token: &str) -> Vec<u8> {
 /// Anything else need not be looked for.
 fn is_token(text: &str) -> bool {
     let digits = text.strip_prefix(PREFIX);
-    digits.is_some_and(|digits| digits.len() == 64 && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')))
+    digits.is_some_and(|digits| {
+        digits.len() == 64 && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    })
 }
 
 fn subject(token: &Token) -> Subject {
@@ -210,6 +242,7 @@ fn check_token_name(name: &str) -> Result<(), InboxError> {
         return Ok(());
     }
     Err(InboxError::Invalid(format!(
-        "`{name}` cannot be the name of a token; use a letter or digit, then up to 62 of A-Z, a-z, 0-9, `.`, `_`, `@` and `-`"
+        "`{name}` cannot be the name of a token; use a letter or digit, then up to 62 of A-Z, a-z, \
+            0-9, `.`, `_`, `@` and `-`"
     )))
 }

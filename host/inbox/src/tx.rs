@@ -50,15 +50,15 @@ struct State {
     in_flight: bool,
     /// The connection itself failed.
     broken: bool,
-    /// Code of a guest has made it forget what was prepared on it: good for the rest of the transaction at
-    /// most.
+    /// Code of a guest has made it forget what was prepared on it: good for the rest of the
+    /// transaction at most.
     forgot: bool,
     /// The statement that put the transaction into its aborted state.
     error: Option<StatementError>,
     /// Statements that were sent.
     statements: u64,
-    /// The first deadlock or its like since the run began, also when the handler has rolled back to a
-    /// savepoint since.
+    /// The first deadlock or its like since the run began, also when the handler has rolled back to
+    /// a savepoint since.
     contention: Option<StatementError>,
 }
 
@@ -95,8 +95,20 @@ impl Tx {
     }
 
     /// The same, whose statements are added up by a meter, and noted as questions to the database.
-    pub(crate) fn metered(connection: PgConnection, meter: Arc<Meter>, silence: Arc<Silence>) -> Self {
-        let state = State { connection, in_flight: false, broken: false, forgot: false, error: None, contention: None, statements: 0 };
+    pub(crate) fn metered(
+        connection: PgConnection,
+        meter: Arc<Meter>,
+        silence: Arc<Silence>,
+    ) -> Self {
+        let state = State {
+            connection,
+            in_flight: false,
+            broken: false,
+            forgot: false,
+            error: None,
+            contention: None,
+            statements: 0,
+        };
         Self { state: Arc::new(Mutex::new(state)), meter, silence }
     }
 
@@ -125,16 +137,17 @@ impl Tx {
         self.state.lock().await.error.clone()
     }
 
-    /// Wait until the connection is found to be lost, which nobody hears of while a handler sends nothing. Asks the
-    /// server every [`PULSE`], where no statement is under way. Dropping this in the middle of a question condemns
-    /// the connection: wait for [`Tx::idle`] before.
+    /// Wait until the connection is found to be lost, which nobody hears of while a handler sends
+    /// nothing. Asks the server every [`PULSE`], where no statement is under way. Dropping this in
+    /// the middle of a question condemns the connection: wait for [`Tx::idle`] before.
     pub(crate) async fn lost(&self) {
         loop {
             tokio::time::sleep(PULSE).await;
             let Ok(mut state) = self.state.try_lock() else { continue };
             if !state.broken && !state.in_flight {
                 state.in_flight = true;
-                // A message that asks for an answer and nothing else, in a transaction that failed as well.
+                // A message that asks for an answer and nothing else, in a transaction that failed
+                // as well.
                 let answer = state.connection.ping().await;
                 state.in_flight = false;
                 state.broken |= answer.is_err();
@@ -245,12 +258,14 @@ pub(crate) fn answered(error: &sqlx::Error) -> Option<StatementError> {
     })
 }
 
-/// How long a statement of the host may take on the client's side. The server's own timeouts are far
-/// below; this one notices a server that nothing is heard of any more.
+/// How long a statement of the host may take on the client's side. The server's own timeouts are
+/// far below; this one notices a server that nothing is heard of any more.
 const HOST_STATEMENT_MAX: Duration = Duration::from_secs(60);
 
 /// The answer to a statement of the host, or the error that none came.
-pub(crate) async fn bounded<T>(answer: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
+pub(crate) async fn bounded<T>(
+    answer: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, sqlx::Error> {
     let silence = |_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into());
     tokio::time::timeout(HOST_STATEMENT_MAX, answer).await.map_err(silence)?
 }
@@ -260,6 +275,11 @@ fn is_local(error: &sqlx::Error) -> bool {
     use sqlx::Error as E;
     matches!(
         error,
-        E::Encode(_) | E::Decode(_) | E::ColumnDecode { .. } | E::ColumnNotFound(_) | E::TypeNotFound { .. } | E::InvalidArgument(_)
+        E::Encode(_)
+            | E::Decode(_)
+            | E::ColumnDecode { .. }
+            | E::ColumnNotFound(_)
+            | E::TypeNotFound { .. }
+            | E::InvalidArgument(_)
     )
 }

@@ -56,13 +56,22 @@ impl Client {
     ) -> Result<T, String> {
         let _permit = self.lookups.acquire().await.map_err(|error| error.to_string())?;
         let client = Arc::clone(self);
-        tokio::task::spawn_blocking(move || ask(&client)).await.map_err(|error| error.to_string())?
+        tokio::task::spawn_blocking(move || ask(&client))
+            .await
+            .map_err(|error| error.to_string())?
     }
 
     /// Committed offset and watermarks, from the brokers.
-    pub(crate) async fn bearings(self: &Arc<Self>, partition: &Partition, within: Duration) -> Result<Bearings, String> {
+    pub(crate) async fn bearings(
+        self: &Arc<Self>,
+        partition: &Partition,
+        within: Duration,
+    ) -> Result<Bearings, String> {
         let partition = partition.clone();
-        self.lookup(move |client| client.ask_bearings(&partition, within).map_err(|error| error.to_string())).await
+        self.lookup(move |client| {
+            client.ask_bearings(&partition, within).map_err(|error| error.to_string())
+        })
+        .await
     }
 
     fn ask_bearings(&self, partition: &Partition, within: Duration) -> KafkaResult<Bearings> {
@@ -72,17 +81,28 @@ impl Client {
     }
 
     /// What the group has committed, by partition, from its coordinator.
-    pub(crate) fn committed(&self, partitions: &[Partition], within: Duration) -> KafkaResult<Vec<Option<Committed>>> {
+    pub(crate) fn committed(
+        &self,
+        partitions: &[Partition],
+        within: Duration,
+    ) -> KafkaResult<Vec<Option<Committed>>> {
         let mut list = TopicPartitionList::new();
         for partition in partitions {
             list.add_partition(&partition.topic, partition.number);
         }
         let list = self.consumer.committed_offsets(list, within)?;
-        partitions.iter().map(|partition| committed_in(&list, &partition.topic, partition.number)).collect()
+        partitions
+            .iter()
+            .map(|partition| committed_in(&list, &partition.topic, partition.number))
+            .collect()
     }
 
     /// Watermarks, from the broker.
-    pub(crate) fn watermarks(&self, partition: &Partition, within: Duration) -> KafkaResult<(i64, i64)> {
+    pub(crate) fn watermarks(
+        &self,
+        partition: &Partition,
+        within: Duration,
+    ) -> KafkaResult<(i64, i64)> {
         self.consumer.fetch_watermarks(&partition.topic, partition.number, within)
     }
 
@@ -116,8 +136,9 @@ impl Client {
         list.elements().iter().try_for_each(|element| element.error())
     }
 
-    /// Commits, for partitions of a topic whose id is this, the low watermark in place of offsets of other topics;
-    /// what was replaced by what. What is no longer ours in the ledger is left to whoever has it.
+    /// Commits, for partitions of a topic whose id is this, the low watermark in place of offsets
+    /// of other topics; what was replaced by what. What is no longer ours in the ledger is left to
+    /// whoever has it.
     pub(crate) fn start_over(
         &self,
         ledger: &Ledger,
@@ -127,19 +148,28 @@ impl Client {
         commit: Duration,
     ) -> Result<Vec<(Partition, i64, i64)>, String> {
         let replace = || -> KafkaResult<_> {
-            let partitions: Vec<_> = assigned.iter().map(|(partition, _)| partition.clone()).collect();
+            let partitions: Vec<_> =
+                assigned.iter().map(|(partition, _)| partition.clone()).collect();
             let mut replaced = Vec::new();
-            for (partition, committed) in partitions.iter().zip(self.committed(&partitions, lookup)?) {
+            for (partition, committed) in
+                partitions.iter().zip(self.committed(&partitions, lookup)?)
+            {
                 if let Some(committed) = committed.filter(|committed| !committed.is_of(id)) {
                     let (low, _) = self.watermarks(partition, lookup)?;
                     replaced.push((partition.clone(), committed.offset, low));
                 }
             }
-            let is_ours =
-                |of: &Partition| assigned.iter().any(|(partition, generation)| partition == of && ledger.is_ours(of, *generation));
+            let is_ours = |of: &Partition| {
+                assigned.iter().any(|(partition, generation)| {
+                    partition == of && ledger.is_ours(of, *generation)
+                })
+            };
             replaced.retain(|(partition, ..)| is_ours(partition));
             if !replaced.is_empty() {
-                let offsets: Vec<_> = replaced.iter().map(|(partition, _, low)| (partition.clone(), *low, id.clone())).collect();
+                let offsets: Vec<_> = replaced
+                    .iter()
+                    .map(|(partition, _, low)| (partition.clone(), *low, id.clone()))
+                    .collect();
                 self.commit(&offsets, commit)?;
             }
             Ok(replaced)
@@ -157,15 +187,30 @@ impl Client {
         let queue = ReplyQueue::new(self);
         // SAFETY: client and queue are alive; librdkafka copies the list; without a
         // callback the answer goes to the queue as an event.
-        let code = unsafe { rd::rd_kafka_commit_queue(self.consumer.client().native_ptr(), list.ptr(), queue.ptr, None, ptr::null_mut()) };
+        let code = unsafe {
+            rd::rd_kafka_commit_queue(
+                self.consumer.client().native_ptr(),
+                list.ptr(),
+                queue.ptr,
+                None,
+                ptr::null_mut(),
+            )
+        };
         check(code)?;
-        let event = queue.wait(within).ok_or(KafkaError::ConsumerCommit(RDKafkaErrorCode::OperationTimedOut))?;
+        let event = queue
+            .wait(within)
+            .ok_or(KafkaError::ConsumerCommit(RDKafkaErrorCode::OperationTimedOut))?;
         check(event.code())
     }
 }
 
 impl OffsetStore for Client {
-    fn store_offset(&self, partition: &Partition, next: i64, topic_id: &TopicId) -> Result<(), KafkaError> {
+    fn store_offset(
+        &self,
+        partition: &Partition,
+        next: i64,
+        topic_id: &TopicId,
+    ) -> Result<(), KafkaError> {
         // `Consumer::store_offset` would add one, which is wrong where offsets have gaps.
         let mut list = TopicPartitionList::new();
         add_offset(&mut list, &partition.topic, partition.number, next, topic_id)?;
@@ -173,9 +218,15 @@ impl OffsetStore for Client {
     }
 }
 
-/// Adds an offset to a list, with the topic's id noted beside it. Every offset that is stored or committed goes
-/// through here.
-pub(crate) fn add_offset(list: &mut TopicPartitionList, topic: &str, partition: i32, next: i64, topic_id: &TopicId) -> KafkaResult<()> {
+/// Adds an offset to a list, with the topic's id noted beside it. Every offset that is stored or
+/// committed goes through here.
+pub(crate) fn add_offset(
+    list: &mut TopicPartitionList,
+    topic: &str,
+    partition: i32,
+    next: i64,
+    topic_id: &TopicId,
+) -> KafkaResult<()> {
     let mut element = list.add_partition(topic, partition);
     element.set_offset(Offset::Offset(next))?;
     let note = note(topic_id);
@@ -186,7 +237,11 @@ pub(crate) fn add_offset(list: &mut TopicPartitionList, topic: &str, partition: 
 }
 
 /// What a group has committed for a partition, in a list that its coordinator has filled in.
-pub(crate) fn committed_in(list: &TopicPartitionList, topic: &str, partition: i32) -> KafkaResult<Option<Committed>> {
+pub(crate) fn committed_in(
+    list: &TopicPartitionList,
+    topic: &str,
+    partition: i32,
+) -> KafkaResult<Option<Committed>> {
     let Some(element) = list.find_partition(topic, partition) else { return Ok(None) };
     element.error()?;
     let Offset::Offset(offset) = element.offset() else { return Ok(None) };
@@ -199,18 +254,23 @@ pub(crate) fn committed_in(list: &TopicPartitionList, topic: &str, partition: i3
     Ok(Some(Committed { offset, topic_id: found.and_then(noted_beside) }))
 }
 
-/// The topic's id that is noted beside an offset. The safe wrapper panics where somebody noted what is no UTF-8.
+/// The topic's id that is noted beside an offset. The safe wrapper panics where somebody noted what
+/// is no UTF-8.
 pub(crate) fn noted_beside(element: &rd::rd_kafka_topic_partition_t) -> TopicId {
     if element.metadata.is_null() || element.metadata_size == 0 {
         return None;
     }
     // SAFETY: an element's metadata is that many bytes, which live as long as the element.
-    noted(unsafe { std::slice::from_raw_parts(element.metadata.cast::<u8>(), element.metadata_size) })
+    noted(unsafe {
+        std::slice::from_raw_parts(element.metadata.cast::<u8>(), element.metadata_size)
+    })
 }
 
 /// # Safety
 /// `list` is null or a list that is alive for as long as the answer is used.
-pub(crate) unsafe fn elements<'a>(list: *const rd::rd_kafka_topic_partition_list_t) -> &'a [rd::rd_kafka_topic_partition_t] {
+pub(crate) unsafe fn elements<'a>(
+    list: *const rd::rd_kafka_topic_partition_list_t,
+) -> &'a [rd::rd_kafka_topic_partition_t] {
     // SAFETY: by this function's contract, and a list has as many elements as it says.
     unsafe {
         match list.as_ref() {

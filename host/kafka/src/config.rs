@@ -85,12 +85,13 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("heartbeat.interval.ms", "3000"),
     // How long a partition that was added, or a topic that matches a pattern, waits to be read.
     ("topic.metadata.refresh.interval.ms", "5000"),
-    // Three times that, unless it is said: what is known of a topic would be forgotten while brokers are away.
+    // Three times that, unless it is said: what is known of a topic would be forgotten while
+    // brokers are away.
     ("metadata.max.age.ms", "900000"),
 ];
 
-/// The same for every connection of a host to brokers: one that has gone silent is given up after eight seconds, and
-/// another one is tried soon.
+/// The same for every connection of a host to brokers: one that has gone silent is given up after
+/// eight seconds, and another one is tried soon.
 pub const CONNECTION: &[(&str, &str)] = &[
     ("socket.timeout.ms", "8000"),
     ("socket.connection.setup.timeout.ms", "5000"),
@@ -98,9 +99,10 @@ pub const CONNECTION: &[(&str, &str)] = &[
     ("reconnect.backoff.max.ms", "2000"),
 ];
 
-/// Static members share out all partitions in one step. A static member that dies between the two steps
-/// of a cooperative rebalance and is back at once gets what the first step left it; nobody asks for the
-/// second, and the partitions it had given up stay without an owner until the group changes again.
+/// Static members share out all partitions in one step. A static member that dies between the two
+/// steps of a cooperative rebalance and is back at once gets what the first step left it; nobody
+/// asks for the second, and the partitions it had given up stay without an owner until the group
+/// changes again.
 const STATIC_MEMBER: (&str, &str) = ("group.instance.id", "roundrobin");
 
 /// What makes an offset mean "everything before it is settled".
@@ -111,8 +113,8 @@ const FIXED: &[(&str, &str)] = &[
     ("enable.partition.eof", "false"),
 ];
 
-/// Properties that say how a member of a group reads, and nothing of how brokers are reached. What is not
-/// known here is taken for something that matters.
+/// Properties that say how a member of a group reads, and nothing of how brokers are reached. What
+/// is not known here is taken for something that matters.
 const OF_READING: &[&str] = &[
     "group.instance.id",
     "session.timeout.ms",
@@ -183,18 +185,28 @@ impl ConsumerConfig {
         if self.topics.is_empty() {
             return Err(ConsumerError::NoTopics { consumer: self.consumer.clone() });
         }
-        // The last door before a native library: a row may be older than the rule that would refuse it.
-        let names = policy::topics_fault(&self.topics).or_else(|| policy::group_fault(&self.kafka.group));
-        let fault = names.or_else(|| policy::properties_fault(self.kafka.properties.iter()).map(|(_, text)| text));
+        // The last door before a native library: a row may be older than the rule that would refuse
+        // it.
+        let names =
+            policy::topics_fault(&self.topics).or_else(|| policy::group_fault(&self.kafka.group));
+        let fault = names.or_else(|| {
+            policy::properties_fault(self.kafka.properties.iter()).map(|(_, text)| text)
+        });
         if let Some(text) = fault {
             return Err(ConsumerError::Unfit { consumer: self.consumer.clone(), text });
         }
-        let bounds = [("kafka.prefetch_messages", self.kafka.prefetch_messages), ("kafka.prefetch_bytes", self.kafka.prefetch_bytes)];
+        let bounds = [
+            ("kafka.prefetch_messages", self.kafka.prefetch_messages),
+            ("kafka.prefetch_bytes", self.kafka.prefetch_bytes),
+        ];
         if let Some((name, _)) = bounds.into_iter().find(|(_, bound)| *bound == 0) {
             return Err(ConsumerError::ZeroBound { consumer: self.consumer.clone(), name });
         }
         self.host_properties.keys().try_for_each(|name| check_name(name))?;
-        self.kafka.properties.keys().try_for_each(|name| check_name(name).and_then(|()| check_policy_name(name)))?;
+        self.kafka
+            .properties
+            .keys()
+            .try_for_each(|name| check_name(name).and_then(|()| check_policy_name(name)))?;
         self.check_poll_interval()
     }
 
@@ -202,7 +214,8 @@ impl ConsumerConfig {
     fn check_poll_interval(&self) -> Result<(), ConsumerError> {
         let name = "max.poll.interval.ms";
         let Some(value) = self.property(name) else { return Ok(()) };
-        let interval: u64 = value.parse().map_err(|_| ConsumerError::InvalidProperty { name: name.to_owned() })?;
+        let interval: u64 =
+            value.parse().map_err(|_| ConsumerError::InvalidProperty { name: name.to_owned() })?;
         if u128::from(interval) > (self.timing.revoke + 2 * self.timing.commit).as_millis() {
             return Ok(());
         }
@@ -215,13 +228,22 @@ impl ConsumerConfig {
         self.topics.iter().any(|topic| policy::is_pattern(topic))
     }
 
-    /// What it connects with. Consumers for which this is the same see the same brokers with the same rights.
+    /// What it connects with. Consumers for which this is the same see the same brokers with the
+    /// same rights.
     pub(crate) fn connection_properties(&self) -> BTreeMap<String, String> {
-        let defaults = CONNECTION.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let defaults =
+            CONNECTION.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let all = self.host_properties.iter().chain(&self.kafka.properties);
-        let of_reading =
-            |name: &str| OF_READING.contains(&name) || OF_READING_BEGINNINGS.iter().any(|beginning| name.starts_with(beginning));
-        defaults.chain(all.filter(|(name, _)| !of_reading(name)).map(|(name, value)| (name.clone(), value.clone()))).collect()
+        let of_reading = |name: &str| {
+            OF_READING.contains(&name)
+                || OF_READING_BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
+        };
+        defaults
+            .chain(
+                all.filter(|(name, _)| !of_reading(name))
+                    .map(|(name, value)| (name.clone(), value.clone())),
+            )
+            .collect()
     }
 
     fn property(&self, name: &str) -> Option<&String> {
@@ -265,7 +287,10 @@ fn check_name(name: &str) -> Result<(), ConsumerError> {
 
 fn check_policy_name(name: &str) -> Result<(), ConsumerError> {
     if HOST_ONLY.contains(&name) || HOST_ONLY_ENDINGS.iter().any(|ending| name.ends_with(ending)) {
-        return Err(ConsumerError::RefusedProperty { name: name.to_owned(), reason: HOST_ONLY_REASON });
+        return Err(ConsumerError::RefusedProperty {
+            name: name.to_owned(),
+            reason: HOST_ONLY_REASON,
+        });
     }
     Ok(())
 }
@@ -276,7 +301,9 @@ mod tests {
     use crate::tests::support::config;
 
     fn with(policy: &[(&str, &str)], host: &[(&str, &str)]) -> ConsumerConfig {
-        let map = |pairs: &[(&str, &str)]| pairs.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+        let map = |pairs: &[(&str, &str)]| {
+            pairs.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect()
+        };
         let mut config = config("localhost:1", "t", "c", "topic");
         config.kafka.properties = map(policy);
         config.host_properties = map(host);
@@ -290,7 +317,9 @@ mod tests {
     #[test]
     fn properties_that_break_the_guarantees_are_refused_by_name() {
         for (name, _) in REFUSED {
-            for config in [with(&[(name, "hunter2secret")], &[]), with(&[], &[(name, "hunter2secret")])] {
+            for config in
+                [with(&[(name, "hunter2secret")], &[]), with(&[], &[(name, "hunter2secret")])]
+            {
                 let text = refused(&config);
                 assert!(text.contains(&format!("`{name}`")) && !text.contains("hunter2"), "{text}");
             }
@@ -299,7 +328,12 @@ mod tests {
 
     #[test]
     fn a_policy_cannot_reach_into_the_host() {
-        for name in ["ssl.ca.location", "sasl.oauthbearer.token.endpoint.url", "plugin.library.paths", "debug"] {
+        for name in [
+            "ssl.ca.location",
+            "sasl.oauthbearer.token.endpoint.url",
+            "plugin.library.paths",
+            "debug",
+        ] {
             assert!(refused(&with(&[(name, "x")], &[])).contains(name));
             assert_eq!(refused(&with(&[], &[(name, "x")])), "");
         }
@@ -307,7 +341,8 @@ mod tests {
 
     #[test]
     fn the_policy_stands_above_the_host_and_below_what_is_fixed() {
-        let config = with(&[("client.id", "policy")], &[("client.id", "host"), ("sasl.username", "me")]);
+        let config =
+            with(&[("client.id", "policy")], &[("client.id", "host"), ("sasl.username", "me")]);
         let client = config.client_config().unwrap();
         assert_eq!(client.get("client.id"), Some("policy"));
         assert_eq!(client.get("sasl.username"), Some("me"));
@@ -316,12 +351,17 @@ mod tests {
         assert_eq!(client.get("group.id"), Some("oncebox.t.c"));
     }
 
-    /// What keeps a host's partitions, or a broken connection, waiting for long has to be asked for. S4-002.
+    /// What keeps a host's partitions, or a broken connection, waiting for long has to be asked
+    /// for. S4-002.
     #[test]
     fn what_is_lost_is_noticed_within_seconds() {
-        let ms = |config: &ClientConfig, name: &str| config.get(name).unwrap().parse::<u64>().unwrap();
+        let ms =
+            |config: &ClientConfig, name: &str| config.get(name).unwrap().parse::<u64>().unwrap();
         let client = with(&[], &[]).client_config().unwrap();
-        assert_eq!((ms(&client, "session.timeout.ms"), ms(&client, "heartbeat.interval.ms")), (10_000, 3_000));
+        assert_eq!(
+            (ms(&client, "session.timeout.ms"), ms(&client, "heartbeat.interval.ms")),
+            (10_000, 3_000)
+        );
         assert_eq!(ms(&client, "topic.metadata.refresh.interval.ms"), 5_000);
         // Also of connections that are not a consumer's.
         let mut other = ClientConfig::new();
@@ -329,41 +369,69 @@ mod tests {
             other.set(name, value);
         }
         for config in [&client, &other] {
-            let silent =
-                ms(config, "socket.timeout.ms") + ms(config, "reconnect.backoff.max.ms") + ms(config, "socket.connection.setup.timeout.ms");
+            let silent = ms(config, "socket.timeout.ms")
+                + ms(config, "reconnect.backoff.max.ms")
+                + ms(config, "socket.connection.setup.timeout.ms");
             assert!(silent <= 15_000, "{silent}");
             assert_eq!(config.get("socket.keepalive.enable"), Some("true"));
         }
-        let (policy, host) = ([("socket.timeout.ms", "20000")], [("session.timeout.ms", "45000"), ("reconnect.backoff.max.ms", "9000")]);
+        let (policy, host) = (
+            [("socket.timeout.ms", "20000")],
+            [("session.timeout.ms", "45000"), ("reconnect.backoff.max.ms", "9000")],
+        );
         let chosen = with(&policy, &host);
         let client = chosen.client_config().unwrap();
-        assert_eq!((ms(&client, "socket.timeout.ms"), ms(&client, "session.timeout.ms")), (20_000, 45_000));
+        assert_eq!(
+            (ms(&client, "socket.timeout.ms"), ms(&client, "session.timeout.ms")),
+            (20_000, 45_000)
+        );
         let connection = chosen.connection_properties();
-        assert_eq!((connection["socket.timeout.ms"].as_str(), connection["reconnect.backoff.max.ms"].as_str()), ("20000", "9000"));
+        assert_eq!(
+            (
+                connection["socket.timeout.ms"].as_str(),
+                connection["reconnect.backoff.max.ms"].as_str()
+            ),
+            ("20000", "9000")
+        );
         assert!(!connection.contains_key("session.timeout.ms"), "it is of reading");
     }
 
     #[test]
     fn static_members_rebalance_in_one_step() {
-        let strategy = |config: ConsumerConfig| config.client_config().unwrap().get("partition.assignment.strategy").map(str::to_owned);
+        let strategy = |config: ConsumerConfig| {
+            config.client_config().unwrap().get("partition.assignment.strategy").map(str::to_owned)
+        };
         assert_eq!(strategy(with(&[], &[])).as_deref(), Some("cooperative-sticky"));
-        assert_eq!(strategy(with(&[], &[("group.instance.id", "a")])).as_deref(), Some("roundrobin"));
-        let chosen = with(&[("partition.assignment.strategy", "range")], &[("group.instance.id", "a")]);
+        assert_eq!(
+            strategy(with(&[], &[("group.instance.id", "a")])).as_deref(),
+            Some("roundrobin")
+        );
+        let chosen =
+            with(&[("partition.assignment.strategy", "range")], &[("group.instance.id", "a")]);
         assert_eq!(strategy(chosen).as_deref(), Some("range"));
     }
 
     #[test]
     fn values_are_never_shown() {
-        let config = with(&[("sasl.password", "hunter2secret")], &[("ssl.key.pem", "hunter3secret")]);
+        let config =
+            with(&[("sasl.password", "hunter2secret")], &[("ssl.key.pem", "hunter3secret")]);
         let text = format!("{config:?}");
-        assert!(text.contains("sasl.password") && text.contains("ssl.key.pem") && !text.contains("hunter"), "{text}");
+        assert!(
+            text.contains("sasl.password")
+                && text.contains("ssl.key.pem")
+                && !text.contains("hunter"),
+            "{text}"
+        );
     }
 
     #[test]
     fn a_value_that_is_not_accepted_is_not_shown() {
-        for (name, value) in [("security.protocol", "hunter2secret"), ("no.such.property", "hunter2secret")] {
+        for (name, value) in
+            [("security.protocol", "hunter2secret"), ("no.such.property", "hunter2secret")]
+        {
             let config = with(&[(name, value)], &[]);
-            let created = config.client_config().unwrap().create::<rdkafka::consumer::BaseConsumer>();
+            let created =
+                config.client_config().unwrap().create::<rdkafka::consumer::BaseConsumer>();
             let error = ConsumerError::from_creation(created.err().unwrap(), &config.secrets());
             let text = format!("{error} {error:?}");
             assert!(text.contains(name) && !text.contains("hunter"), "{text}");
@@ -372,7 +440,10 @@ mod tests {
 
     #[test]
     fn a_poll_interval_must_leave_time_to_finish() {
-        assert!(refused(&with(&[("max.poll.interval.ms", "15000")], &[])).contains("max.poll.interval.ms"));
+        assert!(
+            refused(&with(&[("max.poll.interval.ms", "15000")], &[]))
+                .contains("max.poll.interval.ms")
+        );
         assert_eq!(refused(&with(&[("max.poll.interval.ms", "60000")], &[])), "");
     }
 }

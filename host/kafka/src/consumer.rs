@@ -49,7 +49,10 @@ impl Consumer {
     /// Joins the group and begins to feed `inbox`. Must be called on a tokio runtime.
     /// Fails at once when a property is refused; trouble with brokers comes later, and
     /// is retried.
-    pub fn start(config: ConsumerConfig, inbox: Arc<dyn Inbox>) -> Result<ConsumerHandle, ConsumerError> {
+    pub fn start(
+        config: ConsumerConfig,
+        inbox: Arc<dyn Inbox>,
+    ) -> Result<ConsumerHandle, ConsumerError> {
         let labels = Labels { tenant: config.tenant.clone(), consumer: config.consumer.clone() };
         let (sender, events) = mpsc::channel(BATCHES_WAITING);
         let patience = config.timing.revoke + config.timing.commit + MARGIN;
@@ -80,7 +83,8 @@ impl Consumer {
             bell: tokio::sync::Notify::new(),
         });
         let (drain, drain_asked) = watch::channel(None);
-        let (snapshot, snapshots) = watch::channel(Snapshot { state: ConsumerState::Running, flows: Vec::new() });
+        let (snapshot, snapshots) =
+            watch::channel(Snapshot { state: ConsumerState::Running, flows: Vec::new() });
         let (ending, ended) = watch::channel(None);
         let state = Loop {
             config,
@@ -102,9 +106,13 @@ impl Consumer {
     }
 }
 
-fn connect(config: &ConsumerConfig, context: Context) -> Result<BaseConsumer<Context>, ConsumerError> {
+fn connect(
+    config: &ConsumerConfig,
+    context: Context,
+) -> Result<BaseConsumer<Context>, ConsumerError> {
     let failed = |error| ConsumerError::from_creation(error, &config.secrets());
-    let consumer: BaseConsumer<Context> = config.client_config()?.create_with_context(context).map_err(failed)?;
+    let consumer: BaseConsumer<Context> =
+        config.client_config()?.create_with_context(context).map_err(failed)?;
     let topics: Vec<&str> = config.topics.iter().map(String::as_str).collect();
     consumer.subscribe(&topics).map_err(failed)?;
     hooks::subscribed(&config.topics);
@@ -178,8 +186,8 @@ impl Loop {
                 (self.config.timing.revoke, Err(error))
             }
         };
-        // Offsets of a topic that was made again mean nothing in it. What librdkafka has stored of them it commits
-        // nevertheless, with the id of the topic that is gone beside it.
+        // Offsets of a topic that was made again mean nothing in it. What librdkafka has stored of
+        // them it commits nevertheless, with the id of the topic that is gone beside it.
         let made_again = result.as_ref().err().and_then(ConsumerError::topic_made_again);
         let unfinished = self.end(within, made_again).await;
         Ending { result, unfinished }
@@ -226,7 +234,8 @@ impl Loop {
     /// is dropped: it is not settled, so it comes again where it belongs.
     fn distribute(&mut self, generation: u64, records: Vec<Record>) -> Result<(), ConsumerError> {
         for record in records {
-            let partition = Partition { topic: Arc::clone(&record.topic), number: record.partition };
+            let partition =
+                Partition { topic: Arc::clone(&record.topic), number: record.partition };
             let Some(assigned) = self.assigned.get(&partition) else { continue };
             if assigned.generation > generation {
                 continue;
@@ -267,13 +276,28 @@ impl Loop {
     }
 
     fn start_worker(&mut self, generation: u64, partition: &Partition) -> Assigned {
-        let bounds = Bounds { messages: self.config.kafka.prefetch_messages, bytes: self.config.kafka.prefetch_bytes };
+        let bounds = Bounds {
+            messages: self.config.kafka.prefetch_messages,
+            bytes: self.config.kafka.prefetch_bytes,
+        };
         let meters = self.shared.labels.partition(partition);
         let flow = Arc::new(Flow::new(partition.clone(), bounds, meters));
         let leave = Arc::new(Leave::default());
         let (queue, records) = mpsc::channel(bounds.messages + OVERSHOOT);
-        let predecessors = self.leaving.values().filter(|(left, _)| left == partition).map(|(_, done)| done.clone()).collect();
-        let worker = Worker::new(Arc::clone(&self.shared), Arc::clone(&flow), Arc::clone(&leave), generation, records, predecessors);
+        let predecessors = self
+            .leaving
+            .values()
+            .filter(|(left, _)| left == partition)
+            .map(|(_, done)| done.clone())
+            .collect();
+        let worker = Worker::new(
+            Arc::clone(&self.shared),
+            Arc::clone(&flow),
+            Arc::clone(&leave),
+            generation,
+            records,
+            predecessors,
+        );
         let task = self.workers.0.spawn(worker.run()).id();
         Assigned { generation, queue, flow, leave, task }
     }
@@ -281,7 +305,13 @@ impl Loop {
     async fn revoke(&mut self, partitions: Vec<Partition>, lost: bool) {
         self.shared.labels.rebalance(if lost { "lost" } else { "revoked" });
         let Labels { tenant, consumer } = &self.shared.labels;
-        tracing::info!(tenant, consumer, partitions = names(&partitions), lost, "partitions taken away");
+        tracing::info!(
+            tenant,
+            consumer,
+            partitions = names(&partitions),
+            lost,
+            "partitions taken away"
+        );
         self.give_up(&partitions, lost, self.config.timing.revoke).await;
         self.publish(ConsumerState::Running);
     }
@@ -323,13 +353,22 @@ impl Loop {
     }
 
     fn report_late(&self) {
-        let late: Vec<Partition> = self.leaving.values().map(|(partition, _)| partition.clone()).collect();
+        let late: Vec<Partition> =
+            self.leaving.values().map(|(partition, _)| partition.clone()).collect();
         let Labels { tenant, consumer } = &self.shared.labels;
-        tracing::error!(tenant, consumer, partitions = names(&late), "given up while a batch still runs; it will not be acked");
+        tracing::error!(
+            tenant,
+            consumer,
+            partitions = names(&late),
+            "given up while a batch still runs; it will not be acked"
+        );
     }
 
     /// A worker ends because it was asked to, or because it cannot go on.
-    fn worker_ended(&mut self, ended: Result<(Id, Result<(), ConsumerError>), JoinError>) -> Result<(), ConsumerError> {
+    fn worker_ended(
+        &mut self,
+        ended: Result<(Id, Result<(), ConsumerError>), JoinError>,
+    ) -> Result<(), ConsumerError> {
         match ended {
             Ok((task, result)) => {
                 self.leaving.remove(&task);
@@ -353,7 +392,8 @@ impl Loop {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 self.shared.labels.commit_error();
-                tracing::warn!(tenant, consumer, %error, "failed to commit offsets; their records will come again");
+                tracing::warn!(tenant, consumer, %error, "failed to commit offsets; their records \
+                    will come again");
             }
             Err(error) => tracing::error!(tenant, consumer, %error, "committing offsets panicked"),
         }
@@ -366,14 +406,18 @@ impl Loop {
         self.check_topics().await
     }
 
-    /// Notices a topic that was made again and has records beyond the offset of its predecessor: those below are
-    /// not read, and no record goes back. What was stored meanwhile has the id of the predecessor beside it, so
-    /// the consumer that starts anew begins at the beginning.
+    /// Notices a topic that was made again and has records beyond the offset of its predecessor:
+    /// those below are not read, and no record goes back. What was stored meanwhile has the id of
+    /// the predecessor beside it, so the consumer that starts anew begins at the beginning.
     async fn check_topics(&mut self) -> Result<(), ConsumerError> {
         if let Some(checking) = self.checking.take_if(|checking| checking.is_finished()) {
             match checking.await {
                 Ok(Some(topic)) => {
-                    self.shared.ledger.of_topic(&topic).iter().for_each(|(partition, _)| self.shared.labels.topic_made_again(partition));
+                    self.shared
+                        .ledger
+                        .of_topic(&topic)
+                        .iter()
+                        .for_each(|(partition, _)| self.shared.labels.topic_made_again(partition));
                     return Err(ConsumerError::MadeAgain { topic: topic.to_string() });
                 }
                 Ok(None) => {}
@@ -388,8 +432,11 @@ impl Loop {
                 for (topic, id) in known {
                     let name = Arc::clone(&topic);
                     // Not through `topic_ids`, where workers would wait for it.
-                    let present = client.lookup(move |client| describe(&client.consumer, &name, lookup)).await;
-                    // No answer says nothing. The next tick asks again, in another order; one silent broker is enough for this one.
+                    let present = client
+                        .lookup(move |client| describe(&client.consumer, &name, lookup))
+                        .await;
+                    // No answer says nothing. The next tick asks again, in another order; one
+                    // silent broker is enough for this one.
                     if present.ok()?.is_some_and(|present| present != id) {
                         return Some(topic);
                     }
@@ -407,7 +454,8 @@ impl Loop {
             return;
         }
         let client = Arc::clone(&self.shared.client);
-        let flows: Vec<_> = self.assigned.values().map(|assigned| Arc::clone(&assigned.flow)).collect();
+        let flows: Vec<_> =
+            self.assigned.values().map(|assigned| Arc::clone(&assigned.flow)).collect();
         self.measuring = Some(tokio::task::spawn_blocking(move || {
             for flow in flows {
                 let seen = client.watermarks_seen(&flow.partition).filter(|_| !flow.is_paused());
@@ -426,18 +474,20 @@ impl Loop {
         self.snapshot.send_replace(Snapshot { state, flows });
     }
 
-    /// Gives everything up, partitions of a topic that was made again as lost, and leaves the group. Returns how many
-    /// workers still run.
+    /// Gives everything up, partitions of a topic that was made again as lost, and leaves the
+    /// group. Returns how many workers still run.
     async fn end(mut self, within: Duration, made_again: Option<&str>) -> usize {
         let deadline = Instant::now() + within;
         self.publish(ConsumerState::Draining);
         let is_of_another = |partition: &Partition| made_again == Some(&*partition.topic);
-        let (of_another, partitions): (Vec<_>, Vec<_>) = self.assigned.keys().cloned().partition(is_of_another);
+        let (of_another, partitions): (Vec<_>, Vec<_>) =
+            self.assigned.keys().cloned().partition(is_of_another);
         self.give_up(&of_another, true, Duration::ZERO).await;
         // The rest is for the commit and for leaving.
         self.give_up(&partitions, false, within.mul_f64(0.75)).await;
         let earlier: Vec<Id> = self.leaving.keys().copied().collect();
-        self.wait_for(&earlier, deadline.saturating_duration_since(Instant::now()).mul_f64(0.5)).await;
+        self.wait_for(&earlier, deadline.saturating_duration_since(Instant::now()).mul_f64(0.5))
+            .await;
         if let Some(measuring) = self.measuring.take() {
             let _ = timeout_at(deadline, measuring).await;
         }

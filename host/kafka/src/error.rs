@@ -14,7 +14,10 @@ pub enum ConsumerError {
         reason: &'static str,
     },
     /// librdkafka does not know the property or does not take its value.
-    #[error("kafka property `{name}` is unknown or its value is not accepted; compare it with librdkafka's list of properties")]
+    #[error(
+        "kafka property `{name}` is unknown or its value is not accepted; compare it with \
+            librdkafka's list of properties"
+    )]
     InvalidProperty {
         /// Name of the property.
         name: String,
@@ -60,26 +63,36 @@ pub enum ConsumerError {
         text: String,
     },
     /// The brokers do not let the consumer read.
-    #[error("the brokers refuse the consumer: {text}; check its topics and group, and what the host's user may read")]
+    #[error(
+        "the brokers refuse the consumer: {text}; check its topics and group, and what the host's \
+            user may read"
+    )]
     Refused {
         /// What librdkafka said.
         text: String,
     },
     /// A partition went on delivering after it was paused; a record would have been lost.
-    #[error("partition `{partition}` delivered more records than its queue holds; start the consumer again")]
+    #[error(
+        "partition `{partition}` delivered more records than its queue holds; start the consumer \
+            again"
+    )]
     Overflow {
         /// `topic/partition`.
         partition: String,
     },
     /// A topic was deleted and made again; the consumer's offsets are of the one that is gone.
-    #[error("topic `{topic}` was deleted and made again; the consumer starts again, at the beginning of the new topic")]
+    #[error(
+        "topic `{topic}` was deleted and made again; the consumer starts again, at the beginning \
+            of the new topic"
+    )]
     MadeAgain {
         /// Name of the topic.
         topic: String,
     },
     /// A topic was made again under a running consumer.
     #[error(
-        "partition `{partition}` went back from offset `{expected}` to `{found}`: its topic was deleted and made again; the consumer starts again, at the beginning of the new topic"
+        "partition `{partition}` went back from offset `{expected}` to `{found}`: its topic was \
+            deleted and made again; the consumer starts again, at the beginning of the new topic"
     )]
     WentBack {
         /// Name of the topic.
@@ -97,7 +110,8 @@ pub enum ConsumerError {
 }
 
 impl ConsumerError {
-    /// The topic whose offsets mean nothing any more, so that nothing more of them is to be committed.
+    /// The topic whose offsets mean nothing any more, so that nothing more of them is to be
+    /// committed.
     pub(crate) fn topic_made_again(&self) -> Option<&str> {
         match self {
             Self::WentBack { topic, .. } | Self::MadeAgain { topic } => Some(topic),
@@ -130,5 +144,8 @@ impl ConsumerError {
 /// Takes the values of properties out of a text. Short values (`1`, `true`) are no
 /// secrets, and taking them out would garble the text.
 fn hide(text: String, secrets: &[String]) -> String {
-    secrets.iter().filter(|secret| secret.len() > 5).fold(text, |text, secret| text.replace(secret.as_str(), "***"))
+    secrets
+        .iter()
+        .filter(|secret| secret.len() > 5)
+        .fold(text, |text, secret| text.replace(secret.as_str(), "***"))
 }

@@ -109,8 +109,8 @@ impl Flow {
         self.with_pause(|pause| pause.done)
     }
 
-    /// The partition is being given up. Its gauges end: what they said is another host's to say, and a later
-    /// assignment's.
+    /// The partition is being given up. Its gauges end: what they said is another host's to say,
+    /// and a later assignment's.
     pub(crate) fn set_leaving(&self) {
         // Gauges are set under this lock, so that none is set after its end.
         let _pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,11 +141,14 @@ impl Flow {
     }
 
     pub(crate) fn should_pause(&self) -> bool {
-        self.is_in_trouble() || self.messages() >= self.bounds.messages || self.bytes() >= self.bounds.bytes
+        self.is_in_trouble()
+            || self.messages() >= self.bounds.messages
+            || self.bytes() >= self.bounds.bytes
     }
 
     pub(crate) fn should_resume(&self) -> bool {
-        let low = self.messages() <= self.bounds.messages / 2 && self.bytes() <= self.bounds.bytes / 2;
+        let low =
+            self.messages() <= self.bounds.messages / 2 && self.bytes() <= self.bounds.bytes / 2;
         low && !self.is_in_trouble()
     }
 

@@ -35,7 +35,9 @@ impl ConsumerHandle {
         self.drain.send_replace(Some(within));
         let mut ended = self.ended.clone();
         match tokio::time::timeout(within + MARGIN, ended.wait_for(Option::is_some)).await {
-            Ok(Ok(ending)) if ending.as_ref().is_some_and(|ending| ending.unfinished == 0) => Drained::Clean,
+            Ok(Ok(ending)) if ending.as_ref().is_some_and(|ending| ending.unfinished == 0) => {
+                Drained::Clean
+            }
             _ => Drained::Unfinished,
         }
     }

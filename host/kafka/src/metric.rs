@@ -13,7 +13,10 @@ pub(crate) struct Labels {
 
 impl Labels {
     fn consumer(&self) -> Vec<Label> {
-        vec![Label::new("tenant", self.tenant.clone()), Label::new("consumer", self.consumer.clone())]
+        vec![
+            Label::new("tenant", self.tenant.clone()),
+            Label::new("consumer", self.consumer.clone()),
+        ]
     }
 
     /// Rebalances by kind: `assigned`, `revoked`, `lost`.
@@ -75,7 +78,8 @@ pub(crate) struct PartitionMeters {
 }
 
 impl PartitionMeters {
-    /// Ends the gauges. A metric cannot be taken back; one that is not a number is left out of what a host tells.
+    /// Ends the gauges. A metric cannot be taken back; one that is not a number is left out of what
+    /// a host tells.
     pub(crate) fn end_gauges(&self) {
         self.lag.set(f64::NAN);
         self.paused.set(f64::NAN);

@@ -13,9 +13,14 @@ use crate::{flow::Partition, topic_id::TopicId};
 
 /// Where offsets are stored for the next commit; librdkafka, or a list in tests.
 pub(crate) trait OffsetStore {
-    /// `next` is the offset of the next record to read, not of the last one settled; the topic's id is noted
-    /// beside it.
-    fn store_offset(&self, partition: &Partition, next: i64, topic_id: &TopicId) -> Result<(), KafkaError>;
+    /// `next` is the offset of the next record to read, not of the last one settled; the topic's id
+    /// is noted beside it.
+    fn store_offset(
+        &self,
+        partition: &Partition,
+        next: i64,
+        topic_id: &TopicId,
+    ) -> Result<(), KafkaError>;
 }
 
 /// What an attempt to store came to.
@@ -50,11 +55,16 @@ impl Ledger {
     }
 
     /// The partitions are no longer ours. Returns what was stored, for a last commit.
-    pub(crate) fn revoke<'a>(&self, partitions: impl Iterator<Item = &'a Partition>) -> Vec<ToCommit> {
+    pub(crate) fn revoke<'a>(
+        &self,
+        partitions: impl Iterator<Item = &'a Partition>,
+    ) -> Vec<ToCommit> {
         let mut entries = self.entries();
         partitions
             .filter_map(|partition| entries.remove_entry(partition))
-            .filter_map(|(partition, entry)| entry.stored.map(|(next, topic_id)| (partition, next, topic_id)))
+            .filter_map(|(partition, entry)| {
+                entry.stored.map(|(next, topic_id)| (partition, next, topic_id))
+            })
             .collect()
     }
 
@@ -65,16 +75,25 @@ impl Ledger {
         of_topic.map(|(partition, entry)| (partition.clone(), entry.generation)).collect()
     }
 
-    /// Whether the partition is ours by this assignment. Whoever commits past [`Self::store`] asks right before.
+    /// Whether the partition is ours by this assignment. Whoever commits past [`Self::store`] asks
+    /// right before.
     pub(crate) fn is_ours(&self, partition: &Partition, generation: u64) -> bool {
         self.entries().get(partition).is_some_and(|entry| entry.generation == generation)
     }
 
     /// Stores an offset under the lock, so that no revocation comes between the check
     /// and the store.
-    pub(crate) fn store(&self, to: &impl OffsetStore, partition: &Partition, generation: u64, next: i64, topic_id: &TopicId) -> Stored {
+    pub(crate) fn store(
+        &self,
+        to: &impl OffsetStore,
+        partition: &Partition,
+        generation: u64,
+        next: i64,
+        topic_id: &TopicId,
+    ) -> Stored {
         let mut entries = self.entries();
-        let Some(entry) = entries.get_mut(partition).filter(|entry| entry.generation == generation) else {
+        let Some(entry) = entries.get_mut(partition).filter(|entry| entry.generation == generation)
+        else {
             return Stored::NotOurs;
         };
         hooks::point("kafka:ack:before");

@@ -14,7 +14,8 @@ use crate::{client::Client, flow::Flow, metric::Labels};
 
 /// How long the question that wakes a broker's thread may take.
 const WAKE: Duration = Duration::from_secs(1);
-/// Such questions under way at the same time; one wakes the thread for all partitions of its broker.
+/// Such questions under way at the same time; one wakes the thread for all partitions of its
+/// broker.
 const WAKING_MAX: usize = 16;
 
 /// Partitions for the poll thread to pause before its next poll; each at most once.
@@ -62,9 +63,9 @@ impl PauseList {
         });
     }
 
-    /// Has the partition's leader asked something. librdkafka notes a resume on its main thread and does
-    /// not tell the broker's, which, with nothing to fetch, sleeps for up to a second; a request to send
-    /// and its answer wake it. What the answer says does not matter.
+    /// Has the partition's leader asked something. librdkafka notes a resume on its main thread and
+    /// does not tell the broker's, which, with nothing to fetch, sleeps for up to a second; a
+    /// request to send and its answer wake it. What the answer says does not matter.
     fn wake(&self, client: &Arc<Client>, flow: &Flow) {
         let mut waking = self.waking.lock().unwrap_or_else(PoisonError::into_inner);
         while waking.try_join_next().is_some() {}
@@ -76,7 +77,8 @@ impl PauseList {
 
     /// Waits for what was asked by [`Self::wake`]: it holds the client, which is to be let go of.
     pub(crate) async fn quiet(&self, deadline: Instant) {
-        let mut waking = std::mem::take(&mut *self.waking.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut waking =
+            std::mem::take(&mut *self.waking.lock().unwrap_or_else(PoisonError::into_inner));
         while let Ok(Some(_)) = timeout_at(deadline, waking.join_next()).await {}
     }
 
@@ -101,5 +103,6 @@ impl PauseList {
 }
 
 fn failed(error: &str, flow: &Flow, Labels { tenant, consumer }: &Labels) {
-    tracing::warn!(tenant, consumer, partition = %flow.partition, error, "failed to pause or resume a partition");
+    tracing::warn!(tenant, consumer, partition = %flow.partition, error, "failed to pause or \
+        resume a partition");
 }

@@ -14,7 +14,9 @@ use rdkafka::{
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::{client::Client, error::ConsumerError, metric::Labels, pause::PauseList, rebalance::Event};
+use crate::{
+    client::Client, error::ConsumerError, metric::Labels, pause::PauseList, rebalance::Event,
+};
 
 /// Records handed over together, at most.
 pub(crate) const BATCH_MESSAGES: usize = 128;
@@ -99,16 +101,24 @@ impl Poller {
             }
             // librdkafka's own log has these, without the many repetitions.
             KafkaError::MessageConsumption(RDKafkaErrorCode::BrokerTransportFailure) => {
-                tracing::debug!(tenant, consumer, %error, "kafka reported an error; reading goes on");
+                tracing::debug!(tenant, consumer, %error, "kafka reported an error; reading goes \
+                    on");
             }
-            _ => tracing::warn!(tenant, consumer, %error, "kafka reported an error; reading goes on"),
+            _ => {
+                tracing::warn!(tenant, consumer, %error, "kafka reported an error; reading goes on")
+            }
         }
     }
 
     /// Copies a message out of librdkafka's memory. The topic's id is the worker's to add.
     fn record(&mut self, message: &BorrowedMessage<'_>) -> Record {
         let headers = message.headers().map_or_else(Vec::new, |headers| {
-            headers.iter().map(|header| (header.key.to_owned(), header.value.map_or_else(Vec::new, <[u8]>::to_vec))).collect()
+            headers
+                .iter()
+                .map(|header| {
+                    (header.key.to_owned(), header.value.map_or_else(Vec::new, <[u8]>::to_vec))
+                })
+                .collect()
         });
         Record {
             topic: self.topic(message.topic()),
@@ -138,7 +148,8 @@ impl Poller {
         let Err(client) = Arc::try_unwrap(self.client) else { return };
         if let Err(error) = client.consumer.close_queue() {
             let Labels { tenant, consumer } = &self.labels;
-            tracing::warn!(tenant, consumer, %error, "failed to leave the group; the broker will notice after the session timeout");
+            tracing::warn!(tenant, consumer, %error, "failed to leave the group; the broker will \
+                notice after the session timeout");
             return;
         }
         while !client.consumer.closed() {

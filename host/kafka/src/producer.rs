@@ -58,13 +58,24 @@ impl Producer {
         for (name, value) in config.connection_properties() {
             client.set(name, value);
         }
-        client.set("acks", "all").set("message.timeout.ms", TIMEOUT_MS).set("message.max.bytes", BYTES_MAX);
+        client
+            .set("acks", "all")
+            .set("message.timeout.ms", TIMEOUT_MS)
+            .set("message.max.bytes", BYTES_MAX);
         client.set("queue.buffering.max.ms", "5");
-        Ok(Self(client.create().map_err(|error| ConsumerError::from_creation(error, &config.secrets()))?))
+        Ok(Self(
+            client
+                .create()
+                .map_err(|error| ConsumerError::from_creation(error, &config.secrets()))?,
+        ))
     }
 
     /// Write records, all at once: what became of each.
-    pub async fn send(&self, topic: &str, records: &[NewRecord<'_>]) -> Vec<Result<(), ProduceError>> {
+    pub async fn send(
+        &self,
+        topic: &str,
+        records: &[NewRecord<'_>],
+    ) -> Vec<Result<(), ProduceError>> {
         join_all(records.iter().map(|record| self.send_one(topic, record))).await
     }
 
@@ -78,12 +89,17 @@ impl Producer {
         record.payload = new.payload;
         match self.0.send(record, QUEUE).await {
             Ok(_) => Ok(()),
-            Err((KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge | RDKafkaErrorCode::InvalidMessageSize), _)) => {
-                Err(ProduceError::TooLarge)
-            }
+            Err((
+                KafkaError::MessageProduction(
+                    RDKafkaErrorCode::MessageSizeTooLarge | RDKafkaErrorCode::InvalidMessageSize,
+                ),
+                _,
+            )) => Err(ProduceError::TooLarge),
             Err((
                 error @ KafkaError::MessageProduction(
-                    RDKafkaErrorCode::InvalidMessage | RDKafkaErrorCode::InvalidRecord | RDKafkaErrorCode::PolicyViolation,
+                    RDKafkaErrorCode::InvalidMessage
+                    | RDKafkaErrorCode::InvalidRecord
+                    | RDKafkaErrorCode::PolicyViolation,
                 ),
                 _,
             )) => Err(ProduceError::Refused(error.to_string())),

@@ -77,7 +77,9 @@ impl Context {
         let lost = consumer.assignment_lost();
         let (answer, answered) = sync_channel(1);
         self.send(Event::Revoked { partitions: partitions(list), lost, answer });
-        if let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = answered.recv_timeout(self.patience) {
+        if let Err(std::sync::mpsc::RecvTimeoutError::Timeout) =
+            answered.recv_timeout(self.patience)
+        {
             tracing::error!(
                 tenant = self.labels.tenant,
                 consumer = self.labels.consumer,
@@ -94,7 +96,9 @@ impl Context {
     }
 
     fn fatal(&self, what: &str, error: &KafkaError) {
-        self.send(Event::Fatal(ConsumerError::Fatal { text: format!("failed to {what} partitions: {error}") }));
+        self.send(Event::Fatal(ConsumerError::Fatal {
+            text: format!("failed to {what} partitions: {error}"),
+        }));
     }
 
     /// The loop is gone during shutdown; then nobody needs to know.
@@ -104,7 +108,12 @@ impl Context {
 }
 
 impl ConsumerContext for Context {
-    fn rebalance(&self, consumer: &BaseConsumer<Self>, code: RDKafkaRespErr, list: &mut TopicPartitionList) {
+    fn rebalance(
+        &self,
+        consumer: &BaseConsumer<Self>,
+        code: RDKafkaRespErr,
+        list: &mut TopicPartitionList,
+    ) {
         match code {
             RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => self.assigned(consumer, list),
             _ => self.revoked(consumer, list),
@@ -119,7 +128,8 @@ impl ConsumerContext for Context {
         }
         self.labels.commit_error();
         let Labels { tenant, consumer } = &self.labels;
-        tracing::warn!(tenant, consumer, %error, "a commit of offsets failed; the next one covers it, or the records come again");
+        tracing::warn!(tenant, consumer, %error, "a commit of offsets failed; the next one covers \
+            it, or the records come again");
     }
 }
 
@@ -131,7 +141,9 @@ impl ClientContext for Context {
             Emerg | Alert | Critical | Error | Warning => {
                 tracing::warn!(target: "librdkafka", tenant, consumer, facility, "{text}");
             }
-            Notice | Info => tracing::info!(target: "librdkafka", tenant, consumer, facility, "{text}"),
+            Notice | Info => {
+                tracing::info!(target: "librdkafka", tenant, consumer, facility, "{text}")
+            }
             Debug => tracing::debug!(target: "librdkafka", tenant, consumer, facility, "{text}"),
         }
     }
@@ -147,5 +159,8 @@ impl ClientContext for Context {
 }
 
 fn partitions(list: &TopicPartitionList) -> Vec<Partition> {
-    list.elements().iter().map(|element| Partition { topic: element.topic().into(), number: element.partition() }).collect()
+    list.elements()
+        .iter()
+        .map(|element| Partition { topic: element.topic().into(), number: element.partition() })
+        .collect()
 }

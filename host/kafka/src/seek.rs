@@ -1,5 +1,5 @@
-//! Where a group stands, setting it elsewhere, and its end: each with a client that lives for that alone and
-//! is no member of the group.
+//! Where a group stands, setting it elsewhere, and its end: each with a client that lives for that
+//! alone and is no member of the group.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -34,7 +34,8 @@ pub enum SeekTo {
     End,
     /// At the first record with this timestamp or a later one, milliseconds since 1970.
     Time(i64),
-    /// At these offsets, each of a partition; without a topic, of the only one. Other partitions stay.
+    /// At these offsets, each of a partition; without a topic, of the only one. Other partitions
+    /// stay.
     Offsets(Vec<(Option<String>, i32, i64)>),
 }
 
@@ -45,8 +46,8 @@ pub struct GroupPosition {
     pub topic: String,
     /// The partition.
     pub partition: i32,
-    /// The offset that the group goes on at; none where it never committed one, or only for a topic of this name
-    /// that is gone.
+    /// The offset that the group goes on at; none where it never committed one, or only for a topic
+    /// of this name that is gone.
     pub committed: Option<i64>,
     /// The offset that is asked for; none where nothing is.
     pub target: Option<i64>,
@@ -65,7 +66,10 @@ pub enum SeekError {
     #[error("{0}")]
     Invalid(String),
     /// The brokers let nobody move or delete a group's offsets while it has members.
-    #[error("the group `{0}` still has a member; a process that was killed is one until its session times out")]
+    #[error(
+        "the group `{0}` still has a member; a process that was killed is one until its session \
+            times out"
+    )]
     HasMembers(String),
     /// A property is refused.
     #[error(transparent)]
@@ -86,15 +90,23 @@ impl SeekError {
     }
 }
 
-/// Where the group of a consumer stands in each partition of its topics, and where it would go on. With a
-/// horizon, milliseconds since 1970, also where records begin that are not older.
-pub async fn positions(config: ConsumerConfig, to: SeekTo, horizon_ms: Option<i64>) -> Result<Vec<GroupPosition>, SeekError> {
+/// Where the group of a consumer stands in each partition of its topics, and where it would go on.
+/// With a horizon, milliseconds since 1970, also where records begin that are not older.
+pub async fn positions(
+    config: ConsumerConfig,
+    to: SeekTo,
+    horizon_ms: Option<i64>,
+) -> Result<Vec<GroupPosition>, SeekError> {
     blocking(move || Asking::new(&config)?.positions(&config, &to, horizon_ms)).await
 }
 
-/// Set offsets of a consumer's group, which must have no members, and look whether they are set. Where it only goes
-/// forward, a partition whose group has got further meanwhile stays where it is.
-pub async fn set_offsets(config: ConsumerConfig, mut offsets: Vec<(String, i32, i64)>, only_forward: bool) -> Result<(), SeekError> {
+/// Set offsets of a consumer's group, which must have no members, and look whether they are set.
+/// Where it only goes forward, a partition whose group has got further meanwhile stays where it is.
+pub async fn set_offsets(
+    config: ConsumerConfig,
+    mut offsets: Vec<(String, i32, i64)>,
+    only_forward: bool,
+) -> Result<(), SeekError> {
     blocking(move || {
         let asking = Asking::new(&config)?;
         if only_forward {
@@ -110,7 +122,10 @@ pub async fn delete_group(config: &ConsumerConfig) -> Result<bool, SeekError> {
     let asking = config.clone();
     // librdkafka ends the process when a broker does not know how to delete a group.
     if blocking(move || Ok(Asking::new(&asking)?.is_embedded())).await? {
-        return Err(SeekError::Broker { what: "the group stays", error: "an embedded broker cannot delete groups".to_owned() });
+        return Err(SeekError::Broker {
+            what: "the group stays",
+            error: "an embedded broker cannot delete groups".to_owned(),
+        });
     }
     let mut client = ClientConfig::new();
     client.set_log_level(RDKafkaLogLevel::Emerg);
@@ -121,18 +136,28 @@ pub async fn delete_group(config: &ConsumerConfig) -> Result<bool, SeekError> {
     let admin: AdminClient<DefaultClientContext> = client.create().map_err(failed)?;
     let group = config.group();
     let options = AdminOptions::new().request_timeout(Some(ASK)).operation_timeout(Some(ASK));
-    let results = admin.delete_groups(&[&group], &options).await.map_err(SeekError::broker("failed to delete the group"))?;
+    let results = admin
+        .delete_groups(&[&group], &options)
+        .await
+        .map_err(SeekError::broker("failed to delete the group"))?;
     match results.into_iter().next() {
         None | Some(Ok(_)) => Ok(true),
         Some(Err((_, RDKafkaErrorCode::GroupIdNotFound))) => Ok(false),
         Some(Err((group, RDKafkaErrorCode::NonEmptyGroup))) => Err(SeekError::HasMembers(group)),
-        Some(Err((_, code))) => Err(SeekError::Broker { what: "failed to delete the group", error: code.to_string() }),
+        Some(Err((_, code))) => {
+            Err(SeekError::Broker { what: "failed to delete the group", error: code.to_string() })
+        }
     }
 }
 
-async fn blocking<T: Send + 'static>(ask: impl FnOnce() -> Result<T, SeekError> + Send + 'static) -> Result<T, SeekError> {
+async fn blocking<T: Send + 'static>(
+    ask: impl FnOnce() -> Result<T, SeekError> + Send + 'static,
+) -> Result<T, SeekError> {
     let asked = tokio::task::spawn_blocking(ask).await;
-    asked.map_err(|error| SeekError::Broker { what: "the client's task did not end", error: error.to_string() })?
+    asked.map_err(|error| SeekError::Broker {
+        what: "the client's task did not end",
+        error: error.to_string(),
+    })?
 }
 
 /// A client with the group's name that never joins it.
@@ -142,17 +167,40 @@ impl Asking {
     fn new(config: &ConsumerConfig) -> Result<Self, SeekError> {
         let mut client = config.client_config()?;
         client.set_log_level(RDKafkaLogLevel::Emerg);
-        client.set("enable.auto.commit", "false").set("session.timeout.ms", SESSION_MS).set("heartbeat.interval.ms", "3000");
+        client
+            .set("enable.auto.commit", "false")
+            .set("session.timeout.ms", SESSION_MS)
+            .set("heartbeat.interval.ms", "3000");
         // It would speak for the member of that name.
         client.remove("group.instance.id");
-        Ok(Self(client.create().map_err(|error| ConsumerError::from_creation(error, &config.secrets()))?))
+        Ok(Self(
+            client
+                .create()
+                .map_err(|error| ConsumerError::from_creation(error, &config.secrets()))?,
+        ))
     }
 
-    fn positions(&self, config: &ConsumerConfig, to: &SeekTo, horizon_ms: Option<i64>) -> Result<Vec<GroupPosition>, SeekError> {
+    fn positions(
+        &self,
+        config: &ConsumerConfig,
+        to: &SeekTo,
+        horizon_ms: Option<i64>,
+    ) -> Result<Vec<GroupPosition>, SeekError> {
         let mut found = Vec::new();
         for (topic, partition) in self.partitions(config, to)? {
-            let (low, high) = self.0.fetch_watermarks(&topic, partition, ASK).map_err(SeekError::broker("failed to ask for watermarks"))?;
-            found.push(GroupPosition { topic, partition, committed: None, target: None, low, high, horizon: None });
+            let (low, high) = self
+                .0
+                .fetch_watermarks(&topic, partition, ASK)
+                .map_err(SeekError::broker("failed to ask for watermarks"))?;
+            found.push(GroupPosition {
+                topic,
+                partition,
+                committed: None,
+                target: None,
+                low,
+                high,
+                horizon: None,
+            });
         }
         self.fill_committed(&mut found)?;
         self.fill_targets(config, to, &mut found)?;
@@ -171,11 +219,17 @@ impl Asking {
     }
 
     /// The partitions that the answer is about.
-    fn partitions(&self, config: &ConsumerConfig, to: &SeekTo) -> Result<Vec<(String, i32)>, SeekError> {
+    fn partitions(
+        &self,
+        config: &ConsumerConfig,
+        to: &SeekTo,
+    ) -> Result<Vec<(String, i32)>, SeekError> {
         let mut topics = config.topics.clone();
         if let Some(pattern) = topics.iter().find(|topic| topic.starts_with('^')) {
             let SeekTo::Offsets(offsets) = to else {
-                return Err(SeekError::Invalid(format!("`{pattern}` stands for any number of topics; name an offset for each partition")));
+                return Err(SeekError::Invalid(format!(
+                    "`{pattern}` stands for any number of topics; name an offset for each partition"
+                )));
             };
             topics = offsets.iter().filter_map(|(topic, ..)| topic.clone()).collect();
             topics.sort();
@@ -183,11 +237,19 @@ impl Asking {
         }
         let mut found = Vec::new();
         for topic in topics {
-            let metadata =
-                self.0.fetch_metadata(Some(&topic), ASK).map_err(SeekError::broker("failed to ask for the topic's partitions"))?;
-            let known = metadata.topics().iter().find(|known| known.name() == topic && known.error().is_none());
-            let known = known.ok_or_else(|| SeekError::Invalid(format!("the brokers know no topic `{topic}`")))?;
-            let mut partitions: Vec<_> = known.partitions().iter().map(|partition| partition.id()).collect();
+            let metadata = self
+                .0
+                .fetch_metadata(Some(&topic), ASK)
+                .map_err(SeekError::broker("failed to ask for the topic's partitions"))?;
+            let known = metadata
+                .topics()
+                .iter()
+                .find(|known| known.name() == topic && known.error().is_none());
+            let known = known.ok_or_else(|| {
+                SeekError::Invalid(format!("the brokers know no topic `{topic}`"))
+            })?;
+            let mut partitions: Vec<_> =
+                known.partitions().iter().map(|partition| partition.id()).collect();
             partitions.sort_unstable();
             found.extend(partitions.into_iter().map(|partition| (topic.clone(), partition)));
         }
@@ -199,29 +261,46 @@ impl Asking {
         let failed = SeekError::broker("failed to ask for the group's offsets");
         let committed = self.0.committed_offsets(list(positions), ASK).map_err(&failed)?;
         for position in positions {
-            let found = committed_in(&committed, &position.topic, position.partition).map_err(&failed)?;
-            position.committed = found.filter(|found| found.is_of(&ids[&position.topic])).map(|found| found.offset);
+            let found =
+                committed_in(&committed, &position.topic, position.partition).map_err(&failed)?;
+            position.committed =
+                found.filter(|found| found.is_of(&ids[&position.topic])).map(|found| found.offset);
         }
         Ok(())
     }
 
     /// The ids of topics, as far as the brokers have any.
-    fn topic_ids<'a>(&self, topics: impl Iterator<Item = &'a str>) -> Result<HashMap<String, TopicId>, SeekError> {
+    fn topic_ids<'a>(
+        &self,
+        topics: impl Iterator<Item = &'a str>,
+    ) -> Result<HashMap<String, TopicId>, SeekError> {
         let mut ids = HashMap::new();
         for topic in topics {
             if !ids.contains_key(topic) {
                 let id = topic_id::describe(&self.0, topic, ASK);
-                let id = id.map_err(|error| SeekError::Broker { what: "failed to ask for the topic's id", error })?;
+                let id = id.map_err(|error| SeekError::Broker {
+                    what: "failed to ask for the topic's id",
+                    error,
+                })?;
                 ids.insert(topic.to_owned(), id);
             }
         }
         Ok(ids)
     }
 
-    fn fill_targets(&self, config: &ConsumerConfig, to: &SeekTo, positions: &mut [GroupPosition]) -> Result<(), SeekError> {
+    fn fill_targets(
+        &self,
+        config: &ConsumerConfig,
+        to: &SeekTo,
+        positions: &mut [GroupPosition],
+    ) -> Result<(), SeekError> {
         match to {
-            SeekTo::Beginning => positions.iter_mut().for_each(|position| position.target = Some(position.low)),
-            SeekTo::End => positions.iter_mut().for_each(|position| position.target = Some(position.high)),
+            SeekTo::Beginning => {
+                positions.iter_mut().for_each(|position| position.target = Some(position.low))
+            }
+            SeekTo::End => {
+                positions.iter_mut().for_each(|position| position.target = Some(position.high))
+            }
             SeekTo::Time(at) => {
                 let offsets = self.at_time(positions, *at)?;
                 for (position, offset) in positions.iter_mut().zip(offsets) {
@@ -231,12 +310,19 @@ impl Asking {
             SeekTo::Offsets(offsets) => {
                 for (topic, partition, offset) in offsets {
                     let topic = only_topic(config, topic.as_deref())?;
-                    let position = positions.iter_mut().find(|position| position.topic == topic && position.partition == *partition);
-                    let position =
-                        position.ok_or_else(|| SeekError::Invalid(format!("the consumer reads no partition `{topic}:{partition}`")))?;
+                    let position = positions.iter_mut().find(|position| {
+                        position.topic == topic && position.partition == *partition
+                    });
+                    let position = position.ok_or_else(|| {
+                        SeekError::Invalid(format!(
+                            "the consumer reads no partition `{topic}:{partition}`"
+                        ))
+                    })?;
                     check_range(position, *offset)?;
                     if position.target.replace(*offset).is_some_and(|other| other != *offset) {
-                        return Err(SeekError::Invalid(format!("`{topic}:{partition}` has two offsets")));
+                        return Err(SeekError::Invalid(format!(
+                            "`{topic}:{partition}` has two offsets"
+                        )));
                     }
                 }
             }
@@ -244,21 +330,33 @@ impl Asking {
         Ok(())
     }
 
-    /// By partition, the first offset of a record that is as old as that or younger; the end, where there is none.
+    /// By partition, the first offset of a record that is as old as that or younger; the end, where
+    /// there is none.
     fn at_time(&self, positions: &[GroupPosition], at_ms: i64) -> Result<Vec<i64>, SeekError> {
         let mut times = TopicPartitionList::new();
         for position in positions {
             times
-                .add_partition_offset(&position.topic, position.partition, Offset::Offset(at_ms.max(0)))
+                .add_partition_offset(
+                    &position.topic,
+                    position.partition,
+                    Offset::Offset(at_ms.max(0)),
+                )
                 .map_err(SeekError::broker("failed to ask for a time"))?;
         }
-        let found = self.0.offsets_for_times(times, ASK).map_err(SeekError::broker("failed to ask for the offsets of a time"))?;
+        let found = self
+            .0
+            .offsets_for_times(times, ASK)
+            .map_err(SeekError::broker("failed to ask for the offsets of a time"))?;
         let offset = |position: &GroupPosition| {
             let element = found.find_partition(&position.topic, position.partition);
             match element.as_ref().map(|element| (element.error(), element.offset())) {
-                Some((Ok(()), Offset::Offset(offset))) => Ok(offset.clamp(position.low, position.high)),
+                Some((Ok(()), Offset::Offset(offset))) => {
+                    Ok(offset.clamp(position.low, position.high))
+                }
                 Some((Ok(()), _)) => Ok(position.high),
-                Some((Err(error), _)) => Err(SeekError::broker("failed to ask for the offset of a time")(error)),
+                Some((Err(error), _)) => {
+                    Err(SeekError::broker("failed to ask for the offset of a time")(error))
+                }
                 None => Ok(position.high),
             }
         };
@@ -285,7 +383,11 @@ impl Asking {
         Ok(())
     }
 
-    fn set(&self, config: &ConsumerConfig, offsets: &[(String, i32, i64)]) -> Result<(), SeekError> {
+    fn set(
+        &self,
+        config: &ConsumerConfig,
+        offsets: &[(String, i32, i64)],
+    ) -> Result<(), SeekError> {
         if offsets.is_empty() {
             return Ok(());
         }
@@ -296,18 +398,25 @@ impl Asking {
             added.map_err(SeekError::broker("failed to name an offset"))?;
         }
         // Without a membership the brokers take it only while the group is empty.
-        self.0.commit(&wanted, CommitMode::Sync).map_err(|error| match error.rdkafka_error_code() {
-            Some(
-                RDKafkaErrorCode::UnknownMemberId
-                | RDKafkaErrorCode::IllegalGeneration
-                | RDKafkaErrorCode::RebalanceInProgress
-                | RDKafkaErrorCode::FencedInstanceId,
-            ) => SeekError::HasMembers(config.group()),
-            _ => SeekError::broker("failed to set the group's offsets")(error),
+        self.0.commit(&wanted, CommitMode::Sync).map_err(|error| {
+            match error.rdkafka_error_code() {
+                Some(
+                    RDKafkaErrorCode::UnknownMemberId
+                    | RDKafkaErrorCode::IllegalGeneration
+                    | RDKafkaErrorCode::RebalanceInProgress
+                    | RDKafkaErrorCode::FencedInstanceId,
+                ) => SeekError::HasMembers(config.group()),
+                _ => SeekError::broker("failed to set the group's offsets")(error),
+            }
         })?;
-        let found = self.0.committed_offsets(wanted.clone(), ASK).map_err(SeekError::broker("failed to look at the group's offsets"))?;
+        let found = self
+            .0
+            .committed_offsets(wanted.clone(), ASK)
+            .map_err(SeekError::broker("failed to look at the group's offsets"))?;
         let differs = |element: &rdkafka::topic_partition_list::TopicPartitionListElem<'_>| {
-            found.find_partition(element.topic(), element.partition()).is_none_or(|now| now.offset() != element.offset())
+            found
+                .find_partition(element.topic(), element.partition())
+                .is_none_or(|now| now.offset() != element.offset())
         };
         match wanted.elements().iter().find(|element| differs(element)) {
             Some(element) => Err(SeekError::Broker {
@@ -327,11 +436,16 @@ fn list(positions: &[GroupPosition]) -> TopicPartitionList {
     list
 }
 
-fn only_topic<'a>(config: &'a ConsumerConfig, topic: Option<&'a str>) -> Result<&'a str, SeekError> {
+fn only_topic<'a>(
+    config: &'a ConsumerConfig,
+    topic: Option<&'a str>,
+) -> Result<&'a str, SeekError> {
     match (topic, config.topics.as_slice()) {
         (Some(topic), _) => Ok(topic),
         (None, [topic]) => Ok(topic),
-        (None, _) => Err(SeekError::Invalid("the consumer reads more than one topic; name it, as in `topic:0=500`".to_owned())),
+        (None, _) => Err(SeekError::Invalid(
+            "the consumer reads more than one topic; name it, as in `topic:0=500`".to_owned(),
+        )),
     }
 }
 
@@ -340,5 +454,7 @@ fn check_range(position: &GroupPosition, offset: i64) -> Result<(), SeekError> {
     if (*low..=*high).contains(&offset) {
         return Ok(());
     }
-    Err(SeekError::Invalid(format!("offset {offset} of `{topic}:{partition}` is not there; the brokers have {low} to {high}")))
+    Err(SeekError::Invalid(format!(
+        "offset {offset} of `{topic}:{partition}` is not there; the brokers have {low} to {high}"
+    )))
 }

@@ -9,13 +9,18 @@ use oncebox_inbox::message::Record;
 pub trait Inbox: Send + Sync + 'static {
     /// Opened when a partition is assigned, before its first record. Tried again with a
     /// backoff until it succeeds or the partition is taken away; never cancelled.
-    fn open(&self, topic: &str, partition: i32, next_offset: i64) -> BoxFuture<'_, Result<Box<dyn PartitionInbox>, SinkError>>;
+    fn open(
+        &self,
+        topic: &str,
+        partition: i32,
+        next_offset: i64,
+    ) -> BoxFuture<'_, Result<Box<dyn PartitionInbox>, SinkError>>;
 }
 
 /// One assigned partition.
 pub trait PartitionInbox: Send {
-    /// Waits until [`PartitionInbox::process`] may begin at once, with up to so many records, on a host
-    /// that others share. Dropped half way when the partition is given up.
+    /// Waits until [`PartitionInbox::process`] may begin at once, with up to so many records, on a
+    /// host that others share. Dropped half way when the partition is given up.
     fn ready(&mut self, _records: usize) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
     }

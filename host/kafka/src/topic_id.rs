@@ -32,9 +32,15 @@ pub(crate) struct TopicIds {
 }
 
 impl TopicIds {
-    /// The topic's id, as of `since` or later. Partitions of one rebalance share an answer that way, and none is
-    /// opened with the id of a topic that was gone before it was assigned.
-    pub(crate) async fn of(&self, client: &Arc<Client>, topic: &Arc<str>, since: Instant, within: Duration) -> Result<TopicId, String> {
+    /// The topic's id, as of `since` or later. Partitions of one rebalance share an answer that
+    /// way, and none is opened with the id of a topic that was gone before it was assigned.
+    pub(crate) async fn of(
+        &self,
+        client: &Arc<Client>,
+        topic: &Arc<str>,
+        since: Instant,
+        within: Duration,
+    ) -> Result<TopicId, String> {
         let mut known = self.known.lock().await;
         let before = known.get(topic).cloned();
         match &before {
@@ -74,14 +80,23 @@ impl Drop for Topics {
 
 /// Any broker can tell, while the controller, which librdkafka would ask, may not be
 /// reachable for a consumer (and the mock cluster has none).
-fn any_broker(consumer: &BaseConsumer<impl ConsumerContext>, topic: &str, within: Duration) -> Result<i32, String> {
-    let metadata = consumer.fetch_metadata(Some(topic), within).map_err(|error| error.to_string())?;
+fn any_broker(
+    consumer: &BaseConsumer<impl ConsumerContext>,
+    topic: &str,
+    within: Duration,
+) -> Result<i32, String> {
+    let metadata =
+        consumer.fetch_metadata(Some(topic), within).map_err(|error| error.to_string())?;
     let first = metadata.brokers().first().map(|broker| broker.id());
     first.ok_or_else(|| "no broker is known yet".to_owned())
 }
 
 /// Asks a broker with DescribeTopics. `Ok(None)`: it answered and has no ids.
-pub(crate) fn describe(consumer: &BaseConsumer<impl ConsumerContext>, topic: &str, within: Duration) -> Result<TopicId, String> {
+pub(crate) fn describe(
+    consumer: &BaseConsumer<impl ConsumerContext>,
+    topic: &str,
+    within: Duration,
+) -> Result<TopicId, String> {
     let name = CString::new(topic).map_err(|error| error.to_string())?;
     let rk = consumer.client().native_ptr();
     let timeout_ms = i32::try_from(within.as_millis()).unwrap_or(i32::MAX);
@@ -91,13 +106,19 @@ pub(crate) fn describe(consumer: &BaseConsumer<impl ConsumerContext>, topic: &st
     // outlive the request, which copies what it needs.
     unsafe {
         let mut names = [name.as_ptr()];
-        let topics = Topics(rd::rd_kafka_TopicCollection_of_topic_names(names.as_mut_ptr(), names.len()));
-        let options = Options(rd::rd_kafka_AdminOptions_new(rk, rd::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS));
+        let topics =
+            Topics(rd::rd_kafka_TopicCollection_of_topic_names(names.as_mut_ptr(), names.len()));
+        let options = Options(rd::rd_kafka_AdminOptions_new(
+            rk,
+            rd::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS,
+        ));
         rd::rd_kafka_AdminOptions_set_request_timeout(options.0, timeout_ms, ptr::null_mut(), 0);
         rd::rd_kafka_AdminOptions_set_broker(options.0, broker, ptr::null_mut(), 0);
         rd::rd_kafka_DescribeTopics(rk, topics.0, options.0, queue.ptr);
     }
-    let event = queue.wait(within + Duration::from_millis(500)).ok_or("no answer about the topic's id in time")?;
+    let event = queue
+        .wait(within + Duration::from_millis(500))
+        .ok_or("no answer about the topic's id in time")?;
     match event.code() {
         RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR => {}
         RDKafkaRespErr::RD_KAFKA_RESP_ERR__UNSUPPORTED_FEATURE => return Ok(None),
@@ -139,7 +160,12 @@ pub(crate) unsafe fn id_of(topic: *const rd::rd_kafka_TopicDescription_t) -> Top
     // SAFETY: by this function's contract; the id lives as long as the description.
     unsafe {
         let id = rd::rd_kafka_TopicDescription_topic_id(topic);
-        let zero = id.is_null() || (rd::rd_kafka_Uuid_most_significant_bits(id) == 0 && rd::rd_kafka_Uuid_least_significant_bits(id) == 0);
-        (!zero).then(|| text(rd::rd_kafka_Uuid_base64str(id))).filter(|id| !id.is_empty()).map(Into::into)
+        let zero = id.is_null()
+            || (rd::rd_kafka_Uuid_most_significant_bits(id) == 0
+                && rd::rd_kafka_Uuid_least_significant_bits(id) == 0);
+        (!zero)
+            .then(|| text(rd::rd_kafka_Uuid_base64str(id)))
+            .filter(|id| !id.is_empty())
+            .map(Into::into)
     }
 }

@@ -1,9 +1,9 @@
-//! The lag watcher: one client for each cluster of brokers, which knows of many consumers whether there is
-//! something for them to read, so that those with nothing need no client of their own.
+//! The lag watcher: one client for each cluster of brokers, which knows of many consumers whether
+//! there is something for them to read, so that those with nothing need no client of their own.
 //!
-//! It errs on the side of reading: a consumer may stay closed only while the watcher has positively seen, of
-//! every partition of its topics, that the group's next offset is the end. It never commits anything and is a
-//! member of no group.
+//! It errs on the side of reading: a consumer may stay closed only while the watcher has positively
+//! seen, of every partition of its topics, that the group's next offset is the end. It never
+//! commits anything and is a member of no group.
 
 mod ask;
 mod look;
@@ -54,8 +54,8 @@ pub struct Watched {
 }
 
 impl Watchers {
-    /// Begin to watch a consumer. A name of a topic that is a regular expression is not resolved here, so
-    /// such a consumer stays unknown for ever.
+    /// Begin to watch a consumer. A name of a topic that is a regular expression is not resolved
+    /// here, so such a consumer stays unknown for ever.
     pub fn watch(&self, config: &ConsumerConfig) -> Result<Watched, ConsumerError> {
         config.check()?;
         let (tell, sight) = watch::channel(Sight::Unknown);
@@ -66,7 +66,11 @@ impl Watchers {
         Ok(Watched { sight })
     }
 
-    fn hand_over(&self, config: &ConsumerConfig, mut subject: Subject) -> Result<(), ConsumerError> {
+    fn hand_over(
+        &self,
+        config: &ConsumerConfig,
+        mut subject: Subject,
+    ) -> Result<(), ConsumerError> {
         let properties = config.connection_properties();
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(watcher) = running.get(&properties) {
@@ -75,7 +79,9 @@ impl Watchers {
                 // A watcher ends when it has had nobody to watch for a while.
                 Err(TrySendError::Disconnected(subject)) => subject,
                 Err(TrySendError::Full(_)) => {
-                    return Err(ConsumerError::Client { text: "too many consumers wait to be watched".to_owned() });
+                    return Err(ConsumerError::Client {
+                        text: "too many consumers wait to be watched".to_owned(),
+                    });
                 }
             };
         }
@@ -91,7 +97,8 @@ impl Watched {
     /// What is known at the end of a bounded wait for something to be known.
     pub async fn first(&mut self, within: Duration) -> Sight {
         let known = self.sight.wait_for(|sight| *sight != Sight::Unknown);
-        let known = tokio::time::timeout(within, known).await.ok().and_then(Result::ok).map(|sight| *sight);
+        let known =
+            tokio::time::timeout(within, known).await.ok().and_then(Result::ok).map(|sight| *sight);
         known.unwrap_or(Sight::Unknown)
     }
 

@@ -155,9 +155,9 @@ impl Worker {
         }
     }
 
-    /// Asks for the topic's id first: a position that is older than the id could be of the topic's predecessor,
-    /// and would be taken for one in this topic. The other way round it is found out later, by [`Self::is_same_topic`]
-    /// or the loop's look at the ids.
+    /// Asks for the topic's id first: a position that is older than the id could be of the topic's
+    /// predecessor, and would be taken for one in this topic. The other way round it is found out
+    /// later, by [`Self::is_same_topic`] or the loop's look at the ids.
     async fn find_position(&mut self) -> Option<Start> {
         self.find_topic_id(self.assigned_at).await?;
         let mut bearings = self.find_bearings().await?;
@@ -198,10 +198,13 @@ impl Worker {
         Some(())
     }
 
-    /// Notes the topic beside an offset that has none, of an earlier version or another program: it is taken as
-    /// it is, and could wait long for the next record. What fails here is done with that one.
+    /// Notes the topic beside an offset that has none, of an earlier version or another program: it
+    /// is taken as it is, and could wait long for the next record. What fails here is done with
+    /// that one.
     async fn note_topic(&self, committed: &Option<Committed>, next: i64) {
-        if self.topic_id.is_none() || committed.as_ref().is_none_or(|committed| committed.topic_id.is_some()) {
+        if self.topic_id.is_none()
+            || committed.as_ref().is_none_or(|committed| committed.topic_id.is_some())
+        {
             return;
         }
         let (shared, generation) = (Arc::clone(&self.shared), self.generation);
@@ -214,27 +217,36 @@ impl Worker {
         let noted = self.shared.client.lookup(note).await;
         if let Err(error) = noted {
             let Labels { tenant, consumer } = &self.shared.labels;
-            tracing::debug!(tenant, consumer, partition = %self.flow.partition, error, "the topic's id was not noted beside the offset");
+            tracing::debug!(tenant, consumer, partition = %self.flow.partition, error, "the \
+                topic's id was not noted beside the offset");
         }
     }
 
-    /// Replaces the offsets of the topic's predecessor by the beginning of this one, for all of its partitions
-    /// that are ours, and ends the consumer: librdkafka reads already, from where the predecessor was left, and a
-    /// consumer that starts anew reads from where its group's offsets are. If the host dies before the commit,
-    /// the next one finds the same; after it, it finds the beginning. None when asked to leave.
+    /// Replaces the offsets of the topic's predecessor by the beginning of this one, for all of its
+    /// partitions that are ours, and ends the consumer: librdkafka reads already, from where the
+    /// predecessor was left, and a consumer that starts anew reads from where its group's offsets
+    /// are. If the host dies before the commit, the next one finds the same; after it, it finds the
+    /// beginning. None when asked to leave.
     async fn start_over(&mut self) -> Option<ConsumerError> {
         let (shared, topic) = (Arc::clone(&self.shared), Arc::clone(&self.flow.partition.topic));
         let _only = shared.replacing.lock().await;
         loop {
-            let (assigned, id, ours) = (shared.ledger.of_topic(&topic), self.topic_id.clone(), Arc::clone(&shared));
-            let replace = move |client: &Client| client.start_over(&ours.ledger, &assigned, &id, ours.lookup, ours.commit);
+            let (assigned, id, ours) =
+                (shared.ledger.of_topic(&topic), self.topic_id.clone(), Arc::clone(&shared));
+            let replace = move |client: &Client| {
+                client.start_over(&ours.ledger, &assigned, &id, ours.lookup, ours.commit)
+            };
             let replaced = shared.client.lookup(replace).await;
             match replaced {
                 Ok(replaced) => {
-                    replaced.iter().for_each(|(partition, committed, low)| self.made_again(partition, *committed, *low));
+                    replaced.iter().for_each(|(partition, committed, low)| {
+                        self.made_again(partition, *committed, *low)
+                    });
                     return Some(ConsumerError::MadeAgain { topic: topic.to_string() });
                 }
-                Err(text) => self.trouble("replace the offsets of a topic that was deleted", &text).await?,
+                Err(text) => {
+                    self.trouble("replace the offsets of a topic that was deleted", &text).await?
+                }
             }
         }
     }
@@ -303,7 +315,8 @@ impl Worker {
     /// Looks at a record's place in the log before it is offered.
     async fn take(&mut self, mut record: Record) -> Result<(), ConsumerError> {
         let (Expected::Told(expected) | Expected::Seen(expected)) = self.expected;
-        // The first record may be of a topic that was made since the partition was opened, where nothing shows it.
+        // The first record may be of a topic that was made since the partition was opened, where
+        // nothing shows it.
         if matches!(self.expected, Expected::Told(_)) || record.offset < expected {
             self.is_same_topic(expected, record.offset).await?;
         }
@@ -350,7 +363,14 @@ impl Worker {
         }
         if found < expected {
             let Labels { tenant, consumer } = &self.shared.labels;
-            tracing::warn!(tenant, consumer, partition, expected, found, "records were delivered again");
+            tracing::warn!(
+                tenant,
+                consumer,
+                partition,
+                expected,
+                found,
+                "records were delivered again"
+            );
         }
         Ok(())
     }
@@ -378,10 +398,12 @@ impl Worker {
         match ledger.store(&**client, partition, self.generation, next, &self.topic_id) {
             Stored::Yes => self.flow.meters.acked.increment(count as u64),
             Stored::NotOurs => {
-                tracing::info!(tenant, consumer, %partition, next, "settled after the partition was given up; not acked");
+                tracing::info!(tenant, consumer, %partition, next, "settled after the partition \
+                    was given up; not acked");
             }
             Stored::Failed(error) => {
-                tracing::warn!(tenant, consumer, %partition, next, %error, "failed to store an offset; its records will come again");
+                tracing::warn!(tenant, consumer, %partition, next, %error, "failed to store an \
+                    offset; its records will come again");
             }
         }
     }
@@ -391,7 +413,8 @@ impl Worker {
         let delay = self.backoff.next();
         let Labels { tenant, consumer } = &self.shared.labels;
         let partition = &self.flow.partition;
-        tracing::warn!(tenant, consumer, %partition, error = text, ?delay, "failed to {what}; trying again");
+        tracing::warn!(tenant, consumer, %partition, error = text, ?delay, "failed to {what}; \
+            trying again");
         self.rest(delay).await
     }
 
@@ -423,7 +446,8 @@ impl Worker {
             partition = partition.number,
             committed,
             low_watermark,
-            "the topic was deleted and made again: the committed offset is of the one that is gone; going on from the low watermark"
+            "the topic was deleted and made again: the committed offset is of the one that is \
+                gone; going on from the low watermark"
         );
     }
 
@@ -451,7 +475,8 @@ impl Worker {
             committed,
             low_watermark,
             high_watermark,
-            "the committed offset is above the high watermark: the topic was truncated, or made again by brokers that tell no ids; \
+            "the committed offset is above the high watermark: the topic was truncated, or made \
+                again by brokers that tell no ids; \
              going on from the low watermark"
         );
     }

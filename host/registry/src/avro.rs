@@ -1,7 +1,8 @@
-//! Avro ([specification](https://avro.apache.org/docs/1.12.0/specification/)), decoded straight into JSON.
+//! Avro ([specification](https://avro.apache.org/docs/1.12.0/specification/)), decoded straight
+//! into JSON.
 //!
-//! A schema is a list of nodes that point at each other, so that recursive types are nothing special; whoever follows
-//! them counts.
+//! A schema is a list of nodes that point at each other, so that recursive types are nothing
+//! special; whoever follows them counts.
 
 mod decimal;
 mod parse;

@@ -14,14 +14,17 @@ use crate::{Fault, Lookup, RegisteredSchema, RegistryError, SchemaRegistry};
 
 /// Schemas that are kept: they never change.
 const SCHEMAS_MAX: usize = 1_000;
-/// Bytes of the texts of those, with what they refer to. Of Protobuf, they take forty times as much in memory.
+/// Bytes of the texts of those, with what they refer to. Of Protobuf, they take forty times as much
+/// in memory.
 const TEXTS_BYTES_MAX: usize = 4 << 20;
 /// Ids that are kept for which the registry has nothing, or nothing that it can hand out.
 const MISSES_MAX: usize = 10_000;
 /// How long it is believed that it has nothing.
 const MISS_LIFETIME: Duration = Duration::from_secs(30);
-/// Pauses before an id that is not there is asked for again: it may have been registered just now, with another replica.
-const LATE: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
+/// Pauses before an id that is not there is asked for again: it may have been registered just now,
+/// with another replica.
+const LATE: [Duration; 3] =
+    [Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
 /// Lookups at a time.
 const LOOKUPS_MAX: usize = 8;
 
@@ -58,11 +61,16 @@ type Flight = BoxFuture<'static, Result<(), RegistryError>>;
 impl Decoder {
     /// A decoder that has no schemas yet.
     pub fn new(registry: Arc<dyn SchemaRegistry>) -> Self {
-        Self(Arc::new(Inner { registry, known: Mutex::default(), lookups: Semaphore::new(LOOKUPS_MAX) }))
+        Self(Arc::new(Inner {
+            registry,
+            known: Mutex::default(),
+            lookups: Semaphore::new(LOOKUPS_MAX),
+        }))
     }
 
-    /// Have the schema of a payload at hand, or know that there is none or that it is of no use: [`Self::decode`] says
-    /// which. Only the registry's trouble is an error. Dropping this is harmless.
+    /// Have the schema of a payload at hand, or know that there is none or that it is of no use:
+    /// [`Self::decode`] says which. Only the registry's trouble is an error. Dropping this is
+    /// harmless.
     pub async fn prepare(&self, payload: &[u8]) -> Result<(), RegistryError> {
         let Ok((id, _)) = split(payload) else { return Ok(()) };
         match self.flight(id) {
@@ -71,12 +79,13 @@ impl Decoder {
         }
     }
 
-    /// A payload as JSON, by the schema that [`Self::prepare`] has fetched. If that was dropped meanwhile, or was not
-    /// called, the fault [is not prepared](Fault::is_not_prepared).
+    /// A payload as JSON, by the schema that [`Self::prepare`] has fetched. If that was dropped
+    /// meanwhile, or was not called, the fault [is not prepared](Fault::is_not_prepared).
     pub fn decode(&self, payload: &[u8]) -> Result<Decoded, Fault> {
         let (schema_id, body) = split(payload)?;
         let schema = self.0.known().find(schema_id).ok_or(Fault::NotPrepared { schema_id })??;
-        let (json, name) = schema.decode(body).map_err(|why| Fault::undecodable(schema_id, &why))?;
+        let (json, name) =
+            schema.decode(body).map_err(|why| Fault::undecodable(schema_id, &why))?;
         Ok(Decoded { json, schema_id, name })
     }
 
@@ -123,8 +132,12 @@ impl Inner {
         Ok(())
     }
 
-    /// The schema, compiled if it can be, with the bytes of its texts; or why there is none for now.
-    async fn ask(&self, id: u32) -> Result<Result<(Result<Arc<Compiled>, Fault>, usize), Fault>, RegistryError> {
+    /// The schema, compiled if it can be, with the bytes of its texts; or why there is none for
+    /// now.
+    async fn ask(
+        &self,
+        id: u32,
+    ) -> Result<Result<(Result<Arc<Compiled>, Fault>, usize), Fault>, RegistryError> {
         // Never closed, so it is only the bound.
         let _permit = self.lookups.acquire().await;
         Ok(match self.registry.schema(id).await? {
@@ -164,7 +177,11 @@ impl Known {
     fn keep(&mut self, id: u32, schema: Result<Arc<Compiled>, Fault>, bytes: usize) {
         self.misses.remove(&id);
         while self.schemas.len() >= SCHEMAS_MAX || self.bytes + bytes > TEXTS_BYTES_MAX {
-            let Some(oldest) = self.schemas.iter().min_by_key(|(_, kept)| kept.used).map(|(id, _)| *id) else { break };
+            let Some(oldest) =
+                self.schemas.iter().min_by_key(|(_, kept)| kept.used).map(|(id, _)| *id)
+            else {
+                break;
+            };
             self.bytes -= self.schemas.remove(&oldest).map_or(0, |kept| kept.bytes);
         }
         self.uses += 1;
@@ -186,7 +203,9 @@ impl Known {
 
 impl std::fmt::Debug for Decoder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Decoder").field("schemas", &self.0.known().schemas.len()).finish_non_exhaustive()
+        f.debug_struct("Decoder")
+            .field("schemas", &self.0.known().schemas.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -199,7 +218,8 @@ mod tests {
     use super::*;
     use crate::Format;
 
-    /// Has the schema `"int"` under each even id below 10,000, `"nonsense"` under 4, and can be told to fail or to wait.
+    /// Has the schema `"int"` under each even id below 10,000, `"nonsense"` under 4, and can be
+    /// told to fail or to wait.
     #[derive(Default)]
     struct Fake {
         asked: AtomicUsize,
@@ -225,7 +245,11 @@ mod tests {
                 }
                 let text = if id == 4 { "\"nonsense\"" } else { "\"int\"" }.to_owned();
                 let found = RegisteredSchema { format: Format::Avro, text, references: Vec::new() };
-                Ok(if id.is_multiple_of(2) && id < 10_000 { Lookup::Found(found) } else { Lookup::Unknown })
+                Ok(if id.is_multiple_of(2) && id < 10_000 {
+                    Lookup::Found(found)
+                } else {
+                    Lookup::Unknown
+                })
             }
             .boxed()
         }
@@ -251,11 +275,27 @@ mod tests {
         assert_eq!(decoded, Decoded { json: b"7".to_vec(), schema_id: 2, name: None });
         let fault = |payload: &[u8]| decoder.decode(payload).expect_err("a fault").to_string();
         assert_eq!(fault(&payload(3)), "schema 3 is not in the registry");
-        assert_eq!(fault(&payload(4)), "schema 4 cannot be used: it is no Avro schema: there is no type `nonsense`");
-        assert_eq!(fault(&payload(2)[..5]), "it does not decode by schema 2: it ends too early at ``");
-        assert_eq!(fault(b"{}"), "its first byte is not 0, so it is not in the schema registry's wire format");
-        assert_eq!(fault(&[0, 0, 0, 2]), "it ends within the first five bytes of the schema registry's wire format");
-        assert_eq!(fault(&payload(1 << 31)), "schema 2147483648 is not in the registry", "no registry has such ids");
+        assert_eq!(
+            fault(&payload(4)),
+            "schema 4 cannot be used: it is no Avro schema: there is no type `nonsense`"
+        );
+        assert_eq!(
+            fault(&payload(2)[..5]),
+            "it does not decode by schema 2: it ends too early at ``"
+        );
+        assert_eq!(
+            fault(b"{}"),
+            "its first byte is not 0, so it is not in the schema registry's wire format"
+        );
+        assert_eq!(
+            fault(&[0, 0, 0, 2]),
+            "it ends within the first five bytes of the schema registry's wire format"
+        );
+        assert_eq!(
+            fault(&payload(1 << 31)),
+            "schema 2147483648 is not in the registry",
+            "no registry has such ids"
+        );
         decoder.prepare(&payload(1 << 31)).await.expect("nothing to prepare");
         decoder.prepare(b"{}").await.expect("nothing to prepare");
         assert_eq!(fake.asked.load(Ordering::Relaxed), 2 + 1 + LATE.len());
@@ -277,7 +317,8 @@ mod tests {
     async fn an_id_is_looked_up_once_however_many_wait_for_it() {
         let (fake, decoder) = decoder(Fake { waits: Some(Notify::new()), ..Fake::default() });
         let payload = payload(2);
-        let dropped = tokio::time::timeout(Duration::from_millis(1), decoder.prepare(&payload)).await;
+        let dropped =
+            tokio::time::timeout(Duration::from_millis(1), decoder.prepare(&payload)).await;
         assert!(dropped.is_err());
         let waiting = futures::future::join_all((0..50).map(|_| decoder.prepare(&payload)));
         let answered = async {
@@ -294,7 +335,9 @@ mod tests {
     async fn lookups_at_a_time_are_bounded() {
         let (fake, decoder) = decoder(Fake::default());
         let payloads: Vec<_> = (0..100).map(|id| payload(2 * id)).collect();
-        let prepared = futures::future::join_all(payloads.iter().map(|payload| decoder.prepare(payload))).await;
+        let prepared =
+            futures::future::join_all(payloads.iter().map(|payload| decoder.prepare(payload)))
+                .await;
         assert!(prepared.iter().all(Result::is_ok));
         assert_eq!(fake.asked.load(Ordering::Relaxed), 100);
         assert_eq!(fake.at_once_max.load(Ordering::Relaxed), LOOKUPS_MAX);

@@ -59,7 +59,11 @@ impl Fault {
 
 /// One line, and not a long one.
 fn tidy(text: &str) -> String {
-    let mut text: String = text.chars().take(WHY_BYTES_MAX + 1).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let mut text: String = text
+        .chars()
+        .take(WHY_BYTES_MAX + 1)
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
     if text.len() > WHY_BYTES_MAX {
         text.truncate(text.floor_char_boundary(WHY_BYTES_MAX));
         text.push('…');

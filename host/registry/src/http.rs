@@ -1,7 +1,7 @@
 //! The REST protocol of Confluent's registry, which others speak too.
 //!
-//! A connection for each question: a schema is asked for once. Redirects are not followed, environment and proxies
-//! not looked at.
+//! A connection for each question: a schema is asked for once. Redirects are not followed,
+//! environment and proxies not looked at.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -33,7 +33,8 @@ const SCHEMA_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of an answer: a text with each character escaped, and what is around it.
 const ANSWER_BYTES_MAX: usize = 6 * TEXT_BYTES_MAX + (64 << 10);
 const ACCEPTED: &str = "application/vnd.schemaregistry.v1+json, application/json";
-/// Error codes of the protocol: no such subject, version, schema. Another path has other codes, or none.
+/// Error codes of the protocol: no such subject, version, schema. Another path has other codes, or
+/// none.
 const NOT_THERE: std::ops::RangeInclusive<u32> = 40_401..=40_403;
 
 /// How a registry is reached.
@@ -66,21 +67,32 @@ impl HttpRegistry {
     pub fn new(options: &HttpRegistryOptions) -> Result<Self, RegistryError> {
         let settings = |text: String| RegistryError::Settings(text);
         // A URL that is wrong is not repeated: what is wrong may be a password.
-        let wrong =
-            || settings("the URL of the schema registry is none; it looks like https://registry.example/apis/ccompat/v7".to_owned());
+        let wrong = || {
+            settings(
+                "the URL of the schema registry is none; it looks like \
+                https://registry.example/apis/ccompat/v7"
+                    .to_owned(),
+            )
+        };
         if options.url.contains('@') {
             return Err(settings(
-                "the URL of the schema registry must not hold user or password; they have settings of their own".to_owned(),
+                "the URL of the schema registry must not hold user or password; they have settings \
+                    of their own".to_owned(),
             ));
         }
         let uri: Uri = options.url.parse().map_err(|_| wrong())?;
-        let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else { return Err(wrong()) };
-        if !matches!(scheme, "http" | "https") || uri.query().is_some() || options.url.contains('#') {
+        let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+            return Err(wrong());
+        };
+        if !matches!(scheme, "http" | "https") || uri.query().is_some() || options.url.contains('#')
+        {
             return Err(wrong());
         }
         let is_tls = scheme == "https";
         if options.ca_file.is_some() && !is_tls {
-            return Err(settings("certificates are of use only where the schema registry has https".to_owned()));
+            return Err(settings(
+                "certificates are of use only where the schema registry has https".to_owned(),
+            ));
         }
         let port = authority.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
         Ok(Self {
@@ -89,7 +101,11 @@ impl HttpRegistry {
             port,
             prefix: uri.path().trim_end_matches('/').to_owned(),
             authority: HeaderValue::from_str(authority.as_str()).map_err(|_| wrong())?,
-            credentials: options.credentials.as_ref().map(|(user, password)| basic(user, password)).transpose()?,
+            credentials: options
+                .credentials
+                .as_ref()
+                .map(|(user, password)| basic(user, password))
+                .transpose()?,
             tls: if is_tls { Some(connector(options)?) } else { None },
             answer_timeout: ANSWER_TIMEOUT,
         })
@@ -107,19 +123,30 @@ impl HttpRegistry {
             None | Some("AVRO") => Format::Avro,
             Some("PROTOBUF") => Format::Protobuf,
             Some("JSON") => Format::Json,
-            Some(_) => return Ok(Lookup::Unusable("it is of no type that is known: Avro, Protobuf, JSON".to_owned())),
+            Some(_) => {
+                return Ok(Lookup::Unusable(
+                    "it is of no type that is known: Avro, Protobuf, JSON".to_owned(),
+                ));
+            }
         };
         // Nothing is resolved in JSON, since it is passed on as it is.
         let referred = if format == Format::Json { Vec::new() } else { answer.references };
         Ok(match self.references(referred, answer.schema.len()).await? {
             Ok(_) if answer.schema.len() > TEXT_BYTES_MAX => Lookup::Unusable(too_large()),
-            Ok(references) => Lookup::Found(RegisteredSchema { format, text: answer.schema, references }),
+            Ok(references) => {
+                Lookup::Found(RegisteredSchema { format, text: answer.schema, references })
+            }
             Err(why) => Lookup::Unusable(why),
         })
     }
 
-    /// All that is referred to, what is referred to before what refers to it; or why it cannot be used.
-    async fn references(&self, of: Vec<Reference>, mut bytes: usize) -> Result<Result<Vec<(String, String)>, String>, RegistryError> {
+    /// All that is referred to, what is referred to before what refers to it; or why it cannot be
+    /// used.
+    async fn references(
+        &self,
+        of: Vec<Reference>,
+        mut bytes: usize,
+    ) -> Result<Result<Vec<(String, String)>, String>, RegistryError> {
         let mut found = Vec::new();
         let mut seen = HashSet::new();
         let mut open: Vec<Step> = of.into_iter().rev().map(Step::Fetch).collect();
@@ -138,11 +165,16 @@ impl HttpRegistry {
                 return Ok(Err(format!("it refers to more than {REFERENCES_MAX} schemas")));
             }
             let (subject, version) = (encode(&reference.subject), reference.version);
-            let answer = match self.get(&format!("/subjects/{subject}/versions/{version}?deleted=true")).await? {
+            let answer = match self
+                .get(&format!("/subjects/{subject}/versions/{version}?deleted=true"))
+                .await?
+            {
                 Answer::Found(answer) => answer,
                 Answer::Missing => {
                     let (name, subject) = (reference.name, reference.subject);
-                    return Ok(Err(format!("it refers to `{name}`, and subject `{subject}` has no version {version}")));
+                    return Ok(Err(format!(
+                        "it refers to `{name}`, and subject `{subject}` has no version {version}"
+                    )));
                 }
                 Answer::TooLarge => return Ok(Err(too_large())),
                 Answer::Refused(status) => return Ok(Err(refused(status))),
@@ -164,7 +196,9 @@ impl HttpRegistry {
 
     async fn ask(&self, path: &str) -> Result<Answer, RegistryError> {
         let request = self.request(path)?;
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await.map_err(|error| self.unreachable(&error))?;
+        let stream = TcpStream::connect((self.host.as_str(), self.port))
+            .await
+            .map_err(|error| self.unreachable(&error))?;
         let (status, body) = match &self.tls {
             None => self.exchange(stream, request).await?,
             Some(tls) => self.exchange(self.secured(tls, stream).await?, request).await?,
@@ -173,10 +207,13 @@ impl HttpRegistry {
         let no_registry = || RegistryError::NoRegistry { url: self.url.clone() };
         match (status, body) {
             (StatusCode::OK, None) => Ok(Answer::TooLarge),
-            (StatusCode::OK, Some(body)) => serde_json::from_slice(&body).map(Answer::Found).map_err(|_| no_registry()),
+            (StatusCode::OK, Some(body)) => {
+                serde_json::from_slice(&body).map(Answer::Found).map_err(|_| no_registry())
+            }
             (StatusCode::NOT_FOUND, body) => {
                 let refusal = serde_json::from_slice::<Refusal>(&body.unwrap_or_default());
-                let is_missing = refusal.is_ok_and(|refusal| NOT_THERE.contains(&refusal.error_code));
+                let is_missing =
+                    refusal.is_ok_and(|refusal| NOT_THERE.contains(&refusal.error_code));
                 if is_missing { Ok(Answer::Missing) } else { Err(no_registry()) }
             }
             (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => {
@@ -202,15 +239,26 @@ impl HttpRegistry {
         request.body(String::new()).map_err(|error| self.unreachable(&error))
     }
 
-    async fn secured(&self, tls: &SslConnector, stream: TcpStream) -> Result<SslStream<TcpStream>, RegistryError> {
-        let session = tls.configure().and_then(|tls| tls.into_ssl(&self.host)).and_then(|session| SslStream::new(session, stream));
+    async fn secured(
+        &self,
+        tls: &SslConnector,
+        stream: TcpStream,
+    ) -> Result<SslStream<TcpStream>, RegistryError> {
+        let session = tls
+            .configure()
+            .and_then(|tls| tls.into_ssl(&self.host))
+            .and_then(|session| SslStream::new(session, stream));
         let mut stream = session.map_err(|error| self.unreachable(&error))?;
         Pin::new(&mut stream).connect().await.map_err(|error| self.unreachable(&error))?;
         Ok(stream)
     }
 
     /// The status of an answer and its body, unless that is too large.
-    async fn exchange<S>(&self, stream: S, request: Request<String>) -> Result<(StatusCode, Option<Vec<u8>>), RegistryError>
+    async fn exchange<S>(
+        &self,
+        stream: S,
+        request: Request<String>,
+    ) -> Result<(StatusCode, Option<Vec<u8>>), RegistryError>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -240,7 +288,9 @@ impl HttpRegistry {
 impl SchemaRegistry for HttpRegistry {
     fn schema(&self, id: u32) -> BoxFuture<'_, Result<Lookup, RegistryError>> {
         let late = |_| Err(RegistryError::TimedOut { url: self.url.clone() });
-        timeout(SCHEMA_TIMEOUT, self.look_up(id)).map(move |found| found.unwrap_or_else(late)).boxed()
+        timeout(SCHEMA_TIMEOUT, self.look_up(id))
+            .map(move |found| found.unwrap_or_else(late))
+            .boxed()
     }
 }
 
@@ -253,7 +303,9 @@ impl std::fmt::Debug for HttpRegistry {
 impl std::fmt::Debug for HttpRegistryOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // Neither the password nor a URL that may hold one.
-        f.debug_struct("HttpRegistryOptions").field("ca_file", &self.ca_file).finish_non_exhaustive()
+        f.debug_struct("HttpRegistryOptions")
+            .field("ca_file", &self.ca_file)
+            .finish_non_exhaustive()
     }
 }
 
@@ -293,11 +345,15 @@ struct Refusal {
     error_code: u32,
 }
 
-fn none_is_empty<'de, D: serde::Deserializer<'de>>(references: D) -> Result<Vec<Reference>, D::Error> {
+fn none_is_empty<'de, D: serde::Deserializer<'de>>(
+    references: D,
+) -> Result<Vec<Reference>, D::Error> {
     Ok(Option::deserialize(references)?.unwrap_or_default())
 }
 
-async fn read(response: Response<hyper::body::Incoming>) -> hyper::Result<(StatusCode, Option<Vec<u8>>)> {
+async fn read(
+    response: Response<hyper::body::Incoming>,
+) -> hyper::Result<(StatusCode, Option<Vec<u8>>)> {
     let (head, mut body) = response.into_parts();
     let mut bytes = Vec::new();
     while let Some(frame) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
@@ -316,17 +372,23 @@ fn refused(status: u16) -> String {
 }
 
 fn too_large() -> String {
-    format!("it is larger than {} KiB, or {} KiB with all that it refers to", TEXT_BYTES_MAX >> 10, TEXTS_BYTES_MAX >> 10)
+    format!(
+        "it is larger than {} KiB, or {} KiB with all that it refers to",
+        TEXT_BYTES_MAX >> 10,
+        TEXTS_BYTES_MAX >> 10
+    )
 }
 
 fn basic(user: &str, password: &str) -> Result<HeaderValue, RegistryError> {
     if user.contains(':') {
         return Err(RegistryError::Settings(
-            "the user of the schema registry has a colon, which basic authentication cannot say".to_owned(),
+            "the user of the schema registry has a colon, which basic authentication cannot say"
+                .to_owned(),
         ));
     }
     let text = format!("Basic {}", STANDARD.encode(format!("{user}:{password}")));
-    let mut value = HeaderValue::from_str(&text).map_err(|_| RegistryError::Settings("the credentials cannot be sent".to_owned()))?;
+    let mut value = HeaderValue::from_str(&text)
+        .map_err(|_| RegistryError::Settings("the credentials cannot be sent".to_owned()))?;
     value.set_sensitive(true);
     Ok(value)
 }
@@ -336,7 +398,12 @@ fn connector(options: &HttpRegistryOptions) -> Result<SslConnector, RegistryErro
     let failed = |error| RegistryError::Settings(format!("failed to prepare TLS: {error}"));
     let mut builder = SslConnector::builder(SslMethod::tls_client()).map_err(failed)?;
     if let Some(path) = &options.ca_file {
-        let refused = |_| RegistryError::Settings(format!("`{}` is not there or holds no certificates in PEM", path.display()));
+        let refused = |_| {
+            RegistryError::Settings(format!(
+                "`{}` is not there or holds no certificates in PEM",
+                path.display()
+            ))
+        };
         builder.set_ca_file(path).map_err(refused)?;
     }
     Ok(builder.build())
@@ -345,7 +412,9 @@ fn connector(options: &HttpRegistryOptions) -> Result<SslConnector, RegistryErro
 /// A segment of a path.
 fn encode(segment: &str) -> String {
     let byte = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'~' | b'.' => char::from(byte).to_string(),
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'~' | b'.' => {
+            char::from(byte).to_string()
+        }
         byte => format!("%{byte:02X}"),
     };
     match segment {
@@ -362,8 +431,11 @@ mod tests {
 
     use super::*;
 
-    /// A registry at an address of this machine that answers each path as it is told; the requests' heads are kept.
-    async fn serve(answer: impl Fn(&str) -> String + Send + 'static) -> (HttpRegistry, tokio::sync::mpsc::UnboundedReceiver<String>) {
+    /// A registry at an address of this machine that answers each path as it is told; the requests'
+    /// heads are kept.
+    async fn serve(
+        answer: impl Fn(&str) -> String + Send + 'static,
+    ) -> (HttpRegistry, tokio::sync::mpsc::UnboundedReceiver<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let (heads, received) = tokio::sync::mpsc::unbounded_channel();
@@ -382,7 +454,11 @@ mod tests {
             }
         });
         let credentials = Some(("reader".to_owned(), "hunter2".to_owned()));
-        let options = HttpRegistryOptions { url: format!("http://{address}/ccompat/v7/"), credentials, ca_file: None };
+        let options = HttpRegistryOptions {
+            url: format!("http://{address}/ccompat/v7/"),
+            credentials,
+            ca_file: None,
+        };
         (HttpRegistry::new(&options).expect("sound settings"), received)
     }
 
@@ -410,8 +486,13 @@ mod tests {
         })
         .await;
         let found = registry.schema(7).await.expect("an answer");
-        let references = [("c.proto", "C"), ("b.proto", "B"), ("a.proto", "A")].map(|(name, text)| (name.to_owned(), text.to_owned()));
-        let expected = RegisteredSchema { format: Format::Protobuf, text: "main".to_owned(), references: references.to_vec() };
+        let references = [("c.proto", "C"), ("b.proto", "B"), ("a.proto", "A")]
+            .map(|(name, text)| (name.to_owned(), text.to_owned()));
+        let expected = RegisteredSchema {
+            format: Format::Protobuf,
+            text: "main".to_owned(),
+            references: references.to_vec(),
+        };
         assert_eq!(found, Lookup::Found(expected));
         let head = heads.recv().await.expect("a request").to_lowercase();
         assert!(head.contains("authorization: basic cmvhzgvyomh1bnrlcji=\r\n"), "{head}");
@@ -423,14 +504,29 @@ mod tests {
     #[tokio::test]
     async fn answers_have_their_meaning() {
         for (answer, expected) in [
-            (http("200 OK", r#"{"schema":"\"int\"","references":null}"#), "Ok(Found(RegisteredSchema { format: Avro"),
             (
-                http("200 OK", r#"{"schema":"{}","schemaType":"JSON","references":[{"name":"x","subject":"x","version":1}]}"#),
+                http("200 OK", r#"{"schema":"\"int\"","references":null}"#),
+                "Ok(Found(RegisteredSchema { format: Avro",
+            ),
+            (
+                http(
+                    "200 OK",
+                    r#"{"schema":"{}","schemaType":"JSON","references":[{"name":"x","subject":"x","version":1}]}"#,
+                ),
                 "Ok(Found(RegisteredSchema { format: Json",
             ),
-            (http("200 OK", r#"{"schema":"x","schemaType":"XML"}"#), "Ok(Unusable(\"it is of no type that is known"),
-            (http("404 Not Found", r#"{"error_code":40403,"message":"Schema not found"}"#), "Ok(Unknown)"),
-            (http("404 Not Found", r#"{"error_code":404,"message":"HTTP 404 Not Found"}"#), "Err(NoRegistry"),
+            (
+                http("200 OK", r#"{"schema":"x","schemaType":"XML"}"#),
+                "Ok(Unusable(\"it is of no type that is known",
+            ),
+            (
+                http("404 Not Found", r#"{"error_code":40403,"message":"Schema not found"}"#),
+                "Ok(Unknown)",
+            ),
+            (
+                http("404 Not Found", r#"{"error_code":404,"message":"HTTP 404 Not Found"}"#),
+                "Err(NoRegistry",
+            ),
             (http("404 Not Found", "<html>"), "Err(NoRegistry"),
             (http("200 OK", "<html>"), "Err(NoRegistry"),
             (http("302 Found\r\nlocation: http://127.0.0.1:1/", ""), "Err(NoRegistry"),
@@ -445,7 +541,10 @@ mod tests {
             ("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{".to_owned(), "Err(Unreachable"),
             (http("200 OK", &" ".repeat(ANSWER_BYTES_MAX + 1)), "Ok(Unusable(\"it is larger than"),
             (
-                http("200 OK", &serde_json::json!({ "schema": "x".repeat(TEXT_BYTES_MAX + 1) }).to_string()),
+                http(
+                    "200 OK",
+                    &serde_json::json!({ "schema": "x".repeat(TEXT_BYTES_MAX + 1) }).to_string(),
+                ),
                 "Ok(Unusable(\"it is larger than",
             ),
         ] {
@@ -453,7 +552,11 @@ mod tests {
             let (registry, _heads) = serve(move |_| answer.clone()).await;
             let found = registry.schema(7).await;
             if let Err(error) = &found {
-                assert!(!error.to_string().contains("hunter2") && error.to_string().contains("/ccompat/v7"), "{error}");
+                assert!(
+                    !error.to_string().contains("hunter2")
+                        && error.to_string().contains("/ccompat/v7"),
+                    "{error}"
+                );
             }
             let found = format!("{found:?}");
             assert!(found.starts_with(expected), "{head}: {found}");
@@ -465,18 +568,28 @@ mod tests {
         let number = |path: &str| path.rsplit('/').next()?.split('?').next()?.parse::<u64>().ok();
         let next = move |path: &str| number(path).unwrap_or_default() + 1;
         let (registry, mut heads) = serve(move |path| {
-            let references = [serde_json::json!({ "name": "x", "subject": "x", "version": next(path) })];
-            http("200 OK", &serde_json::json!({ "schema": "x", "references": references }).to_string())
+            let references =
+                [serde_json::json!({ "name": "x", "subject": "x", "version": next(path) })];
+            http(
+                "200 OK",
+                &serde_json::json!({ "schema": "x", "references": references }).to_string(),
+            )
         })
         .await;
-        assert_eq!(registry.schema(7).await.expect("an answer"), Lookup::Unusable("it refers to more than 32 schemas".to_owned()));
+        assert_eq!(
+            registry.schema(7).await.expect("an answer"),
+            Lookup::Unusable("it refers to more than 32 schemas".to_owned())
+        );
         let mut asked = 0;
         while heads.try_recv().is_ok() {
             asked += 1;
         }
         assert_eq!(asked, 33);
         let (registry, _heads) = serve(|path| match path {
-            "/ccompat/v7/schemas/ids/7" => http("200 OK", r#"{"schema":"x","references":[{"name":"y","subject":"z","version":1}]}"#),
+            "/ccompat/v7/schemas/ids/7" => http(
+                "200 OK",
+                r#"{"schema":"x","references":[{"name":"y","subject":"z","version":1}]}"#,
+            ),
             _ => http("404 Not Found", r#"{"error_code":40401,"message":"Subject not found"}"#),
         })
         .await;
@@ -489,43 +602,93 @@ mod tests {
         let (mut registry, _heads) = serve(|_| "silence".to_owned()).await;
         registry.answer_timeout = Duration::from_millis(50);
         assert!(matches!(registry.schema(7).await, Err(RegistryError::TimedOut { .. })));
-        let refused = HttpRegistryOptions { url: "http://127.0.0.1:1".to_owned(), ..HttpRegistryOptions::default() };
-        let refused = HttpRegistry::new(&refused).expect("sound settings").schema(7).await.expect_err("nobody is there");
-        assert_eq!(refused.to_string(), "the schema registry at `http://127.0.0.1:1` is not reachable: Connection refused (os error 111)");
+        let refused = HttpRegistryOptions {
+            url: "http://127.0.0.1:1".to_owned(),
+            ..HttpRegistryOptions::default()
+        };
+        let refused = HttpRegistry::new(&refused)
+            .expect("sound settings")
+            .schema(7)
+            .await
+            .expect_err("nobody is there");
+        assert_eq!(
+            refused.to_string(),
+            "the schema registry at `http://127.0.0.1:1` is not reachable: Connection refused (os \
+                error 111)"
+        );
     }
 
     #[test]
     fn settings_are_checked_and_passwords_not_repeated() {
-        let new = |url: &str| HttpRegistry::new(&HttpRegistryOptions { url: url.to_owned(), ..HttpRegistryOptions::default() });
+        let new = |url: &str| {
+            HttpRegistry::new(&HttpRegistryOptions {
+                url: url.to_owned(),
+                ..HttpRegistryOptions::default()
+            })
+        };
         for (url, host, port, prefix) in [
             ("http://127.0.0.1:8081", "127.0.0.1", 8081, ""),
-            ("https://registry.example/apis/ccompat/v7/", "registry.example", 443, "/apis/ccompat/v7"),
+            (
+                "https://registry.example/apis/ccompat/v7/",
+                "registry.example",
+                443,
+                "/apis/ccompat/v7",
+            ),
             ("http://[::1]/", "::1", 80, ""),
         ] {
             let registry = new(url).expect("sound settings");
-            assert_eq!((registry.host.as_str(), registry.port, registry.prefix.as_str()), (host, port, prefix), "{url}");
+            assert_eq!(
+                (registry.host.as_str(), registry.port, registry.prefix.as_str()),
+                (host, port, prefix),
+                "{url}"
+            );
         }
-        for url in ["", "registry.example", "ftp://h", "http://", "/x", "http://h/?q=1", "http://h/#x", "http://u:hunter2@h", "http://h h"]
-        {
+        for url in [
+            "",
+            "registry.example",
+            "ftp://h",
+            "http://",
+            "/x",
+            "http://h/?q=1",
+            "http://h/#x",
+            "http://u:hunter2@h",
+            "http://h h",
+        ] {
             let error = new(url).expect_err(url).to_string();
-            assert!(error.starts_with("the URL of the schema registry") && !error.contains("hunter2"), "{error}");
+            assert!(
+                error.starts_with("the URL of the schema registry") && !error.contains("hunter2"),
+                "{error}"
+            );
         }
         let with = |url: &str, user: &str, ca_file: Option<&str>| {
             let credentials = Some((user.to_owned(), "hunter2".to_owned()));
-            let options = HttpRegistryOptions { url: url.to_owned(), credentials, ca_file: ca_file.map(PathBuf::from) };
+            let options = HttpRegistryOptions {
+                url: url.to_owned(),
+                credentials,
+                ca_file: ca_file.map(PathBuf::from),
+            };
             assert!(!format!("{options:?}").contains("hunter2"));
             HttpRegistry::new(&options).expect_err("wrong settings").to_string()
         };
         assert!(with("http://h", "a:b", None).contains("has a colon"));
-        assert!(with("http://h", "a", Some("/x")).contains("only where the schema registry has https"));
-        assert_eq!(with("https://h", "a", Some("/x")), "`/x` is not there or holds no certificates in PEM");
+        assert!(
+            with("http://h", "a", Some("/x")).contains("only where the schema registry has https")
+        );
+        assert_eq!(
+            with("https://h", "a", Some("/x")),
+            "`/x` is not there or holds no certificates in PEM"
+        );
     }
 
     #[test]
     fn subjects_are_one_segment_of_a_path() {
-        for (subject, segment) in
-            [("orders-value", "orders-value"), ("a/b c?", "a%2Fb%20c%3F"), ("..", "%2E%2E"), ("a.b", "a.b"), ("%", "%25")]
-        {
+        for (subject, segment) in [
+            ("orders-value", "orders-value"),
+            ("a/b c?", "a%2Fb%20c%3F"),
+            ("..", "%2E%2E"),
+            ("a.b", "a.b"),
+            ("%", "%25"),
+        ] {
             assert_eq!(encode(subject), segment);
         }
     }

@@ -6,7 +6,8 @@ use serde_json::ser::Formatter;
 
 /// Bytes of the JSON of a payload.
 pub(crate) const JSON_BYTES_MAX: usize = 16 << 20;
-/// Arrays and objects within each other, where no format has a bound of its own. Parsers of JSON stop at 128.
+/// Arrays and objects within each other, where no format has a bound of its own. Parsers of JSON
+/// stop at 128.
 pub(crate) const JSON_DEPTH_MAX: usize = 100;
 
 /// Why a write was refused.
@@ -40,7 +41,11 @@ pub(crate) struct Shallow {
 impl Shallow {
     fn enter(&mut self) -> Result<()> {
         self.depth += 1;
-        if self.depth > JSON_DEPTH_MAX { Err(Error::new(ErrorKind::InvalidData, TOO_DEEP)) } else { Ok(()) }
+        if self.depth > JSON_DEPTH_MAX {
+            Err(Error::new(ErrorKind::InvalidData, TOO_DEEP))
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -71,7 +76,8 @@ pub(crate) fn check(payload: &[u8]) -> std::result::Result<(), String> {
     if payload.len() > JSON_BYTES_MAX {
         return Err(TOO_LARGE.to_owned());
     }
-    let text = std::str::from_utf8(payload).map_err(|error| format!("it is not UTF-8 behind byte {}", error.valid_up_to()))?;
+    let text = std::str::from_utf8(payload)
+        .map_err(|error| format!("it is not UTF-8 behind byte {}", error.valid_up_to()))?;
     if depth(text) > JSON_DEPTH_MAX {
         return Err(TOO_DEEP.to_owned());
     }
@@ -106,7 +112,13 @@ mod tests {
 
     #[test]
     fn json_is_looked_at_and_not_understood() {
-        for sound in ["{}", " [1, \"\\\"[[\", {\"a\": null}] ", "7", "12345678901234567890123", "\"\\ud83d\\ude00\""] {
+        for sound in [
+            "{}",
+            " [1, \"\\\"[[\", {\"a\": null}] ",
+            "7",
+            "12345678901234567890123",
+            "\"\\ud83d\\ude00\"",
+        ] {
             assert_eq!(check(sound.as_bytes()), Ok(()), "{sound}");
         }
         for (wrong, why) in [
@@ -122,7 +134,8 @@ mod tests {
         assert_eq!(check(nested(101).as_bytes()), Err(TOO_DEEP.to_owned()));
         assert_eq!(check(&[b'['; 1 << 20]), Err(TOO_DEEP.to_owned()));
         assert_eq!(check(&vec![b' '; JSON_BYTES_MAX + 1]), Err(TOO_LARGE.to_owned()));
-        let read: serde_json::Value = serde_json::from_str(&nested(100)).expect("what passes is read by others");
+        let read: serde_json::Value =
+            serde_json::from_str(&nested(100)).expect("what passes is read by others");
         assert!(read.is_array());
     }
 }

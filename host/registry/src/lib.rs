@@ -1,8 +1,8 @@
 //! Payloads in the wire format of a schema registry, as JSON.
 //!
-//! A payload begins with a byte 0 and four bytes of a schema's id, big-endian; then comes a message by that schema
-//! ([wire format]). Schemas are fetched once and kept. [`Decoder::prepare`] sees to that and is the only thing that
-//! waits; [`Decoder::decode`] is plain computing.
+//! A payload begins with a byte 0 and four bytes of a schema's id, big-endian; then comes a message
+//! by that schema ([wire format]). Schemas are fetched once and kept. [`Decoder::prepare`] sees to
+//! that and is the only thing that waits; [`Decoder::decode`] is plain computing.
 //!
 //! The JSON is the plainest that loses nothing, so that a JSON pointer finds what is meant:
 //!
@@ -28,14 +28,15 @@
 //! | fields that have presence (`optional`, messages, members of a `oneof`) | are there if they were sent |
 //! | unknown fields, extensions | are left out |
 //!
-//! With a JSON Schema the payload is JSON behind the five bytes, and is passed on as it is. Whether it is valid by
-//! its schema is not looked at.
+//! With a JSON Schema the payload is JSON behind the five bytes, and is passed on as it is. Whether
+//! it is valid by its schema is not looked at.
 //!
-//! Neither payloads nor schemas are trusted. Schemas are bounded in size, in nesting and in number; what is decoded
-//! is bounded to 1,000,000 values, 16 MiB of JSON and a depth of 64 (Protobuf and JSON: 100). Beyond that, it is a
-//! [`Fault`].
+//! Neither payloads nor schemas are trusted. Schemas are bounded in size, in nesting and in number;
+//! what is decoded is bounded to 1,000,000 values, 16 MiB of JSON and a depth of 64 (Protobuf and
+//! JSON: 100). Beyond that, it is a [`Fault`].
 //!
-//! [wire format]: https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
+//! [wire format]:
+//! https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
 //! [protobuf json]: https://protobuf.dev/programming-guides/json/
 
 mod avro;

@@ -11,7 +11,8 @@ pub struct Decoded {
     pub json: Vec<u8>,
     /// The id in the payload.
     pub schema_id: u32,
-    /// The full name of the Avro record or the Protobuf message. In a union of Avro, of the branch that was sent.
+    /// The full name of the Avro record or the Protobuf message. In a union of Avro, of the branch
+    /// that was sent.
     pub name: Option<String>,
 }
 
@@ -39,11 +40,15 @@ impl Compiled {
         // Parsers of others read what strangers wrote.
         let compiled = catch_unwind(|| match schema.format {
             Format::Avro => avro::Schema::parse(&schema.text, &schema.references).map(Self::Avro),
-            Format::Protobuf => protobuf::Schema::parse(&schema.text, &schema.references).map(Self::Protobuf),
+            Format::Protobuf => {
+                protobuf::Schema::parse(&schema.text, &schema.references).map(Self::Protobuf)
+            }
             Format::Json => Ok(Self::Json),
         });
         let odd = |_| Err("it cannot be read".to_owned());
-        compiled.unwrap_or_else(odd).map_err(|why| format!("it is no {} schema: {why}", schema.format))
+        compiled
+            .unwrap_or_else(odd)
+            .map_err(|why| format!("it is no {} schema: {why}", schema.format))
     }
 
     /// A payload's body as JSON, with its name.
@@ -52,7 +57,9 @@ impl Compiled {
             Self::Avro(schema) => schema.decode(body),
             Self::Protobuf(schema) => {
                 let decoded = catch_unwind(AssertUnwindSafe(|| schema.decode(body)));
-                decoded.unwrap_or_else(|_| Err("it cannot be read".to_owned())).map(|(json, name)| (json, Some(name)))
+                decoded
+                    .unwrap_or_else(|_| Err("it cannot be read".to_owned()))
+                    .map(|(json, name)| (json, Some(name)))
             }
             Self::Json => json::check(body).map(|()| (body.to_vec(), None)),
         }
@@ -60,12 +67,19 @@ impl Compiled {
 }
 
 fn check_sizes(schema: &RegisteredSchema) -> Result<(), String> {
-    let texts = || std::iter::once(&schema.text).chain(schema.references.iter().map(|(_, text)| text));
+    let texts =
+        || std::iter::once(&schema.text).chain(schema.references.iter().map(|(_, text)| text));
     if texts().any(|text| text.len() > registry::TEXT_BYTES_MAX) {
-        return Err(format!("it is larger than {} KiB, or one that it refers to is", registry::TEXT_BYTES_MAX >> 10));
+        return Err(format!(
+            "it is larger than {} KiB, or one that it refers to is",
+            registry::TEXT_BYTES_MAX >> 10
+        ));
     }
     if texts().map(String::len).sum::<usize>() > registry::TEXTS_BYTES_MAX {
-        return Err(format!("with what it refers to it is larger than {} KiB", registry::TEXTS_BYTES_MAX >> 10));
+        return Err(format!(
+            "with what it refers to it is larger than {} KiB",
+            registry::TEXTS_BYTES_MAX >> 10
+        ));
     }
     if schema.references.len() > registry::REFERENCES_MAX {
         return Err(format!("it refers to more than {} schemas", registry::REFERENCES_MAX));
@@ -91,7 +105,10 @@ mod tests {
         /// Small bytes are more frequent: they are what lengths and numbers of fields are made of.
         fn bytes(&mut self) -> Vec<u8> {
             let length = self.next() % if self.next().is_multiple_of(2) { 8 } else { 64 };
-            (0..length).map(|_| self.next()).map(|n| if n & 0x700 == 0 { n as u8 } else { n as u8 % 16 / 2 }).collect()
+            (0..length)
+                .map(|_| self.next())
+                .map(|n| if n & 0x700 == 0 { n as u8 } else { n as u8 % 16 / 2 })
+                .collect()
         }
     }
 
@@ -111,20 +128,29 @@ mod tests {
             repeated sint64 u = 9; oneof w { string x = 10; bytes y = 11; fixed32 z = 12; } enum E { A = 0; } E e = 13; }"#;
 
     fn compile(format: Format, text: &str) -> Compiled {
-        Compiled::new(&RegisteredSchema { format, text: text.to_owned(), references: Vec::new() }).expect("a schema of the test")
+        Compiled::new(&RegisteredSchema { format, text: text.to_owned(), references: Vec::new() })
+            .expect("a schema of the test")
     }
 
     #[test]
     fn whatever_the_bytes_are_there_is_an_answer() {
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
-        for schema in [compile(Format::Avro, AVRO), compile(Format::Protobuf, PROTOBUF), compile(Format::Json, "{}")] {
+        for schema in [
+            compile(Format::Avro, AVRO),
+            compile(Format::Protobuf, PROTOBUF),
+            compile(Format::Json, "{}"),
+        ] {
             let mut decoded = 0;
             for _ in 0..20_000 {
                 let mut payload = random.bytes();
                 match &schema {
                     Compiled::Avro(_) => {}
-                    Compiled::Protobuf(_) => payload.iter_mut().take(1).for_each(|index| *index = 0),
-                    Compiled::Json => payload.iter_mut().for_each(|byte| *byte = b"[]{}\",: 1e-\\untrue"[usize::from(*byte) % 18]),
+                    Compiled::Protobuf(_) => {
+                        payload.iter_mut().take(1).for_each(|index| *index = 0)
+                    }
+                    Compiled::Json => payload
+                        .iter_mut()
+                        .for_each(|byte| *byte = b"[]{}\",: 1e-\\untrue"[usize::from(*byte) % 18]),
                 }
                 // Not by `Compiled`, which would hide a panic.
                 let answer = match &schema {
@@ -147,7 +173,8 @@ mod tests {
             for _ in 0..5_000 {
                 let mut text = text.as_bytes().to_vec();
                 for _ in 0..1 + random.next() % 4 {
-                    let (from, to) = (random.next() as usize % text.len(), random.next() as usize % text.len());
+                    let (from, to) =
+                        (random.next() as usize % text.len(), random.next() as usize % text.len());
                     match random.next() % 3 {
                         0 => text[to] = text[from],
                         1 => drop(text.remove(from)),
@@ -169,13 +196,27 @@ mod tests {
     #[test]
     fn sizes_are_bounded() {
         let found = |text: usize, references: &[usize]| {
-            let references = references.iter().map(|size| (String::new(), " ".repeat(*size))).collect();
-            check_sizes(&RegisteredSchema { format: Format::Avro, text: " ".repeat(text), references })
+            let references =
+                references.iter().map(|size| (String::new(), " ".repeat(*size))).collect();
+            check_sizes(&RegisteredSchema {
+                format: Format::Avro,
+                text: " ".repeat(text),
+                references,
+            })
         };
         assert_eq!(found(256 << 10, &[256 << 10; 3]), Ok(()));
-        assert_eq!(found((256 << 10) + 1, &[]), Err("it is larger than 256 KiB, or one that it refers to is".to_owned()));
-        assert_eq!(found(1, &[(256 << 10) + 1]), Err("it is larger than 256 KiB, or one that it refers to is".to_owned()));
-        assert_eq!(found(1, &[256 << 10; 4]), Err("with what it refers to it is larger than 1024 KiB".to_owned()));
+        assert_eq!(
+            found((256 << 10) + 1, &[]),
+            Err("it is larger than 256 KiB, or one that it refers to is".to_owned())
+        );
+        assert_eq!(
+            found(1, &[(256 << 10) + 1]),
+            Err("it is larger than 256 KiB, or one that it refers to is".to_owned())
+        );
+        assert_eq!(
+            found(1, &[256 << 10; 4]),
+            Err("with what it refers to it is larger than 1024 KiB".to_owned())
+        );
         assert_eq!(found(1, &[1; 33]), Err("it refers to more than 32 schemas".to_owned()));
     }
 }

@@ -18,20 +18,23 @@ pub(crate) struct Schema {
 }
 
 impl Schema {
-    /// Indexes of the message in its file, then the message ([wire format]): as JSON, with its full name.
+    /// Indexes of the message in its file, then the message ([wire format]): as JSON, with its full
+    /// name.
     ///
-    /// [wire format]: https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
+    /// [wire format]:
+    /// https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
     pub(crate) fn decode(&self, mut body: &[u8]) -> Result<(Vec<u8>, String), String> {
         let descriptor = self.message(&indexes(&mut body)?)?;
         let name = descriptor.full_name().to_owned();
         cost::check(&descriptor, body)?;
         // What it says tells numbers of fields and kinds of encoding, never a value.
-        let message = DynamicMessage::decode(descriptor, body).map_err(|error| format!("`{name}` is not read: {error}"))?;
+        let message = DynamicMessage::decode(descriptor, body)
+            .map_err(|error| format!("`{name}` is not read: {error}"))?;
         Ok((to_json(&message)?, name))
     }
 
-    /// By place within the file, then within each other. Messages that stand for the entries of a map are in no source,
-    /// and not counted.
+    /// By place within the file, then within each other. Messages that stand for the entries of a
+    /// map are in no source, and not counted.
     fn message(&self, indexes: &[usize]) -> Result<MessageDescriptor, String> {
         let missing = || "its schema has no message at the place that it names".to_owned();
         let (first, rest) = indexes.split_first().ok_or_else(missing)?;
@@ -51,8 +54,15 @@ fn indexes(body: &mut &[u8]) -> Result<Vec<usize>, String> {
         return Ok(vec![0]);
     }
     let count = usize::try_from(count).ok().filter(|count| *count <= INDEXES_MAX);
-    let count = count.ok_or_else(|| format!("the place of its message has more than {INDEXES_MAX} steps, or less than none"))?;
-    (0..count).map(|_| usize::try_from(zigzag(body)?).map_err(|_| "the place of its message is negative".to_owned())).collect()
+    let count = count.ok_or_else(|| {
+        format!("the place of its message has more than {INDEXES_MAX} steps, or less than none")
+    })?;
+    (0..count)
+        .map(|_| {
+            usize::try_from(zigzag(body)?)
+                .map_err(|_| "the place of its message is negative".to_owned())
+        })
+        .collect()
 }
 
 fn zigzag(body: &mut &[u8]) -> Result<i64, String> {
@@ -68,7 +78,11 @@ fn to_json(message: &DynamicMessage) -> Result<Vec<u8>, String> {
         Ok(()) => Ok(out.0),
         Err(error) if error.is_io() => Err(error.to_string()),
         // The error would quote it.
-        Err(_) => Err("it has a value of a well-known type that has no JSON, such as a time before the year 1".to_owned()),
+        Err(_) => {
+            Err("it has a value of a well-known type that has no JSON, such as a time before \
+            the year 1"
+                .to_owned())
+        }
     }
 }
 
@@ -108,7 +122,8 @@ mod tests {
     const MONEY: &str = "syntax = \"proto3\"; package money; message Money { int64 units = 1; }";
 
     fn schema() -> Schema {
-        Schema::parse(ORDER, &[("shop/money.proto".to_owned(), MONEY.to_owned())]).expect("a schema")
+        Schema::parse(ORDER, &[("shop/money.proto".to_owned(), MONEY.to_owned())])
+            .expect("a schema")
     }
 
     fn json(payload: &[u8]) -> serde_json::Value {
@@ -119,8 +134,7 @@ mod tests {
     #[test]
     fn a_message_has_its_canonical_json_with_defaults() {
         let empty = json(&[0]);
-        let expected =
-            serde_json::json!({ "orderId": "0", "items": [], "counts": {}, "kind": "NONE", "packed": [], "raw": "", "ratio": 0.0 });
+        let expected = serde_json::json!({ "orderId": "0", "items": [], "counts": {}, "kind": "NONE", "packed": [], "raw": "", "ratio": 0.0 });
         assert_eq!(empty, expected);
         let mut payload = vec![0, 0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];
         payload.extend(b"\x12\x05\x0a\x01a\x12\x00"); // items[0] = { name: "a", within: {} }
@@ -156,7 +170,10 @@ mod tests {
             (&[2, 0xfe, 0xff, 0xff, 0xff, 0x1f], missing),
             (&[2, 1], "the place of its message is negative"),
             (&[1], "the place of its message has more than 32 steps, or less than none"),
-            (&[0xfe, 0xff, 0xff, 0xff, 0x1f], "the place of its message has more than 32 steps, or less than none"),
+            (
+                &[0xfe, 0xff, 0xff, 0xff, 0x1f],
+                "the place of its message has more than 32 steps, or less than none",
+            ),
         ] {
             assert_eq!(schema().decode(payload).expect_err("no message"), why, "{payload:?}");
         }
@@ -164,7 +181,9 @@ mod tests {
 
     #[test]
     fn a_fault_says_where_and_tells_nothing_of_the_payload() {
-        let fault = |payload: &[u8]| schema().decode(&[&[0], payload].concat()).expect_err("it does not decode");
+        let fault = |payload: &[u8]| {
+            schema().decode(&[&[0], payload].concat()).expect_err("it does not decode")
+        };
         for (payload, why) in [
             (&b"\x12\x04\x12\x02\x0a\x09"[..], "it ends too early at `/items/within`"),
             (b"\x08", "a number is cut off, or has more than 64 bits at ``"),
@@ -173,18 +192,27 @@ mod tests {
             (b"\xfb\x07", "a group has no end at `/*`"),
             (
                 b"\x0d\x00\x00\x00\x00",
-                "`shop.Order` is not read: failed to decode Protobuf message: invalid wire type: ThirtyTwoBit (expected Varint)",
+                "`shop.Order` is not read: failed to decode Protobuf message: invalid wire type: \
+                    ThirtyTwoBit (expected Varint)",
             ),
             (
                 b"\x2a\x01\xff",
-                "`shop.Order` is not read: failed to decode Protobuf message: invalid string value: data is not UTF-8 encoded",
+                "`shop.Order` is not read: failed to decode Protobuf message: invalid string \
+                    value: data is not UTF-8 encoded",
             ),
-            (b"\x52\x08\x0a\x06secret", "an `Any` is of a type that is neither in its schema nor imported there at `/more`"),
+            (
+                b"\x52\x08\x0a\x06secret",
+                "an `Any` is of a type that is neither in its schema nor imported there at `/more`",
+            ),
         ] {
             assert_eq!(fault(payload), why, "{payload:?}");
         }
         let long_ago = b"\x32\x0b\x08\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01";
-        assert!(fault(long_ago).starts_with("it has a value of a well-known type that has no JSON"), "{}", fault(long_ago));
+        assert!(
+            fault(long_ago).starts_with("it has a value of a well-known type that has no JSON"),
+            "{}",
+            fault(long_ago)
+        );
         let any = [field(1, b"/shop.Second"), field(2, &[8, 7])].concat();
         let any = json(&[vec![0], field(10, &any)].concat());
         assert_eq!(any["more"], serde_json::json!({ "@type": "/shop.Second", "n": 7 }));
@@ -208,24 +236,54 @@ mod tests {
     /// What could go wrong: a few bytes become gigabytes, hours, or the end of the stack.
     #[test]
     fn bombs_do_not_go_off() {
-        let fault = |payload: &[u8]| schema().decode(&[&[0], payload].concat()).expect_err("it does not decode");
+        let fault = |payload: &[u8]| {
+            schema().decode(&[&[0], payload].concat()).expect_err("it does not decode")
+        };
         let within = |depth: usize| (0..depth).fold(Vec::new(), |inner, _| field(2, &inner));
-        assert!(fault(&within(20_000)).starts_with("it is nested more than 100 deep at `/items/within"));
+        assert!(
+            fault(&within(20_000)).starts_with("it is nested more than 100 deep at `/items/within")
+        );
         assert!(schema().decode(&[&[0][..], &within(40)].concat()).is_ok());
-        let anys = |depth: usize| (0..depth).fold(Vec::new(), |inner, _| [field(1, b"/google.protobuf.Any"), field(2, &inner)].concat());
-        assert!(fault(&field(10, &anys(2_000))).starts_with("it is nested more than 100 deep at `/more/value/value"));
+        let anys = |depth: usize| {
+            (0..depth).fold(Vec::new(), |inner, _| {
+                [field(1, b"/google.protobuf.Any"), field(2, &inner)].concat()
+            })
+        };
+        assert!(
+            fault(&field(10, &anys(2_000)))
+                .starts_with("it is nested more than 100 deep at `/more/value/value")
+        );
         assert!(fault(&[0x0b; 500_000]).starts_with("it is nested more than 100 deep"));
-        assert!(fault(&field(11, &vec![0; 2_000_000])).starts_with("it has more than 1000000 values at"));
-        assert!(fault(&[0x12, 0x00].repeat(1_000_001)).starts_with("it has more than 1000000 values at"));
+        assert!(
+            fault(&field(11, &vec![0; 2_000_000]))
+                .starts_with("it has more than 1000000 values at")
+        );
+        assert!(
+            fault(&[0x12, 0x00].repeat(1_000_001))
+                .starts_with("it has more than 1000000 values at")
+        );
         let fields: String = (1..4_000).map(|n| format!("optional int32 a{n} = {n};")).collect();
-        let wide = format!("syntax = \"proto3\"; message M {{ {fields} repeated M within = 5000; }}");
+        let wide =
+            format!("syntax = \"proto3\"; message M {{ {fields} repeated M within = 5000; }}");
         let wide = Schema::parse(&wide, &[]).expect("a schema");
         let many = [&[0][..], &field(5_000, &[]).repeat(100_000)].concat();
-        assert!(wide.decode(&many).expect_err("too much").starts_with("it has too many messages for the number of their fields"));
-        let named = format!("syntax = \"proto3\"; message M {{ int32 {} = 1; repeated M within = 2; }}", "n".repeat(400));
+        assert!(
+            wide.decode(&many)
+                .expect_err("too much")
+                .starts_with("it has too many messages for the number of their fields")
+        );
+        let named = format!(
+            "syntax = \"proto3\"; message M {{ int32 {} = 1; repeated M within = 2; }}",
+            "n".repeat(400)
+        );
         let named = Schema::parse(&named, &[]).expect("a schema");
         let many = [&[0][..], &[0x12, 0x00].repeat(100_000)].concat();
-        assert!(named.decode(&many).expect_err("too large").starts_with("as JSON it is larger than 16 MiB"));
+        assert!(
+            named
+                .decode(&many)
+                .expect_err("too large")
+                .starts_with("as JSON it is larger than 16 MiB")
+        );
     }
 
     #[test]
@@ -234,25 +292,44 @@ mod tests {
         for (text, why) in [
             ("message", "expected an identifier, but reached end of file"),
             ("syntax = \"proto3\"; message M { Missing m = 1; }", "name 'Missing' is not defined"),
-            ("syntax = \"proto3\"; import \"x.proto\"; message M { x.M m = 1; }", "name 'x.M' is not defined"),
-            ("syntax = \"proto3\"; message M { int32 a = 1; int32 b = 1; }", "number '1' is already used"),
-            ("package google.protobuf; message Any {}", "the package `google.protobuf` is not for others"),
+            (
+                "syntax = \"proto3\"; import \"x.proto\"; message M { x.M m = 1; }",
+                "name 'x.M' is not defined",
+            ),
+            (
+                "syntax = \"proto3\"; message M { int32 a = 1; int32 b = 1; }",
+                "number '1' is already used",
+            ),
+            (
+                "package google.protobuf; message Any {}",
+                "the package `google.protobuf` is not for others",
+            ),
         ] {
             let found = refused(text);
             assert!(found.contains(why), "{found}");
         }
-        let twice = [("a", "syntax = \"proto3\"; import \"b\";"), ("b", "syntax = \"proto3\"; import \"a\";")];
+        let twice = [
+            ("a", "syntax = \"proto3\"; import \"b\";"),
+            ("b", "syntax = \"proto3\"; import \"a\";"),
+        ];
         let twice = twice.map(|(name, text)| (name.to_owned(), text.to_owned()));
-        let circle = Schema::parse("syntax = \"proto3\"; import \"a\";", &twice).expect_err("a circle");
+        let circle =
+            Schema::parse("syntax = \"proto3\"; import \"a\";", &twice).expect_err("a circle");
         assert_eq!(circle, "its imports lead back to themselves");
         let broken = [("a".to_owned(), "messag".to_owned())];
-        assert!(Schema::parse("", &broken).expect_err("broken").starts_with("in `a`, which it refers to: "));
+        assert!(
+            Schema::parse("", &broken)
+                .expect_err("broken")
+                .starts_with("in `a`, which it refers to: ")
+        );
     }
 
     /// What could go wrong: a schema ends the process, or takes its memory.
     #[test]
     fn hostile_schemas_are_refused() {
-        let nested = |open: &str, close: &str| format!("message A {{ {}{} }}", open.repeat(20_000), close.repeat(20_000));
+        let nested = |open: &str, close: &str| {
+            format!("message A {{ {}{} }}", open.repeat(20_000), close.repeat(20_000))
+        };
         for text in [
             nested("message M {", "}"),
             nested("optional group G = 1 {", "}"),
@@ -271,9 +348,16 @@ mod tests {
             assert!(found.is_err() || text.starts_with("option"), "{}", &text[..20]);
         }
         let long_package = format!("package {}; message M {{}}", vec!["a"; 100_000].join("."));
-        assert_eq!(Schema::parse(&long_package, &[]).expect_err("too long"), "it has a name of more than 512 bytes");
+        assert_eq!(
+            Schema::parse(&long_package, &[]).expect_err("too long"),
+            "it has a name of more than 512 bytes"
+        );
         let values: String = (0..20_000).map(|n| format!("A{n}={n};")).collect();
         let values = format!("enum E {{ {values} }}");
-        assert!(Schema::parse(&values, &[]).expect_err("too many").starts_with("it has more than 20000 messages"));
+        assert!(
+            Schema::parse(&values, &[])
+                .expect_err("too many")
+                .starts_with("it has more than 20000 messages")
+        );
     }
 }

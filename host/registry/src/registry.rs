@@ -11,7 +11,8 @@ pub(crate) const REFERENCES_MAX: usize = 32;
 
 /// Where schemas are by their ids.
 pub trait SchemaRegistry: Send + Sync + 'static {
-    /// Look for a schema. An error is the registry's trouble: the same question may be answered later.
+    /// Look for a schema. An error is the registry's trouble: the same question may be answered
+    /// later.
     fn schema(&self, id: u32) -> BoxFuture<'_, Result<Lookup, RegistryError>>;
 }
 
@@ -33,8 +34,9 @@ pub struct RegisteredSchema {
     pub format: Format,
     /// The schema as it was registered.
     pub text: String,
-    /// Names and texts of the schemas that it refers to, and that those refer to. What is referred to stands before
-    /// what refers to it. A name is a full name in Avro, and what stands in an `import` in Protobuf.
+    /// Names and texts of the schemas that it refers to, and that those refer to. What is referred
+    /// to stands before what refers to it. A name is a full name in Avro, and what stands in an
+    /// `import` in Protobuf.
     pub references: Vec<(String, String)>,
 }
 
@@ -70,7 +72,10 @@ pub enum RegistryError {
         url: String,
     },
     /// It wants other credentials.
-    #[error("the schema registry at `{url}` refuses these credentials: it answers {status}; check its user and password")]
+    #[error(
+        "the schema registry at `{url}` refuses these credentials: it answers {status}; check its \
+            user and password"
+    )]
     Refused {
         /// Its base URL.
         url: String,
@@ -86,7 +91,10 @@ pub enum RegistryError {
         status: u16,
     },
     /// What answers is no registry.
-    #[error("what answers at `{url}` is no schema registry; check its URL, with the path, such as `/apis/ccompat/v7`")]
+    #[error(
+        "what answers at `{url}` is no schema registry; check its URL, with the path, such as \
+            `/apis/ccompat/v7`"
+    )]
     NoRegistry {
         /// Its base URL.
         url: String,

@@ -1,6 +1,11 @@
 //! The contract in `wit/`, as Rust types and traits.
 
-#![allow(missing_docs, unreachable_pub, clippy::all, reason = "generated from the WIT files, which hold the documentation")]
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    reason = "generated from the WIT files, which hold the documentation"
+)]
 
 /// The second world; what both import is one.
 pub(crate) mod batch {

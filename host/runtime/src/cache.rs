@@ -29,10 +29,17 @@ impl Cache {
     /// Create the folder, or refuse one that others can write.
     pub(crate) fn open(folder: &Path) -> Result<Self, LoadError> {
         let fail = |reason: String| LoadError::Cache { path: folder.to_owned(), reason };
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|error| fail(error.to_string()))?;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .map_err(|error| fail(error.to_string()))?;
         let metadata = fs::metadata(folder).map_err(|error| fail(error.to_string()))?;
         if metadata.mode() & 0o022 != 0 {
-            return Err(fail("others may write to it, and its content is executed; run `chmod 700` on it".to_owned()));
+            return Err(fail(
+                "others may write to it, and its content is executed; run `chmod 700` on it"
+                    .to_owned(),
+            ));
         }
         Ok(Self { folder: folder.to_owned() })
     }
@@ -51,7 +58,12 @@ impl Cache {
     pub(crate) fn write(&self, engine: &Engine, digest: &[u8; 32], code: &[u8]) -> io::Result<()> {
         let path = self.path(engine, digest);
         let temporary = path.with_extension(format!("{}.new", std::process::id()));
-        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&temporary)?;
         file.write_all(MAGIC)?;
         file.write_all(&Sha256::digest(code))?;
         file.write_all(code)?;

@@ -1,9 +1,9 @@
-//! Compiling in a process of its own, so that a component that makes the compiler run away, take all
-//! memory or crash ends that process and not the host.
+//! Compiling in a process of its own, so that a component that makes the compiler run away, take
+//! all memory or crash ends that process and not the host.
 //!
-//! The child is the host's own program. It gets the component on standard input and the settings as an
-//! argument, inherits neither environment nor files, may use so much memory and time and no more, runs
-//! with a lower priority than handlers, and ends with its parent.
+//! The child is the host's own program. It gets the component on standard input and the settings as
+//! an argument, inherits neither environment nor files, may use so much memory and time and no
+//! more, runs with a lower priority than handlers, and ends with its parent.
 
 mod child;
 mod parent;
@@ -16,7 +16,8 @@ use crate::{engine::CompileSettings, error::LoadError};
 
 pub use child::compile_stdin;
 
-/// The hidden command of the program that ends in [`compile_stdin`]; its one argument is not for people.
+/// The hidden command of the program that ends in [`compile_stdin`]; its one argument is not for
+/// people.
 pub const COMPILE_SUBCOMMAND: &str = "compile-component";
 
 /// First bytes of what the child writes; the fingerprint of its engine and the code follow.
@@ -27,7 +28,8 @@ const REFUSED: u8 = 3;
 /// The process that compiles, and what it may use.
 #[derive(Debug, Clone)]
 pub struct Compiler {
-    /// The program, which takes [`COMPILE_SUBCOMMAND`]. Its output is executed, so it must be the host's own.
+    /// The program, which takes [`COMPILE_SUBCOMMAND`]. Its output is executed, so it must be the
+    /// host's own.
     pub program: PathBuf,
     /// Bytes of its address space.
     pub memory_bytes_max: u64,
@@ -42,7 +44,12 @@ impl Compiler {
     }
 
     /// Compile for an engine. Blocks until the child has ended, which it does by the deadline.
-    pub(crate) fn compile(&self, settings: &CompileSettings, engine: &Engine, component: &[u8]) -> Result<Vec<u8>, LoadError> {
+    pub(crate) fn compile(
+        &self,
+        settings: &CompileSettings,
+        engine: &Engine,
+        component: &[u8],
+    ) -> Result<Vec<u8>, LoadError> {
         parent::compile(self, settings, engine, component)
     }
 }

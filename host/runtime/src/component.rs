@@ -24,7 +24,8 @@ pub(crate) const CONTRACT: &[&str] = &["types", "context", "sql", "log", "config
 
 /// Parts of WASI 0.2 that are linked, as far as stock toolchains import them. What they
 /// reach is empty: no files, no sockets, no environment.
-const WASI: &[&str] = &["wasi:io/", "wasi:cli/", "wasi:clocks/", "wasi:random/", "wasi:filesystem/", "wasi:sockets/"];
+const WASI: &[&str] =
+    &["wasi:io/", "wasi:cli/", "wasi:clocks/", "wasi:random/", "wasi:filesystem/", "wasi:sockets/"];
 
 /// A component, compiled and linked. Clones share it.
 #[derive(Clone)]
@@ -95,17 +96,26 @@ impl LoadedComponent {
     }
 
     /// Check imports and exports against the contract, and link.
-    pub(crate) fn link(linker: &Linker<State>, component: &Component, digest: [u8; 32], size: usize) -> Result<Self, LoadError> {
+    pub(crate) fn link(
+        linker: &Linker<State>,
+        component: &Component,
+        digest: [u8; 32],
+        size: usize,
+    ) -> Result<Self, LoadError> {
         let imports = imports(linker.engine(), component);
         let unknown: Vec<String> = imports.iter().filter(|name| !is_given(name)).cloned().collect();
         if !unknown.is_empty() {
             return Err(LoadError::UnknownImports(unknown));
         }
-        let instance = linker.instantiate_pre(component).map_err(|error| LoadError::WrongImport(one_line(&error)))?;
+        let instance = linker
+            .instantiate_pre(component)
+            .map_err(|error| LoadError::WrongImport(one_line(&error)))?;
         let export = check_export(linker.engine(), component)?;
         let wrong = |error: wasmtime::Error| LoadError::WrongExport(export, one_line(&error));
         let pre = match export {
-            BATCH if imports.iter().any(|name| name.starts_with("oncebox:handler/context@")) => return Err(LoadError::ContextOfBatch),
+            BATCH if imports.iter().any(|name| name.starts_with("oncebox:handler/context@")) => {
+                return Err(LoadError::ContextOfBatch);
+            }
             BATCH => World::Batch(BatchHandlerPre::new(instance).map_err(wrong)?),
             _ => World::Single(HandlerPre::new(instance).map_err(wrong)?),
         };
@@ -121,16 +131,25 @@ fn imports(engine: &Engine, component: &Component) -> Vec<String> {
 /// otherwise the first message would find out.
 fn check_export(engine: &Engine, component: &Component) -> Result<&'static str, LoadError> {
     let world = component.component_type();
-    let find = |wanted: &'static str| world.exports(engine).find(|(name, _)| is_same_interface(name, wanted)).map(|(_, it)| (wanted, it));
+    let find = |wanted: &'static str| {
+        world
+            .exports(engine)
+            .find(|(name, _)| is_same_interface(name, wanted))
+            .map(|(_, it)| (wanted, it))
+    };
     let Some((name, export)) = find(BATCH).or_else(|| find(SINGLE)) else {
-        return Err(LoadError::MissingExport(world.exports(engine).map(|(name, _)| name.to_owned()).collect()));
+        return Err(LoadError::MissingExport(
+            world.exports(engine).map(|(name, _)| name.to_owned()).collect(),
+        ));
     };
     let wrong = |reason: String| LoadError::WrongExport(name, reason);
     let ComponentItem::ComponentInstance(interface) = export.ty else {
         return Err(wrong("it is not an interface".to_owned()));
     };
     let function = if name == BATCH { "handle-batch" } else { "handle" };
-    let Some(ComponentItem::ComponentFunc(handle)) = interface.get_export(engine, function).map(|export| export.ty) else {
+    let Some(ComponentItem::ComponentFunc(handle)) =
+        interface.get_export(engine, function).map(|export| export.ty)
+    else {
         return Err(wrong(format!("it has no function `{function}`")));
     };
     let instance = world.instance_type();
@@ -146,8 +165,10 @@ type Answer = Result<Option<String>, types::Failure>;
 /// Whether handlers are given an interface of this name; its type is the linker's affair.
 pub(crate) fn is_given(import: &str) -> bool {
     let (interface, version) = import.split_once('@').unwrap_or((import, ""));
-    let contract = interface.strip_prefix("oncebox:handler/").is_some_and(|name| CONTRACT.contains(&name));
-    (contract && version.starts_with("0.1.")) || (WASI.iter().any(|name| interface.starts_with(name)) && version.starts_with("0.2."))
+    let contract =
+        interface.strip_prefix("oncebox:handler/").is_some_and(|name| CONTRACT.contains(&name));
+    (contract && version.starts_with("0.1."))
+        || (WASI.iter().any(|name| interface.starts_with(name)) && version.starts_with("0.2."))
 }
 
 /// Equal but for the last number of the version, which never changes a type.

@@ -1,6 +1,8 @@
 //! From a core module, as compilers write it, to a component.
 
-use wasi_preview1_component_adapter_provider::{WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER};
+use wasi_preview1_component_adapter_provider::{
+    WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
+};
 use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata, metadata};
 use wit_parser::{Resolve, SourceMap};
 
@@ -9,8 +11,8 @@ use crate::{
     load::{Kind, kind},
 };
 
-/// The files of the contract by their names, for modules that do not say what they export, as those of
-/// text and of Go, and for new projects.
+/// The files of the contract by their names, for modules that do not say what they export, as those
+/// of text and of Go, and for new projects.
 pub const WIT: &[(&str, &str)] = &[
     ("config.wit", include_str!("../../../wit/config.wit")),
     ("context.wit", include_str!("../../../wit/context.wit")),
@@ -22,8 +24,9 @@ pub const WIT: &[(&str, &str)] = &[
     ("world.wit", include_str!("../../../wit/world.wit")),
 ];
 
-/// Make a component of a core module. A module without a world of its own gets the
-/// `handler` world, or `batch-handler` when it exports that world's interface; one that was built for WASI 0.1 gets the adapter to WASI 0.2.
+/// Make a component of a core module. A module without a world of its own gets the `handler` world,
+/// or `batch-handler` when it exports that world's interface; one that was built for WASI 0.1 gets
+/// the adapter to WASI 0.2.
 pub fn encode_component(core: &[u8]) -> Result<Vec<u8>, EncodeError> {
     encode(core, true)
 }
@@ -42,7 +45,9 @@ fn encode(core: &[u8], validates: bool) -> Result<Vec<u8>, EncodeError> {
     let core = with_world(core)?;
     let mut encoder = ComponentEncoder::default();
     encoder.validate(validates).module(&core).map_err(invalid)?;
-    encoder.adapter(WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER).map_err(invalid)?;
+    encoder
+        .adapter(WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER)
+        .map_err(invalid)?;
     encoder.encode().map_err(invalid)
 }
 
@@ -55,11 +60,14 @@ fn with_world(core: &[u8]) -> Result<Vec<u8>, EncodeError> {
         for (name, text) in WIT {
             sources.push_str(name, *text);
         }
-        let group = sources.parse().map_err(|(_, error)| EncodeError::Invalid(error.to_string()))?;
+        let group =
+            sources.parse().map_err(|(_, error)| EncodeError::Invalid(error.to_string()))?;
         let mut resolve = Resolve::default();
-        let package = resolve.push_group(group).map_err(|error| EncodeError::Invalid(error.to_string()))?;
+        let package =
+            resolve.push_group(group).map_err(|error| EncodeError::Invalid(error.to_string()))?;
         let world = resolve.select_world(&[package], Some(world_of(&core))).map_err(invalid)?;
-        embed_component_metadata(&mut core, &resolve, world, StringEncoding::UTF8).map_err(invalid)?;
+        embed_component_metadata(&mut core, &resolve, world, StringEncoding::UTF8)
+            .map_err(invalid)?;
     }
     Ok(core)
 }

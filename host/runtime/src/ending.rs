@@ -34,7 +34,10 @@ impl<T> Ending<T> {
     }
 
     /// Another reading of the answer, which may fail.
-    pub(crate) fn and_then<U>(self, read: impl FnOnce(T) -> Result<U, Failure>) -> Result<Ending<U>, Failure> {
+    pub(crate) fn and_then<U>(
+        self,
+        read: impl FnOnce(T) -> Result<U, Failure>,
+    ) -> Result<Ending<U>, Failure> {
         match self {
             Self::Answered(answer) => read(answer).map(Ending::Answered),
             Self::Trapped(error) => Ok(Ending::Trapped(error)),
@@ -64,9 +67,12 @@ pub(crate) async fn settle(mut state: State, ending: Ending<Said>) -> Answer {
     Ok(result)
 }
 
-/// What went wrong in the transaction speaks for the whole call, since nobody knows which message it
-/// belongs to; otherwise each answer stands for itself.
-pub(crate) async fn settle_batch(mut state: State, ending: Ending<Vec<Said>>) -> Result<Vec<Answer>, Failure> {
+/// What went wrong in the transaction speaks for the whole call, since nobody knows which message
+/// it belongs to; otherwise each answer stands for itself.
+pub(crate) async fn settle_batch(
+    mut state: State,
+    ending: Ending<Vec<Said>>,
+) -> Result<Vec<Answer>, Failure> {
     let answers = match ending {
         Ending::Answered(answers) => answers,
         Ending::Trapped(error) => return Err(stopped(&mut state, &error).await),
@@ -93,7 +99,10 @@ async fn stopped(state: &mut State, error: &wasmtime::Error) -> Failure {
 }
 
 async fn forget_savepoints(state: &mut State) -> Result<(), Failure> {
-    state.forget_savepoints().await.map_err(|lost| Failure::new(FailureKind::Crashed, lost.to_string()))
+    state
+        .forget_savepoints()
+        .await
+        .map_err(|lost| Failure::new(FailureKind::Crashed, lost.to_string()))
 }
 
 /// The answers that decide what becomes of the message.
@@ -103,15 +112,21 @@ fn decided(answer: &types::Failure) -> Option<Failure> {
             let delay = delay.map(|ms| Duration::from_millis(ms).min(RETRY_DELAY_MAX));
             Failure::new(FailureKind::Retry { delay }, "the handler asked to be run again")
         }
-        types::Failure::Reject(reason) => Failure::new(FailureKind::Reject, bounded(reason, FAILURE_BYTES)),
-        types::Failure::Park(reason) => Failure::new(FailureKind::Park, bounded(reason, FAILURE_BYTES)),
+        types::Failure::Reject(reason) => {
+            Failure::new(FailureKind::Reject, bounded(reason, FAILURE_BYTES))
+        }
+        types::Failure::Park(reason) => {
+            Failure::new(FailureKind::Park, bounded(reason, FAILURE_BYTES))
+        }
         types::Failure::Other(_) => return None,
     })
 }
 
 fn other(answer: &types::Failure) -> Failure {
     match answer {
-        types::Failure::Other(text) => Failure::new(FailureKind::Other, bounded(text, FAILURE_BYTES)),
+        types::Failure::Other(text) => {
+            Failure::new(FailureKind::Other, bounded(text, FAILURE_BYTES))
+        }
         _ => Failure::new(FailureKind::Other, String::new()),
     }
 }
@@ -119,7 +134,10 @@ fn other(answer: &types::Failure) -> Failure {
 /// A failed statement, a refusal or a cap, with what the guest made of it.
 async fn unnoticed(state: &mut State, said: &str) -> Option<Failure> {
     let (kind, text) = match (state.tx_error().await, state.session.fault()) {
-        (Some(error), _) => (FailureKind::Sql { sqlstate: error.sqlstate.clone() }, format!("{}: {}", error.sqlstate, error.message)),
+        (Some(error), _) => (
+            FailureKind::Sql { sqlstate: error.sqlstate.clone() },
+            format!("{}: {}", error.sqlstate, error.message),
+        ),
         (None, Some(fault)) => (fault.kind.clone(), fault.text.clone()),
         (None, None) => return None,
     };
@@ -136,7 +154,10 @@ pub(crate) fn trapped(state: &State, error: &wasmtime::Error) -> Failure {
         text = format!("{text}: {words}");
     }
     if state.memory.is_exceeded() {
-        let text = format!("the handler asked for more than its {} bytes of memory (`memory_bytes`); {text}", state.memory.max());
+        let text = format!(
+            "the handler asked for more than its {} bytes of memory (`memory_bytes`); {text}",
+            state.memory.max()
+        );
         return Failure::new(FailureKind::OutOfMemory, bounded(&text, FAILURE_BYTES));
     }
     Failure::new(FailureKind::Trap, bounded(&text, FAILURE_BYTES))
@@ -158,7 +179,13 @@ fn trap_text(error: &wasmtime::Error) -> String {
 }
 
 fn frames(backtrace: &WasmBacktrace) -> Vec<String> {
-    backtrace.frames().iter().filter_map(|frame| frame.func_name()).take(FRAMES).map(|name| format!("`{name}`")).collect()
+    backtrace
+        .frames()
+        .iter()
+        .filter_map(|frame| frame.func_name())
+        .take(FRAMES)
+        .map(|name| format!("`{name}`"))
+        .collect()
 }
 
 /// Whether the result can be kept as jsonb, so that it fails here, with its reason, and
@@ -167,11 +194,16 @@ fn checked(result: Option<String>, bytes_max: usize) -> Result<Option<String>, F
     let bad = |text: String| Err(Failure::new(FailureKind::BadResult, text));
     let Some(text) = &result else { return Ok(None) };
     if text.len() > bytes_max {
-        return bad(format!("the result has {} bytes, more than the {bytes_max} of `outcome_bytes_max`", text.len()));
+        return bad(format!(
+            "the result has {} bytes, more than the {bytes_max} of `outcome_bytes_max`",
+            text.len()
+        ));
     }
     match serde_json::from_str::<Value>(text) {
         Err(error) => bad(format!("the result is not JSON: {error}")),
-        Ok(value) if has_nul(&value) => bad("the result contains `\\u0000`, which PostgreSQL cannot store".to_owned()),
+        Ok(value) if has_nul(&value) => {
+            bad("the result contains `\\u0000`, which PostgreSQL cannot store".to_owned())
+        }
         Ok(_) => Ok(result),
     }
 }
@@ -181,7 +213,9 @@ fn has_nul(value: &Value) -> bool {
     match value {
         Value::String(text) => text.contains('\0'),
         Value::Array(values) => values.iter().any(has_nul),
-        Value::Object(members) => members.iter().any(|(name, value)| name.contains('\0') || has_nul(value)),
+        Value::Object(members) => {
+            members.iter().any(|(name, value)| name.contains('\0') || has_nul(value))
+        }
         Value::Null | Value::Bool(_) | Value::Number(_) => false,
     }
 }
@@ -193,7 +227,9 @@ mod tests {
     #[test]
     fn results_that_jsonb_takes_are_kept() {
         assert_eq!(checked(None, 0), Ok(None));
-        for text in ["null", "{}", "\"a\\u00e9\"", "[1, 2.5, {\"a\": null}]", " 1 ", "\"\\ud83d\\ude00\""] {
+        for text in
+            ["null", "{}", "\"a\\u00e9\"", "[1, 2.5, {\"a\": null}]", " 1 ", "\"\\ud83d\\ude00\""]
+        {
             assert_eq!(checked(Some(text.to_owned()), 100), Ok(Some(text.to_owned())));
         }
     }
@@ -201,8 +237,19 @@ mod tests {
     #[test]
     fn results_that_jsonb_refuses_are_the_handlers_failure() {
         let deep = format!("{}{}", "[".repeat(1000), "]".repeat(1000));
-        for text in ["", "{", "undefined", "'a'", "\"\\u0000\"", "{\"\\u0000\": 1}", "[[\"a\\u0000\"]]", "\"\\ud800\"", "1 2", "NaN", &deep]
-        {
+        for text in [
+            "",
+            "{",
+            "undefined",
+            "'a'",
+            "\"\\u0000\"",
+            "{\"\\u0000\": 1}",
+            "[[\"a\\u0000\"]]",
+            "\"\\ud800\"",
+            "1 2",
+            "NaN",
+            &deep,
+        ] {
             let failure = checked(Some(text.to_owned()), 10_000).expect_err(text);
             assert_eq!(failure.kind, FailureKind::BadResult, "{text}");
         }

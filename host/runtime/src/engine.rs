@@ -11,8 +11,8 @@ use crate::{compiler::Compiler, error::LoadError};
 /// How often the epoch moves; a spinning guest yields to its neighbours that often.
 const EPOCH: Duration = Duration::from_millis(1);
 
-/// Polls of tasks after which the executor looks at connections and timers, when it is never idle. A guest
-/// that computes takes as long as [`EPOCH`] for each.
+/// Polls of tasks after which the executor looks at connections and timers, when it is never idle.
+/// A guest that computes takes as long as [`EPOCH`] for each.
 const POLLS_BETWEEN_EVENTS: u32 = 8;
 
 /// Linear memories of one component. QuickJS brings three.
@@ -44,12 +44,14 @@ pub struct RuntimeConfig {
     /// Reserve no more address space than memories can use, for machines with a limit on
     /// virtual memory. Guests then check every access and run about a third slower.
     pub small_virtual_memory: bool,
-    /// Count the instructions a guest executes, for a [`crate::Recorder`]. Guests run slower for it.
+    /// Count the instructions a guest executes, for a [`crate::Recorder`]. Guests run slower for
+    /// it.
     pub count_fuel: bool,
-    /// Components that are compiled at the same time. One uses every core already, where it is large.
+    /// Components that are compiled at the same time. One uses every core already, where it is
+    /// large.
     pub compilations_max: usize,
-    /// The process that compiles. None compiles in this one, where a component that makes the compiler
-    /// run away takes everything with it.
+    /// The process that compiles. None compiles in this one, where a component that makes the
+    /// compiler run away takes everything with it.
     pub compiler: Option<Compiler>,
 }
 
@@ -68,10 +70,13 @@ impl Default for RuntimeConfig {
     }
 }
 
-/// The executor for a process that runs guests beside work of its own: what waits for an answer hears of it
-/// soon, however much guests compute.
+/// The executor for a process that runs guests beside work of its own: what waits for an answer
+/// hears of it soon, however much guests compute.
 pub fn executor() -> std::io::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().event_interval(POLLS_BETWEEN_EVENTS).build()
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .event_interval(POLLS_BETWEEN_EVENTS)
+        .build()
 }
 
 /// The engine and its ticker, which ends with the engine's last clone.
@@ -80,10 +85,13 @@ pub(crate) fn start(config: &RuntimeConfig) -> Result<Engine, LoadError> {
     let compiled = CompileSettings::of(config);
     let with_pool = |has_page_map| {
         let mut settings = compiled.settings();
-        settings.allocation_strategy(InstanceAllocationStrategy::Pooling(pool(config, has_page_map)));
+        settings
+            .allocation_strategy(InstanceAllocationStrategy::Pooling(pool(config, has_page_map)));
         Engine::new(&settings)
     };
-    let engine = with_pool(true).or_else(|_| with_pool(false)).map_err(|error| LoadError::Engine(format!("{error:#}")))?;
+    let engine = with_pool(true)
+        .or_else(|_| with_pool(false))
+        .map_err(|error| LoadError::Engine(format!("{error:#}")))?;
     let weak = engine.weak();
     let ticker = move || {
         while let Some(engine) = weak.upgrade() {
@@ -92,12 +100,15 @@ pub(crate) fn start(config: &RuntimeConfig) -> Result<Engine, LoadError> {
             std::thread::sleep(EPOCH);
         }
     };
-    std::thread::Builder::new().name("epoch".to_owned()).spawn(ticker).map_err(|error| LoadError::Engine(error.to_string()))?;
+    std::thread::Builder::new()
+        .name("epoch".to_owned())
+        .spawn(ticker)
+        .map_err(|error| LoadError::Engine(error.to_string()))?;
     Ok(engine)
 }
 
-/// What decides how code is compiled, for a process that does nothing else. Two engines with the same
-/// settings have the same fingerprint, however they allocate instances.
+/// What decides how code is compiled, for a process that does nothing else. Two engines with the
+/// same settings have the same fingerprint, however they allocate instances.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CompileSettings {

@@ -21,35 +21,51 @@ pub enum LoadError {
     #[error("this is not a WebAssembly file")]
     NotWasm,
     /// Machine code of some wasmtime. It would run outside every sandbox.
-    #[error("this is precompiled machine code, which is never accepted; upload the component it was made from")]
+    #[error(
+        "this is precompiled machine code, which is never accepted; upload the component it was \
+            made from"
+    )]
     Precompiled,
     /// A core module where a component is needed.
-    #[error("this is a core module, not a component; run `oncebox component encode <file> -o <out>`")]
+    #[error(
+        "this is a core module, not a component; run `oncebox component encode <file> -o <out>`"
+    )]
     CoreModule,
     /// The file is damaged, uses a proposal that is switched off, or needs more than a slot
     /// of the pool has.
     #[error("this component cannot be compiled: {0}")]
     Invalid(String),
     /// Imports outside the contract.
-    #[error("imports that handlers are not given: {}; a handler has no network, no files and no environment", quoted(.0))]
+    #[error("imports that handlers are not given: {}; a handler has no network, no files and no \
+        environment", quoted(.0))]
     UnknownImports(Vec<String>),
     /// An import of the contract with another type.
-    #[error("an import differs from the host's: {0}; build the component against the `wit` folder of this release")]
+    #[error(
+        "an import differs from the host's: {0}; build the component against the `wit` folder of \
+            this release"
+    )]
     WrongImport(String),
     /// The component does not export the handler interface.
     #[error("the export `{}` or `{}` is missing; the component exports {}", crate::component::SINGLE, crate::component::BATCH, quoted(.0))]
     MissingExport(Vec<String>),
     /// A facts interface about one message, in a component that takes several.
     #[error(
-        "the component exports `{}` and imports `context`, which speaks of one message; take what it needs from the messages",
+        "the component exports `{}` and imports `context`, which speaks of one message; take what \
+            it needs from the messages",
         crate::component::BATCH
     )]
     ContextOfBatch,
     /// The handler interface is exported with another type.
-    #[error("the export `{0}` differs from the host's: {1}; build the component against the `wit` folder of this release")]
+    #[error(
+        "the export `{0}` differs from the host's: {1}; build the component against the `wit` \
+            folder of this release"
+    )]
     WrongExport(&'static str, String),
     /// The engine cannot be set up on this machine.
-    #[error("the WebAssembly engine cannot start: {0}; where virtual memory is limited, set `small_virtual_memory`")]
+    #[error(
+        "the WebAssembly engine cannot start: {0}; where virtual memory is limited, set \
+            `small_virtual_memory`"
+    )]
     Engine(String),
     /// The folder for compiled code cannot be used.
     #[error("the folder for compiled code, `{}`, cannot be used: {reason}", .path.display())]
@@ -60,15 +76,20 @@ pub enum LoadError {
         reason: String,
     },
     /// It takes longer than it may.
-    #[error("compiling takes longer than the {} s of `runtime.compile_timeout_ms`; split large functions or build without the parts that are not used", .0.as_secs_f64())]
+    #[error("compiling takes longer than the {} s of `runtime.compile_timeout_ms`; split large \
+        functions or build without the parts that are not used", .0.as_secs_f64())]
     CompileTimeout(std::time::Duration),
     /// It takes more memory than it may.
     #[error(
-        "compiling takes more than the {0} bytes of `runtime.compile_memory_bytes_max`; split large functions or build without the parts that are not used"
+        "compiling takes more than the {0} bytes of `runtime.compile_memory_bytes_max`; split \
+            large functions or build without the parts that are not used"
     )]
     CompileMemory(u64),
     /// The compiler ended in a way that it should not.
-    #[error("the compiler failed on this component ({0}); please report it, and try another version of your toolchain")]
+    #[error(
+        "the compiler failed on this component ({0}); please report it, and try another version of \
+            your toolchain"
+    )]
     CompilerCrashed(String),
     /// The process that compiles could not be run, or was ended from outside.
     #[error("the compiler cannot be run: {0}")]
@@ -79,8 +100,8 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// What to tell whoever uploaded it; none where it is the host that failed, and the same component may
-    /// be loaded later.
+    /// What to tell whoever uploaded it; none where it is the host that failed, and the same
+    /// component may be loaded later.
     pub fn problem(&self) -> Option<Problem> {
         let code = match self {
             Self::TooLarge { .. } => "too_large",
@@ -96,7 +117,9 @@ impl LoadError {
             Self::CompileTimeout(_) => "compiling_takes_too_long",
             Self::CompileMemory(_) => "compiling_takes_too_much_memory",
             Self::CompilerCrashed(_) => "compiler_crashed",
-            Self::Engine(_) | Self::Cache { .. } | Self::Compiler(_) | Self::Interrupted => return None,
+            Self::Engine(_) | Self::Cache { .. } | Self::Compiler(_) | Self::Interrupted => {
+                return None;
+            }
         };
         Some(Problem::new(code, bounded(&printable(&self.to_string()), FAILURE_BYTES)))
     }

@@ -69,7 +69,12 @@ pub struct ComponentHandler {
 }
 
 impl ComponentHandler {
-    pub(crate) fn new(instances: Arc<Semaphore>, component: LoadedComponent, settings: HandlerSettings, counts_fuel: bool) -> Self {
+    pub(crate) fn new(
+        instances: Arc<Semaphore>,
+        component: LoadedComponent,
+        settings: HandlerSettings,
+        counts_fuel: bool,
+    ) -> Self {
         Self { instances, component, settings: Settings::new(settings, counts_fuel) }
     }
 
@@ -83,7 +88,12 @@ impl ComponentHandler {
         match self.component.world() {
             World::Single(pre) => self.run_single(pre, tx, run).await,
             World::Batch(pre) => {
-                let batch = BatchRun { tenant: run.tenant, consumer: run.consumer, messages: &[run.message], deadline: run.deadline };
+                let batch = BatchRun {
+                    tenant: run.tenant,
+                    consumer: run.consumer,
+                    messages: &[run.message],
+                    deadline: run.deadline,
+                };
                 let (state, ending) = self.call_batch(pre, tx, &batch).await;
                 ending::settle(state, ending.and_then(only)?).await
             }
@@ -96,24 +106,40 @@ impl ComponentHandler {
         let mut store = self.store(tx, run);
         let answer = async {
             let instance = pre.instantiate_async(&mut store).await?;
-            instance.oncebox_handler_incoming_handler().call_handle(&mut store, &guest_message(run.message)).await
+            instance
+                .oncebox_handler_incoming_handler()
+                .call_handle(&mut store, &guest_message(run.message))
+                .await
         };
         let ending = Ending::of(answer.await);
         ending::settle(self.used(store), ending).await
     }
 
-    async fn run_batch(&self, pre: &BatchHandlerPre<State>, tx: &Tx, run: &BatchRun<'_>) -> Result<Vec<Answer>, Failure> {
+    async fn run_batch(
+        &self,
+        pre: &BatchHandlerPre<State>,
+        tx: &Tx,
+        run: &BatchRun<'_>,
+    ) -> Result<Vec<Answer>, Failure> {
         let (state, ending) = self.call_batch(pre, tx, run).await;
         ending::settle_batch(state, ending).await
     }
 
-    async fn call_batch(&self, pre: &BatchHandlerPre<State>, tx: &Tx, run: &BatchRun<'_>) -> (State, Ending<Vec<Said>>) {
+    async fn call_batch(
+        &self,
+        pre: &BatchHandlerPre<State>,
+        tx: &Tx,
+        run: &BatchRun<'_>,
+    ) -> (State, Ending<Vec<Said>>) {
         let _instance = self.instances.acquire().await.expect("the semaphore is never closed");
         let mut store = self.store(tx, &first(run));
         let messages: Vec<_> = run.messages.iter().map(|message| guest_message(message)).collect();
         let answer = async {
             let instance = pre.instantiate_async(&mut store).await?;
-            instance.oncebox_handler_incoming_batch_handler().call_handle_batch(&mut store, &messages).await
+            instance
+                .oncebox_handler_incoming_batch_handler()
+                .call_handle_batch(&mut store, &messages)
+                .await
         };
         let ending = Ending::of(answer.await);
         (self.used(store), ending)
@@ -133,7 +159,12 @@ impl ComponentHandler {
 }
 
 /// A store under the limits, in which a spinning guest yields.
-pub(crate) fn store(engine: &Engine, tx: Option<&Tx>, run: &Run<'_>, settings: &Settings) -> Store<State> {
+pub(crate) fn store(
+    engine: &Engine,
+    tx: Option<&Tx>,
+    run: &Run<'_>,
+    settings: &Settings,
+) -> Store<State> {
     let mut store = Store::new(engine, State::new(tx, run, settings));
     store.limiter(|state| &mut state.memory);
     store.set_hostcall_fuel(HOST_CALL_BYTES + 2 * settings.limits.params_bytes_max);
@@ -156,7 +187,10 @@ fn first<'a>(run: &BatchRun<'a>) -> Run<'a> {
 /// The answer of a batch of one.
 fn only(answers: Vec<Said>) -> Result<Said, Failure> {
     <[Said; 1]>::try_from(answers).map(|[answer]| answer).map_err(|answers| {
-        Failure::new(FailureKind::BadResult, format!("the handler was given 1 message and answered for {}", answers.len()))
+        Failure::new(
+            FailureKind::BadResult,
+            format!("the handler was given 1 message and answered for {}", answers.len()),
+        )
     })
 }
 
@@ -173,10 +207,16 @@ impl Handler for ComponentHandler {
         self.component.takes_batches()
     }
 
-    fn handle_batch<'a>(&'a self, tx: &'a Tx, run: &'a BatchRun<'a>) -> BoxFuture<'a, Result<Vec<Answer>, Failure>> {
+    fn handle_batch<'a>(
+        &'a self,
+        tx: &'a Tx,
+        run: &'a BatchRun<'a>,
+    ) -> BoxFuture<'a, Result<Vec<Answer>, Failure>> {
         match self.component.world() {
             World::Batch(pre) => Box::pin(self.run_batch(pre, tx, run)),
-            World::Single(_) => Box::pin(async { Err(Failure::new(FailureKind::Other, "this component takes one message at a time")) }),
+            World::Single(_) => Box::pin(async {
+                Err(Failure::new(FailureKind::Other, "this component takes one message at a time"))
+            }),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! From uploaded bytes to what is known of them without compiling: everything that keeps a component
-//! from running here, all at once, or a report.
+//! From uploaded bytes to what is known of them without compiling: everything that keeps a
+//! component from running here, all at once, or a report.
 //!
-//! It runs in the host's process on what strangers send, so it does only what takes time in proportion
-//! to the size, and what cannot recurse without bound.
+//! It runs in the host's process on what strangers send, so it does only what takes time in
+//! proportion to the size, and what cannot recurse without bound.
 
 mod judge;
 mod needs;
@@ -40,7 +40,10 @@ pub struct Allowance {
 impl RuntimeConfig {
     /// What every component may ask for under this configuration; a tenant's limits may be lower.
     pub fn allowance(&self) -> Allowance {
-        Allowance { component_bytes_max: self.component_bytes_max, memory_bytes_max: self.memory_bytes_max }
+        Allowance {
+            component_bytes_max: self.component_bytes_max,
+            memory_bytes_max: self.memory_bytes_max,
+        }
     }
 }
 
@@ -70,7 +73,8 @@ pub fn inspect(bytes: &[u8], allowance: &Allowance) -> Result<Inspected, Vec<Pro
         true => {
             let component = componentize(bytes)?;
             check_size(component.len(), allowance)?;
-            let scan = scan::scan(&component).map_err(|invalid| vec![not_componentized(&invalid.message)])?;
+            let scan = scan::scan(&component)
+                .map_err(|invalid| vec![not_componentized(&invalid.message)])?;
             (component, scan)
         }
     };
@@ -86,7 +90,8 @@ pub fn inspect(bytes: &[u8], allowance: &Allowance) -> Result<Inspected, Vec<Pro
 /// What can be told from the first bytes.
 fn check_kind(bytes: &[u8], allowance: &Allowance) -> Result<Kind, Vec<Problem>> {
     if Engine::detect_precompiled(bytes).is_some() {
-        let text = "this is precompiled machine code, which is never accepted; upload the WebAssembly component it was made from";
+        let text = "this is precompiled machine code, which is never accepted; upload the \
+            WebAssembly component it was made from";
         return Err(vec![Problem::new("precompiled", text)]);
     }
     match kind(bytes) {
@@ -111,7 +116,9 @@ fn check_size(size: usize, allowance: &Allowance) -> Result<(), Vec<Problem>> {
 fn not_wasm(bytes: &[u8]) -> String {
     let instead = match bytes {
         [] => "the file is empty",
-        [0, b'a', b's', b'm', ..] => "this is WebAssembly of an unknown version or a file that was cut off",
+        [0, b'a', b's', b'm', ..] => {
+            "this is WebAssembly of an unknown version or a file that was cut off"
+        }
         [b'(', ..] => "this is WebAssembly as text; make a binary of it with `wasm-tools parse`",
         [0x7f, b'E', b'L', b'F', ..] => "this is a program for Linux, not WebAssembly",
         [0x1f, 0x8b, ..] => "this is a gzip file; unpack it first",
@@ -124,14 +131,16 @@ fn not_wasm(bytes: &[u8]) -> String {
 fn damaged(invalid: &scan::Invalid) -> Problem {
     let message = quoted(&invalid.message);
     let text = format!(
-        "the file is not valid WebAssembly: {message} (at byte {}); it was damaged or cut off, or uses a proposal \
+        "the file is not valid WebAssembly: {message} (at byte {}); it was damaged or cut off, or \
+            uses a proposal \
          that is switched off here; build it again",
         invalid.offset
     );
     Problem::new("invalid_wasm", text)
 }
 
-/// The encoder is not made for hostile input. What it is given is valid, and what it panics at is refused.
+/// The encoder is not made for hostile input. What it is given is valid, and what it panics at is
+/// refused.
 fn componentize(core: &[u8]) -> Result<Vec<u8>, Vec<Problem>> {
     match catch_unwind(AssertUnwindSafe(|| encode_unchecked(core))) {
         Ok(Ok(component)) => Ok(component),
@@ -143,7 +152,8 @@ fn componentize(core: &[u8]) -> Result<Vec<u8>, Vec<Problem>> {
 
 fn not_componentized(reason: &str) -> Problem {
     let text = format!(
-        "this is a core module and cannot be made a component: {}; build it against the `wit` folder of this release with \
+        "this is a core module and cannot be made a component: {}; build it against the `wit` \
+            folder of this release with \
          `wit-bindgen`, or upload a component",
         quoted(reason)
     );

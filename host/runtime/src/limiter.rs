@@ -45,7 +45,12 @@ impl MemoryLimiter {
 }
 
 impl ResourceLimiter for MemoryLimiter {
-    fn memory_growing(&mut self, current: usize, desired: usize, maximum: Option<usize>) -> wasmtime::Result<bool> {
+    fn memory_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
         Ok(self.grow(current, desired, maximum))
     }
 
@@ -54,7 +59,12 @@ impl ResourceLimiter for MemoryLimiter {
         Ok(())
     }
 
-    fn table_growing(&mut self, current: usize, desired: usize, maximum: Option<usize>) -> wasmtime::Result<bool> {
+    fn table_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
         let bytes = |elements: usize| elements.saturating_mul(TABLE_ELEMENT_BYTES);
         Ok(self.grow(bytes(current), bytes(desired), maximum.map(bytes)))
     }

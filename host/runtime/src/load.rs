@@ -69,21 +69,31 @@ impl Runtime {
         }
         let _turn = self.inner.compiling.acquire().await.map_err(|_| LoadError::Interrupted)?;
         let (inner, bytes) = (self.inner.clone(), component.to_vec());
-        tokio::task::spawn_blocking(move || inner.load(&bytes)).await.map_err(|_| LoadError::Interrupted)?
+        tokio::task::spawn_blocking(move || inner.load(&bytes))
+            .await
+            .map_err(|_| LoadError::Interrupted)?
     }
 
     /// The component, if it was compiled before: takes milliseconds, and waits for no compilation.
-    pub async fn load_cached(&self, component: &[u8]) -> Result<Option<LoadedComponent>, LoadError> {
+    pub async fn load_cached(
+        &self,
+        component: &[u8],
+    ) -> Result<Option<LoadedComponent>, LoadError> {
         if self.inner.cache.is_none() {
             return Ok(None);
         }
         let (inner, bytes) = (self.inner.clone(), component.to_vec());
-        tokio::task::spawn_blocking(move || inner.load_cached(&bytes)).await.map_err(|_| LoadError::Interrupted)?
+        tokio::task::spawn_blocking(move || inner.load_cached(&bytes))
+            .await
+            .map_err(|_| LoadError::Interrupted)?
     }
 
     /// How much a component may ask for.
     pub fn allowance(&self) -> Allowance {
-        Allowance { component_bytes_max: self.inner.component_bytes_max, memory_bytes_max: self.inner.memory_bytes_max }
+        Allowance {
+            component_bytes_max: self.inner.component_bytes_max,
+            memory_bytes_max: self.inner.memory_bytes_max,
+        }
     }
 
     /// The right to one instance, while it is held.
@@ -100,8 +110,17 @@ impl Runtime {
     }
 
     /// A handler that runs this component under these settings.
-    pub fn handler(&self, component: &LoadedComponent, settings: HandlerSettings) -> ComponentHandler {
-        ComponentHandler::new(self.inner.instances.clone(), component.clone(), settings, self.inner.counts_fuel)
+    pub fn handler(
+        &self,
+        component: &LoadedComponent,
+        settings: HandlerSettings,
+    ) -> ComponentHandler {
+        ComponentHandler::new(
+            self.inner.instances.clone(),
+            component.clone(),
+            settings,
+            self.inner.counts_fuel,
+        )
     }
 }
 
@@ -119,7 +138,9 @@ impl Inner {
     fn load_cached(&self, bytes: &[u8]) -> Result<Option<LoadedComponent>, LoadError> {
         let digest: [u8; 32] = Sha256::digest(bytes).into();
         let found = self.cache.as_ref().and_then(|cache| cache.read(&self.engine, &digest));
-        found.map(|component| LoadedComponent::link(&self.linker, &component, digest, bytes.len())).transpose()
+        found
+            .map(|component| LoadedComponent::link(&self.linker, &component, digest, bytes.len()))
+            .transpose()
     }
 
     fn compile(&self, bytes: &[u8], digest: &[u8; 32]) -> Result<Component, LoadError> {
@@ -131,12 +152,13 @@ impl Inner {
         if let Some(cache) = &self.cache
             && let Err(error) = cache.write(&self.engine, digest, &code)
         {
-            tracing::warn!(%error, "compiled code could not be kept, it will be compiled again at the next start");
+            tracing::warn!(%error, "compiled code could not be kept, it will be compiled again at \
+                the next start");
         }
-        // SAFETY: the code was made a moment ago by this process, or by a process of the same program that
-        // it started, whose output nobody else can write to and whose fingerprint is this engine's. What a
-        // tenant sent went into a compiler, never around it: a compiler that writes wrong code would do so
-        // in this process as well.
+        // SAFETY: the code was made a moment ago by this process, or by a process of the same
+        // program that it started, whose output nobody else can write to and whose fingerprint is
+        // this engine's. What a tenant sent went into a compiler, never around it: a compiler that
+        // writes wrong code would do so in this process as well.
         unsafe { Component::deserialize(&self.engine, &code) }.map_err(invalid)
     }
 }

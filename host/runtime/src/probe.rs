@@ -29,22 +29,38 @@ impl Runtime {
         self.probe_within(component, START_MAX).await
     }
 
-    pub(crate) async fn probe_within(&self, component: &LoadedComponent, limit: Duration) -> Result<(), Problem> {
+    pub(crate) async fn probe_within(
+        &self,
+        component: &LoadedComponent,
+        limit: Duration,
+    ) -> Result<(), Problem> {
         let _instance = self.instance().await;
         let (message, settings) = (nothing(), self.probe_settings());
         let deadline = Instant::now() + limit;
-        let run = Run { tenant: "", consumer: "", message: &message, attempt: 1, kind: DeliveryKind::Live, deadline };
+        let run = Run {
+            tenant: "",
+            consumer: "",
+            message: &message,
+            attempt: 1,
+            kind: DeliveryKind::Live,
+            deadline,
+        };
         let mut store = store(component.engine(), None, &run, &settings);
         match timeout(limit, start(component, &mut store)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(failed(&ending::trapped(store.data(), &error).text)),
-            Err(_) => Err(failed(&format!("it does not come to an end within {} s", limit.as_secs_f64()))),
+            Err(_) => {
+                Err(failed(&format!("it does not come to an end within {} s", limit.as_secs_f64())))
+            }
         }
     }
 
     fn probe_settings(&self) -> Settings {
         let limits = Limits { memory_bytes: self.memory_bytes_max(), ..Limits::default() };
-        Settings::new(HandlerSettings { version: 0, limits, config: Vec::new(), random_key: [0; 32] }, self.counts_fuel())
+        Settings::new(
+            HandlerSettings { version: 0, limits, config: Vec::new(), random_key: [0; 32] },
+            self.counts_fuel(),
+        )
     }
 }
 
@@ -57,7 +73,8 @@ async fn start(component: &LoadedComponent, store: &mut Store<State>) -> wasmtim
 
 fn failed(why: &str) -> Problem {
     let text = format!(
-        "the component fails when it is started, before any message: {why}; what runs at its start may use neither SQL nor settings, \
+        "the component fails when it is started, before any message: {why}; what runs at its start \
+            may use neither SQL nor settings, \
          so move it into the handler"
     );
     Problem::new("traps_at_start", text)

@@ -36,8 +36,8 @@ pub struct RunRecord {
     pub lines: Vec<LineRecord>,
     /// Memory of the instance at the end, bytes; it never shrinks.
     pub memory_bytes: usize,
-    /// Instructions of the guest, about: what wasmtime counts as fuel. None where the engine does not
-    /// count, and where the run was stopped from outside.
+    /// Instructions of the guest, about: what wasmtime counts as fuel. None where the engine does
+    /// not count, and where the run was stopped from outside.
     pub fuel: Option<u64>,
     /// Wall clock, the database's time included.
     pub elapsed: Duration,
@@ -82,7 +82,8 @@ impl Recorder {
     }
 
     pub(crate) fn start(&self, message_id: &str, attempt: u32) -> Recording {
-        let record = RunRecord { message_id: message_id.to_owned(), attempt, ..RunRecord::default() };
+        let record =
+            RunRecord { message_id: message_id.to_owned(), attempt, ..RunRecord::default() };
         Recording { recorder: self.clone(), record, started: Instant::now(), sent: Instant::now() }
     }
 
@@ -126,7 +127,12 @@ impl Recording {
         }
     }
 
-    pub(crate) fn end(mut self, lines: Vec<LineRecord>, memory_bytes: usize, fuel_left: Option<u64>) {
+    pub(crate) fn end(
+        mut self,
+        lines: Vec<LineRecord>,
+        memory_bytes: usize,
+        fuel_left: Option<u64>,
+    ) {
         self.record.lines = lines;
         self.record.memory_bytes = memory_bytes;
         self.record.fuel = fuel_left.map(|left| FUEL - left);
@@ -149,15 +155,21 @@ fn readable(value: &Value) -> String {
         Value::Boolean(it) => it.to_string(),
         Value::Int2(it) => it.to_string(),
         Value::Int4(it) => it.to_string(),
-        Value::Int8(it) | Value::Time(it) | Value::Timestamp(it) | Value::Timestamptz(it) => it.to_string(),
+        Value::Int8(it) | Value::Time(it) | Value::Timestamp(it) | Value::Timestamptz(it) => {
+            it.to_string()
+        }
         Value::Float4(it) => it.to_string(),
         Value::Float8(it) => it.to_string(),
         Value::Date(it) => it.to_string(),
         Value::Numeric(text) => text.clone(),
         Value::Text(text) | Value::Uuid(text) | Value::Json(text) => quoted(text),
         Value::Bytea(bytes) => hexadecimal(bytes),
-        Value::Interval(it) => format!("{} months {} days {} µs", it.months, it.days, it.microseconds),
-        Value::Array(elements) => format!("{{{}}}", elements.iter().map(element).collect::<Vec<_>>().join(", ")),
+        Value::Interval(it) => {
+            format!("{} months {} days {} µs", it.months, it.days, it.microseconds)
+        }
+        Value::Array(elements) => {
+            format!("{{{}}}", elements.iter().map(element).collect::<Vec<_>>().join(", "))
+        }
         Value::Other(other) => quoted(&other.text),
     }
 }
@@ -168,14 +180,19 @@ fn element(value: &Element) -> String {
         Element::Boolean(it) => it.to_string(),
         Element::Int2(it) => it.to_string(),
         Element::Int4(it) => it.to_string(),
-        Element::Int8(it) | Element::Time(it) | Element::Timestamp(it) | Element::Timestamptz(it) => it.to_string(),
+        Element::Int8(it)
+        | Element::Time(it)
+        | Element::Timestamp(it)
+        | Element::Timestamptz(it) => it.to_string(),
         Element::Float4(it) => it.to_string(),
         Element::Float8(it) => it.to_string(),
         Element::Date(it) => it.to_string(),
         Element::Numeric(text) => text.clone(),
         Element::Text(text) | Element::Uuid(text) | Element::Json(text) => quoted(text),
         Element::Bytea(bytes) => hexadecimal(bytes),
-        Element::Interval(it) => format!("{} months {} days {} µs", it.months, it.days, it.microseconds),
+        Element::Interval(it) => {
+            format!("{} months {} days {} µs", it.months, it.days, it.microseconds)
+        }
         Element::Other(other) => quoted(&other.text),
     }
 }

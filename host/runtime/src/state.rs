@@ -40,7 +40,8 @@ pub(crate) struct State {
     pub(crate) table: ResourceTable,
     pub(crate) clock: Clock,
     pub(crate) random: Random,
-    /// What is left of [`crate::record::FUEL`], where the engine counts it and the run came to an end.
+    /// What is left of [`crate::record::FUEL`], where the engine counts it and the run came to an
+    /// end.
     pub(crate) fuel_left: Option<u64>,
     pub(crate) recording: Option<Recording>,
     /// Made when something of it is used; most components import nothing of it.
@@ -63,7 +64,8 @@ pub(crate) struct Facts {
 
 impl State {
     pub(crate) fn new(tx: Option<&Tx>, run: &Run<'_>, settings: &Settings) -> Self {
-        let recording = settings.recorder.as_ref().map(|recorder| recorder.start(&run.message.id, run.attempt));
+        let recording =
+            settings.recorder.as_ref().map(|recorder| recorder.start(&run.message.id, run.attempt));
         let log = Log::new(settings.limits.log_bytes_max, recording.is_some());
         let mut table = ResourceTable::new();
         table.set_max_capacity(RESOURCES_MAX);
@@ -86,8 +88,12 @@ impl State {
 
     /// The host's open transaction, if there is one.
     pub(crate) fn tx(&self) -> Result<Tx, Stopped> {
-        let none =
-            || Stopped::Guest(Error::Refused("there is no database before the first message; send SQL from the handler only".to_owned()));
+        let none = || {
+            Stopped::Guest(Error::Refused(
+                "there is no database before the first message; send SQL from the handler only"
+                    .to_owned(),
+            ))
+        };
         self.tx.clone().ok_or_else(none)
     }
 

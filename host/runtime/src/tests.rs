@@ -52,9 +52,20 @@ async fn run(core: &str, limits: Limits) -> Result<Option<String>, Failure> {
     handle(&handler, &tx, &message()).await
 }
 
-async fn handle(handler: &ComponentHandler, tx: &Tx, message: &Message) -> Result<Option<String>, Failure> {
+async fn handle(
+    handler: &ComponentHandler,
+    tx: &Tx,
+    message: &Message,
+) -> Result<Option<String>, Failure> {
     let deadline = Instant::now() + Duration::from_secs(5);
-    let run = Run { tenant: "acme", consumer: "orders", message, attempt: 1, kind: DeliveryKind::Live, deadline };
+    let run = Run {
+        tenant: "acme",
+        consumer: "orders",
+        message,
+        attempt: 1,
+        kind: DeliveryKind::Live,
+        deadline,
+    };
     handler.handle(tx, &run).await
 }
 

@@ -1,5 +1,5 @@
-//! Notifications of deployments. Only a hint that it is worth looking now: whoever misses one looks a
-//! moment later by itself.
+//! Notifications of deployments. Only a hint that it is worth looking now: whoever misses one looks
+//! a moment later by itself.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,5 +1,5 @@
-//! What a host needs before it can begin, and may find away: its database and a broker. Both are waited for, while
-//! `/readyz` says why; what no waiting mends ends the process.
+//! What a host needs before it can begin, and may find away: its database and a broker. Both are
+//! waited for, while `/readyz` says why; what no waiting mends ends the process.
 
 use std::{
     collections::BTreeMap,
@@ -30,12 +30,18 @@ const EVENT_TIMEOUT: Duration = Duration::from_millis(100);
 /// Events that are looked at after a try; many brokers may fail faster than that.
 const EVENTS_MAX: usize = 1_000;
 
-/// Try something until it succeeds, or fails of what is not away. Readiness and the log say what is waited for.
-pub(crate) async fn wait<F: Future<Output = Result<()>>>(readiness: &watch::Sender<Readiness>, attempt: impl Fn() -> F) -> Result<()> {
+/// Try something until it succeeds, or fails of what is not away. Readiness and the log say what is
+/// waited for.
+pub(crate) async fn wait<F: Future<Output = Result<()>>>(
+    readiness: &watch::Sender<Readiness>,
+    attempt: impl Fn() -> F,
+) -> Result<()> {
     let mut pause = PAUSE_MIN;
     loop {
         match attempt().await {
-            Err(error) if is_away(&error) => http::announce(readiness, Err(report::one_line(&error))),
+            Err(error) if is_away(&error) => {
+                http::announce(readiness, Err(report::one_line(&error)))
+            }
             done => return done,
         }
         tokio::time::sleep(pause).await;
@@ -51,8 +57,8 @@ pub(crate) async fn database(config: &Config) -> Result<()> {
 /// A client to ask brokers with.
 pub(crate) type Client = BaseConsumer<Refusal>;
 
-/// Why no connection to a broker comes about that accepts one: the error and what librdkafka says of it. A question fails
-/// as if the broker were away; why, librdkafka tells in an event.
+/// Why no connection to a broker comes about that accepts one: the error and what librdkafka says
+/// of it. A question fails as if the broker were away; why, librdkafka tells in an event.
 #[derive(Default)]
 pub(crate) struct Refusal(Mutex<Option<(KafkaError, String)>>);
 
@@ -94,9 +100,15 @@ pub(crate) fn brokers(properties: &BTreeMap<String, String>) -> Result<Arc<Clien
     config.create_with_context(Refusal::default()).map(Arc::new).map_err(|error| match error {
         // Its text shows the value, which may be a password.
         KafkaError::ClientConfig(_, _, name, _) => {
-            anyhow!("kafka property `{name}` is unknown or its value is not accepted; check `kafka.properties`")
+            anyhow!(
+                "kafka property `{name}` is unknown or its value is not accepted; check \
+                `kafka.properties`"
+            )
         }
-        other => anyhow::Error::new(other).context("failed to start the kafka client; check `kafka.properties`"),
+        other => anyhow::Error::new(other).context(
+            "failed to start the kafka client; check \
+            `kafka.properties`",
+        ),
     })
 }
 
@@ -117,24 +129,36 @@ pub(crate) async fn answered(client: Arc<Client>, brokers: &str) -> Result<()> {
 }
 
 /// Why no broker answered, and what to do about it.
-fn unanswered(error: KafkaError, refusal: Option<(KafkaError, String)>, brokers: &str) -> anyhow::Error {
+fn unanswered(
+    error: KafkaError,
+    refusal: Option<(KafkaError, String)>,
+    brokers: &str,
+) -> anyhow::Error {
     match refusal {
         Some((refused, reason)) if !is_broker_away(&refused) => {
-            let text = format!("the brokers at `{brokers}` refuse this host: {reason}; check `kafka.properties`");
+            let text = format!(
+                "the brokers at `{brokers}` refuse this host: {reason}; check `kafka.properties`"
+            );
             anyhow::Error::new(refused).context(text)
         }
         Some((_, reason)) => {
-            let text = format!("no broker answers at `{brokers}`: {reason}; check `kafka.brokers` and `kafka.properties`");
+            let text = format!(
+                "no broker answers at `{brokers}`: {reason}; check `kafka.brokers` and \
+                    `kafka.properties`"
+            );
             anyhow::Error::new(error).context(text)
         }
         None => {
-            let text = format!("no broker answers at `{brokers}`; check `kafka.brokers` (ONCEBOX_KAFKA_BROKERS)");
+            let text = format!(
+                "no broker answers at `{brokers}`; check `kafka.brokers` (ONCEBOX_KAFKA_BROKERS)"
+            );
             anyhow::Error::new(error).context(text)
         }
     }
 }
 
-/// Whether an error is that something is away, which waiting mends, as opposed to what only a person does.
+/// Whether an error is that something is away, which waiting mends, as opposed to what only a
+/// person does.
 fn is_away(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let of_database = cause.downcast_ref::<InboxError>().is_some_and(InboxError::is_away);
@@ -157,19 +181,28 @@ fn is_broker_away(error: &KafkaError) -> bool {
 mod tests {
     use super::*;
 
-    /// What could go wrong: a wrong password is waited for as if the brokers were away, or brokers that are away end the host.
+    /// What could go wrong: a wrong password is waited for as if the brokers were away, or brokers
+    /// that are away end the host.
     #[test]
     fn only_a_refusal_ends_the_wait() {
         let transport = || KafkaError::MetadataFetch(RDKafkaErrorCode::BrokerTransportFailure);
         for (events, is_waited_for, says) in [
             (&[][..], true, "no broker answers at `b:1`; check `kafka.brokers`"),
-            (&[RDKafkaErrorCode::SSL, RDKafkaErrorCode::AllBrokersDown][..], true, "no broker answers at `b:1`: said 0;"),
+            (
+                &[RDKafkaErrorCode::SSL, RDKafkaErrorCode::AllBrokersDown][..],
+                true,
+                "no broker answers at `b:1`: said 0;",
+            ),
             (
                 &[RDKafkaErrorCode::Authentication, RDKafkaErrorCode::AllBrokersDown][..],
                 false,
                 "the brokers at `b:1` refuse this host: said 0;",
             ),
-            (&[RDKafkaErrorCode::Authentication, RDKafkaErrorCode::BrokerTransportFailure][..], true, "no broker answers at `b:1`; check"),
+            (
+                &[RDKafkaErrorCode::Authentication, RDKafkaErrorCode::BrokerTransportFailure][..],
+                true,
+                "no broker answers at `b:1`; check",
+            ),
         ] {
             let refusal = Refusal::default();
             for (number, code) in events.iter().enumerate() {

@@ -58,7 +58,8 @@ impl Brokers for Kafka {
     ) -> Asking<'a> {
         let config = self.config(tenant, consumer, policy);
         Box::pin(async move {
-            let found = positions(config, wanted(to), horizon.map(|at| at.timestamp_millis())).await;
+            let found =
+                positions(config, wanted(to), horizon.map(|at| at.timestamp_millis())).await;
             found.map(|found| found.into_iter().map(shown).collect()).map_err(refused)
         })
     }
@@ -69,14 +70,15 @@ fn wanted(to: SeekTo) -> oncebox_kafka::SeekTo {
         SeekTo::Beginning => oncebox_kafka::SeekTo::Beginning,
         SeekTo::End => oncebox_kafka::SeekTo::End,
         SeekTo::Time(at) => oncebox_kafka::SeekTo::Time(at.timestamp_millis()),
-        SeekTo::Offsets(offsets) => {
-            oncebox_kafka::SeekTo::Offsets(offsets.into_iter().map(|to| (to.topic, to.partition, to.offset)).collect())
-        }
+        SeekTo::Offsets(offsets) => oncebox_kafka::SeekTo::Offsets(
+            offsets.into_iter().map(|to| (to.topic, to.partition, to.offset)).collect(),
+        ),
     }
 }
 
 fn shown(position: oncebox_kafka::GroupPosition) -> GroupPosition {
-    let oncebox_kafka::GroupPosition { topic, partition, committed, target, low, high, horizon } = position;
+    let oncebox_kafka::GroupPosition { topic, partition, committed, target, low, high, horizon } =
+        position;
     GroupPosition { topic, partition, committed, target, low, high, horizon }
 }
 

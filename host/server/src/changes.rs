@@ -1,5 +1,5 @@
-//! What was asked of a consumer and needs more than stopping it: the end of a drain, a seek, a removal. Any host
-//! carries it out; whoever dies on the way leaves the rest to another.
+//! What was asked of a consumer and needs more than stopping it: the end of a drain, a seek, a
+//! removal. Any host carries it out; whoever dies on the way leaves the rest to another.
 
 use anyhow::{Context, Result};
 use oncebox_inbox::{LastOfConsumer, RemovalTurn, SeekInHand, SeekTurn, Standing, hooks};
@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use crate::supervisor::Supervisor;
 
-/// Attempts to delete a group that still has members, one a second: longer than sessions usually last.
+/// Attempts to delete a group that still has members, one a second: longer than sessions usually
+/// last.
 const GROUP_ATTEMPTS: u32 = 60;
 /// Batches of rows that go before others have their turn.
 const BATCHES: usize = 20;
@@ -27,7 +28,9 @@ pub(crate) async fn carry_out(host: &Supervisor, standing: &Standing) -> Result<
 async fn seek(host: &Supervisor, standing: &Standing) -> Result<Option<String>> {
     let hand = match host.admin.seek_turn(standing.consumer_id).await? {
         SeekTurn::None => return Ok(None),
-        SeekTurn::Waits(hosts) => return Ok(Some(format!("the seek waits until it is stopped on {}", hosts.join(", ")))),
+        SeekTurn::Waits(hosts) => {
+            return Ok(Some(format!("the seek waits until it is stopped on {}", hosts.join(", "))));
+        }
         SeekTurn::Ours(hand) => *hand,
     };
     hooks::point("consumer:seek:before");
@@ -39,7 +42,11 @@ async fn seek(host: &Supervisor, standing: &Standing) -> Result<Option<String>> 
         return Ok(Some(format!("the seek is tried again: {error}")));
     }
     hooks::point("consumer:seek:committed");
-    tracing::info!(tenant = consumer.tenant, consumer = consumer.name, "the offsets of a consumer's group were set");
+    tracing::info!(
+        tenant = consumer.tenant,
+        consumer = consumer.name,
+        "the offsets of a consumer's group were set"
+    );
     hand.done().await?;
     Ok(None)
 }
@@ -48,7 +55,12 @@ async fn remove(host: &Supervisor, standing: &Standing) -> Result<Option<String>
     for _ in 0..BATCHES {
         match host.admin.removal_turn(standing).await? {
             RemovalTurn::None => return Ok(None),
-            RemovalTurn::Waits(hosts) => return Ok(Some(format!("the end waits until it is stopped on {}", hosts.join(", ")))),
+            RemovalTurn::Waits(hosts) => {
+                return Ok(Some(format!(
+                    "the end waits until it is stopped on {}",
+                    hosts.join(", ")
+                )));
+            }
             RemovalTurn::Removed(_) => {}
             RemovalTurn::Last(last) => return end(host, *last).await,
         }
@@ -59,7 +71,10 @@ async fn remove(host: &Supervisor, standing: &Standing) -> Result<Option<String>
 async fn end(host: &Supervisor, last: LastOfConsumer) -> Result<Option<String>> {
     let (group, is_member_left) = remove_group(host, &last).await;
     if is_member_left && host.group_attempt(last.consumer.consumer_id) < GROUP_ATTEMPTS {
-        return Ok(Some(format!("the end waits for the kafka group: {}", group["error"].as_str().unwrap_or_default())));
+        return Ok(Some(format!(
+            "the end waits for the kafka group: {}",
+            group["error"].as_str().unwrap_or_default()
+        )));
     }
     let (tenant, name) = (last.consumer.tenant.clone(), last.consumer.name.clone());
     last.remove(json!({ "kafka_group": group })).await?;
@@ -79,7 +94,10 @@ async fn remove_group(host: &Supervisor, last: &LastOfConsumer) -> (Value, bool)
         Ok(_) => (json!({ "name": group, "gone": true }), false),
         Err(error) => {
             let text = error.to_string();
-            (json!({ "name": group, "gone": false, "error": text }), matches!(error, SeekError::HasMembers(_)))
+            (
+                json!({ "name": group, "gone": false, "error": text }),
+                matches!(error, SeekError::HasMembers(_)),
+            )
         }
     }
 }

@@ -1,7 +1,8 @@
 //! A host's components: checked, compiled by a few workers, kept while they are of use.
 //!
-//! Whoever asks for a component, an upload, a deployment or a switch, asks for the same job: nothing is
-//! compiled twice at a time. How far it is stands in its row, where other hosts and people see it.
+//! Whoever asks for a component, an upload, a deployment or a switch, asks for the same job:
+//! nothing is compiled twice at a time. How far it is stands in its row, where other hosts and
+//! people see it.
 
 mod job;
 mod kept;
@@ -103,17 +104,22 @@ impl Compilations {
 
     /// Look at an upload, off the threads that serve requests.
     pub async fn check(&self, bytes: Vec<u8>) -> Result<Result<Inspected, Vec<Problem>>, Busy> {
-        let _turn = timeout(CHECK_WAIT, self.inner.checks.acquire()).await.map_err(|_| Busy)?.map_err(|_| Busy)?;
+        let _turn = timeout(CHECK_WAIT, self.inner.checks.acquire())
+            .await
+            .map_err(|_| Busy)?
+            .map_err(|_| Busy)?;
         let allowance = self.inner.runtime.allowance();
-        let checked = tokio::task::spawn_blocking(move || oncebox_runtime::inspect(&bytes, &allowance)).await;
+        let checked =
+            tokio::task::spawn_blocking(move || oncebox_runtime::inspect(&bytes, &allowance)).await;
         Ok(checked.unwrap_or_else(|_| {
-            let text = "this component cannot be read: looking at it ended in an error of the host; please report it";
+            let text = "this component cannot be read: looking at it ended in an error of the \
+                host; please report it";
             Err(vec![Problem::new("invalid_wasm", text)])
         }))
     }
 
-    /// Compile an upload when its turn comes; its row says how far it is. Busy leaves it queued in its row,
-    /// where it is found later.
+    /// Compile an upload when its turn comes; its row says how far it is. Busy leaves it queued in
+    /// its row, where it is found later.
     pub fn submit(&self, digest: &[u8]) -> Result<(), Busy> {
         let mut state = self.inner.state();
         if state.jobs.contains_key(digest) {
@@ -147,13 +153,15 @@ impl Compilations {
                 // An upload's job left it to another host; this host needs it as well.
                 Ok(Some(Err(Failure::Elsewhere | Failure::Done))) => {}
                 Ok(Some(Err(failure))) => return Err(failure.into()),
-                Ok(None) | Err(_) => return Err(Failure::Host("compiling was interrupted".to_owned()).into()),
+                Ok(None) | Err(_) => {
+                    return Err(Failure::Host("compiling was interrupted".to_owned()).into());
+                }
             }
         }
     }
 
-    /// Take over what other hosts left behind and let go what nobody needs, until told to stop. Then what
-    /// is being compiled is given back.
+    /// Take over what other hosts left behind and let go what nobody needs, until told to stop.
+    /// Then what is being compiled is given back.
     pub async fn run(&self, stop: CancellationToken) {
         while timeout(SWEEP, stop.cancelled()).await.is_err() {
             if let Err(error) = self.sweep().await {
@@ -221,7 +229,9 @@ impl Inner {
                 let (inner, digest) = (self.clone(), digest.clone());
                 async move { inner.run(&digest, is_urgent).await }
             });
-            let outcome = job.await.unwrap_or_else(|_| Err(Failure::Host("compiling was interrupted".to_owned())));
+            let outcome = job
+                .await
+                .unwrap_or_else(|_| Err(Failure::Host("compiling was interrupted".to_owned())));
             self.state().end(&digest, outcome);
         }
     }

@@ -9,7 +9,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use oncebox_inbox::{Admin, HostBounds, MasterKey, MigrationBounds, SessionSettings, policy::toml_error};
+use oncebox_inbox::{
+    Admin, HostBounds, MasterKey, MigrationBounds, SessionSettings, policy::toml_error,
+};
 use oncebox_registry::{Decoder, HttpRegistry, HttpRegistryOptions};
 use oncebox_runtime::Compiler;
 use serde::Deserialize;
@@ -59,15 +61,23 @@ pub struct Database {
     pub migration_attempts_max: u32,
     /// Longest statement of a tenant's migration.
     pub migration_statement_timeout_ms: u64,
-    /// After how long out of reach of a consumer's database this host leaves the consumer's group; 0 for never.
+    /// After how long out of reach of a consumer's database this host leaves the consumer's group;
+    /// 0 for never.
     pub leave_after_ms: u64,
 }
 
 impl Default for Database {
     fn default() -> Self {
-        let SessionSettings { statement_timeout_ms, lock_timeout_ms, idle_in_transaction_timeout_ms } = SessionSettings::default();
-        let MigrationBounds { lock_timeout_ms: migration_lock_timeout_ms, attempts_max, statement_timeout_ms: longest } =
-            MigrationBounds::default();
+        let SessionSettings {
+            statement_timeout_ms,
+            lock_timeout_ms,
+            idle_in_transaction_timeout_ms,
+        } = SessionSettings::default();
+        let MigrationBounds {
+            lock_timeout_ms: migration_lock_timeout_ms,
+            attempts_max,
+            statement_timeout_ms: longest,
+        } = MigrationBounds::default();
         Self {
             url: String::new(),
             connections_max: 32,
@@ -85,7 +95,9 @@ impl Default for Database {
 /// The URL holds a password.
 impl std::fmt::Debug for Database {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Database").field("connections_max", &self.connections_max).finish_non_exhaustive()
+        f.debug_struct("Database")
+            .field("connections_max", &self.connections_max)
+            .finish_non_exhaustive()
     }
 }
 
@@ -95,8 +107,8 @@ impl std::fmt::Debug for Database {
 pub struct Kafka {
     /// `bootstrap.servers`.
     pub brokers: String,
-    /// After how long with nothing to do a consumer leaves its group until there is something to read; 0 for
-    /// never.
+    /// After how long with nothing to do a consumer leaves its group until there is something to
+    /// read; 0 for never.
     pub idle_after_ms: u64,
     /// Any property of librdkafka, for every consumer.
     pub properties: BTreeMap<String, String>,
@@ -140,23 +152,40 @@ impl SchemaRegistry {
         if self.url.is_empty() {
             return Ok(None);
         }
-        let options = HttpRegistryOptions { url: self.url.clone(), credentials: self.credentials()?, ca_file: self.ca_file.clone() };
-        let registry = HttpRegistry::new(&options).context("`schema_registry` (ONCEBOX_SCHEMA_REGISTRY_URL) cannot be used")?;
+        let options = HttpRegistryOptions {
+            url: self.url.clone(),
+            credentials: self.credentials()?,
+            ca_file: self.ca_file.clone(),
+        };
+        let registry = HttpRegistry::new(&options)
+            .context("`schema_registry` (ONCEBOX_SCHEMA_REGISTRY_URL) cannot be used")?;
         Ok(Some(Decoder::new(Arc::new(registry))))
     }
 
     fn credentials(&self) -> Result<Option<(String, String)>> {
         if self.username.is_empty() {
-            ensure!(self.password_file.is_none(), "`schema_registry.password_file` is set and `schema_registry.username` is not");
+            ensure!(
+                self.password_file.is_none(),
+                "`schema_registry.password_file` is set and `schema_registry.username` is not"
+            );
             return Ok(None);
         }
         let password = match &self.password_file {
             Some(file) => {
                 let read = std::fs::read_to_string(file);
-                read.with_context(|| format!("failed to read `schema_registry.password_file`, `{}`", file.display()))?.trim_end().to_owned()
+                read.with_context(|| {
+                    format!(
+                        "failed to read `schema_registry.password_file`, \
+                    `{}`",
+                        file.display()
+                    )
+                })?
+                .trim_end()
+                .to_owned()
             }
             None => std::env::var("ONCEBOX_SCHEMA_REGISTRY_PASSWORD").context(
-                "`schema_registry.username` is set; set ONCEBOX_SCHEMA_REGISTRY_PASSWORD or `schema_registry.password_file` too",
+                "`schema_registry.username` is set; set ONCEBOX_SCHEMA_REGISTRY_PASSWORD or \
+                    `schema_registry.password_file` too",
             )?,
         };
         Ok(Some((self.username.clone(), password)))
@@ -194,11 +223,11 @@ impl std::fmt::Debug for Keys {
 pub struct Runtime {
     /// Instances at the same time; never less than the connections.
     pub instances_max: u32,
-    /// Transactions of all tenants at the same time; none for as many as there are connections, which is
-    /// also the most.
+    /// Transactions of all tenants at the same time; none for as many as there are connections,
+    /// which is also the most.
     pub transactions_max: Option<usize>,
-    /// Transactions of one tenant at the same time, where its limits say nothing and the host has other tenants; none
-    /// for half of all.
+    /// Transactions of one tenant at the same time, where its limits say nothing and the host has
+    /// other tenants; none for half of all.
     pub tenant_transactions_max: Option<usize>,
     /// Longest call of a handler, whatever a policy says. A tenant's limits may say less.
     pub deadline_ms_max: u64,
@@ -284,7 +313,14 @@ fn tokens() -> oncebox_admin::Mode {
 impl Default for Api {
     fn default() -> Self {
         let listen = SocketAddr::from(([127, 0, 0, 1], 9465));
-        Self { listen, is_chosen: false, tls_certificate_file: None, tls_key_file: None, request_timeout_ms: 30_000, mode: tokens() }
+        Self {
+            listen,
+            is_chosen: false,
+            tls_certificate_file: None,
+            tls_key_file: None,
+            request_timeout_ms: 30_000,
+            mode: tokens(),
+        }
     }
 }
 
@@ -294,8 +330,12 @@ impl Api {
         match (&self.tls_certificate_file, &self.tls_key_file) {
             (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
             (None, None) => Ok(None),
-            (Some(_), None) => bail!("`api.tls_certificate_file` is set and `api.tls_key_file` is not; TLS needs both"),
-            (None, Some(_)) => bail!("`api.tls_key_file` is set and `api.tls_certificate_file` is not; TLS needs both"),
+            (Some(_), None) => bail!(
+                "`api.tls_certificate_file` is set and `api.tls_key_file` is not; TLS needs both"
+            ),
+            (None, Some(_)) => bail!(
+                "`api.tls_key_file` is set and `api.tls_certificate_file` is not; TLS needs both"
+            ),
         }
     }
 }
@@ -348,10 +388,18 @@ const OVERRIDES: &[(&str, &str, &str)] = &[
     ("database", "connections_max", "ONCEBOX_DATABASE_CONNECTIONS_MAX"),
     ("database", "statement_timeout_ms", "ONCEBOX_DATABASE_STATEMENT_TIMEOUT_MS"),
     ("database", "lock_timeout_ms", "ONCEBOX_DATABASE_LOCK_TIMEOUT_MS"),
-    ("database", "idle_in_transaction_timeout_ms", "ONCEBOX_DATABASE_IDLE_IN_TRANSACTION_TIMEOUT_MS"),
+    (
+        "database",
+        "idle_in_transaction_timeout_ms",
+        "ONCEBOX_DATABASE_IDLE_IN_TRANSACTION_TIMEOUT_MS",
+    ),
     ("database", "migration_lock_timeout_ms", "ONCEBOX_DATABASE_MIGRATION_LOCK_TIMEOUT_MS"),
     ("database", "migration_attempts_max", "ONCEBOX_DATABASE_MIGRATION_ATTEMPTS_MAX"),
-    ("database", "migration_statement_timeout_ms", "ONCEBOX_DATABASE_MIGRATION_STATEMENT_TIMEOUT_MS"),
+    (
+        "database",
+        "migration_statement_timeout_ms",
+        "ONCEBOX_DATABASE_MIGRATION_STATEMENT_TIMEOUT_MS",
+    ),
     ("database", "leave_after_ms", "ONCEBOX_DATABASE_LEAVE_AFTER_MS"),
     ("kafka", "brokers", "ONCEBOX_KAFKA_BROKERS"),
     ("kafka", "idle_after_ms", "ONCEBOX_KAFKA_IDLE_AFTER_MS"),
@@ -387,11 +435,17 @@ impl Config {
         let mut table = match file {
             None => toml::Table::new(),
             Some(path) => {
-                let text =
-                    std::fs::read_to_string(path).with_context(|| format!("failed to read the configuration `{}`", path.display()))?;
+                let text = std::fs::read_to_string(path).with_context(|| {
+                    format!("failed to read the configuration `{}`", path.display())
+                })?;
                 // Parsed once as it stands, so that an error points into the file.
-                toml::from_str::<Self>(&text)
-                    .map_err(|error| anyhow!("failed to read the configuration `{}`, {}", path.display(), toml_error(&text, &error)))?;
+                toml::from_str::<Self>(&text).map_err(|error| {
+                    anyhow!(
+                        "failed to read the configuration `{}`, {}",
+                        path.display(),
+                        toml_error(&text, &error)
+                    )
+                })?;
                 toml::from_str(&text)?
             }
         };
@@ -400,7 +454,9 @@ impl Config {
                 set(&mut table, section, key, &value);
             }
         }
-        let is_chosen = |section: &str| table.get(section).is_some_and(|section| section.get("listen").is_some());
+        let is_chosen = |section: &str| {
+            table.get(section).is_some_and(|section| section.get("listen").is_some())
+        };
         let (http, api) = (is_chosen("http"), is_chosen("api"));
         let mut config: Self = table.try_into().map_err(|error| from_environment(&error))?;
         (config.http.is_chosen, config.api.is_chosen) = (http, api);
@@ -412,43 +468,71 @@ impl Config {
     /// How to reach the database.
     pub fn connect_options(&self) -> Result<PgConnectOptions> {
         if self.database.url.is_empty() {
-            bail!("no database is configured; set `database.url` or ONCEBOX_DATABASE_URL, or start `oncebox dev` in this folder");
+            bail!(
+                "no database is configured; set `database.url` or ONCEBOX_DATABASE_URL, or start \
+                    `oncebox dev` in this folder"
+            );
         }
-        // The parser takes any scheme, and its own message would repeat the URL, and the password in it.
-        let is_ours = ["postgres://", "postgresql://"].iter().any(|scheme| self.database.url.starts_with(scheme));
+        // The parser takes any scheme, and its own message would repeat the URL, and the password
+        // in it.
+        let is_ours = ["postgres://", "postgresql://"]
+            .iter()
+            .any(|scheme| self.database.url.starts_with(scheme));
         let options = is_ours.then(|| self.database.url.parse().ok()).flatten();
-        options.context("`database.url` is not a PostgreSQL URL; it looks like postgres://user:password@host:5432/database")
+        options.context(
+            "`database.url` is not a PostgreSQL URL; it looks like \
+            postgres://user:password@host:5432/database",
+        )
     }
 
     /// The master key, with the one before it where there is one.
     pub fn master_key(&self) -> Result<MasterKey> {
-        let Keys { master_key, master_key_file, previous_master_key, previous_master_key_file } = &self.keys;
+        let Keys { master_key, master_key_file, previous_master_key, previous_master_key_file } =
+            &self.keys;
         let key = read_key(master_key, master_key_file, "the master key")?.context(
-            "no master key is configured; set `keys.master_key_file` or ONCEBOX_MASTER_KEY (make one with `openssl rand -hex 32`)",
+            "no master key is configured; set `keys.master_key_file` or ONCEBOX_MASTER_KEY (make \
+                one with `openssl rand -hex 32`)",
         )?;
-        Ok(match read_key(previous_master_key, previous_master_key_file, "the previous master key")? {
-            Some(previous) => key.with_previous(&previous),
-            None => key,
-        })
+        Ok(
+            match read_key(
+                previous_master_key,
+                previous_master_key_file,
+                "the previous master key",
+            )? {
+                Some(previous) => key.with_previous(&previous),
+                None => key,
+            },
+        )
     }
 
     /// The functions of a person's commands.
     pub fn admin(&self) -> Result<Admin> {
         let actor = std::env::var("USER").unwrap_or_else(|_| "cli".to_owned());
-        let Database { migration_lock_timeout_ms, migration_attempts_max, migration_statement_timeout_ms, .. } = self.database;
+        let Database {
+            migration_lock_timeout_ms,
+            migration_attempts_max,
+            migration_statement_timeout_ms,
+            ..
+        } = self.database;
         let migrations = MigrationBounds {
             lock_timeout_ms: migration_lock_timeout_ms.max(1),
             attempts_max: migration_attempts_max,
             statement_timeout_ms: migration_statement_timeout_ms,
         };
-        Ok(Admin::new(self.connect_options()?, self.master_key()?, actor).bounding_migrations(migrations))
+        Ok(Admin::new(self.connect_options()?, self.master_key()?, actor)
+            .bounding_migrations(migrations))
     }
 
     /// What all tenants of the host share.
     pub fn host_bounds(&self) -> HostBounds {
         let connections_max = self.database.connections_max;
-        let transactions_max = self.runtime.transactions_max.unwrap_or(connections_max).clamp(1, connections_max.max(1));
-        let of_tenant = self.runtime.tenant_transactions_max.unwrap_or(transactions_max.div_ceil(2));
+        let transactions_max = self
+            .runtime
+            .transactions_max
+            .unwrap_or(connections_max)
+            .clamp(1, connections_max.max(1));
+        let of_tenant =
+            self.runtime.tenant_transactions_max.unwrap_or(transactions_max.div_ceil(2));
         HostBounds {
             transactions_max,
             memory_bytes_max: self.runtime.memory_bytes_max,
@@ -459,7 +543,9 @@ impl Config {
 
     /// Settings of tenants' sessions.
     pub fn session_settings(&self) -> SessionSettings {
-        let Database { statement_timeout_ms, lock_timeout_ms, idle_in_transaction_timeout_ms, .. } = self.database;
+        let Database {
+            statement_timeout_ms, lock_timeout_ms, idle_in_transaction_timeout_ms, ..
+        } = self.database;
         SessionSettings { statement_timeout_ms, lock_timeout_ms, idle_in_transaction_timeout_ms }
     }
 }
@@ -468,7 +554,8 @@ impl Config {
 fn read_key(key: &Option<String>, file: &Option<PathBuf>, what: &str) -> Result<Option<MasterKey>> {
     let text = match (key, file) {
         (Some(key), _) => key.clone(),
-        (None, Some(path)) => std::fs::read_to_string(path).with_context(|| format!("failed to read {what} from `{}`", path.display()))?,
+        (None, Some(path)) => std::fs::read_to_string(path)
+            .with_context(|| format!("failed to read {what} from `{}`", path.display()))?,
         (None, None) => return Ok(None),
     };
     Ok(Some(MasterKey::parse(&text)?))
@@ -477,8 +564,13 @@ fn read_key(key: &Option<String>, file: &Option<PathBuf>, what: &str) -> Result<
 /// The file was read without an error before, so that the variable is to blame.
 fn from_environment(error: &toml::de::Error) -> anyhow::Error {
     let place = error.to_string();
-    let blamed = OVERRIDES.iter().find(|(section, key, _)| place.contains(&format!("`{section}.{key}`")));
-    anyhow!("failed to read {}: {}", blamed.map_or("a setting from the environment", |(_, _, variable)| variable), toml_error("", error))
+    let blamed =
+        OVERRIDES.iter().find(|(section, key, _)| place.contains(&format!("`{section}.{key}`")));
+    anyhow!(
+        "failed to read {}: {}",
+        blamed.map_or("a setting from the environment", |(_, _, variable)| variable),
+        toml_error("", error)
+    )
 }
 
 /// Put a value of the environment where the file would have it: as a number where it is one.
@@ -498,7 +590,11 @@ mod tests {
     #[test]
     fn the_sample_is_complete_and_says_the_defaults() {
         let sample = include_str!("../oncebox.sample.toml");
-        let text: String = sample.lines().map(|line| line.strip_prefix("#: ").unwrap_or(line)).collect::<Vec<_>>().join("\n");
+        let text: String = sample
+            .lines()
+            .map(|line| line.strip_prefix("#: ").unwrap_or(line))
+            .collect::<Vec<_>>()
+            .join("\n");
         let config: Config = toml::from_str(&text).expect("the sample parses");
         let mut default = Config::default();
         default.keys.master_key_file = config.keys.master_key_file.clone();
@@ -512,7 +608,10 @@ mod tests {
         default.schema_registry = config.schema_registry.clone();
         assert_eq!(format!("{config:?}"), format!("{default:?}"));
         for (section, key, variable) in super::OVERRIDES {
-            assert!(sample.contains(&format!("[{section}]")) && sample.contains(&format!("{key} = ")), "`{section}.{key}` is missing");
+            assert!(
+                sample.contains(&format!("[{section}]")) && sample.contains(&format!("{key} = ")),
+                "`{section}.{key}` is missing"
+            );
             assert!(sample.contains(variable), "`{variable}` is missing");
         }
     }

@@ -19,8 +19,14 @@ static COPYING: Semaphore = Semaphore::const_new(4);
 /// The header of a copy that lacks the payload.
 const TOO_LARGE: (&str, &[u8]) = ("oncebox-payload", b"too-large");
 
-/// Copy dead letters to a topic until told to stop. What fails is tried again; nothing else waits for it.
-pub(crate) async fn copy(inbox: Arc<ConsumerInbox>, config: ConsumerConfig, topic: String, stop: CancellationToken) {
+/// Copy dead letters to a topic until told to stop. What fails is tried again; nothing else waits
+/// for it.
+pub(crate) async fn copy(
+    inbox: Arc<ConsumerInbox>,
+    config: ConsumerConfig,
+    topic: String,
+    stop: CancellationToken,
+) {
     let labels = [("tenant", config.tenant.clone()), ("consumer", config.consumer.clone())];
     let copied = metrics::counter!("oncebox_dead_letters_copied_total", &labels);
     let failed = metrics::counter!("oncebox_dead_letter_copies_failed_total", &labels);
@@ -34,8 +40,15 @@ pub(crate) async fn copy(inbox: Arc<ConsumerInbox>, config: ConsumerConfig, topi
             Ok(()) => EVERY,
             Err(error) => {
                 failed.increment(1);
-                let (tenant, consumer, error) = (&config.tenant, &config.consumer, report::one_line(&error));
-                tracing::warn!(tenant, consumer, topic, error, "dead letters are not copied to their topic; it is tried again");
+                let (tenant, consumer, error) =
+                    (&config.tenant, &config.consumer, report::one_line(&error));
+                tracing::warn!(
+                    tenant,
+                    consumer,
+                    topic,
+                    error,
+                    "dead letters are not copied to their topic; it is tried again"
+                );
                 TROUBLE
             }
         };
@@ -66,7 +79,8 @@ async fn copy_all(
         copied.increment(sent.copied);
         for (letter, error) in &sent.refused {
             let (tenant, consumer, message_id) = (&inbox.tenant, &inbox.name, &letter.message_id);
-            tracing::warn!(tenant, consumer, topic, message_id, %error, "the brokers take no copy of a dead letter; it has none");
+            tracing::warn!(tenant, consumer, topic, message_id, %error, "the brokers take no copy \
+                of a dead letter; it has none");
         }
         answer = sent.failure.map_or(Ok(()), |error| Err(error.into()));
         letters = inbox.uncopied(topic).await?;
@@ -99,8 +113,18 @@ async fn send<'a>(producer: &Producer, topic: &str, letters: &'a [DeadLetter]) -
             sent = alone(producer, topic, &record(letter)).await;
         }
         if sent == Err(ProduceError::TooLarge) {
-            let headers: Vec<_> = letter.headers.iter().cloned().chain([(TOO_LARGE.0.to_owned(), TOO_LARGE.1.to_vec())]).collect();
-            sent = alone(producer, topic, &NewRecord { payload: None, headers: &headers, ..record(letter) }).await;
+            let headers: Vec<_> = letter
+                .headers
+                .iter()
+                .cloned()
+                .chain([(TOO_LARGE.0.to_owned(), TOO_LARGE.1.to_vec())])
+                .collect();
+            sent = alone(
+                producer,
+                topic,
+                &NewRecord { payload: None, headers: &headers, ..record(letter) },
+            )
+            .await;
         }
         match sent {
             Ok(()) => {
@@ -117,10 +141,18 @@ async fn send<'a>(producer: &Producer, topic: &str, letters: &'a [DeadLetter]) -
     all
 }
 
-async fn alone(producer: &Producer, topic: &str, record: &NewRecord<'_>) -> std::result::Result<(), ProduceError> {
+async fn alone(
+    producer: &Producer,
+    topic: &str,
+    record: &NewRecord<'_>,
+) -> std::result::Result<(), ProduceError> {
     producer.send(topic, std::slice::from_ref(record)).await.remove(0)
 }
 
 fn record(letter: &DeadLetter) -> NewRecord<'_> {
-    NewRecord { key: letter.key.as_deref(), headers: &letter.headers, payload: letter.payload.as_deref() }
+    NewRecord {
+        key: letter.key.as_deref(),
+        headers: &letter.headers,
+        payload: letter.payload.as_deref(),
+    }
 }

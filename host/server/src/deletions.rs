@@ -1,4 +1,5 @@
-//! Tenants that are being deleted, carried on by whichever host lives: whoever began it may be gone.
+//! Tenants that are being deleted, carried on by whichever host lives: whoever began it may be
+//! gone.
 
 use std::time::Duration;
 
@@ -21,7 +22,8 @@ pub(crate) async fn carry_on(admin: Admin) {
 async fn look(admin: &Admin) -> Result<(), InboxError> {
     for tenant in admin.tenants_being_deleted().await? {
         if let Err(error) = admin.remove_tenant(&tenant).await {
-            tracing::warn!(tenant = tenant.name, %error, "a tenant is not deleted yet; it is tried again");
+            tracing::warn!(tenant = tenant.name, %error, "a tenant is not deleted yet; it is tried \
+                again");
         }
     }
     Ok(())

@@ -35,7 +35,8 @@ impl Duplicates {
         taken
     }
 
-    /// Adds what was counted since the last time to the consumers' rows, in one statement; none where nothing was.
+    /// Adds what was counted since the last time to the consumers' rows, in one statement; none
+    /// where nothing was.
     pub(crate) async fn report(&self, admin: &Admin) {
         let taken = self.take();
         if taken.is_empty() {
@@ -43,7 +44,8 @@ impl Duplicates {
         }
         // It is not added again, since it may have been: the count stays a lower bound.
         if let Err(error) = admin.add_duplicates(&taken).await {
-            tracing::warn!(%error, duplicates = taken.values().sum::<u64>(), "failed to report refused duplicates");
+            tracing::warn!(%error, duplicates = taken.values().sum::<u64>(), "failed to report \
+                refused duplicates");
         }
     }
 }
@@ -55,13 +57,18 @@ mod tests {
     #[test]
     fn each_duplicate_is_taken_once_also_of_a_consumer_that_ended() {
         let duplicates = Duplicates::default();
-        let (first, again, other) = (Arc::new(AtomicU64::new(2)), Arc::new(AtomicU64::new(3)), Arc::new(AtomicU64::new(0)));
+        let (first, again, other) =
+            (Arc::new(AtomicU64::new(2)), Arc::new(AtomicU64::new(3)), Arc::new(AtomicU64::new(0)));
         for (consumer_id, counter) in [(1, &first), (1, &again), (2, &other)] {
             duplicates.watch(consumer_id, counter.clone());
         }
         drop(first);
         assert_eq!(duplicates.take(), BTreeMap::from([(1, 5)]));
-        assert_eq!(duplicates.0.lock().expect("no panic while held").len(), 2, "a counter that ended is forgotten");
+        assert_eq!(
+            duplicates.0.lock().expect("no panic while held").len(),
+            2,
+            "a counter that ended is forgotten"
+        );
         other.fetch_add(7, Ordering::Relaxed);
         assert_eq!(duplicates.take(), BTreeMap::from([(2, 7)]));
         assert_eq!(duplicates.take(), BTreeMap::new());

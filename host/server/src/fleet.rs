@@ -1,5 +1,5 @@
-//! The consumers of a host: what each is to do, what it does, and the next step from the one to the other.
-//! Nothing here waits or asks anybody.
+//! The consumers of a host: what each is to do, what it does, and the next step from the one to the
+//! other. Nothing here waits or asks anybody.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -41,12 +41,22 @@ pub(crate) struct Current {
 impl Current {
     pub(crate) fn new(running: Running, consumer: Consumer, standing: &Standing) -> Self {
         let (revision, tenant_revision) = (standing.revision, standing.tenant_revision);
-        Self { running, consumer, work: standing.work(), revision, tenant_revision, since: Instant::now(), is_loading: false }
+        Self {
+            running,
+            consumer,
+            work: standing.work(),
+            revision,
+            tenant_revision,
+            since: Instant::now(),
+            is_loading: false,
+        }
     }
 
     /// Whether it does what it should, but for its deployments.
     fn fits(&self, standing: &Standing) -> bool {
-        self.work == standing.work() && self.revision == standing.revision && self.tenant_revision == standing.tenant_revision
+        self.work == standing.work()
+            && self.revision == standing.revision
+            && self.tenant_revision == standing.tenant_revision
     }
 }
 
@@ -114,7 +124,9 @@ impl Fleet {
             }
         }
         self.0.values_mut().for_each(Member::tell_quarantine);
-        self.0.retain(|_, member| !(member.is_gone && matches!(member.state, State::Stopped) && !member.is_changing));
+        self.0.retain(|_, member| {
+            !(member.is_gone && matches!(member.state, State::Stopped) && !member.is_changing)
+        });
     }
 
     /// What there is to do. Each step is begun by whoever asks.
@@ -147,12 +159,15 @@ impl Fleet {
 
     /// Consumers that were never tried yet.
     pub(crate) fn first_starts(&self) -> usize {
-        self.0.values().filter(|member| !member.was_tried && member.standing.work() != Work::Rest).count()
+        self.0
+            .values()
+            .filter(|member| !member.was_tried && member.standing.work() != Work::Rest)
+            .count()
     }
 
-    /// New handlers for what runs. The generation that is used from now on, where something runs; else why not.
-    /// They were loaded for a revision of the consumer, whose limits they have: what was started since for
-    /// another has loaded its own.
+    /// New handlers for what runs. The generation that is used from now on, where something runs;
+    /// else why not. They were loaded for a revision of the consumer, whose limits they have: what
+    /// was started since for another has loaded its own.
     pub(crate) fn switch(
         &mut self,
         id: i32,
@@ -182,7 +197,8 @@ impl Fleet {
         }
     }
 
-    /// What a task brings. The answer is how far this host is with the consumer's deployments, where that changed.
+    /// What a task brings. The answer is how far this host is with the consumer's deployments,
+    /// where that changed.
     pub(crate) fn take(&mut self, done: Done) -> Option<(i32, i64, Progress)> {
         let id = done.consumer_id();
         let member = self.0.get_mut(&id)?;
@@ -234,7 +250,10 @@ impl Member {
     }
 
     fn quarantine(&self) -> Option<String> {
-        self.standing.quarantine.as_ref().map(|quarantine| quarantine.text(&self.standing.tenant, &self.standing.name))
+        self.standing
+            .quarantine
+            .as_ref()
+            .map(|quarantine| quarantine.text(&self.standing.tenant, &self.standing.name))
     }
 
     /// Alerts look at the metric.
@@ -291,7 +310,10 @@ impl Member {
                 if current.since.elapsed() > RESTART_MAX {
                     self.failing = None;
                 }
-                current.running.has_canary().then(|| Step::Judge(Box::new(current.consumer.clone())))
+                current
+                    .running
+                    .has_canary()
+                    .then(|| Step::Judge(Box::new(current.consumer.clone())))
             }
         }
     }
@@ -299,7 +321,9 @@ impl Member {
     fn stop(&mut self) -> Option<Step> {
         let State::Running(current) = &self.state else { return None };
         let stopping = State::Stopping { revision: current.revision };
-        let is_unwanted = self.is_gone || self.standing.tenant_state != "active" || self.standing.state == "deleting";
+        let is_unwanted = self.is_gone
+            || self.standing.tenant_state != "active"
+            || self.standing.state == "deleting";
         let urgency = if is_unwanted { Urgency::Now } else { Urgency::Finish };
         match std::mem::replace(&mut self.state, stopping) {
             State::Running(current) => Some(Step::Stop(current, urgency)),
@@ -307,7 +331,8 @@ impl Member {
         }
     }
 
-    /// One that ended by itself is brought to its end like any other, and started again later and later.
+    /// One that ended by itself is brought to its end like any other, and started again later and
+    /// later.
     fn notice_end(&mut self) {
         let State::Running(current) = &mut self.state else { return };
         if let Status::Ended(error) = current.running.status() {
@@ -325,20 +350,29 @@ impl Member {
         let rests = matches!(self.state, State::Stopped);
         match self.standing.state.as_str() {
             "deleting" => rests,
-            "draining" => matches!(&self.state, State::Running(current) if current.fits(&self.standing)),
+            "draining" => {
+                matches!(&self.state, State::Running(current) if current.fits(&self.standing))
+            }
             _ => self.standing.is_sought && rests,
         }
     }
 
     fn must_wait(&self, now: Instant) -> bool {
-        self.failing.as_ref().is_some_and(|failing| failing.again_at > now && failing.version == self.standing.version())
+        self.failing.as_ref().is_some_and(|failing| {
+            failing.again_at > now && failing.version == self.standing.version()
+        })
     }
 
     fn failed(&mut self, generation: i64, error: String) {
         let version = self.standing.version();
-        let before = self.failing.as_ref().filter(|failing| failing.version == version).map_or(0, |failing| failing.failures);
+        let before = self
+            .failing
+            .as_ref()
+            .filter(|failing| failing.version == version)
+            .map_or(0, |failing| failing.failures);
         let failures = before + 1;
-        let pause = (Duration::from_secs(1) * 2_u32.saturating_pow(before.min(16))).min(RESTART_MAX);
+        let pause =
+            (Duration::from_secs(1) * 2_u32.saturating_pow(before.min(16))).min(RESTART_MAX);
         let Standing { tenant, name, .. } = &self.standing;
         tracing::error!(
             tenant,
@@ -359,29 +393,53 @@ impl Member {
         let rests = self.work() == Work::Rest;
         let error = self.failing.as_ref().map(|failing| failing.error.clone());
         let (run, revision) = match &self.state {
-            State::Running(current) if current.running.is_idle() => (RunState::Idle, current.revision),
+            State::Running(current) if current.running.is_idle() => {
+                (RunState::Idle, current.revision)
+            }
             State::Running(current) => (RunState::Running, current.revision),
-            State::Stopping { revision } => (if error.is_some() { RunState::Failing } else { RunState::Running }, *revision),
+            State::Stopping { revision } => {
+                (if error.is_some() { RunState::Failing } else { RunState::Running }, *revision)
+            }
             // It failed at what it is started for again; what failed before that is over.
-            State::Starting if self.failing.as_ref().is_some_and(|failing| failing.version == self.standing.version()) => {
+            State::Starting
+                if self
+                    .failing
+                    .as_ref()
+                    .is_some_and(|failing| failing.version == self.standing.version()) =>
+            {
                 (RunState::Failing, *revision)
             }
             State::Starting => (RunState::Starting, *revision),
-            State::Stopped if rests && *generation == 0 && state == "running" && !self.standing.is_sought => (RunState::Idle, *revision),
+            State::Stopped
+                if rests && *generation == 0 && state == "running" && !self.standing.is_sought =>
+            {
+                (RunState::Idle, *revision)
+            }
             State::Stopped if rests => (RunState::Stopped, *revision),
             State::Stopped if self.standing.quarantine.is_some() => (RunState::Failing, *revision),
-            State::Stopped => (RunState::Failing, self.failing.as_ref().map_or(*revision, |failing| failing.version.0)),
+            State::Stopped => (
+                RunState::Failing,
+                self.failing.as_ref().map_or(*revision, |failing| failing.version.0),
+            ),
         };
         let is_still = rests && matches!(self.state, State::Stopped);
         let error = match &self.state {
             // Handlers that cannot be loaded; what went wrong before it ran is over.
-            State::Running(current) if current.running.generation() < self.standing.generation => error,
+            State::Running(current) if current.running.generation() < self.standing.generation => {
+                error
+            }
             State::Running(_) => self.note.clone(),
             State::Starting if run == RunState::Starting => None,
             State::Stopped if is_still => self.note.clone(),
             State::Stopped => self.quarantine().or(error),
             _ => error,
         };
-        Run { consumer_id: *consumer_id, state: run, revision, error, rests_at: is_still.then_some(*generation) }
+        Run {
+            consumer_id: *consumer_id,
+            state: run,
+            revision,
+            error,
+            rests_at: is_still.then_some(*generation),
+        }
     }
 }

@@ -3,7 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use oncebox_inbox::{Admin, Consumer, Deployment, Role, Tenant, handler::Handler, limits, policy::Policy};
+use oncebox_inbox::{
+    Admin, Consumer, Deployment, Role, Tenant, handler::Handler, limits, policy::Policy,
+};
 use oncebox_runtime::{HandlerSettings, Recorder};
 
 use crate::{
@@ -41,9 +43,19 @@ impl Loader {
 
     /// Everything that is live for a consumer, compiled. All of it or an error: a host that cannot
     /// run a deployment goes on with what it has.
-    pub(crate) async fn load(&self, tenant: &Tenant, consumer: &Consumer, policy: &Policy) -> Result<Arc<Routes>> {
+    pub(crate) async fn load(
+        &self,
+        tenant: &Tenant,
+        consumer: &Consumer,
+        policy: &Policy,
+    ) -> Result<Arc<Routes>> {
         let deployments = self.admin.deployments(consumer.consumer_id).await?;
-        let compared: Vec<_> = deployments.live.iter().filter(|d| d.role == Role::Canary).map(|d| d.slot.clone()).collect();
+        let compared: Vec<_> = deployments
+            .live
+            .iter()
+            .filter(|d| d.role == Role::Canary)
+            .map(|d| d.slot.clone())
+            .collect();
         let mut loaded = Vec::new();
         for deployment in deployments.live.into_iter().chain(deployments.pinned) {
             let counts = compared.contains(&deployment.slot).then(|| self.counts.clone());
@@ -58,8 +70,12 @@ impl Loader {
                 );
                 continue;
             }
-            let deployed =
-                deployed.with_context(|| format!("failed to load handler `{}` for event type {}", deployment.handler, deployment.slot))?;
+            let deployed = deployed.with_context(|| {
+                format!(
+                    "failed to load handler `{}` for event type {}",
+                    deployment.handler, deployment.slot
+                )
+            })?;
             loaded.push((deployment, deployed));
         }
         Ok(Arc::new(Routes::new(deployments.generation, loaded)))
@@ -79,7 +95,11 @@ impl Loader {
         let settings = HandlerSettings {
             version: deployment.version_id,
             limits,
-            config: config.map(|(key, value)| (key.clone(), value.as_str().map_or_else(|| value.to_string(), str::to_owned))).collect(),
+            config: config
+                .map(|(key, value)| {
+                    (key.clone(), value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+                })
+                .collect(),
             random_key: self.admin.credentials(tenant)?.random_key,
         };
         let handler = self.components.runtime().handler(&component, settings);

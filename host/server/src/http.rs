@@ -37,7 +37,12 @@ struct Shared {
 /// Bind before anything else starts, so that a taken address is an error at once.
 pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
     let bound = TcpListener::bind(address).await;
-    bound.with_context(|| format!("failed to listen on `{address}`; set `http.listen` (ONCEBOX_HTTP_LISTEN) to a free address"))
+    bound.with_context(|| {
+        format!(
+            "failed to listen on `{address}`; set `http.listen` \
+        (ONCEBOX_HTTP_LISTEN) to a free address"
+        )
+    })
 }
 
 /// Upper bounds of the buckets of histograms, in seconds.
@@ -48,7 +53,8 @@ const UPKEEP: Duration = Duration::from_secs(5);
 
 /// Where this process keeps its metrics.
 pub(crate) fn recorder() -> Result<PrometheusHandle> {
-    let builder = PrometheusBuilder::new().set_buckets(&BUCKETS).context("failed to set up the metrics")?;
+    let builder =
+        PrometheusBuilder::new().set_buckets(&BUCKETS).context("failed to set up the metrics")?;
     builder.install_recorder().context("failed to install the metrics recorder")
 }
 
@@ -73,15 +79,22 @@ pub(crate) async fn serve(
     let router = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
-        .route("/metrics", get(|State(shared): State<Arc<Shared>>| async move { told(&shared.metrics.render()) }))
+        .route(
+            "/metrics",
+            get(|State(shared): State<Arc<Shared>>| async move { told(&shared.metrics.render()) }),
+        )
         .with_state(shared);
     oncebox_admin::listen::serve_plain(listener, router, "metrics", stop, GRACE).await;
     kept.abort();
 }
 
-/// The samples that say something: a gauge that has ended, as of a partition that was given up, is not a number.
+/// The samples that say something: a gauge that has ended, as of a partition that was given up, is
+/// not a number.
 fn told(rendered: &str) -> String {
-    rendered.split_inclusive('\n').filter(|line| line.starts_with('#') || !line.trim_end().ends_with(" NaN")).collect()
+    rendered
+        .split_inclusive('\n')
+        .filter(|line| line.starts_with('#') || !line.trim_end().ends_with(" NaN"))
+        .collect()
 }
 
 async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
@@ -89,7 +102,10 @@ async fn ready(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
         Ok(looked_at) if looked_at.elapsed() < STALE => (StatusCode::OK, "ready\n".to_owned()),
         Ok(looked_at) => {
             let seconds = looked_at.elapsed().as_secs();
-            (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: the host has not looked at its consumers for {seconds} s\n"))
+            (
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("not ready: the host has not looked at its consumers for {seconds} s\n"),
+            )
         }
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")),
     }

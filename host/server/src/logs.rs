@@ -11,13 +11,22 @@ use crate::config::{Log, LogFormat};
 /// Start logging. Once per process.
 pub(crate) fn start(log: &Log) -> Result<()> {
     let is_level = log.level.parse::<LevelFilter>().is_ok();
-    ensure!(is_level || log.level.contains('='), "`log.level` is `{}`; use error, warn, info, debug or trace", log.level);
+    ensure!(
+        is_level || log.level.contains('='),
+        "`log.level` is `{}`; use error, warn, info, debug or trace",
+        log.level
+    );
     // Notices of the database and of migrations that are up to date are nobody's news.
-    let directives =
-        if log.level.contains('=') { log.level.clone() } else { format!("{},sqlx=warn,sqlx::postgres::notice=off", log.level) };
-    let filter = EnvFilter::try_new(&directives)
-        .with_context(|| format!("`log.level` is `{}`; use error, warn, info, debug or trace", log.level))?;
-    let json = log.format == LogFormat::Json || log.format == LogFormat::Auto && !std::io::stderr().is_terminal();
+    let directives = if log.level.contains('=') {
+        log.level.clone()
+    } else {
+        format!("{},sqlx=warn,sqlx::postgres::notice=off", log.level)
+    };
+    let filter = EnvFilter::try_new(&directives).with_context(|| {
+        format!("`log.level` is `{}`; use error, warn, info, debug or trace", log.level)
+    })?;
+    let json = log.format == LogFormat::Json
+        || log.format == LogFormat::Auto && !std::io::stderr().is_terminal();
     let registry = tracing_subscriber::registry().with(filter);
     if json {
         let layer = tracing_subscriber::fmt::layer()
@@ -29,7 +38,14 @@ pub(crate) fn start(log: &Log) -> Result<()> {
         registry.with(layer).try_init()?;
     } else {
         let colours = std::io::stderr().is_terminal();
-        registry.with(tracing_subscriber::fmt::layer().with_ansi(colours).with_target(false).with_writer(std::io::stderr)).try_init()?;
+        registry
+            .with(
+                tracing_subscriber::fmt::layer()
+                    .with_ansi(colours)
+                    .with_target(false)
+                    .with_writer(std::io::stderr),
+            )
+            .try_init()?;
     }
     Ok(())
 }

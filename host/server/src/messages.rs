@@ -6,9 +6,9 @@
 //!  "headers": {"tenant": "x"}}
 //! ```
 //!
-//! `id` and `event_type` must be there. The payload is any JSON, handed on exactly as it is written,
-//! or bytes as `payload_base64`; a message with neither is a tombstone. Members that are not in this
-//! list are refused, so that a misspelt one is found before a handler wonders about it.
+//! `id` and `event_type` must be there. The payload is any JSON, handed on exactly as it is
+//! written, or bytes as `payload_base64`; a message with neither is a tombstone. Members that are
+//! not in this list are refused, so that a misspelt one is found before a handler wonders about it.
 
 use std::{collections::BTreeMap, io::Read, path::Path, sync::Arc};
 
@@ -19,7 +19,8 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 /// The `identity` of a consumer's policy that finds what [`FileMessage::record`] writes.
-pub(crate) const IDENTITY: &str = "identity.id = [{header = 'message-id'}]\nidentity.event_type = [{header = 'event-type'}]\n";
+pub(crate) const IDENTITY: &str =
+    "identity.id = [{header = 'message-id'}]\nidentity.event_type = [{header = 'event-type'}]\n";
 
 /// Longest id and event type, bytes: what the inbox takes.
 const ID_BYTES_MAX: usize = 512;
@@ -71,11 +72,18 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawV
 pub(crate) fn read(path: &Path) -> Result<Vec<FileMessage>> {
     let mut bytes = Vec::new();
     if path == Path::new("-") {
-        std::io::stdin().read_to_end(&mut bytes).context("failed to read messages from standard input")?;
+        std::io::stdin()
+            .read_to_end(&mut bytes)
+            .context("failed to read messages from standard input")?;
     } else {
-        bytes = std::fs::read(path).with_context(|| format!("failed to read the messages `{}`", path.display()))?;
+        bytes = std::fs::read(path)
+            .with_context(|| format!("failed to read the messages `{}`", path.display()))?;
     }
-    let name = if path == Path::new("-") { "standard input".to_owned() } else { format!("`{}`", path.display()) };
+    let name = if path == Path::new("-") {
+        "standard input".to_owned()
+    } else {
+        format!("`{}`", path.display())
+    };
     let text = String::from_utf8(bytes).map_err(|_| anyhow!("{name} is not UTF-8"))?;
     parse(&text).with_context(|| format!("{name} cannot be used as messages"))
 }
@@ -88,7 +96,11 @@ pub(crate) fn parse(text: &str) -> Result<Vec<FileMessage>> {
         let written = written.map_err(|error| anyhow!("message {number}: {}", place(&error)))?;
         messages.push(written.checked().map_err(|error| anyhow!("message {number}: {error}"))?);
     }
-    ensure!(!messages.is_empty(), "there is no message; write objects such as {{\"id\": \"m-1\", \"event_type\": \"order.placed\"}}");
+    ensure!(
+        !messages.is_empty(),
+        "there is no message; write objects such as {{\"id\": \"m-1\", \"event_type\": \
+            \"order.placed\"}}"
+    );
     Ok(messages)
 }
 
@@ -102,17 +114,31 @@ fn place(error: &serde_json::Error) -> String {
 impl Written {
     fn checked(self) -> Result<FileMessage> {
         for (name, value) in [("id", &self.id), ("event_type", &self.event_type)] {
-            let fits = (1..=ID_BYTES_MAX).contains(&value.len()) && !value.chars().any(char::is_control);
+            let fits =
+                (1..=ID_BYTES_MAX).contains(&value.len()) && !value.chars().any(char::is_control);
             ensure!(fits, "`{name}` must have 1 to {ID_BYTES_MAX} bytes and no control characters");
         }
         let payload = match (self.payload, self.payload_base64) {
             (Some(_), Some(_)) => bail!("`payload` and `payload_base64` are both there; keep one"),
             (Some(json), None) => Some(json.get().as_bytes().to_vec()),
-            (None, Some(base64)) => Some(STANDARD.decode(base64).map_err(|error| anyhow!("`payload_base64` is not base64: {error}"))?),
+            (None, Some(base64)) => Some(
+                STANDARD
+                    .decode(base64)
+                    .map_err(|error| anyhow!("`payload_base64` is not base64: {error}"))?,
+            ),
             (None, None) => None,
         };
         let Self { id, event_type, key, source, content_type, timestamp_ms, headers, .. } = self;
-        Ok(FileMessage { id, event_type, payload, key, source, content_type, timestamp_ms, headers })
+        Ok(FileMessage {
+            id,
+            event_type,
+            payload,
+            key,
+            source,
+            content_type,
+            timestamp_ms,
+            headers,
+        })
     }
 }
 
@@ -121,7 +147,10 @@ impl FileMessage {
     pub(crate) fn json(&self) -> serde_json::Value {
         let mut object = serde_json::json!({ "id": self.id, "event_type": self.event_type, "headers": self.headers });
         let members = [
-            ("payload_base64", self.payload.as_ref().map(|payload| STANDARD.encode(payload).into())),
+            (
+                "payload_base64",
+                self.payload.as_ref().map(|payload| STANDARD.encode(payload).into()),
+            ),
             ("key", self.key.clone().map(Into::into)),
             ("source", self.source.clone().map(Into::into)),
             ("content_type", self.content_type.clone().map(Into::into)),
@@ -144,7 +173,9 @@ impl FileMessage {
             ("ce_source", self.source.as_ref()),
             ("content-type", self.content_type.as_ref()),
         ];
-        own.chain(carried).filter_map(|(name, value)| Some((name.to_owned(), value?.clone().into_bytes()))).collect()
+        own.chain(carried)
+            .filter_map(|(name, value)| Some((name.to_owned(), value?.clone().into_bytes())))
+            .collect()
     }
 
     /// The record that a broker would hand over at this position.
@@ -172,12 +203,17 @@ mod tests {
 
     #[test]
     fn objects_follow_one_another_on_one_line_or_many() {
-        let text = "{\"id\":\"a\",\"event_type\":\"t\",\"payload\":{ \"n\": 1.10 }}\n{\n  \"id\": \"b\",\n  \"event_type\": \"t\"\n}{\"id\":\"c\",\"event_type\":\"t\",\"payload\":null}";
+        let text = "{\"id\":\"a\",\"event_type\":\"t\",\"payload\":{ \"n\": 1.10 }}\n{\n  \"id\": \
+            \"b\",\n  \"event_type\": \
+            \"t\"\n}{\"id\":\"c\",\"event_type\":\"t\",\"payload\":null}";
         let messages = parse(text).expect("sound");
         let payloads: Vec<_> = messages.iter().map(|message| message.payload.as_deref()).collect();
         // As written, spaces and digits included; null is a payload, absence a tombstone.
         assert_eq!(payloads, [Some(&b"{ \"n\": 1.10 }"[..]), None, Some(b"null")]);
-        assert_eq!(messages.iter().map(|message| message.id.as_str()).collect::<Vec<_>>(), ["a", "b", "c"]);
+        assert_eq!(
+            messages.iter().map(|message| message.id.as_str()).collect::<Vec<_>>(),
+            ["a", "b", "c"]
+        );
     }
 
     #[test]
@@ -188,7 +224,10 @@ mod tests {
         assert_eq!(parse(&messages[0].json().to_string()).expect("sound"), messages);
         let record = messages[0].record(&"orders".into(), 3, 9);
         assert_eq!((record.partition, record.offset, record.timestamp_ms), (3, 9, 5));
-        assert_eq!((record.key.as_deref(), record.payload.as_deref()), (Some(&b"17"[..]), Some(&[0, 255][..])));
+        assert_eq!(
+            (record.key.as_deref(), record.payload.as_deref()),
+            (Some(&b"17"[..]), Some(&[0, 255][..]))
+        );
         for (name, value) in [
             ("x", "ü"),
             ("message-id", "m-1"),
@@ -203,19 +242,31 @@ mod tests {
     #[test]
     fn what_cannot_be_a_message_is_named_with_its_number_and_line() {
         let good = "{\"id\":\"a\",\"event_type\":\"t\"}\n";
-        refused("", "there is no message; write objects such as {\"id\": \"m-1\", \"event_type\": \"order.placed\"}");
+        refused(
+            "",
+            "there is no message; write objects such as {\"id\": \"m-1\", \"event_type\": \
+                \"order.placed\"}",
+        );
         refused(&format!("{good}{{\"id\":"), "message 2: line 2: EOF while parsing a value");
-        refused(&format!("{good}{good}[]"), "message 3: line 3: invalid length 0, expected an object with `id` and `event_type`");
+        refused(
+            &format!("{good}{good}[]"),
+            "message 3: line 3: invalid length 0, expected an object with `id` and `event_type`",
+        );
         refused("{\"id\":\"a\"}", "message 1: line 1: missing field `event_type`");
         refused(
             &format!("{good}{{\"id\":\"b\",\"event_type\":\"t\",\n\"paylod\":1}}"),
-            "message 2: line 3: unknown field `paylod`, expected one of `id`, `event_type`, `payload`, `payload_base64`, `key`, `source`, `content_type`, `timestamp_ms`, `headers`",
+            "message 2: line 3: unknown field `paylod`, expected one of `id`, `event_type`, \
+                `payload`, `payload_base64`, `key`, `source`, `content_type`, `timestamp_ms`, \
+                `headers`",
         );
         refused(
             "{\"id\":\"a\",\"event_type\":\"t\",\"payload\":1,\"payload_base64\":\"\"}",
             "message 1: `payload` and `payload_base64` are both there; keep one",
         );
-        refused("{\"id\":\"\",\"event_type\":\"t\"}", "message 1: `id` must have 1 to 512 bytes and no control characters");
+        refused(
+            "{\"id\":\"\",\"event_type\":\"t\"}",
+            "message 1: `id` must have 1 to 512 bytes and no control characters",
+        );
         refused(
             "{\"id\":\"a\",\"event_type\":\"t\",\"payload_base64\":\"!\"}",
             "message 1: `payload_base64` is not base64: Invalid symbol 33, offset 0.",

@@ -1,9 +1,10 @@
 //! The Kafka half of a consumer: closed while there is nothing to read, open otherwise.
 //!
-//! Closed, it is a line in the books of the watcher that its brokers have in this host. It opens when the
-//! watcher sees something to read or cannot tell, and closes when it had nothing to do for a while and the
-//! group has read everything, on every host. The order of closing leaves no gap: it is watched before it
-//! leaves its group, from offsets that were committed, so whatever comes meanwhile opens it again.
+//! Closed, it is a line in the books of the watcher that its brokers have in this host. It opens
+//! when the watcher sees something to read or cannot tell, and closes when it had nothing to do for
+//! a while and the group has read everything, on every host. The order of closing leaves no gap: it
+//! is watched before it leaves its group, from offsets that were committed, so whatever comes
+//! meanwhile opens it again.
 
 use std::{
     sync::{
@@ -16,7 +17,8 @@ use std::{
 use futures::{FutureExt, future::BoxFuture};
 use oncebox_inbox::{Sessions, hooks};
 use oncebox_kafka::{
-    Consumer, ConsumerConfig, ConsumerError, ConsumerHandle, ConsumerStatus, Drained, Inbox, PartitionStatus, Sight, Watched, Watchers,
+    Consumer, ConsumerConfig, ConsumerError, ConsumerHandle, ConsumerStatus, Drained, Inbox,
+    PartitionStatus, Sight, Watched, Watchers,
 };
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
@@ -31,21 +33,23 @@ const FIRST_LOOK: Duration = Duration::from_secs(3);
 const CLOSE: Duration = Duration::from_secs(20);
 /// The same when its database is out of reach: little of that will come to an end.
 const LEAVE: Duration = Duration::from_secs(2);
-/// How often the database is asked meanwhile, and how often a consumer that never rests looks whether it is away.
+/// How often the database is asked meanwhile, and how often a consumer that never rests looks
+/// whether it is away.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Time beyond a drain's own, for the task to say that it is over.
 const MARGIN: Duration = Duration::from_secs(3);
 /// Openings at the same time, of those that have something to read and of the others.
 const AT_ONCE: usize = 8;
-/// How long an opening counts as one when there is something to read: a host that comes back to many busy
-/// consumers starts 32 of them a second.
+/// How long an opening counts as one when there is something to read: a host that comes back to
+/// many busy consumers starts 32 of them a second.
 const HOLD_EAGER: Duration = Duration::from_millis(250);
-/// The same when that cannot be told, or when only the group's offsets are to be kept: it counts until it has
-/// joined its group, but no longer than this.
+/// The same when that cannot be told, or when only the group's offsets are to be kept: it counts
+/// until it has joined its group, but no longer than this.
 const HOLD_CAREFUL: Duration = Duration::from_secs(10);
-/// Kafka forgets the offsets of a group that has been empty for `offsets.retention.minutes`, seven days by
-/// default, and the group would read everything again, also what the inbox has long dropped. So an idle
-/// consumer joins its group this often, which begins that time anew, and leaves it again.
+/// Kafka forgets the offsets of a group that has been empty for `offsets.retention.minutes`, seven
+/// days by default, and the group would read everything again, also what the inbox has long
+/// dropped. So an idle consumer joins its group this often, which begins that time anew, and leaves
+/// it again.
 const KEEP: Duration = Duration::from_secs(12 * 3_600);
 /// The same for the first time after a start: nobody knows how long the group has been empty.
 const KEEP_FIRST: Duration = Duration::from_secs(3_600);
@@ -57,7 +61,8 @@ pub(crate) struct Openings {
     watchers: Watchers,
     /// After how long without anything to do a consumer closes; none for never.
     idle_after: Option<Duration>,
-    /// After how long without an answer of its database, and out of its reach, it closes; none for never.
+    /// After how long without an answer of its database, and out of its reach, it closes; none for
+    /// never.
     leave_after: Option<Duration>,
     keep: (Duration, Duration),
     eager: Arc<Semaphore>,
@@ -72,8 +77,16 @@ impl Openings {
 
     fn with(idle_after: Duration, leave_after: Duration, keep: (Duration, Duration)) -> Arc<Self> {
         let permits = || Arc::new(Semaphore::new(AT_ONCE));
-        let [idle_after, leave_after] = [idle_after, leave_after].map(|after| Some(after).filter(|after| !after.is_zero()));
-        Arc::new(Self { watchers: Watchers::default(), idle_after, leave_after, keep, eager: permits(), careful: permits() })
+        let [idle_after, leave_after] =
+            [idle_after, leave_after].map(|after| Some(after).filter(|after| !after.is_zero()));
+        Arc::new(Self {
+            watchers: Watchers::default(),
+            idle_after,
+            leave_after,
+            keep,
+            eager: permits(),
+            careful: permits(),
+        })
     }
 }
 
@@ -124,15 +137,24 @@ impl Reading {
                 let proving = Proving::new(inbox.clone(), mark, config.has_patterns(), &is_proven);
                 Some((Consumer::start(config.clone(), proving.clone())?, proving))
             }
-            // Its own client is made under another mark, when it opens. This one is held until it is watched, which makes a
-            // client for the first consumer of its brokers.
+            // Its own client is made under another mark, when it opens. This one is held until it
+            // is watched, which makes a client for the first consumer of its brokers.
             false => None,
         };
         let watched = if never_closes { None } else { Some(openings.watchers.watch(&config)?) };
         let (drain, drain_asked) = watch::channel(None);
         let (end, ended) = watch::channel(None);
         let is_open = Arc::new(AtomicBool::new(first.is_some()));
-        let task = Task { openings, config, inbox, database, drain: drain_asked, is_open: is_open.clone(), trial, is_proven };
+        let task = Task {
+            openings,
+            config,
+            inbox,
+            database,
+            drain: drain_asked,
+            is_open: is_open.clone(),
+            trial,
+            is_proven,
+        };
         tokio::spawn(async move { end.send_replace(Some(task.run(first, watched).await)) });
         Ok(Self { drain, ended, is_open })
     }
@@ -196,7 +218,11 @@ struct Task {
 }
 
 impl Task {
-    async fn run(mut self, first: Option<(ConsumerHandle, Arc<Proving>)>, watched: Option<Watched>) -> Ended {
+    async fn run(
+        mut self,
+        first: Option<(ConsumerHandle, Arc<Proving>)>,
+        watched: Option<Watched>,
+    ) -> Ended {
         if let Some((handle, proving)) = first {
             proving.started().await;
             tokio::spawn(proving.give_up_later());
@@ -239,11 +265,17 @@ impl Task {
         }
     }
 
-    /// Leave the group where the database has been out of reach for too long. Whoever takes over meets the claims of
-    /// what still runs here.
+    /// Leave the group where the database has been out of reach for too long. Whoever takes over
+    /// meets the claims of what still runs here.
     async fn left(&self, handle: &ConsumerHandle) -> bool {
-        let Some(silent_for) = self.database.silent_for().filter(|_| !hooks::sabotage("cut_off_stays")) else { return false };
-        if self.openings.leave_after.is_none_or(|leave_after| silent_for < leave_after) || self.database.answers().await {
+        let Some(silent_for) =
+            self.database.silent_for().filter(|_| !hooks::sabotage("cut_off_stays"))
+        else {
+            return false;
+        };
+        if self.openings.leave_after.is_none_or(|leave_after| silent_for < leave_after)
+            || self.database.answers().await
+        {
             return false;
         }
         handle.drain(LEAVE).await;
@@ -269,7 +301,8 @@ impl Task {
 
     /// A place among those that open. None: told to drain.
     async fn permit(&mut self, why: Why) -> Option<OwnedSemaphorePermit> {
-        let places = if why == Why::Something { &self.openings.eager } else { &self.openings.careful };
+        let places =
+            if why == Why::Something { &self.openings.eager } else { &self.openings.careful };
         tokio::select! {
             biased;
             () = asked(self.drain.clone()) => None,
@@ -277,9 +310,13 @@ impl Task {
         }
     }
 
-    /// The mark under which its client is made, where this process has not survived that yet. None: told to drain.
+    /// The mark under which its client is made, where this process has not survived that yet. None:
+    /// told to drain.
     async fn mark(&mut self) -> Result<Option<Option<Mark>>, ConsumerError> {
-        let Some(trial) = self.trial.as_ref().filter(|_| !self.is_proven.load(Ordering::Acquire)) else { return Ok(Some(None)) };
+        let Some(trial) = self.trial.as_ref().filter(|_| !self.is_proven.load(Ordering::Acquire))
+        else {
+            return Ok(Some(None));
+        };
         tokio::select! {
             biased;
             () = asked(self.drain.clone()) => Ok(None),
@@ -290,9 +327,11 @@ impl Task {
         }
     }
 
-    /// Makes the client under a mark, if it needs one, and takes the mark away once the start is survived.
+    /// Makes the client under a mark, if it needs one, and takes the mark away once the start is
+    /// survived.
     async fn start(&self, mark: Option<Mark>) -> Result<ConsumerHandle, ConsumerError> {
-        let proving = Proving::new(self.inbox.clone(), mark, self.config.has_patterns(), &self.is_proven);
+        let proving =
+            Proving::new(self.inbox.clone(), mark, self.config.has_patterns(), &self.is_proven);
         let handle = Consumer::start(self.config.clone(), proving.clone())?;
         proving.started().await;
         tokio::spawn(proving.give_up_later());
@@ -300,25 +339,48 @@ impl Task {
     }
 
     /// Join the group and read until there is nothing more to do.
-    async fn open(&mut self, why: Why, permit: OwnedSemaphorePermit, mark: Option<Mark>) -> Result<Closed, ConsumerError> {
+    async fn open(
+        &mut self,
+        why: Why,
+        permit: OwnedSemaphorePermit,
+        mark: Option<Mark>,
+    ) -> Result<Closed, ConsumerError> {
         let handle = self.start(mark).await?;
         self.is_open.store(true, Ordering::Release);
         let _counted = Counted::new("open");
-        tracing::info!(tenant = self.config.tenant, consumer = self.config.consumer, ?why, "consumer opened");
+        tracing::info!(
+            tenant = self.config.tenant,
+            consumer = self.config.consumer,
+            ?why,
+            "consumer opened"
+        );
         let closed = self.read(&handle, why, permit).await;
         self.is_open.store(false, Ordering::Release);
         if let Ok(Closed::Idle(_)) = closed {
-            tracing::info!(tenant = self.config.tenant, consumer = self.config.consumer, "consumer closed: nothing to do");
+            tracing::info!(
+                tenant = self.config.tenant,
+                consumer = self.config.consumer,
+                "consumer closed: nothing to do"
+            );
         }
         closed
     }
 
-    async fn read(&mut self, handle: &ConsumerHandle, why: Why, permit: OwnedSemaphorePermit) -> Result<Closed, ConsumerError> {
+    async fn read(
+        &mut self,
+        handle: &ConsumerHandle,
+        why: Why,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Closed, ConsumerError> {
         let hold = if why == Why::Something { HOLD_EAGER } else { HOLD_CAREFUL };
         let (opened_at, mut permit) = (Instant::now(), Some(permit));
         let mut quiet = Quiet::new(self.idle_after(why));
         loop {
-            let step = if permit.is_some() { Duration::from_millis(25) } else { quiet.step().min(LOOK_AGAIN) };
+            let step = if permit.is_some() {
+                Duration::from_millis(25)
+            } else {
+                quiet.step().min(LOOK_AGAIN)
+            };
             tokio::select! {
                 biased;
                 () = asked(self.drain.clone()) => return Ok(Closed::Drained(self.drain_now(handle).await)),
@@ -425,8 +487,14 @@ impl Quiet {
 
     /// Whether nothing has happened for long enough. After a yes it is a while until the next.
     fn is_over(&mut self, status: &ConsumerStatus) -> bool {
-        let seen: Vec<_> = status.partitions.iter().map(|p| (p.topic.clone(), p.partition, p.next_offset)).collect();
-        let rests = |p: &PartitionStatus| p.messages == 0 && !p.in_trouble && !p.leaving && p.next_offset.is_some();
+        let seen: Vec<_> = status
+            .partitions
+            .iter()
+            .map(|p| (p.topic.clone(), p.partition, p.next_offset))
+            .collect();
+        let rests = |p: &PartitionStatus| {
+            p.messages == 0 && !p.in_trouble && !p.leaving && p.next_offset.is_some()
+        };
         if seen != self.seen || !status.partitions.iter().all(rests) {
             (self.seen, self.since) = (seen, Instant::now());
             return false;

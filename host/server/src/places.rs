@@ -1,7 +1,7 @@
 //! The databases that tenants named: kept at what the host's database says, and up to date.
 //!
-//! All of it is done beside the supervisor's loop, in a task for each tenant: a database that is away costs
-//! its own tenant, and nobody waits for it.
+//! All of it is done beside the supervisor's loop, in a task for each tenant: a database that is
+//! away costs its own tenant, and nobody waits for it.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -34,7 +34,8 @@ struct Known {
     is_busy: bool,
 }
 
-/// A look that came to its end: the tenant, what it had to bring there, whether it was from the ground up.
+/// A look that came to its end: the tenant, what it had to bring there, whether it was from the
+/// ground up.
 type Looked = (Drift, bool, Result<(), InboxError>);
 
 /// Keep them until aborted. What is broken off is done again by whoever looks next.
@@ -56,7 +57,13 @@ pub(crate) async fn keep(admin: Admin) {
 }
 
 /// Begin what is due.
-fn begin(admin: &Admin, known: &mut HashMap<String, Known>, looks: &mut JoinSet<Looked>, at_once: &Arc<Semaphore>, drifts: Vec<Drift>) {
+fn begin(
+    admin: &Admin,
+    known: &mut HashMap<String, Known>,
+    looks: &mut JoinSet<Looked>,
+    at_once: &Arc<Semaphore>,
+    drifts: Vec<Drift>,
+) {
     let now = Instant::now();
     known.retain(|tenant, _| drifts.iter().any(|drift| drift.tenant == *tenant));
     for drift in drifts {
@@ -82,7 +89,11 @@ async fn look(admin: &Admin, tenant: &str, from_the_ground: bool) -> Result<(), 
         tenant => tenant?,
     };
     // What is being deleted is not brought up to date.
-    if from_the_ground && tenant.state != "deleting" { admin.prepare_place(&tenant).await } else { admin.mirror(&tenant).await }
+    if from_the_ground && tenant.state != "deleting" {
+        admin.prepare_place(&tenant).await
+    } else {
+        admin.mirror(&tenant).await
+    }
 }
 
 fn end(known: &mut HashMap<String, Known>, looked: Result<Looked, JoinError>) {
@@ -97,7 +108,8 @@ fn end(known: &mut HashMap<String, Known>, looked: Result<Looked, JoinError>) {
     let Some(of) = known.get_mut(&drift.tenant) else { return };
     of.is_busy = false;
     let is_there = looked.is_ok();
-    metrics::gauge!("oncebox_tenant_database_up", "tenant" => drift.tenant.clone()).set(if is_there { 1.0 } else { 0.0 });
+    metrics::gauge!("oncebox_tenant_database_up", "tenant" => drift.tenant.clone())
+        .set(if is_there { 1.0 } else { 0.0 });
     match looked {
         Ok(()) => of.succeeded(drift, from_the_ground),
         Err(error) => of.failed(&drift.tenant, &error.into()),
@@ -127,9 +139,18 @@ impl Known {
         (self.look_due, self.prepare_due) = (now + pause, now);
         let error = report::one_line(error);
         if self.failures == 1 {
-            tracing::warn!(tenant, error, "the tenant's own database is not in order; it is looked at again and again");
+            tracing::warn!(
+                tenant,
+                error,
+                "the tenant's own database is not in order; it is looked at again and again"
+            );
         } else {
-            tracing::debug!(tenant, error, pause_ms = pause.as_millis() as u64, "the tenant's own database is still not in order");
+            tracing::debug!(
+                tenant,
+                error,
+                pause_ms = pause.as_millis() as u64,
+                "the tenant's own database is still not in order"
+            );
         }
     }
 }

@@ -6,7 +6,9 @@ use futures::FutureExt;
 use oncebox_inbox::{Admin, BreakerState, InboxError, Progress, Run};
 use tokio::{task::JoinHandle, time::Instant};
 
-use crate::{compilations::Compilations, duplicates::Duplicates, starts::Starts, supervisor::answered};
+use crate::{
+    compilations::Compilations, duplicates::Duplicates, starts::Starts, supervisor::answered,
+};
 
 /// How often a host says that it lives.
 const BEAT: Duration = Duration::from_secs(2);
@@ -19,8 +21,8 @@ pub(crate) struct Presence {
     duplicates: Arc<Duplicates>,
     name: String,
     host_id: Option<i64>,
-    /// The host's row while it is written, in a task: nobody may stop waiting for it in the middle, and leave a row that
-    /// is no host's.
+    /// The host's row while it is written, in a task: nobody may stop waiting for it in the middle,
+    /// and leave a row that is no host's.
     row: Option<JoinHandle<Result<i64, InboxError>>>,
     beat_due: Instant,
     /// What was said of each consumer last.
@@ -35,12 +37,29 @@ pub(crate) struct Reporter {
 }
 
 impl Presence {
-    pub(crate) fn new(admin: Admin, components: Compilations, starting: Arc<Starts>, duplicates: Arc<Duplicates>, name: String) -> Self {
-        Self { admin, components, starting, duplicates, name, host_id: None, row: None, beat_due: Instant::now(), said: HashMap::new() }
+    pub(crate) fn new(
+        admin: Admin,
+        components: Compilations,
+        starting: Arc<Starts>,
+        duplicates: Arc<Duplicates>,
+        name: String,
+    ) -> Self {
+        Self {
+            admin,
+            components,
+            starting,
+            duplicates,
+            name,
+            host_id: None,
+            row: None,
+            beat_due: Instant::now(),
+            said: HashMap::new(),
+        }
     }
 
-    /// Say that this host lives, where it is time. One that was silent for so long that it was forgotten
-    /// begins again: true, as it is the first time; nothing that was said before is known any more.
+    /// Say that this host lives, where it is time. One that was silent for so long that it was
+    /// forgotten begins again: true, as it is the first time; nothing that was said before is known
+    /// any more.
     pub(crate) async fn beat(&mut self) -> Result<bool, InboxError> {
         if self.beat_due > Instant::now() {
             return Ok(false);
@@ -70,14 +89,20 @@ impl Presence {
         });
         let written = row.await;
         self.row = None;
-        written.unwrap_or_else(|ended| Err(InboxError::Unreachable(sqlx::Error::Io(std::io::Error::other(ended)))))
+        written.unwrap_or_else(|ended| {
+            Err(InboxError::Unreachable(sqlx::Error::Io(std::io::Error::other(ended))))
+        })
     }
 
     /// Say how this host is with each consumer, where that changed.
     pub(crate) async fn say(&mut self, runs: impl Iterator<Item = Run>) -> Result<(), InboxError> {
         let Some(host_id) = self.host_id else { return Ok(()) };
         let runs: HashMap<i32, Run> = runs.map(|run| (run.consumer_id, run)).collect();
-        let changed: Vec<Run> = runs.values().filter(|run| self.said.get(&run.consumer_id) != Some(run)).cloned().collect();
+        let changed: Vec<Run> = runs
+            .values()
+            .filter(|run| self.said.get(&run.consumer_id) != Some(run))
+            .cloned()
+            .collect();
         if !changed.is_empty() {
             self.admin.host_runs(host_id, &changed).await?;
         }
@@ -95,12 +120,19 @@ impl Presence {
         self.reporter().report(consumer_id, generation, progress).await;
     }
 
-    /// Say which circuit breakers of a consumer are not closed here. Only people look at it. False: nobody
-    /// could be told.
-    pub(crate) async fn report_breakers(&self, consumer_id: i32, breakers: &[BreakerState]) -> bool {
+    /// Say which circuit breakers of a consumer are not closed here. Only people look at it. False:
+    /// nobody could be told.
+    pub(crate) async fn report_breakers(
+        &self,
+        consumer_id: i32,
+        breakers: &[BreakerState],
+    ) -> bool {
         let Some(host_id) = self.host_id else { return false };
         let told = self.admin.host_breakers(host_id, consumer_id, breakers).await;
-        told.inspect_err(|error| tracing::warn!(%error, "failed to report the state of circuit breakers")).is_ok()
+        told.inspect_err(
+            |error| tracing::warn!(%error, "failed to report the state of circuit breakers"),
+        )
+        .is_ok()
     }
 
     /// Nobody is to wait for this host any more.
@@ -113,17 +145,20 @@ impl Presence {
         if let Some(host_id) = self.host_id
             && let Err(error) = self.admin.host_ends(host_id).await
         {
-            tracing::debug!(%error, "failed to take this host's rows away; they are forgotten by themselves");
+            tracing::debug!(%error, "failed to take this host's rows away; they are forgotten by \
+                themselves");
         }
     }
 }
 
 impl Reporter {
-    /// Say how far this host is with a consumer. Whoever waits for it waits a little longer when this is
-    /// lost; nothing else depends on it.
+    /// Say how far this host is with a consumer. Whoever waits for it waits a little longer when
+    /// this is lost; nothing else depends on it.
     pub(crate) async fn report(&self, consumer_id: i32, generation: i64, progress: Progress) {
         let Some(host_id) = self.host_id else { return };
-        if let Err(error) = self.admin.host_reports(host_id, consumer_id, generation, &progress).await {
+        if let Err(error) =
+            self.admin.host_reports(host_id, consumer_id, generation, &progress).await
+        {
             tracing::warn!(%error, ?progress, generation, "failed to report how far this host is");
         }
     }

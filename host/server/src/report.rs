@@ -10,12 +10,21 @@ pub(crate) fn lines(error: &anyhow::Error) -> Vec<String> {
         && problems.len() > 1
     {
         let contexts = error.chain().map(ToString::to_string).take(error.chain().count() - 1);
-        let first = format!("{}, for {} reasons", contexts.collect::<Vec<_>>().join(": "), problems.len());
-        return [first].into_iter().chain(problems.iter().map(|problem| problem.text.clone())).collect();
+        let first =
+            format!("{}, for {} reasons", contexts.collect::<Vec<_>>().join(": "), problems.len());
+        return [first]
+            .into_iter()
+            .chain(problems.iter().map(|problem| problem.text.clone()))
+            .collect();
     }
     let mut lines = vec![one_line(error)];
     if let Some([first, second, rest @ ..]) = error.downcast_ref::<Unfit>().map(Unfit::reasons) {
-        lines.extend([first, second].into_iter().chain(rest).map(|reason| reason.split_whitespace().collect::<Vec<_>>().join(" ")));
+        lines.extend(
+            [first, second]
+                .into_iter()
+                .chain(rest)
+                .map(|reason| reason.split_whitespace().collect::<Vec<_>>().join(" ")),
+        );
     }
     lines
 }

@@ -9,7 +9,8 @@ use std::{
 
 use futures::future::BoxFuture;
 use oncebox_inbox::{
-    Deployment, Disposition, Outcomes, Retries, Role, SHADOW_DURATION_DEFAULT, Shadow, Slot, event_versions,
+    Deployment, Disposition, Outcomes, Retries, Role, SHADOW_DURATION_DEFAULT, Shadow, Slot,
+    event_versions,
     handler::{Answer, BatchRun, Failure, Handler, Handlers, Run},
     message::Message,
     tx::Tx,
@@ -22,7 +23,8 @@ pub(crate) struct Routes {
     generation: i64,
     /// Slots of one event type: those with a range first, the newest before the older.
     exact: HashMap<String, Vec<Entry>>,
-    /// Slots of many event types, the longest common beginning first; `*` is the shortest, it has none.
+    /// Slots of many event types, the longest common beginning first; `*` is the shortest, it has
+    /// none.
     prefixes: Vec<(String, Vec<Entry>)>,
     has_canary: bool,
 }
@@ -70,7 +72,8 @@ impl Counts {
     /// All of them, which are forgotten.
     pub(crate) fn take(&self) -> Vec<Outcomes> {
         let counts = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        let outcome = |(deployment_id, (completed, failed))| Outcomes { deployment_id, completed, failed };
+        let outcome =
+            |(deployment_id, (completed, failed))| Outcomes { deployment_id, completed, failed };
         counts.into_iter().map(outcome).collect()
     }
 
@@ -83,9 +86,21 @@ impl Counts {
 }
 
 impl Deployed {
-    pub(crate) fn new(deployment: &Deployment, deadline: Duration, handler: Box<dyn Handler>, counts: Option<Arc<Counts>>) -> Arc<Self> {
+    pub(crate) fn new(
+        deployment: &Deployment,
+        deadline: Duration,
+        handler: Box<dyn Handler>,
+        counts: Option<Arc<Counts>>,
+    ) -> Arc<Self> {
         let is_judged = deployment.role == Role::Canary && deployment.guard.is_some();
-        Arc::new(Self { deployment_id: deployment.deployment_id, retries: deployment.retries, deadline, handler, counts, is_judged })
+        Arc::new(Self {
+            deployment_id: deployment.deployment_id,
+            retries: deployment.retries,
+            deadline,
+            handler,
+            counts,
+            is_judged,
+        })
     }
 }
 
@@ -117,7 +132,11 @@ impl Handler for Deployed {
         self.handler.takes_batches()
     }
 
-    fn handle_batch<'a>(&'a self, tx: &'a Tx, run: &'a BatchRun<'a>) -> BoxFuture<'a, Result<Vec<Answer>, Failure>> {
+    fn handle_batch<'a>(
+        &'a self,
+        tx: &'a Tx,
+        run: &'a BatchRun<'a>,
+    ) -> BoxFuture<'a, Result<Vec<Answer>, Failure>> {
         self.handler.handle_batch(tx, run)
     }
 }
@@ -126,20 +145,36 @@ impl Routes {
     /// Deployments that are loaded, with what each is loaded from. Live ones first, then those that
     /// messages may be pinned to.
     pub(crate) fn new(generation: i64, loaded: Vec<(Deployment, Arc<Deployed>)>) -> Self {
-        let mut routes = Self { generation, exact: HashMap::new(), prefixes: Vec::new(), has_canary: false };
+        let mut routes =
+            Self { generation, exact: HashMap::new(), prefixes: Vec::new(), has_canary: false };
         let mut slots: HashMap<Slot, Entry> = HashMap::new();
         let mut order = Vec::new();
-        for (deployment, deployed) in loaded.iter().filter(|(d, _)| d.role == Role::Stable && d.ended_at.is_none()) {
+        for (deployment, deployed) in
+            loaded.iter().filter(|(d, _)| d.role == Role::Stable && d.ended_at.is_none())
+        {
             // A range was checked when it was deployed.
-            let versions = deployment.slot.event_versions.as_deref().and_then(|text| event_versions::parse(text).ok());
-            let entry = Entry { versions, stable: deployed.clone(), canary: None, shadow: None, pinned: HashMap::new() };
+            let versions = deployment
+                .slot
+                .event_versions
+                .as_deref()
+                .and_then(|text| event_versions::parse(text).ok());
+            let entry = Entry {
+                versions,
+                stable: deployed.clone(),
+                canary: None,
+                shadow: None,
+                pinned: HashMap::new(),
+            };
             slots.insert(deployment.slot.clone(), entry);
             order.push((deployment.deployment_id, deployment.slot.clone()));
         }
         for (deployment, deployed) in &loaded {
             let Some(entry) = slots.get_mut(&deployment.slot) else { continue };
             if deployment.role == Role::Canary {
-                entry.canary = Some(Canary { percent: deployment.percent.unwrap_or_default(), deployed: deployed.clone() });
+                entry.canary = Some(Canary {
+                    percent: deployment.percent.unwrap_or_default(),
+                    deployed: deployed.clone(),
+                });
                 routes.has_canary = true;
             } else if deployment.role == Role::Shadow {
                 entry.shadow = shadow(deployment, deployed);
@@ -173,17 +208,19 @@ impl Routes {
         self.has_canary
     }
 
-    /// The most specific slot that takes a message: its own event type before one that begins like it,
-    /// a range of event versions before none.
+    /// The most specific slot that takes a message: its own event type before one that begins like
+    /// it, a range of event versions before none.
     fn entry(&self, message: &Message) -> Option<&Entry> {
         // Most slots have no range, so most messages need not be parsed.
-        let version = LazyCell::new(|| message.event_version.as_deref().and_then(event_versions::version));
+        let version =
+            LazyCell::new(|| message.event_version.as_deref().and_then(event_versions::version));
         let takes = |entry: &&Entry| match &entry.versions {
             None => true,
             Some(range) => version.as_ref().is_some_and(|version| range.matches(version)),
         };
         let exact = self.exact.get(&message.event_type).into_iter().flatten();
-        let wider = self.prefixes.iter().filter(|(prefix, _)| message.event_type.starts_with(prefix));
+        let wider =
+            self.prefixes.iter().filter(|(prefix, _)| message.event_type.starts_with(prefix));
         exact.chain(wider.flat_map(|(_, entries)| entries)).find(takes)
     }
 }
@@ -197,13 +234,15 @@ impl Handlers for Routes {
     fn shadow(&self, message: &Message) -> Option<Arc<Shadow>> {
         let entry = self.entry(message)?;
         let shadow = entry.shadow.as_ref()?;
-        // Compared is what the stable version did, and a call for several messages is nobody's in particular.
+        // Compared is what the stable version did, and a call for several messages is nobody's in
+        // particular.
         let taken = entry.choose(message, None);
         (Arc::ptr_eq(taken, &entry.stable) && !taken.takes_batches()).then(|| shadow.clone())
     }
 
     fn all(&self) -> Vec<Arc<dyn Handler>> {
-        let entries = self.exact.values().chain(self.prefixes.iter().map(|(_, entries)| entries)).flatten();
+        let entries =
+            self.exact.values().chain(self.prefixes.iter().map(|(_, entries)| entries)).flatten();
         entries.flat_map(Entry::all).map(|deployed| deployed as Arc<dyn Handler>).collect()
     }
 
@@ -212,10 +251,14 @@ impl Handlers for Routes {
     }
 }
 
-/// A candidate, bounded by the deployment's `limits.deadline_ms` or by what a trial may take at most.
+/// A candidate, bounded by the deployment's `limits.deadline_ms` or by what a trial may take at
+/// most.
 fn shadow(deployment: &Deployment, deployed: &Arc<Deployed>) -> Option<Arc<Shadow>> {
     if deployed.takes_batches() {
-        tracing::warn!(deployment = deployment.deployment_id, "a component that takes batches cannot be a shadow; it is not run");
+        tracing::warn!(
+            deployment = deployment.deployment_id,
+            "a component that takes batches cannot be a shadow; it is not run"
+        );
         return None;
     }
     let duration_ms = deployment.limits.get("deadline_ms").and_then(serde_json::Value::as_u64);
@@ -243,16 +286,23 @@ impl Entry {
             }
         }
         match &self.canary {
-            Some(canary) if share(canary.deployed.deployment_id, message) < canary.percent => &canary.deployed,
+            Some(canary) if share(canary.deployed.deployment_id, message) < canary.percent => {
+                &canary.deployed
+            }
             _ => &self.stable,
         }
     }
 }
 
-/// Where an ordering key stands between 0 and 100, for one canary: the same key always in the same place,
-/// so that it never goes back while the canary's share grows. A message without a key stands by its id.
+/// Where an ordering key stands between 0 and 100, for one canary: the same key always in the same
+/// place, so that it never goes back while the canary's share grows. A message without a key stands
+/// by its id.
 fn share(canary: i64, message: &Message) -> f64 {
-    let key = message.ordering_key.as_deref().or(message.record.key.as_deref()).unwrap_or(message.id.as_bytes());
+    let key = message
+        .ordering_key
+        .as_deref()
+        .or(message.record.key.as_deref())
+        .unwrap_or(message.id.as_bytes());
     let hash = Sha256::new().chain_update(canary.to_be_bytes()).chain_update(key).finalize();
     let (first, _) = hash.split_first_chunk::<8>().expect("a hash of 32 bytes");
     u64::from_be_bytes(*first) as f64 / u64::MAX as f64 * 100.0
@@ -278,10 +328,18 @@ mod tests {
         }
     }
 
-    fn deployment(id: i32, event_type: &str, event_versions: Option<&str>, role: Role) -> Deployment {
+    fn deployment(
+        id: i32,
+        event_type: &str,
+        event_versions: Option<&str>,
+        role: Role,
+    ) -> Deployment {
         Deployment {
             deployment_id: id.into(),
-            slot: Slot { event_type: event_type.to_owned(), event_versions: event_versions.map(str::to_owned) },
+            slot: Slot {
+                event_type: event_type.to_owned(),
+                event_versions: event_versions.map(str::to_owned),
+            },
             role,
             percent: None,
             handler: "h".to_owned(),
@@ -303,20 +361,42 @@ mod tests {
 
     fn routes(deployments: Vec<Deployment>) -> Routes {
         let load = |deployment: Deployment| {
-            let deployed = Deployed::new(&deployment, Duration::from_secs(1), Box::new(Named(deployment.version_id)), None);
+            let deployed = Deployed::new(
+                &deployment,
+                Duration::from_secs(1),
+                Box::new(Named(deployment.version_id)),
+                None,
+            );
             (deployment, deployed)
         };
         Routes::new(1, deployments.into_iter().map(load).collect())
     }
 
-    /// What could go wrong: one that a message may go to is not among all of them, so that its messages wait for others.
+    /// What could go wrong: one that a message may go to is not among all of them, so that its
+    /// messages wait for others.
     #[test]
     fn all_are_those_that_some_message_may_go_to() {
-        let canary = Deployment { percent: Some(10.0), ..deployment(2, "order", None, Role::Canary) };
-        let superseded = Deployment { ended_at: Some(Utc::now()), retries: Retries::Pinned, ..deployment(3, "order", None, Role::Stable) };
-        let shadow = Deployment { percent: Some(1.0), ..deployment(4, "order", None, Role::Shadow) };
-        let others = [deployment(5, "order", Some("^2"), Role::Stable), deployment(6, "refund.*", None, Role::Stable)];
-        let all = routes([vec![deployment(1, "order", None, Role::Stable), canary, superseded, shadow], others.to_vec()].concat()).all();
+        let canary =
+            Deployment { percent: Some(10.0), ..deployment(2, "order", None, Role::Canary) };
+        let superseded = Deployment {
+            ended_at: Some(Utc::now()),
+            retries: Retries::Pinned,
+            ..deployment(3, "order", None, Role::Stable)
+        };
+        let shadow =
+            Deployment { percent: Some(1.0), ..deployment(4, "order", None, Role::Shadow) };
+        let others = [
+            deployment(5, "order", Some("^2"), Role::Stable),
+            deployment(6, "refund.*", None, Role::Stable),
+        ];
+        let all = routes(
+            [
+                vec![deployment(1, "order", None, Role::Stable), canary, superseded, shadow],
+                others.to_vec(),
+            ]
+            .concat(),
+        )
+        .all();
         let mut versions: Vec<_> = all.iter().map(|handler| handler.version()).collect();
         versions.sort_unstable();
         assert_eq!(versions, [1, 2, 3, 5, 6]);
@@ -375,7 +455,11 @@ mod tests {
             ("orders.paid", Some("9.1"), 7),
         ] {
             // S1-114.
-            assert_eq!(version(&routes, &message(event_type, event_version, None), None), Some(expected), "{event_type} {event_version:?}");
+            assert_eq!(
+                version(&routes, &message(event_type, event_version, None), None),
+                Some(expected),
+                "{event_type} {event_version:?}"
+            );
         }
     }
 
@@ -391,9 +475,16 @@ mod tests {
     #[test]
     fn a_shadow_runs_beside_the_stable_version_alone() {
         let shadow = Deployment { percent: Some(50.0), ..deployment(3, "a", None, Role::Shadow) };
-        let canary = |percent| Deployment { percent: Some(percent), ..deployment(2, "a", None, Role::Canary) };
-        let all = |percent| routes(vec![deployment(1, "a", None, Role::Stable), canary(percent), shadow.clone()]);
-        let found = |routes: &Routes, event_type| routes.shadow(&message(event_type, None, None)).map(|shadow| shadow.deployment_id);
+        let canary = |percent| Deployment {
+            percent: Some(percent),
+            ..deployment(2, "a", None, Role::Canary)
+        };
+        let all = |percent| {
+            routes(vec![deployment(1, "a", None, Role::Stable), canary(percent), shadow.clone()])
+        };
+        let found = |routes: &Routes, event_type| {
+            routes.shadow(&message(event_type, None, None)).map(|shadow| shadow.deployment_id)
+        };
         assert_eq!(found(&all(1e-9), "a"), Some(3));
         assert_eq!(found(&all(100.0), "a"), None);
         assert_eq!(found(&all(1e-9), "b"), None);
@@ -403,9 +494,12 @@ mod tests {
     #[test]
     fn a_key_never_leaves_a_canary_that_grows() {
         let at = |percent: f64| {
-            let canary = Deployment { percent: Some(percent), ..deployment(2, "a", None, Role::Canary) };
+            let canary =
+                Deployment { percent: Some(percent), ..deployment(2, "a", None, Role::Canary) };
             let routes = routes(vec![deployment(1, "a", None, Role::Stable), canary]);
-            let takes = |key: usize| version(&routes, &message("a", None, Some(&key.to_string())), None) == Some(2);
+            let takes = |key: usize| {
+                version(&routes, &message("a", None, Some(&key.to_string())), None) == Some(2)
+            };
             (0..4_000).map(takes).collect::<Vec<_>>()
         };
         let steps: Vec<_> = [1.0, 10.0, 50.0, 100.0].map(at).into();
@@ -419,7 +513,11 @@ mod tests {
 
     #[test]
     fn what_failed_goes_back_to_its_version_where_that_is_pinned() {
-        let was = Deployment { ended_at: Some(Utc::now()), retries: Retries::Pinned, ..deployment(1, "a", None, Role::Stable) };
+        let was = Deployment {
+            ended_at: Some(Utc::now()),
+            retries: Retries::Pinned,
+            ..deployment(1, "a", None, Role::Stable)
+        };
         let routes = routes(vec![deployment(2, "a", None, Role::Stable), was]);
         let message = message("a", None, None);
         assert_eq!(version(&routes, &message, None), Some(2));

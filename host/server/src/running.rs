@@ -57,9 +57,15 @@ pub(crate) struct Prepared {
 }
 
 impl Running {
-    /// Start to consume, or, of a consumer that is drained, only to run what is due. `look` is told when
-    /// claims are refused because newer deployments are required.
-    pub(crate) fn start(host: &Supervisor, consumer: &Consumer, prepared: Prepared, look: Arc<Notify>, work: Work) -> Result<Self> {
+    /// Start to consume, or, of a consumer that is drained, only to run what is due. `look` is told
+    /// when claims are refused because newer deployments are required.
+    pub(crate) fn start(
+        host: &Supervisor,
+        consumer: &Consumer,
+        prepared: Prepared,
+        look: Arc<Notify>,
+        work: Work,
+    ) -> Result<Self> {
         let Prepared { routes, sessions, schemas, trial, mark } = prepared;
         let policy = consumer.policy()?;
         if let Some((_, fault)) = policy.native_fault() {
@@ -89,7 +95,8 @@ impl Running {
         if policy.wire_format == WireFormat::Confluent {
             let decoder = host.decoder.clone();
             inbox.decode_with(decoder.context(
-                "its policy says `wire_format = \"confluent\"`, and this host knows no schema registry; set `schema_registry.url` \
+                "its policy says `wire_format = \"confluent\"`, and this host knows no schema \
+                    registry; set `schema_registry.url` \
                  (ONCEBOX_SCHEMA_REGISTRY_URL)",
             )?);
         }
@@ -98,7 +105,14 @@ impl Running {
         let reading = match work {
             Work::Read => {
                 let (sink, database) = (Arc::new(Sink(inbox.clone())), inbox.sessions().clone());
-                Some(Reading::start(host.openings.clone(), config, sink, Some(trial), mark, database)?)
+                Some(Reading::start(
+                    host.openings.clone(),
+                    config,
+                    sink,
+                    Some(trial),
+                    mark,
+                    database,
+                )?)
             }
             Work::Retry | Work::Rest => None,
         };
@@ -115,7 +129,8 @@ impl Running {
         Ok(Self { inbox, reading, routes, workers, stop })
     }
 
-    /// Its circuit breakers that are not closed, where one of them turned since this was last asked.
+    /// Its circuit breakers that are not closed, where one of them turned since this was last
+    /// asked.
     pub(crate) fn breakers_changed(&self) -> Option<Vec<BreakerState>> {
         self.inbox.breakers_changed()
     }
@@ -158,8 +173,8 @@ impl Running {
         }
     }
 
-    /// Finish what runs. A handler that runs for longer than `patience` is stopped: its transaction is rolled back,
-    /// and its message comes again. True: all of it came to its end in time.
+    /// Finish what runs. A handler that runs for longer than `patience` is stopped: its transaction
+    /// is rolled back, and its message comes again. True: all of it came to its end in time.
     pub(crate) async fn drain_within(self, patience: Duration, within: Duration) -> bool {
         let inbox = self.inbox.clone();
         let stop = async {
@@ -167,7 +182,12 @@ impl Running {
             loop {
                 let stopped = inbox.stop_handlers();
                 if stopped > 0 {
-                    tracing::info!(tenant = inbox.tenant, consumer = inbox.name, transactions = stopped, "handlers stopped");
+                    tracing::info!(
+                        tenant = inbox.tenant,
+                        consumer = inbox.name,
+                        transactions = stopped,
+                        "handlers stopped"
+                    );
                 }
                 tokio::time::sleep(STOP_AGAIN).await;
             }
@@ -207,7 +227,11 @@ impl oncebox_kafka::Inbox for Sink {
         let topic = topic.to_owned();
         async move {
             let opened = PartitionInbox::open(self.0.clone(), &topic, partition, next_offset).await;
-            opened.map(|inbox| Box::new(PartitionSink(inbox)) as Box<dyn oncebox_kafka::PartitionInbox>).map_err(trouble)
+            opened
+                .map(|inbox| {
+                    Box::new(PartitionSink(inbox)) as Box<dyn oncebox_kafka::PartitionInbox>
+                })
+                .map_err(trouble)
         }
         .boxed()
     }

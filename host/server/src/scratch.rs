@@ -54,12 +54,16 @@ pub(crate) struct Furnished {
 impl Scratch {
     /// Start an empty one; takes about a second.
     pub(crate) async fn start() -> Result<Self> {
-        let dir = std::env::temp_dir().join(format!("oncebox-{}", hex::encode(rand::random::<[u8; 6]>())));
+        let dir = std::env::temp_dir()
+            .join(format!("oncebox-{}", hex::encode(rand::random::<[u8; 6]>())));
         // Nothing in it outlives the command, so nothing has to survive the machine.
         let options = ["fsync", "synchronous_commit", "full_page_writes"]
             .iter()
-            .fold(PostgresOptions::new(dir.join("postgres")), |options, setting| options.setting(setting, "off"));
-        std::fs::create_dir_all(&dir).with_context(|| format!("failed to create `{}`", dir.display()))?;
+            .fold(PostgresOptions::new(dir.join("postgres")), |options, setting| {
+                options.setting(setting, "off")
+            });
+        std::fs::create_dir_all(&dir)
+            .with_context(|| format!("failed to create `{}`", dir.display()))?;
         // Made before the server starts, so that a failure leaves no folder behind.
         let mut scratch = Self { postgres: None, key: MasterKey::generate(), dir };
         let started = tokio::task::spawn_blocking(|| PrivatePostgres::start(options)).await?;
@@ -87,18 +91,27 @@ impl Scratch {
     /// Make everything a handler needs to run.
     pub(crate) async fn furnish(&self, subject: &Subject<'_>) -> Result<Furnished> {
         let admin = self.admin(DATABASE)?;
-        schema::migrate(&self.options(DATABASE)?).await.context("failed to prepare the scratch database")?;
-        let tenant = create_with_tables(&admin, TENANT, subject.schema).await.map_err(|error| about_schema(&error))?;
+        schema::migrate(&self.options(DATABASE)?)
+            .await
+            .context("failed to prepare the scratch database")?;
+        let tenant = create_with_tables(&admin, TENANT, subject.schema)
+            .await
+            .map_err(|error| about_schema(&error))?;
         admin.create_consumer(TENANT, CONSUMER, subject.policy).await?;
-        let settings = subject.settings.iter().map(|(key, value)| (key.clone(), serde_json::Value::String(value.clone()))).collect();
-        let deployment = NewDeployment { settings, ..NewDeployment::stable("*", subject.handler, "") };
+        let settings = subject
+            .settings
+            .iter()
+            .map(|(key, value)| (key.clone(), serde_json::Value::String(value.clone())))
+            .collect();
+        let deployment =
+            NewDeployment { settings, ..NewDeployment::stable("*", subject.handler, "") };
         admin.deploy_compiled(TENANT, CONSUMER, deployment, subject.component).await?;
         let consumer = admin.consumer(TENANT, CONSUMER).await?;
         Ok(Furnished { admin, tenant, consumer })
     }
 
-    /// A copy of the furnished database, in which nothing has happened yet. Nobody may be connected to
-    /// the original.
+    /// A copy of the furnished database, in which nothing has happened yet. Nobody may be connected
+    /// to the original.
     pub(crate) async fn copy(&self, name: &str) -> Result<()> {
         self.execute(&format!("CREATE DATABASE {name} TEMPLATE {DATABASE}")).await
     }

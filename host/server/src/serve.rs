@@ -14,8 +14,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    away, brokers::Kafka, compilations::Compilations, config::Config, deletions, handlers::Loader, http, open::Openings,
-    supervisor::Supervisor, uploads::Uploads,
+    away, brokers::Kafka, compilations::Compilations, config::Config, deletions, handlers::Loader,
+    http, open::Openings, supervisor::Supervisor, uploads::Uploads,
 };
 
 /// How long requests of the API may still take at the end.
@@ -30,8 +30,8 @@ pub(crate) async fn serve(config: &Config) -> Result<()> {
     outcome
 }
 
-/// Serve until told to stop, then drain. What the configuration says wrong ends it at once; a database or a broker
-/// that is away is waited for.
+/// Serve until told to stop, then drain. What the configuration says wrong ends it at once; a
+/// database or a broker that is away is waited for.
 pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()> {
     let metrics = http::recorder()?;
     let admin = config.admin()?;
@@ -39,12 +39,20 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     let brokers = away::brokers(kafka.properties())?;
     let listener = http::bind(config.http.listen).await?;
     let address = listener.local_addr()?;
-    let api_listener = oncebox_admin::listen::Listener::bind(config.api.listen, config.api.certificate()?, config.api.mode).await?;
+    let api_listener = oncebox_admin::listen::Listener::bind(
+        config.api.listen,
+        config.api.certificate()?,
+        config.api.mode,
+    )
+    .await?;
     let api_url = api_listener.url();
     let runtime = Runtime::new(RuntimeConfig {
-        // A transaction that was let in never waits for an instance, which would count against a deadline;
-        // neither does it while components are started for a trial.
-        instances_max: config.runtime.instances_max.max((config.database.connections_max + config.runtime.compile_workers) as u32),
+        // A transaction that was let in never waits for an instance, which would count against a
+        // deadline; neither does it while components are started for a trial.
+        instances_max: config
+            .runtime
+            .instances_max
+            .max((config.database.connections_max + config.runtime.compile_workers) as u32),
         component_bytes_max: config.runtime.component_bytes_max,
         cache_dir: config.runtime.cache_dir.clone(),
         compilations_max: config.runtime.compile_workers,
@@ -78,8 +86,11 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
         let (components, stop) = (components.clone(), stop.clone());
         async move { components.run(stop).await }
     });
-    let api_serving =
-        tokio::spawn(api_listener.serve(api(config, &admin, components.clone(), kafka.clone()), http_stop.clone(), API_GRACE));
+    let api_serving = tokio::spawn(api_listener.serve(
+        api(config, &admin, components.clone(), kafka.clone()),
+        http_stop.clone(),
+        API_GRACE,
+    ));
     let deleting = tokio::spawn(deletions::carry_on(admin.clone()));
     let supervisor = Supervisor::new(
         admin.clone(),
@@ -89,10 +100,14 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
         kafka,
         decoder,
         format!("{}/{}", hostname(), std::process::id()),
-        Openings::new(Duration::from_millis(config.kafka.idle_after_ms), Duration::from_millis(config.database.leave_after_ms)),
+        Openings::new(
+            Duration::from_millis(config.kafka.idle_after_ms),
+            Duration::from_millis(config.database.leave_after_ms),
+        ),
         readiness,
     );
-    tracing::info!(http = %address, api = api_url, brokers = config.kafka.brokers, "oncebox {} serves", env!("CARGO_PKG_VERSION"));
+    tracing::info!(http = %address, api = api_url, brokers = config.kafka.brokers, "oncebox {} \
+        serves", env!("CARGO_PKG_VERSION"));
     let drained = supervisor.run(stop, Duration::from_millis(config.shutdown.drain_ms)).await;
     deleting.abort();
     http_stop.cancel();
@@ -106,23 +121,36 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     }
     match drained {
         Drained::Clean => tracing::info!("drained"),
-        Drained::Unfinished => tracing::warn!("the drain's time was up; what still ran is redelivered"),
+        Drained::Unfinished => {
+            tracing::warn!("the drain's time was up; what still ran is redelivered")
+        }
     }
     Ok(())
 }
 
-fn api(config: &Config, admin: &Admin, components: Compilations, kafka: Kafka) -> oncebox_admin::Api {
+fn api(
+    config: &Config,
+    admin: &Admin,
+    components: Compilations,
+    kafka: Kafka,
+) -> oncebox_admin::Api {
     let limits = Limits {
         component_bytes_max: config.runtime.component_bytes_max,
         request_timeout: Duration::from_millis(config.api.request_timeout_ms),
         connections_max: config.database.connections_max,
         ..Limits::default()
     };
-    oncebox_admin::Api::new(admin.for_requests(), Arc::new(Uploads { components }), limits, config.api.mode).with_brokers(Arc::new(kafka))
+    oncebox_admin::Api::new(
+        admin.for_requests(),
+        Arc::new(Uploads { components }),
+        limits,
+        config.api.mode,
+    )
+    .with_brokers(Arc::new(kafka))
 }
 
-/// Create the database, unless it exists; its name where it was created. Nothing is created for a configuration that
-/// could not go on with it.
+/// Create the database, unless it exists; its name where it was created. Nothing is created for a
+/// configuration that could not go on with it.
 pub(crate) async fn create_database(config: &Config) -> Result<Option<String>> {
     let options = config.connect_options()?;
     config.master_key()?;
@@ -139,7 +167,9 @@ pub(crate) async fn migrate(config: &Config) -> Result<()> {
         tracing::warn!(what, "the database is less closed than it should be");
     }
     admin.check_is_no_place().await?;
-    schema::ensure_partitions(&admin.pool).await.context("failed to make the inbox's partitions")?;
+    schema::ensure_partitions(&admin.pool)
+        .await
+        .context("failed to make the inbox's partitions")?;
     Ok(())
 }
 
@@ -156,5 +186,6 @@ pub(crate) async fn cancel_on_signal(stop: CancellationToken) -> Result<()> {
 }
 
 fn hostname() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname").map_or_else(|_| "host".to_owned(), |name| name.trim().to_owned())
+    std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .map_or_else(|_| "host".to_owned(), |name| name.trim().to_owned())
 }

@@ -34,17 +34,30 @@ impl TenantSessions {
             !known.is_empty()
         });
         let known = known.entry(tenant.tenant_id).or_default();
-        if let Some(sessions) = known.iter().find(|known| known.made_for == tenant.revision).and_then(|known| known.sessions.upgrade()) {
+        if let Some(sessions) = known
+            .iter()
+            .find(|known| known.made_for == tenant.revision)
+            .and_then(|known| known.sessions.upgrade())
+        {
             return Ok(sessions);
         }
         let sessions = Sessions::of(&host.admin, tenant, &host.settings, host.budget.clone())?;
-        known.push(Known { made_for: tenant.revision, renewed_for: tenant.revision, sessions: Arc::downgrade(&sessions) });
+        known.push(Known {
+            made_for: tenant.revision,
+            renewed_for: tenant.revision,
+            sessions: Arc::downgrade(&sessions),
+        });
         Ok(sessions)
     }
 
-    /// Let what runs log in with the present credentials: what comes to its end after a change needs
-    /// connections until then. What waits is let in by the present limits.
-    pub(crate) async fn renew(&self, admin: &Admin, scheduler: &Scheduler, standings: &[Standing]) -> Result<(), InboxError> {
+    /// Let what runs log in with the present credentials: what comes to its end after a change
+    /// needs connections until then. What waits is let in by the present limits.
+    pub(crate) async fn renew(
+        &self,
+        admin: &Admin,
+        scheduler: &Scheduler,
+        standings: &[Standing],
+    ) -> Result<(), InboxError> {
         for standing in standings.iter().filter(|standing| self.are_behind(standing)) {
             let tenant = match admin.tenant(&standing.tenant).await {
                 Err(InboxError::NotFound(_)) => continue,
@@ -55,7 +68,8 @@ impl TenantSessions {
             match admin.credentials(&tenant) {
                 Ok(credentials) => self.renewed(&tenant, |sessions| sessions.renew(&credentials)),
                 Err(error) => {
-                    tracing::error!(tenant = tenant.name, %error, "sessions go on with the credentials before");
+                    tracing::error!(tenant = tenant.name, %error, "sessions go on with the \
+                        credentials before");
                     self.renewed(&tenant, |_| {});
                 }
             }
@@ -64,7 +78,11 @@ impl TenantSessions {
     }
 
     fn are_behind(&self, standing: &Standing) -> bool {
-        self.known().get(&standing.tenant_id).into_iter().flatten().any(|known| known.renewed_for < standing.tenant_revision)
+        self.known()
+            .get(&standing.tenant_id)
+            .into_iter()
+            .flatten()
+            .any(|known| known.renewed_for < standing.tenant_revision)
     }
 
     fn renewed(&self, tenant: &Tenant, renew: impl Fn(&Sessions)) {

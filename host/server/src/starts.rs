@@ -1,5 +1,5 @@
-//! The marks under which consumers are started: written before, taken away when the start was survived. What they are for
-//! is told where they are judged, in `oncebox_inbox`.
+//! The marks under which consumers are started: written before, taken away when the start was
+//! survived. What they are for is told where they are judged, in `oncebox_inbox`.
 
 use std::{
     sync::{
@@ -18,12 +18,13 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-/// How long a start waits for another host that tries the same policy: until that is taken for gone, and a little more.
+/// How long a start waits for another host that tries the same policy: until that is taken for
+/// gone, and a little more.
 const ELSEWHERE_MAX: Duration = Duration::from_secs(20);
 /// How often it asks meanwhile.
 const ASK: Duration = Duration::from_millis(300);
-/// How long a mark stays where nothing proves that its start was survived: brokers may be away, or other hosts have all
-/// partitions.
+/// How long a mark stays where nothing proves that its start was survived: brokers may be away, or
+/// other hosts have all partitions.
 const PROOF_MAX: Duration = Duration::from_secs(5);
 /// How long a partition that opens waits for the proof to be written.
 const WRITE_MAX: Duration = Duration::from_secs(5);
@@ -37,7 +38,13 @@ const TAKE_AWAY_AGAIN: Duration = Duration::from_secs(1);
 /// What of a host decides about what it survives: the program, and the native library in it.
 fn build() -> &'static str {
     static BUILD: OnceLock<String> = OnceLock::new();
-    BUILD.get_or_init(|| format!("{}/librdkafka {}", env!("CARGO_PKG_VERSION"), rdkafka::util::get_rdkafka_version().1))
+    BUILD.get_or_init(|| {
+        format!(
+            "{}/librdkafka {}",
+            env!("CARGO_PKG_VERSION"),
+            rdkafka::util::get_rdkafka_version().1
+        )
+    })
 }
 
 /// The starts of a host.
@@ -49,13 +56,20 @@ pub(crate) struct Starts {
     host_id: AtomicI64,
     /// The only one of this host that starts what no host survived yet.
     alone: Arc<Semaphore>,
-    /// Questions and answers at the same time: a host that starts thousands leaves connections to everything else.
+    /// Questions and answers at the same time: a host that starts thousands leaves connections to
+    /// everything else.
     turns: Semaphore,
 }
 
 impl Starts {
     pub(crate) fn new(admin: Admin, host: String) -> Arc<Self> {
-        Arc::new(Self { admin, host, host_id: AtomicI64::new(0), alone: Arc::new(Semaphore::new(1)), turns: Semaphore::new(TURNS_MAX) })
+        Arc::new(Self {
+            admin,
+            host,
+            host_id: AtomicI64::new(0),
+            alone: Arc::new(Semaphore::new(1)),
+            turns: Semaphore::new(TURNS_MAX),
+        })
     }
 
     /// From now on marks bear this host's row.
@@ -69,8 +83,8 @@ impl Starts {
         Ok(self.admin.begin_start(host, of, build(), is_alone).await?)
     }
 
-    /// Wait for marks that are being written, for a while: one that comes after the end of the host's row would be taken
-    /// for that of a host that died.
+    /// Wait for marks that are being written, for a while: one that comes after the end of the
+    /// host's row would be taken for that of a host that died.
     pub(crate) async fn quiet(&self) {
         let _ = timeout(WRITE_MAX, self.turns.acquire_many(TURNS_MAX as u32)).await;
     }
@@ -84,7 +98,13 @@ impl Starts {
     /// A consumer as its row said when it was read.
     pub(crate) fn trial(self: &Arc<Self>, consumer: &Consumer) -> Trial {
         let Consumer { consumer_id, revision, tenant, name, .. } = consumer;
-        Trial { starts: self.clone(), consumer_id: *consumer_id, revision: *revision, tenant: tenant.clone(), name: name.clone() }
+        Trial {
+            starts: self.clone(),
+            consumer_id: *consumer_id,
+            revision: *revision,
+            tenant: tenant.clone(),
+            name: name.clone(),
+        }
     }
 }
 
@@ -105,13 +125,16 @@ impl Trial {
         let deadline = Instant::now() + ELSEWHERE_MAX;
         let mut alone = None;
         loop {
-            // In a task of its own: whoever stops waiting may do so while the mark is committed. The task brings it all the
-            // same, and it is taken away.
+            // In a task of its own: whoever stops waiting may do so while the mark is committed.
+            // The task brings it all the same, and it is taken away.
             match tokio::spawn(self.clone().ask(alone.take())).await?? {
                 Turn::Begun(mark) => return Ok(mark),
                 Turn::Alone => alone = Some(starts.alone.clone().acquire_owned().await?),
                 Turn::Elsewhere(host) if Instant::now() > deadline => {
-                    bail!("host `{host}` starts consumer `{tenant}/{name}` first, and has not said how that ends")
+                    bail!(
+                        "host `{host}` starts consumer `{tenant}/{name}` first, and has not said \
+                            how that ends"
+                    )
                 }
                 Turn::Elsewhere(_) => sleep(ASK).await,
             }
@@ -126,7 +149,9 @@ impl Trial {
             StartTurn::Alone => Turn::Alone,
             // Whoever waits keeps nobody else from starting.
             StartTurn::Elsewhere(host) => Turn::Elsewhere(host),
-            StartTurn::Changed => bail!("the policy of consumer `{tenant}/{name}` was changed meanwhile"),
+            StartTurn::Changed => {
+                bail!("the policy of consumer `{tenant}/{name}` was changed meanwhile")
+            }
             StartTurn::Quarantined(quarantine) => bail!(quarantine.text(&tenant, &name)),
         })
     }
@@ -152,8 +177,9 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
-    /// The native library has taken what it was handed: its answer to a subscription comes after it has compiled the
-    /// patterns. With patterns, or where a host ended here before, nothing is taken for granted until partitions come.
+    /// The native library has taken what it was handed: its answer to a subscription comes after it
+    /// has compiled the patterns. With patterns, or where a host ended here before, nothing is
+    /// taken for granted until partitions come.
     async fn settle(&mut self, has_patterns: bool) {
         if self.alone.is_none() || has_patterns || self.start.is_suspected {
             return;
@@ -169,7 +195,10 @@ impl Mark {
         let ended = timeout(WRITE_MAX, self.starts.end(&self.start, Some(build()))).await;
         self.is_over = matches!(ended, Ok(Ok(())));
         if !self.is_over {
-            tracing::warn!(consumer_id = self.start.consumer_id, "a start was survived, which could not be written down");
+            tracing::warn!(
+                consumer_id = self.start.consumer_id,
+                "a start was survived, which could not be written down"
+            );
         }
         self.is_over
     }
@@ -186,7 +215,8 @@ impl Drop for Mark {
             let mut tries = 1;
             while let Err(error) = starts.end(&start, None).await {
                 if tries == TAKE_AWAY_MAX || !error.is_retryable() {
-                    tracing::warn!(consumer_id = start.consumer_id, %error, tries, "the mark of a start stays; it goes with this host");
+                    tracing::warn!(consumer_id = start.consumer_id, %error, tries, "the mark of a \
+                        start stays; it goes with this host");
                     break;
                 }
                 tries += 1;
@@ -197,8 +227,8 @@ impl Drop for Mark {
     }
 }
 
-/// An inbox whose first partition proves that the start was survived: the subscription was processed, the group joined, and
-/// nothing of a message ran yet.
+/// An inbox whose first partition proves that the start was survived: the subscription was
+/// processed, the group joined, and nothing of a message ran yet.
 pub(crate) struct Proving {
     inbox: Arc<dyn Inbox>,
     mark: Mutex<Option<Mark>>,
@@ -241,7 +271,12 @@ impl Proving {
 }
 
 impl Inbox for Proving {
-    fn open(&self, topic: &str, partition: i32, next_offset: i64) -> BoxFuture<'_, Result<Box<dyn PartitionInbox>, SinkError>> {
+    fn open(
+        &self,
+        topic: &str,
+        partition: i32,
+        next_offset: i64,
+    ) -> BoxFuture<'_, Result<Box<dyn PartitionInbox>, SinkError>> {
         let topic = topic.to_owned();
         async move {
             self.prove().await;

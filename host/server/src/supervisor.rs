@@ -1,8 +1,8 @@
-//! Makes what the rows say so: starts consumers, stops them, switches their handlers, carries out what changes
-//! them, and starts again what fails.
+//! Makes what the rows say so: starts consumers, stops them, switches their handlers, carries out
+//! what changes them, and starts again what fails.
 //!
-//! One loop owns the fleet of consumers and never waits for any of them: whatever takes its time happens in
-//! tasks beside it, and what those bring is put in place between two of its rounds.
+//! One loop owns the fleet of consumers and never waits for any of them: whatever takes its time
+//! happens in tasks beside it, and what those bring is put in place between two of its rounds.
 
 use std::{
     collections::HashMap,
@@ -49,8 +49,8 @@ const PARTITIONS: Duration = Duration::from_secs(600);
 const CAPTURE: Duration = Duration::from_secs(2);
 /// How long the loop waits for one answer of the database.
 const ANSWER_MAX: Duration = Duration::from_secs(15);
-/// A host is ready when it has tried to start what it found, and after this long in any case: one consumer
-/// that takes its time keeps nobody from it.
+/// A host is ready when it has tried to start what it found, and after this long in any case: one
+/// consumer that takes its time keeps nobody from it.
 const FIRST_STARTS: Duration = Duration::from_secs(10);
 /// Consumers that are loaded at the same time. Each asks the database some questions.
 const STARTS_MAX: usize = 16;
@@ -86,7 +86,10 @@ pub(crate) struct Supervisor {
 
 impl Supervisor {
     /// What a host runs with.
-    #[allow(clippy::too_many_arguments, reason = "each is a part of the host, made by whoever starts it")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "each is a part of the host, made by whoever starts it"
+    )]
     pub(crate) fn new(
         admin: Admin,
         loader: Loader,
@@ -132,11 +135,13 @@ impl Supervisor {
             host.owner.clone(),
         );
         let (mut fleet, mut tasks) = (Fleet::default(), Tasks::new(host.clone(), drain));
-        let announcements = tokio::spawn(announcements::listen(host.admin.clone(), host.look.clone()));
+        let announcements =
+            tokio::spawn(announcements::listen(host.admin.clone(), host.look.clone()));
         let partitions = tokio::spawn(make_partitions(host.admin.clone()));
         let capture = tokio::spawn(keep_capture(host.admin.clone()));
         let places = tokio::spawn(places::keep(host.admin.clone()));
-        let waking = tokio::spawn(wakeups::run(host.lookout.clone(), host.budget.clone(), stop.clone()));
+        let waking =
+            tokio::spawn(wakeups::run(host.lookout.clone(), host.budget.clone(), stop.clone()));
         let (began, mut look_due) = (Instant::now(), Instant::now());
         while !stop.is_cancelled() {
             tokio::select! {
@@ -167,24 +172,38 @@ impl Supervisor {
         drained
     }
 
-    /// See what the rows say, where it is time, begin to make it so, and say how far it is. The answer is
-    /// whether it was time.
-    async fn round(&self, fleet: &mut Fleet, tasks: &mut Tasks, presence: &mut Presence, look_due: &mut Instant) -> Result<bool> {
+    /// See what the rows say, where it is time, begin to make it so, and say how far it is. The
+    /// answer is whether it was time.
+    async fn round(
+        &self,
+        fleet: &mut Fleet,
+        tasks: &mut Tasks,
+        presence: &mut Presence,
+        look_due: &mut Instant,
+    ) -> Result<bool> {
         let is_due = *look_due <= Instant::now();
         if is_due {
             *look_due = Instant::now() + POLL;
             if presence.beat().await? {
                 fleet.breakers_untold(None);
             }
-            for Quarantined { tenant, consumer, host } in answered(self.admin.judge_gone_starts()).await? {
-                tracing::error!(tenant, consumer, host, "consumer quarantined: a host ended while it started it");
+            for Quarantined { tenant, consumer, host } in
+                answered(self.admin.judge_gone_starts()).await?
+            {
+                tracing::error!(
+                    tenant,
+                    consumer,
+                    host,
+                    "consumer quarantined: a host ended while it started it"
+                );
             }
             let standings = answered(self.admin.standings()).await?;
             answered(self.sessions.renew(&self.admin, self.budget.scheduler(), &standings)).await?;
             fleet.see(standings);
         }
         let mut judged = Vec::new();
-        // All of them before the first wait, so that nothing is left half begun when this is given up.
+        // All of them before the first wait, so that nothing is left half begun when this is given
+        // up.
         for (consumer_id, step) in fleet.steps(Instant::now()) {
             match step {
                 Step::Judge(consumer) => judged.push(consumer),
@@ -203,14 +222,16 @@ impl Supervisor {
         Ok(is_due)
     }
 
-    /// Readiness is about the host: the database answers, its loops come round. What is wrong with a consumer
-    /// is said of the consumer.
+    /// Readiness is about the host: the database answers, its loops come round. What is wrong with
+    /// a consumer is said of the consumer.
     fn judge_self(&self, fleet: &Fleet, began: Instant, looked: Result<bool>) {
         let starting = fleet.first_starts();
         self.announce(match looked {
             Err(error) => Err(report::one_line(&error)),
             Ok(false) => return,
-            Ok(true) if starting > 0 && began.elapsed() < FIRST_STARTS => Err(format!("{starting} consumers are being loaded")),
+            Ok(true) if starting > 0 && began.elapsed() < FIRST_STARTS => {
+                Err(format!("{starting} consumers are being loaded"))
+            }
             Ok(true) => Ok(std::time::Instant::now()),
         });
     }
@@ -229,7 +250,8 @@ impl Supervisor {
             return Err(error.into());
         }
         for withdrawn in answered(self.admin.judge_canaries(consumer)).await? {
-            let (deployment, tenant, name) = (&withdrawn.deployment, &consumer.tenant, &consumer.name);
+            let (deployment, tenant, name) =
+                (&withdrawn.deployment, &consumer.tenant, &consumer.name);
             metrics::counter!("oncebox_canary_rollbacks_total", "tenant" => tenant.clone(), "consumer" => name.clone()).increment(1);
             tracing::warn!(
                 tenant,
@@ -244,11 +266,17 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Use what a task brings: new handlers from the next transaction on, everywhere in this process.
+    /// Use what a task brings: new handlers from the next transaction on, everywhere in this
+    /// process.
     async fn put_in_place(&self, fleet: &mut Fleet, presence: &Presence, done: Done) {
         if let Done::Loaded { consumer, made_for, routes } = done {
             let (id, generation) = (consumer.consumer_id, consumer.generation);
-            match fleet.switch(id, made_for, generation, routes.map_err(|error| report::one_line(&error))) {
+            match fleet.switch(
+                id,
+                made_for,
+                generation,
+                routes.map_err(|error| report::one_line(&error)),
+            ) {
                 Ok(Some(generation)) => presence.report(id, generation, Progress::Switched).await,
                 Ok(None) => {}
                 Err(error) => presence.report(id, generation, Progress::Failed(error)).await,
@@ -287,14 +315,24 @@ impl Supervisor {
             Work::Read => Some(trial.begin().await?),
             Work::Retry | Work::Rest => None,
         };
-        Running::start(self, consumer, Prepared { routes, sessions, schemas, trial, mark }, self.look.clone(), work)
-            .with_context(|| format!("failed to start consumer `{}/{}`", consumer.tenant, consumer.name))
+        Running::start(
+            self,
+            consumer,
+            Prepared { routes, sessions, schemas, trial, mark },
+            self.look.clone(),
+            work,
+        )
+        .with_context(|| {
+            format!("failed to start consumer `{}/{}`", consumer.tenant, consumer.name)
+        })
     }
 }
 
-/// The database's answer, or that there is none: on a connection that something in between has forgotten, none would
-/// ever come, and the loop would wait for it.
-pub(crate) async fn answered<T>(asked: impl Future<Output = Result<T, InboxError>>) -> Result<T, InboxError> {
+/// The database's answer, or that there is none: on a connection that something in between has
+/// forgotten, none would ever come, and the loop would wait for it.
+pub(crate) async fn answered<T>(
+    asked: impl Future<Output = Result<T, InboxError>>,
+) -> Result<T, InboxError> {
     let silent = |_| InboxError::Unreachable(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()));
     tokio::time::timeout(ANSWER_MAX, asked).await.map_err(silent)?
 }
@@ -308,9 +346,9 @@ async fn make_partitions(admin: Admin) {
     }
 }
 
-/// Keep the triggers that capture row changes on the tables of tenants with a shadow, and on no others.
-/// Whatever a host leaves half done when it dies, the next look of any host puts right. One statement names
-/// the tenants where there is something to look at, which are few.
+/// Keep the triggers that capture row changes on the tables of tenants with a shadow, and on no
+/// others. Whatever a host leaves half done when it dies, the next look of any host puts right. One
+/// statement names the tenants where there is something to look at, which are few.
 async fn keep_capture(admin: Admin) {
     loop {
         match admin.tenants_with_capture().await {
@@ -318,8 +356,14 @@ async fn keep_capture(admin: Admin) {
                 for tenant in tenants {
                     match admin.reconcile_capture(&tenant).await {
                         Ok(left) if left.is_empty() => {}
-                        Ok(left) => tracing::info!(tenant = tenant.name, tables = ?left, "tables are busy; the trigger for shadows waits"),
-                        Err(error) => tracing::warn!(tenant = tenant.name, %error, "failed to look after the triggers for shadows"),
+                        Ok(left) => {
+                            tracing::info!(tenant = tenant.name, tables = ?left, "tables are busy; \
+                                the trigger for shadows waits")
+                        }
+                        Err(error) => {
+                            tracing::warn!(tenant = tenant.name, %error, "failed to look after the \
+                                triggers for shadows")
+                        }
                     }
                 }
             }

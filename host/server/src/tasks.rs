@@ -1,5 +1,5 @@
-//! What the supervisor does beside its loop: loading, starting, bringing to an end, carrying out changes. A task
-//! that panics is a failure of its consumer, and of nothing else.
+//! What the supervisor does beside its loop: loading, starting, bringing to an end, carrying out
+//! changes. A task that panics is a failure of its consumer, and of nothing else.
 
 use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
@@ -42,7 +42,9 @@ impl Done {
     /// What it is about.
     pub(crate) fn consumer_id(&self) -> i32 {
         match self {
-            Self::Started { consumer_id, .. } | Self::Stopped { consumer_id } | Self::Changed { consumer_id, .. } => *consumer_id,
+            Self::Started { consumer_id, .. }
+            | Self::Stopped { consumer_id }
+            | Self::Changed { consumer_id, .. } => *consumer_id,
             Self::Loaded { consumer, .. } => consumer.consumer_id,
         }
     }
@@ -76,20 +78,28 @@ impl Tasks {
         match step {
             Step::Start(standing) => self.spawn(Meant::Start(consumer_id), async move {
                 let started = start(&host, &reporter, standing).await;
-                Done::Started { consumer_id, started: started.map_err(|error| report::one_line(&error)) }
+                Done::Started {
+                    consumer_id,
+                    started: started.map_err(|error| report::one_line(&error)),
+                }
             }),
-            Step::Load(consumer) => self.spawn(Meant::Load(Box::new(consumer.clone())), async move {
-                let made_for = consumer.revision;
-                let (consumer, routes) = load(&host, &reporter, consumer).await;
-                Done::Loaded { consumer: Box::new(consumer), made_for, routes }
-            }),
+            Step::Load(consumer) => {
+                self.spawn(Meant::Load(Box::new(consumer.clone())), async move {
+                    let made_for = consumer.revision;
+                    let (consumer, routes) = load(&host, &reporter, consumer).await;
+                    Done::Loaded { consumer: Box::new(consumer), made_for, routes }
+                })
+            }
             Step::Stop(current, urgency) => self.spawn(Meant::Stop(consumer_id), async move {
                 stop(*current, urgency).await;
                 Done::Stopped { consumer_id }
             }),
             Step::Change(standing) => self.spawn(Meant::Change(consumer_id), async move {
                 let changed = changes::carry_out(&host, &standing).await;
-                Done::Changed { consumer_id, note: changed.unwrap_or_else(|error| Some(report::one_line(&error))) }
+                Done::Changed {
+                    consumer_id,
+                    note: changed.unwrap_or_else(|error| Some(report::one_line(&error))),
+                }
             }),
             Step::Judge(_) => {}
         }
@@ -124,20 +134,32 @@ impl Tasks {
         };
         const PANICKED: &str = "a task of the host panicked; see its log";
         match self.meant.remove(&error.id()).expect("every task is noted").0 {
-            Meant::Start(consumer_id) => Done::Started { consumer_id, started: Err(PANICKED.to_owned()) },
-            Meant::Load(consumer) => Done::Loaded { made_for: consumer.revision, consumer, routes: Err(anyhow!(PANICKED)) },
+            Meant::Start(consumer_id) => {
+                Done::Started { consumer_id, started: Err(PANICKED.to_owned()) }
+            }
+            Meant::Load(consumer) => Done::Loaded {
+                made_for: consumer.revision,
+                consumer,
+                routes: Err(anyhow!(PANICKED)),
+            },
             Meant::Stop(consumer_id) => Done::Stopped { consumer_id },
-            Meant::Change(consumer_id) => Done::Changed { consumer_id, note: Some(PANICKED.to_owned()) },
+            Meant::Change(consumer_id) => {
+                Done::Changed { consumer_id, note: Some(PANICKED.to_owned()) }
+            }
         }
     }
 
-    /// Finish what runs, everywhere at once. What is being loaded is dropped; what is being stopped or changed
-    /// comes to its end.
+    /// Finish what runs, everywhere at once. What is being loaded is dropped; what is being stopped
+    /// or changed comes to its end.
     pub(crate) async fn drain(mut self, fleet: Fleet) -> Drained {
         let within = self.within;
-        let loading = self.meant.values().filter(|(meant, _)| matches!(meant, Meant::Start(_) | Meant::Load(_)));
+        let loading = self
+            .meant
+            .values()
+            .filter(|(meant, _)| matches!(meant, Meant::Start(_) | Meant::Load(_)));
         loading.for_each(|(_, handle)| handle.abort());
-        let drains = futures::future::join_all(fleet.into_running().map(|running| running.drain(within)));
+        let drains =
+            futures::future::join_all(fleet.into_running().map(|running| running.drain(within)));
         let rest = async {
             let mut started: Vec<Running> = Vec::new();
             while !self.running.is_empty() {
@@ -145,16 +167,18 @@ impl Tasks {
                     started.push(current.running);
                 }
             }
-            futures::future::join_all(started.into_iter().map(|running| running.drain(within))).await
+            futures::future::join_all(started.into_iter().map(|running| running.drain(within)))
+                .await
         };
         let (drained, rest) = tokio::join!(drains, tokio::time::timeout(within, rest));
-        let is_clean = drained.into_iter().all(|clean| clean) && rest.is_ok_and(|rest| rest.into_iter().all(|clean| clean));
+        let is_clean = drained.into_iter().all(|clean| clean)
+            && rest.is_ok_and(|rest| rest.into_iter().all(|clean| clean));
         if is_clean { Drained::Clean } else { Drained::Unfinished }
     }
 }
 
-/// The row of a consumer. So many at a time ask for theirs when a host starts; nobody holds a place meanwhile
-/// for what depends on a tenant, its database or a compilation.
+/// The row of a consumer. So many at a time ask for theirs when a host starts; nobody holds a place
+/// meanwhile for what depends on a tenant, its database or a compilation.
 async fn newest(host: &Supervisor, consumer_id: i32) -> Result<Consumer> {
     let _permit = host.starts.acquire().await.context("the host ends")?;
     host.admin.consumer_by_id(consumer_id).await?.context("the consumer is gone")
@@ -170,7 +194,11 @@ async fn start(host: &Supervisor, reporter: &Reporter, standing: Standing) -> Re
 }
 
 /// Load the newest deployments of a consumer that runs.
-async fn load(host: &Supervisor, reporter: &Reporter, consumer: Consumer) -> (Consumer, Result<Arc<Routes>>) {
+async fn load(
+    host: &Supervisor,
+    reporter: &Reporter,
+    consumer: Consumer,
+) -> (Consumer, Result<Arc<Routes>>) {
     let load = async {
         let newest = newest(host, consumer.consumer_id).await?;
         reporter.report(newest.consumer_id, newest.generation, Progress::Compiling).await;
@@ -195,6 +223,10 @@ async fn stop(current: Current, urgency: Urgency) {
     if clean {
         tracing::info!(tenant, consumer = name, revision = current.revision, "consumer stopped");
     } else {
-        tracing::warn!(tenant, consumer = name, "what a consumer ran did not end in time; it is redelivered where it was not acked");
+        tracing::warn!(
+            tenant,
+            consumer = name,
+            "what a consumer ran did not end in time; it is redelivered where it was not acked"
+        );
     }
 }

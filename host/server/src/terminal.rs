@@ -1,9 +1,11 @@
-//! What a terminal is shown. Ids, keys, payloads and errors hold what producers and tenants like; a terminal obeys some
-//! of it: escape sequences move its cursor and change its settings, and bidirectional controls reorder a line.
+//! What a terminal is shown. Ids, keys, payloads and errors hold what producers and tenants like; a
+//! terminal obeys some of it: escape sequences move its cursor and change its settings, and
+//! bidirectional controls reorder a line.
 
 use std::borrow::Cow;
 
-/// Whether a character is written as its number instead. Line ends and tabs are ours to print, but for cells of tables.
+/// Whether a character is written as its number instead. Line ends and tabs are ours to print, but
+/// for cells of tables.
 fn is_hidden(c: char) -> bool {
     let formats = matches!(c,
         '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
@@ -35,7 +37,8 @@ pub(crate) fn cell(text: &str) -> Cow<'_, str> {
     escape(text, |c| c == '\n' || c == '\t' || is_hidden(c))
 }
 
-/// Print a line as a terminal may be shown it. In the modules behind this one it stands for the standard library's.
+/// Print a line as a terminal may be shown it. In the modules behind this one it stands for the
+/// standard library's.
 macro_rules! println {
     () => { std::println!() };
     ($($argument:tt)*) => { std::println!("{}", crate::terminal::lines(&format!($($argument)*))) };
@@ -66,8 +69,8 @@ pub(crate) fn tell(bar: &indicatif::ProgressBar, text: &str) {
 mod tests {
     use super::*;
 
-    /// Every character of Unicode whose general category is Cc, Cf, Zl or Zp, as the regular expressions of the standard's
-    /// data know it, but for those of scripts that are seen.
+    /// Every character of Unicode whose general category is Cc, Cf, Zl or Zp, as the regular
+    /// expressions of the standard's data know it, but for those of scripts that are seen.
     #[test]
     fn nothing_that_a_terminal_obeys_or_hides_is_printed() {
         for number in 0..=0x10_ffff_u32 {
@@ -79,8 +82,12 @@ mod tests {
                 assert_eq!(cell, text);
             }
         }
-        let bidirectional = ('\u{202a}'..='\u{202e}').chain('\u{2066}'..='\u{2069}').chain(['\u{200e}', '\u{200f}', '\u{61c}']);
-        let invisible = ('\u{200b}'..='\u{200d}').chain('\u{2060}'..='\u{2064}').chain(['\u{feff}', '\u{ad}', '\u{2028}', '\u{2029}']);
+        let bidirectional = ('\u{202a}'..='\u{202e}')
+            .chain('\u{2066}'..='\u{2069}')
+            .chain(['\u{200e}', '\u{200f}', '\u{61c}']);
+        let invisible = ('\u{200b}'..='\u{200d}')
+            .chain('\u{2060}'..='\u{2064}')
+            .chain(['\u{feff}', '\u{ad}', '\u{2028}', '\u{2029}']);
         let obeyed = (0..=8).chain(11..=31).chain(127..=159).filter_map(char::from_u32);
         for c in bidirectional.chain(invisible).chain(obeyed) {
             assert_eq!(lines(&format!("a{c}\tb\n")), format!("a\\u{:04X}\tb\n", u32::from(c)));

@@ -14,14 +14,28 @@ pub(crate) struct Uploads {
 impl Components for Uploads {
     fn check(&self, upload: Bytes) -> Checking<'_> {
         Box::pin(async move {
-            let inspected = self.components.check(upload.into()).await.map_err(|busy| Unchecked::Busy(busy.to_string()))?;
+            let inspected = self
+                .components
+                .check(upload.into())
+                .await
+                .map_err(|busy| Unchecked::Busy(busy.to_string()))?;
             let inspected = inspected.map_err(|problems| {
-                let told = |problem: oncebox_runtime::Problem| Problem { code: problem.code, text: problem.text };
+                let told = |problem: oncebox_runtime::Problem| Problem {
+                    code: problem.code,
+                    text: problem.text,
+                };
                 Unchecked::Refused(problems.into_iter().map(told).collect())
             })?;
-            let report = serde_json::to_value(&inspected.report).map_err(|error| Unchecked::Busy(error.to_string()))?;
+            let report = serde_json::to_value(&inspected.report)
+                .map_err(|error| Unchecked::Busy(error.to_string()))?;
             let component = inspected.component.into();
-            Ok(Checked { component, digest: inspected.digest, source_digest: inspected.source_digest, report, is_compiled: false })
+            Ok(Checked {
+                component,
+                digest: inspected.digest,
+                source_digest: inspected.source_digest,
+                report,
+                is_compiled: false,
+            })
         })
     }
 

@@ -1,4 +1,5 @@
-//! What wakes the parts of a host that rest, and what lets them rest again: one task for all consumers.
+//! What wakes the parts of a host that rest, and what lets them rest again: one task for all
+//! consumers.
 
 use std::{sync::Arc, time::Duration};
 

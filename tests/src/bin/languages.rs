@@ -1,9 +1,9 @@
-//! What a call costs in each language: the CPU time of this process for the order example, less that
-//! of the same two statements sent by plain Rust, as a ratio to the component written in Rust. The
-//! table of docs/languages.md.
+//! What a call costs in each language: the CPU time of this process for the order example, less
+//! that of the same two statements sent by plain Rust, as a ratio to the component written in Rust.
+//! The table of docs/languages.md.
 //!
-//! `languages [name=component.wasm…]`; by default the examples, and `rust`. A fresh instance for each
-//! message, on one thread, in one open transaction at a time that is rolled back.
+//! `languages [name=component.wasm…]`; by default the examples, and `rust`. A fresh instance for
+//! each message, on one thread, in one open transaction at a time that is rolled back.
 
 use std::time::Duration;
 
@@ -27,7 +27,8 @@ use tokio::time::Instant;
 const SCHEMA: &str = include_str!("../../../guest-examples/languages/schema.sql");
 /// Calls in one transaction; the row of the account gets a version for each.
 const CALLS: usize = 100;
-/// Transactions that are measured of each; the quietest counts, since whatever else the machine does only adds.
+/// Transactions that are measured of each; the quietest counts, since whatever else the machine
+/// does only adds.
 const ROUNDS: usize = 20;
 const DEFAULT: &[(&str, &str)] = &[
     ("rust", "guest-examples/components/order.wasm"),
@@ -43,7 +44,11 @@ async fn main() -> Result<()> {
     let given: Vec<String> = std::env::args().skip(1).collect();
     let mut components = Vec::new();
     for argument in &given {
-        components.push(argument.split_once('=').with_context(|| format!("`{argument}` is not `name=component.wasm`"))?);
+        components.push(
+            argument
+                .split_once('=')
+                .with_context(|| format!("`{argument}` is not `name=component.wasm`"))?,
+        );
     }
     if components.is_empty() {
         components.extend_from_slice(DEFAULT);
@@ -65,11 +70,15 @@ async fn compare(world: &World, components: &[(&str, &str)]) -> Result<()> {
     handlers.extend(loaded.iter().map(|one| &one.handler as &dyn Handler));
     let calls = measure(&tx, &handlers).await?;
     println!("the two statements alone: {} us", calls[0].as_micros());
-    println!("{:<12} {:>9} {:>10} {:>12} {:>14} {:>8}", "language", "KiB", "compile s", "call us", "less SQL us", "ratio");
+    println!(
+        "{:<12} {:>9} {:>10} {:>12} {:>14} {:>8}",
+        "language", "KiB", "compile s", "call us", "less SQL us", "ratio"
+    );
     let own = |call: &Duration| call.saturating_sub(calls[0]);
     for ((name, _), (one, call)) in components.iter().zip(loaded.iter().zip(&calls[1..])) {
         let ratio = own(call).as_secs_f64() / own(&calls[1]).as_secs_f64();
-        let (compile, call, own) = (one.compile.as_secs_f64(), call.as_micros(), own(call).as_micros());
+        let (compile, call, own) =
+            (one.compile.as_secs_f64(), call.as_micros(), own(call).as_micros());
         println!("{name:<12} {:>9} {compile:>10.2} {call:>12} {own:>14} {ratio:>8.1}", one.kib);
     }
     Ok(())
@@ -83,12 +92,15 @@ struct Loaded {
 }
 
 async fn component(name: &str, path: &str) -> Result<Loaded> {
-    let advice = || format!("failed to read `{path}`; build it with `guest-examples/languages/build.sh {name}`");
+    let advice = || {
+        format!("failed to read `{path}`; build it with `guest-examples/languages/build.sh {name}`")
+    };
     let bytes = std::fs::read(path).with_context(advice)?;
     let runtime = Runtime::new(RuntimeConfig { instances_max: 1, ..RuntimeConfig::default() })?;
     let start = Instant::now();
     let loaded = runtime.load(&bytes).await.with_context(|| format!("failed to load `{path}`"))?;
-    let settings = HandlerSettings { version: 1, limits: limits(), config: Vec::new(), random_key: [1; 32] };
+    let settings =
+        HandlerSettings { version: 1, limits: limits(), config: Vec::new(), random_key: [1; 32] };
     let compile = start.elapsed();
     Ok(Loaded { handler: runtime.handler(&loaded, settings), kib: bytes.len() / 1024, compile })
 }
@@ -119,8 +131,18 @@ async fn round(tx: &Tx, handler: &dyn Handler) -> Result<Duration> {
     let start = cpu_time();
     for message in &messages {
         let deadline = Instant::now() + Duration::from_secs(60);
-        let run = Run { tenant: "acme", consumer: "orders", message, attempt: 1, kind: DeliveryKind::Live, deadline };
-        let result = handler.handle(tx, &run).await.map_err(|failure| anyhow!("{}: {}", failure.kind.name(), failure.text))?;
+        let run = Run {
+            tenant: "acme",
+            consumer: "orders",
+            message,
+            attempt: 1,
+            kind: DeliveryKind::Live,
+            deadline,
+        };
+        let result = handler
+            .handle(tx, &run)
+            .await
+            .map_err(|failure| anyhow!("{}: {}", failure.kind.name(), failure.text))?;
         ensure!(result.is_none(), "it answered {result:?}");
     }
     let spent = cpu_time() - start;
@@ -189,10 +211,15 @@ impl Handler for Plain {
         1
     }
 
-    fn handle<'a>(&'a self, tx: &'a Tx, run: &'a Run<'a>) -> BoxFuture<'a, Result<Option<String>, Failure>> {
+    fn handle<'a>(
+        &'a self,
+        tx: &'a Tx,
+        run: &'a Run<'a>,
+    ) -> BoxFuture<'a, Result<Option<String>, Failure>> {
         Box::pin(async move {
             let id = Value::Text(run.message.id.clone());
-            let (account, amount, note) = (Value::Int8(17), Value::Int8(250), Value::Text("two of the usual".to_owned()));
+            let (account, amount, note) =
+                (Value::Int8(17), Value::Int8(250), Value::Text("two of the usual".to_owned()));
             let insert = "INSERT INTO orders (id, account, amount, note) VALUES ($1, $2, $3, $4)";
             Self::execute(tx, insert, &[id, account, amount, note]).await?;
             let update = "UPDATE account SET balance = balance + $2, n = n + 1 WHERE id = $1";

@@ -25,6 +25,7 @@ fn main() -> Result<()> {
 fn hold_postgres(dir: &Path) -> Result<()> {
     let server = PrivatePostgres::start(PostgresOptions::new(dir))?;
     println!("{}", server.pid().context("the server has ended")?);
-    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).context("failed to read standard input")?;
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())
+        .context("failed to read standard input")?;
     Ok(())
 }

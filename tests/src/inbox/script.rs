@@ -44,14 +44,22 @@ impl PlainHandlers {
     }
 
     /// A generation, and who takes an event type.
-    pub fn resolving(generation: i64, resolve: impl Fn(&str) -> Option<Arc<dyn Handler>> + Send + Sync + 'static) -> Arc<Self> {
+    pub fn resolving(
+        generation: i64,
+        resolve: impl Fn(&str) -> Option<Arc<dyn Handler>> + Send + Sync + 'static,
+    ) -> Arc<Self> {
         Arc::new(Self { generation, resolve: Box::new(resolve), all: Vec::new(), shadow: None })
     }
 
     /// One handler for every event type, and a candidate that is tried beside it.
     pub fn shadowed(handler: Arc<dyn Handler>, shadow: Shadow) -> Arc<Self> {
         let all = vec![handler.clone()];
-        Arc::new(Self { generation: 0, resolve: Box::new(move |_| Some(handler.clone())), all, shadow: Some(Arc::new(shadow)) })
+        Arc::new(Self {
+            generation: 0,
+            resolve: Box::new(move |_| Some(handler.clone())),
+            all,
+            shadow: Some(Arc::new(shadow)),
+        })
     }
 }
 
@@ -132,8 +140,8 @@ impl Script {
     }
 }
 
-/// The same for all messages of a transaction in one call. As with a statement that works on a set, a
-/// failed statement speaks for no message in particular; any other failure is its message's.
+/// The same for all messages of a transaction in one call. As with a statement that works on a set,
+/// a failed statement speaks for no message in particular; any other failure is its message's.
 struct BatchScript(Arc<Control>);
 
 impl BatchScript {
@@ -142,7 +150,8 @@ impl BatchScript {
         let mut answers = Vec::new();
         for message in batch.messages {
             let BatchRun { tenant, consumer, deadline, .. } = *batch;
-            let run = Run { tenant, consumer, message, attempt: 1, kind: DeliveryKind::Live, deadline };
+            let run =
+                Run { tenant, consumer, message, attempt: 1, kind: DeliveryKind::Live, deadline };
             let answer = perform(&self.0, 1, tx, &run).await;
             if let Err(Failure { kind: FailureKind::Sql { .. } | FailureKind::Trap, .. }) = answer {
                 return Err(answer.expect_err("it was one"));
@@ -167,7 +176,11 @@ impl Handler for BatchScript {
         true
     }
 
-    fn handle_batch<'a>(&'a self, tx: &'a Tx, run: &'a BatchRun<'a>) -> BoxFuture<'a, Result<Vec<Answer>, Failure>> {
+    fn handle_batch<'a>(
+        &'a self,
+        tx: &'a Tx,
+        run: &'a BatchRun<'a>,
+    ) -> BoxFuture<'a, Result<Vec<Answer>, Failure>> {
         Box::pin(self.perform(tx, run))
     }
 }
@@ -194,7 +207,12 @@ async fn perform(control: &Control, version: i32, tx: &Tx, run: &Run<'_>) -> Ans
     Ok(result)
 }
 
-async fn perform_step(control: &Control, tx: &Tx, run: &Run<'_>, line: &str) -> Result<(), Failure> {
+async fn perform_step(
+    control: &Control,
+    tx: &Tx,
+    run: &Run<'_>,
+    line: &str,
+) -> Result<(), Failure> {
     let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
     let fail = |kind: FailureKind| Err(Failure::new(kind, format!("the script says `{line}`")));
     match verb {
@@ -229,9 +247,14 @@ async fn perform_step(control: &Control, tx: &Tx, run: &Run<'_>, line: &str) -> 
 }
 
 async fn take_effect(tx: &Tx, run: &Run<'_>, version: i32) -> Result<i32, Failure> {
-    const INSERT: &str = "INSERT INTO effect (consumer, message_id, attempt, version) VALUES ($1, $2, $3, $4) RETURNING pg_backend_pid()";
+    const INSERT: &str = "INSERT INTO effect (consumer, message_id, attempt, version) VALUES ($1, \
+        $2, $3, $4) RETURNING pg_backend_pid()";
     let mut statement = tx.statement().await;
-    let query = sqlx::query_scalar(INSERT).bind(run.consumer).bind(&run.message.id).bind(run.attempt as i32).bind(version);
+    let query = sqlx::query_scalar(INSERT)
+        .bind(run.consumer)
+        .bind(&run.message.id)
+        .bind(run.attempt as i32)
+        .bind(version);
     let answer = query.fetch_one(statement.connection()).await;
     statement.finish(answer.as_ref().err());
     answer.map_err(|error| sql_failure(&error))
@@ -246,7 +269,8 @@ pub async fn execute(tx: &Tx, sql: &str) -> Result<u64, Failure> {
 }
 
 fn sql_failure(error: &sqlx::Error) -> Failure {
-    let sqlstate = error.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned();
+    let sqlstate =
+        error.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned();
     Failure::new(FailureKind::Sql { sqlstate }, error.to_string())
 }
 
@@ -284,11 +308,22 @@ impl Control {
 
     /// Every run so far, also of attempts that were rolled back.
     pub fn runs(&self, message_id: &str) -> Vec<Ran> {
-        self.runs.lock().expect("no panic while held").iter().filter(|ran| ran.message_id == message_id).cloned().collect()
+        self.runs
+            .lock()
+            .expect("no panic while held")
+            .iter()
+            .filter(|ran| ran.message_id == message_id)
+            .cloned()
+            .collect()
     }
 
     fn ran(&self, run: &Run<'_>, backend: i32) {
-        let ran = Ran { message_id: run.message.id.clone(), attempt: run.attempt, kind: run.kind, backend };
+        let ran = Ran {
+            message_id: run.message.id.clone(),
+            attempt: run.attempt,
+            kind: run.kind,
+            backend,
+        };
         self.runs.lock().expect("no panic while held").push(ran);
     }
 }
@@ -316,7 +351,11 @@ impl Gate {
     pub async fn reached(&self, count: usize) {
         let mut arrived = self.arrived.subscribe();
         let waiting = timeout(DEADLINE, arrived.wait_for(|arrived| *arrived >= count)).await;
-        drop(waiting.unwrap_or_else(|_| panic!("{count} handlers did not come to the gate")).expect("the gate lives"));
+        drop(
+            waiting
+                .unwrap_or_else(|_| panic!("{count} handlers did not come to the gate"))
+                .expect("the gate lives"),
+        );
     }
 
     /// Let everyone through, also those who come later.

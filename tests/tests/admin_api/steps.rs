@@ -45,7 +45,11 @@ impl Step {
     pub fn path(&self, desk: &Desk) -> String {
         let path = fill(&self.template.replace("{digest}", &self.digest), desk.deployment_id());
         // What is deleted for good is named twice.
-        if (self.method, self.template) == ("DELETE", CONSUMER) { format!("{path}?confirm=orders") } else { path }
+        if (self.method, self.template) == ("DELETE", CONSUMER) {
+            format!("{path}?confirm=orders")
+        } else {
+            path
+        }
     }
 }
 
@@ -74,7 +78,9 @@ pub fn operations() -> BTreeMap<(String, String), String> {
     let mut all = BTreeMap::new();
     for (path, item) in document["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
-            let role = operation["x-role"].as_str().unwrap_or_else(|| panic!("{method} {path} says nothing of its role"));
+            let role = operation["x-role"]
+                .as_str()
+                .unwrap_or_else(|| panic!("{method} {path} says nothing of its role"));
             all.insert((method.to_uppercase(), path.clone()), role.to_owned());
         }
     }
@@ -85,7 +91,12 @@ pub fn operations() -> BTreeMap<(String, String), String> {
 pub fn upload(_: &Desk) -> Step {
     let bytes = include_bytes!("../../../guest-examples/components/ledger.wasm").to_vec();
     let digest = sha256(&bytes);
-    Step { method: "PUT", template: "/v1/tenants/{tenant}/handlers/{handler}/versions/{digest}", body: Body::Wasm(bytes), digest }
+    Step {
+        method: "PUT",
+        template: "/v1/tenants/{tenant}/handlers/{handler}/versions/{digest}",
+        body: Body::Wasm(bytes),
+        digest,
+    }
 }
 
 pub fn steps(desk: &Desk) -> Vec<Step> {
@@ -102,7 +113,8 @@ pub fn steps(desk: &Desk) -> Vec<Step> {
     };
     const TENANT: &str = "/v1/tenants/{tenant}";
     const DEPLOYMENTS: &str = "/v1/tenants/{tenant}/consumers/{consumer}/deployments";
-    const DEPLOYMENT: &str = "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}";
+    const DEPLOYMENT: &str =
+        "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}";
     const CANARIES: &str = "/v1/tenants/{tenant}/consumers/{consumer}/canaries";
     let policy = json!({ "topics": ["oncebox.acme.t"], "ack": "after_commit" });
     vec![
@@ -116,7 +128,10 @@ pub fn steps(desk: &Desk) -> Vec<Step> {
         post("/v1/tenants/{tenant}/resume", json!({})),
         post("/v1/tenants/{tenant}/rotate-credentials", json!({})),
         get("/v1/tenants/{tenant}/migrations"),
-        post("/v1/tenants/{tenant}/migrations", json!({ "name": "m-1", "sql": "CREATE TABLE more (n int)" })),
+        post(
+            "/v1/tenants/{tenant}/migrations",
+            json!({ "name": "m-1", "sql": "CREATE TABLE more (n int)" }),
+        ),
         get("/v1/tenants/{tenant}/consumers"),
         post("/v1/tenants/{tenant}/consumers", json!({ "name": "more", "policy": policy.clone() })),
         get(CONSUMER),
@@ -130,33 +145,66 @@ pub fn steps(desk: &Desk) -> Vec<Step> {
         get(DEPLOYMENTS),
         get(DEPLOYMENT),
         patch(DEPLOYMENT, json!({ "percent": 20.0 })),
-        post("/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/promote", json!({})),
-        post("/v1/tenants/{tenant}/consumers/{consumer}/rollbacks", json!({ "event_type": "paid", "reason": "it was worse" })),
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/promote",
+            json!({}),
+        ),
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/rollbacks",
+            json!({ "event_type": "paid", "reason": "it was worse" }),
+        ),
         post("/v1/tenants/{tenant}/consumers/{consumer}/shadows", shared(&two, 50.0)),
         get("/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/differences"),
-        post("/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/end", json!({ "reason": "seen enough" })),
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/end",
+            json!({ "reason": "seen enough" }),
+        ),
         get("/v1/tenants/{tenant}/consumers/{consumer}/inbox"),
         get("/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}"),
         get("/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/story"),
         get("/v1/tenants/{tenant}/consumers/{consumer}/backlog"),
         get("/v1/tenants/{tenant}/consumers/{consumer}/export"),
-        post("/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/revise", json!({ "reason": "a typo", "payload": "y" })),
-        post("/v1/tenants/{tenant}/consumers/{consumer}/retry", json!({ "reason": "the other side is back" })),
-        post("/v1/tenants/{tenant}/consumers/{consumer}/redrive", json!({ "reason": "mended", "filter": { "reason": "trap" } })),
-        post("/v1/tenants/{tenant}/consumers/{consumer}/discard", json!({ "reason": "a test", "message_ids": ["m/1"] })),
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/revise",
+            json!({ "reason": "a typo", "payload": "y" }),
+        ),
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/retry",
+            json!({ "reason": "the other side is back" }),
+        ),
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/redrive",
+            json!({ "reason": "mended", "filter": { "reason": "trap" } }),
+        ),
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/discard",
+            json!({ "reason": "a test", "message_ids": ["m/1"] }),
+        ),
         post("/v1/tenants/{tenant}/consumers/{consumer}/drain", json!({})),
         post("/v1/tenants/{tenant}/consumers/{consumer}/pause", json!({})),
         post("/v1/tenants/{tenant}/consumers/{consumer}/resume", json!({})),
-        post("/v1/tenants/{tenant}/consumers/{consumer}/seek", json!({ "to": "beginning", "accept": true })),
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/seek",
+            json!({ "to": "beginning", "accept": true }),
+        ),
         delete("/v1/tenants/{tenant}/consumers/{consumer}/seek"),
-        Step { method: "PUT", ..post("/v1/tenants/{tenant}/consumers/{consumer}/policy", json!({ "policy": policy, "accept": true })) },
+        Step {
+            method: "PUT",
+            ..post(
+                "/v1/tenants/{tenant}/consumers/{consumer}/policy",
+                json!({ "policy": policy, "accept": true }),
+            )
+        },
         delete(CONSUMER),
         get("/v1/tokens"),
         post("/v1/tokens", json!({ "name": "someone", "role": "viewer" })),
         delete("/v1/tokens/{token_id}"),
         get("/v1/tenants/{tenant}/tokens"),
         post("/v1/tenants/{tenant}/tokens", json!({ "name": "someone", "role": "viewer" })),
-        Step { template: "/v1/tenants/{tenant}/tokens/{token_id}", ..delete("/v1/tenants/{tenant}/tokens/{token_id}") },
+        Step {
+            template: "/v1/tenants/{tenant}/tokens/{token_id}",
+            ..delete("/v1/tenants/{tenant}/tokens/{token_id}")
+        },
         get("/v1/audit"),
         get("/v1/tenants/{tenant}/audit"),
         get("/v1/hosts"),

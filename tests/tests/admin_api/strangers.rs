@@ -1,5 +1,5 @@
-//! Strangers and slow clients at the API's connections. Loopback has many addresses, so that each connection may come from one
-//! of its own.
+//! Strangers and slow clients at the API's connections. Loopback has many addresses, so that each
+//! connection may come from one of its own.
 
 use std::{
     io::ErrorKind,
@@ -58,7 +58,8 @@ async fn until_open(streams: &[TcpStream], right: impl Fn(usize) -> bool) {
 /// The status of an answer, and none where the connection ends without.
 async fn status(stream: &mut TcpStream) -> Option<u16> {
     let mut head = [0; 12];
-    let read = timeout(DEADLINE, stream.read_exact(&mut head)).await.expect("it is answered, or ends");
+    let read =
+        timeout(DEADLINE, stream.read_exact(&mut head)).await.expect("it is answered, or ends");
     read.ok()?;
     std::str::from_utf8(&head[9..]).ok()?.parse().ok()
 }
@@ -77,13 +78,14 @@ const HALF_A_HEAD: &str = "GET /v1/whoami HTTP/1.1\r\nhost: x\r\n";
 
 fn slow_body(token: &str) -> String {
     format!(
-        "POST /v1/tenants/acme/tokens HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {token}\r\n\
+        "POST /v1/tenants/acme/tokens HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: \
+            Bearer {token}\r\n\
          content-type: application/json\r\ncontent-length: 2\r\n\r\n{{"
     )
 }
 
-/// What could go wrong: whoever sends halves of heads, from one address or from hundreds, keeps those out who have a token, and
-/// the halves pile up without a bound.
+/// What could go wrong: whoever sends halves of heads, from one address or from hundreds, keeps
+/// those out who have a token, and the halves pile up without a bound.
 #[tokio::test(flavor = "multi_thread")]
 async fn half_heads_keep_nobody_out() {
     let desk = Desk::new(Mode::Tokens, Limits::default()).await;
@@ -93,7 +95,8 @@ async fn half_heads_keep_nobody_out() {
     for _ in 0..300 {
         halves.push(come(Ipv4Addr::new(127, 0, 0, 2), server.address, HALF_A_HEAD).await);
     }
-    // The oldest give way. The others end by themselves after a while, so they are looked at before anything else.
+    // The oldest give way. The others end by themselves after a while, so they are looked at before
+    // anything else.
     let (older, newer) = halves.split_at(300 - PLACES / 2);
     until_open(older, |open| open == 0).await;
     until_open(newer, |open| open == PLACES / 2).await;
@@ -104,7 +107,14 @@ async fn half_heads_keep_nobody_out() {
     let (first, rest) = head.split_at(30);
     let mut slow = come(Ipv4Addr::LOCALHOST, server.address, first).await;
     for n in 0..2 * PLACES {
-        halves.push(come(Ipv4Addr::new(127, 0, 1, if n % 2 == 0 { 1 } else { 2 }), server.address, HALF_A_HEAD).await);
+        halves.push(
+            come(
+                Ipv4Addr::new(127, 0, 1, if n % 2 == 0 { 1 } else { 2 }),
+                server.address,
+                HALF_A_HEAD,
+            )
+            .await,
+        );
         if halves.len() > 400 {
             drop(halves.drain(..200));
         }
@@ -138,7 +148,12 @@ async fn half_handshakes_keep_nobody_out() {
     }
     // They end by themselves after a while, so they are looked at before anything else.
     until_open(&halves, |open| open == PLACES / 2).await;
-    let whoami = request("GET", "/v1/whoami", &[("authorization", &format!("Bearer {}", desk.token_of("acme", Role::Viewer)))], "");
+    let whoami = request(
+        "GET",
+        "/v1/whoami",
+        &[("authorization", &format!("Bearer {}", desk.token_of("acme", Role::Viewer)))],
+        "",
+    );
     for _ in 0..5 {
         let said = server.talk_tls(&certificate, whoami.as_bytes()).await;
         assert!(said.starts_with("HTTP/1.1 200"), "{said}");
@@ -148,8 +163,8 @@ async fn half_handshakes_keep_nobody_out() {
     desk.finish().await;
 }
 
-/// What could go wrong: a body that never comes is waited for although its sender has no token; one that has a token is cut off
-/// for a stranger, or takes all places.
+/// What could go wrong: a body that never comes is waited for although its sender has no token; one
+/// that has a token is cut off for a stranger, or takes all places.
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_bodies_need_a_token_and_take_half_of_the_places() {
     let desk = Desk::new(Mode::Tokens, Limits::default()).await;
@@ -157,7 +172,8 @@ async fn slow_bodies_need_a_token_and_take_half_of_the_places() {
     let token = desk.token_of("acme", Role::Viewer);
     let mut strangers = Vec::new();
     for _ in 0..300 {
-        strangers.push(come(Ipv4Addr::new(127, 0, 0, 2), server.address, &slow_body("obx_0")).await);
+        strangers
+            .push(come(Ipv4Addr::new(127, 0, 0, 2), server.address, &slow_body("obx_0")).await);
     }
     assert_eq!(answered(&server, &token).await, 20, "beside 300 bodies of strangers");
     let mut refused = 0;
@@ -173,7 +189,8 @@ async fn slow_bodies_need_a_token_and_take_half_of_the_places() {
     let (one, other) = (Ipv4Addr::new(127, 0, 0, 3), Ipv4Addr::new(127, 0, 0, 4));
     let mut slow = fill(&server, one, &body).await;
     assert_eq!((slow.len(), answered(&server, &token).await), (PLACES / 2, 20));
-    // From a second address: all places are used by requests that are authenticated, and whoever comes then is refused.
+    // From a second address: all places are used by requests that are authenticated, and whoever
+    // comes then is refused.
     slow.append(&mut fill(&server, other, &body).await);
     assert_eq!((slow.len(), answered(&server, &token).await), (PLACES, 0));
     // None of them was cut off for anybody.
@@ -189,17 +206,23 @@ async fn slow_bodies_need_a_token_and_take_half_of_the_places() {
     desk.finish().await;
 }
 
-/// As many requests with a slow body as an address may have, each of them authenticated; one more is refused.
+/// As many requests with a slow body as an address may have, each of them authenticated; one more
+/// is refused.
 async fn fill(server: &Server, from: Ipv4Addr, body: &str) -> Vec<TcpStream> {
     let mut slow = Vec::new();
     let deadline = Instant::now() + DEADLINE;
     loop {
-        assert!(Instant::now() < deadline && slow.len() <= PLACES, "{} slow bodies, and no end", slow.len());
+        assert!(
+            Instant::now() < deadline && slow.len() <= PLACES,
+            "{} slow bodies, and no end",
+            slow.len()
+        );
         slow.push(come(from, server.address, body).await);
         if slow.len() <= PLACES / 2 {
             continue;
         }
-        // One that is not authenticated yet is closed for the next; when the next itself is, all are authenticated.
+        // One that is not authenticated yet is closed for the next; when the next itself is, all
+        // are authenticated.
         sleep(Duration::from_millis(100)).await;
         let newest_is_refused = slow.last().is_some_and(|newest| !is_open(newest));
         slow.retain(is_open);

@@ -35,7 +35,11 @@ impl Drop for Certificate {
 }
 
 pub fn self_signed() -> Certificate {
-    let dir = std::env::temp_dir().join(format!("oncebox-tls-{}-{:08x}", std::process::id(), rand::random::<u32>()));
+    let dir = std::env::temp_dir().join(format!(
+        "oncebox-tls-{}-{:08x}",
+        std::process::id(),
+        rand::random::<u32>()
+    ));
     std::fs::create_dir_all(&dir).unwrap();
     let (certificate, key) = (dir.join("api.crt"), dir.join("api.key"));
     let made = std::process::Command::new("openssl")
@@ -64,7 +68,10 @@ pub fn self_signed() -> Certificate {
 
 /// A request that ends its connection.
 pub fn request(method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> String {
-    let mut text = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
+    let mut text = format!(
+        "{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-length: {}\r\n",
+        body.len()
+    );
     if !headers.iter().any(|(name, _)| *name == "host") {
         text += "host: localhost\r\n";
     }
@@ -94,9 +101,12 @@ pub struct Server {
 impl Server {
     pub async fn start(desk: &Desk, certificate: Option<&Certificate>) -> Self {
         let files = certificate.map(|c| (c.certificate.as_path(), c.key.as_path()));
-        let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), files, desk.api.mode()).await.expect("a listener");
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), files, desk.api.mode())
+            .await
+            .expect("a listener");
         let (address, stop) = (listener.address(), CancellationToken::new());
-        let serving = tokio::spawn(listener.serve(desk.api.clone(), stop.clone(), Duration::from_secs(5)));
+        let serving =
+            tokio::spawn(listener.serve(desk.api.clone(), stop.clone(), Duration::from_secs(5)));
         Self { address, stop, serving }
     }
 
@@ -134,7 +144,8 @@ impl Server {
     }
 }
 
-/// An answer is whole when its connection ends; one that is kept open is read until it says nothing more.
+/// An answer is whole when its connection ends; one that is kept open is read until it says nothing
+/// more.
 async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, bytes: &[u8]) -> String {
     let _ = stream.write_all(bytes).await; // it may have answered already
     let (mut said, mut chunk) = (Vec::new(), [0; 4096]);

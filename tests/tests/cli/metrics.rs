@@ -28,7 +28,9 @@ fn dashboard() -> Value {
 fn names(text: &str, behind: &str) -> BTreeSet<String> {
     let begins = format!("{behind}oncebox_");
     let found = text.match_indices(&begins).map(|(at, _)| &text[at + behind.len()..]);
-    found.map(|name| name.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect()).collect()
+    found
+        .map(|name| name.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect())
+        .collect()
 }
 
 fn sources(folder: &Path, text: &mut String) {
@@ -42,17 +44,23 @@ fn sources(folder: &Path, text: &mut String) {
     }
 }
 
-/// What could go wrong: a metric is nowhere explained, or the page or an alert speaks of one that is not measured. S1-074 to
-/// S1-083.
+/// What could go wrong: a metric is nowhere explained, or the page or an alert speaks of one that
+/// is not measured. S1-074 to S1-083.
 #[test]
 fn what_is_measured_is_documented_and_what_is_documented_is_measured() {
     let mut code = String::new();
     for part in ["inbox", "kafka", "runtime", "admin", "server"] {
         sources(&root().join("host").join(part).join("src"), &mut code);
     }
-    let measured: BTreeSet<_> = ["counter!(\"", "gauge!(\"", "histogram!(\""].iter().flat_map(|kind| names(&code, kind)).collect();
+    let measured: BTreeSet<_> = ["counter!(\"", "gauge!(\"", "histogram!(\""]
+        .iter()
+        .flat_map(|kind| names(&code, kind))
+        .collect();
     assert!(measured.len() > 30, "{measured:?}");
-    let documented: BTreeSet<_> = names(&read("docs/metrics.md"), "`").into_iter().filter(|name| !name.ends_with('_')).collect();
+    let documented: BTreeSet<_> = names(&read("docs/metrics.md"), "`")
+        .into_iter()
+        .filter(|name| !name.ends_with('_'))
+        .collect();
     assert_eq!(documented, measured);
     let alerting = names(&read("docs/alerts.yml"), "(");
     assert!(alerting.len() >= 5 && alerting.is_subset(&measured), "{alerting:?}");
@@ -82,13 +90,18 @@ fn documented(page: &str) -> BTreeMap<&str, BTreeSet<&str>> {
 fn series(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.match_indices("oncebox_").map(move |(at, _)| {
         let name = &text[at..];
-        name.split_at(name.find(|c: char| !c.is_ascii_lowercase() && c != '_').unwrap_or(name.len()))
+        name.split_at(
+            name.find(|c: char| !c.is_ascii_lowercase() && c != '_').unwrap_or(name.len()),
+        )
     })
 }
 
 /// The metric that a series is of: a histogram has three.
 fn metric(series: &str) -> &str {
-    ["_bucket", "_sum", "_count"].into_iter().find_map(|part| series.strip_suffix(part)).unwrap_or(series)
+    ["_bucket", "_sum", "_count"]
+        .into_iter()
+        .find_map(|part| series.strip_suffix(part))
+        .unwrap_or(series)
 }
 
 /// The labels in the braces that a text begins with, if it does.
@@ -97,7 +110,8 @@ fn chosen_by(text: &str) -> BTreeSet<&str> {
     let Some(text) = text.strip_prefix('{') else { return labels };
     // Every second part is a value, in its quotes.
     for part in text.split('"').step_by(2) {
-        let (label, is_last) = part.split_once('}').map_or((part, false), |(label, _)| (label, true));
+        let (label, is_last) =
+            part.split_once('}').map_or((part, false), |(label, _)| (label, true));
         labels.insert(label.trim_matches(|c: char| !c.is_ascii_lowercase() && c != '_'));
         if is_last {
             break;
@@ -143,8 +157,8 @@ fn texts<'a>(value: &'a Value, key: &'a str, found: &mut Vec<(&'a str, &'a str)>
     }
 }
 
-/// What could go wrong: a panel or an alert asks for a metric or a label that is not there, and is empty for ever; or a
-/// metric is on no panel, and nobody looks at it. S0-050.
+/// What could go wrong: a panel or an alert asks for a metric or a label that is not there, and is
+/// empty for ever; or a metric is on no panel, and nobody looks at it. S0-050.
 #[test]
 fn the_dashboard_shows_what_is_measured_and_nothing_else() {
     let (page, alerts, dashboard) = (read("docs/metrics.md"), read("docs/alerts.yml"), dashboard());
@@ -153,14 +167,25 @@ fn the_dashboard_shows_what_is_measured_and_nothing_else() {
     texts(&dashboard, "", &mut said);
     for (key, text) in &said {
         for (name, _) in series(text) {
-            assert!(known.contains_key(metric(name)), "`{name}` is not documented, under `{key}`: {text}");
+            assert!(
+                known.contains_key(metric(name)),
+                "`{name}` is not documented, under `{key}`: {text}"
+            );
         }
     }
-    let queries = said.iter().filter(|(key, _)| matches!(*key, "expr" | "query")).map(|(_, text)| *text);
+    let queries =
+        said.iter().filter(|(key, _)| matches!(*key, "expr" | "query")).map(|(_, text)| *text);
     for (name, labels) in queries.chain([alerts.as_str()]).flat_map(asked) {
         let Some(its) = known.get(metric(name)) else { panic!("`{name}` is not documented") };
-        let is_known = |label: &str| its.contains(label) || OF_PROMETHEUS.contains(&label) || label == "le" && name.ends_with("_bucket");
-        assert!(labels.iter().all(|label| is_known(label)), "`{name}` has the labels {its:?} and not all of {labels:?}");
+        let is_known = |label: &str| {
+            its.contains(label)
+                || OF_PROMETHEUS.contains(&label)
+                || label == "le" && name.ends_with("_bucket")
+        };
+        assert!(
+            labels.iter().all(|label| is_known(label)),
+            "`{name}` has the labels {its:?} and not all of {labels:?}"
+        );
     }
     let panels = said.iter().filter(|(key, _)| *key == "expr").flat_map(|(_, query)| series(query));
     let shown: BTreeSet<_> = panels.map(|(name, _)| metric(name)).collect();
@@ -168,15 +193,18 @@ fn the_dashboard_shows_what_is_measured_and_nothing_else() {
     assert_eq!(shown, known.into_keys().collect::<BTreeSet<_>>());
 }
 
-/// What could go wrong: whoever is on call sees that something is bad and not what to do, or is told to type what is no
-/// command. S0-050.
+/// What could go wrong: whoever is on call sees that something is bad and not what to do, or is
+/// told to type what is no command. S0-050.
 #[test]
 fn every_panel_goes_on_with_a_command_that_is_there() {
     let dashboard = dashboard();
     let mut commands = BTreeSet::new();
-    for panel in dashboard["panels"].as_array().unwrap().iter().filter(|panel| panel["type"] != "row") {
+    for panel in
+        dashboard["panels"].as_array().unwrap().iter().filter(|panel| panel["type"] != "row")
+    {
         let description = panel["description"].as_str().unwrap_or_default();
-        let named: Vec<_> = quoted(description).filter(|text| text.starts_with("oncebox ")).collect();
+        let named: Vec<_> =
+            quoted(description).filter(|text| text.starts_with("oncebox ")).collect();
         assert!(!named.is_empty(), "the panel {} names no command", panel["title"]);
         commands.extend(named);
     }

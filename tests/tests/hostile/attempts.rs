@@ -1,4 +1,5 @@
-//! What the attacker tries: statements that handlers send, code of its own that runs in triggers, migrations.
+//! What the attacker tries: statements that handlers send, code of its own that runs in triggers,
+//! migrations.
 
 use oncebox_tests::attacks;
 
@@ -19,8 +20,12 @@ fn attempt(id: impl Into<String>, sql: impl Into<String>) -> Attempt {
 /// Statements of handlers.
 pub async fn statements(stage: &Stage) -> Vec<Attempt> {
     let (victim, still) = (&stage.victim.schema_name, stage.still);
-    let mut all: Vec<_> = attacks::NOT_ON_ROWS.iter().map(|(name, sql, _)| Attempt { fails: true, ..attempt(*name, *sql) }).collect();
-    let denied = attacks::out_of_reach(victim, stage.evil).into_iter().chain(foreign(victim, still));
+    let mut all: Vec<_> = attacks::NOT_ON_ROWS
+        .iter()
+        .map(|(name, sql, _)| Attempt { fails: true, ..attempt(*name, *sql) })
+        .collect();
+    let denied =
+        attacks::out_of_reach(victim, stage.evil).into_iter().chain(foreign(victim, still));
     all.extend(denied.map(|(name, sql)| Attempt { fails: true, ..attempt(name, sql) }));
     all.extend(greedy(stage).into_iter().map(|(name, sql)| attempt(name, sql)));
     all
@@ -33,27 +38,62 @@ fn foreign(victim: &str, still: i32) -> Vec<(&'static str, String)> {
         ("a view", format!("INSERT INTO loot SELECT secret FROM {victim}.window_{SEEN}")),
         ("a sequence", format!("SELECT nextval('{victim}.{SEEN}_sequence')")),
         ("a count", format!("INSERT INTO loot SELECT count(*) FROM {victim}.vault")),
-        ("whether there is", format!("SELECT 1/(SELECT count(*) FROM {victim}.vault WHERE secret LIKE 'm%')::int")),
+        (
+            "whether there is",
+            format!("SELECT 1/(SELECT count(*) FROM {victim}.vault WHERE secret LIKE 'm%')::int"),
+        ),
         ("lock rows", format!("SELECT * FROM {victim}.account FOR UPDATE")),
-        ("merge", format!("MERGE INTO {victim}.account a USING note n ON true WHEN MATCHED THEN DELETE")),
-        ("another's row of the inbox", format!("UPDATE oncebox.inbox SET status = 'parked', reason = 'mine' WHERE consumer_id = {still}")),
-        ("results of others", format!("INSERT INTO loot SELECT result::text FROM oncebox.inbox WHERE consumer_id = {still}")),
-        ("payloads of others", "INSERT INTO loot SELECT encode(payload, 'escape') FROM oncebox.inbox_7d".into()),
-        ("dead letters of others", "INSERT INTO loot SELECT last_error FROM oncebox.dead_letter".into()),
+        (
+            "merge",
+            format!("MERGE INTO {victim}.account a USING note n ON true WHEN MATCHED THEN DELETE"),
+        ),
+        (
+            "another's row of the inbox",
+            format!(
+                "UPDATE oncebox.inbox SET status = 'parked', reason = 'mine' WHERE consumer_id = \
+                    {still}"
+            ),
+        ),
+        (
+            "results of others",
+            format!(
+                "INSERT INTO loot SELECT result::text FROM oncebox.inbox WHERE consumer_id = \
+                    {still}"
+            ),
+        ),
+        (
+            "payloads of others",
+            "INSERT INTO loot SELECT encode(payload, 'escape') FROM oncebox.inbox_7d".into(),
+        ),
+        (
+            "dead letters of others",
+            "INSERT INTO loot SELECT last_error FROM oncebox.dead_letter".into(),
+        ),
         ("tokens", "INSERT INTO loot SELECT name FROM oncebox.token".into()),
         ("the log of changes", "INSERT INTO loot SELECT actor FROM oncebox.audit".into()),
-        ("components", "INSERT INTO loot SELECT encode(bytes, 'hex') FROM oncebox.component".into()),
+        (
+            "components",
+            "INSERT INTO loot SELECT encode(bytes, 'hex') FROM oncebox.component".into(),
+        ),
         ("consumers", "INSERT INTO loot SELECT policy::text FROM oncebox.consumer".into()),
-        ("statistics of values", "INSERT INTO loot SELECT stavalues1::text FROM pg_statistic".into()),
+        (
+            "statistics of values",
+            "INSERT INTO loot SELECT stavalues1::text FROM pg_statistic".into(),
+        ),
         ("locks", "INSERT INTO loot SELECT l::text FROM pg_locks l".into()),
         ("hba", "INSERT INTO loot SELECT h::text FROM pg_hba_file_rules h".into()),
         ("configuration files", "INSERT INTO loot SELECT f::text FROM pg_file_settings f".into()),
-        ("large objects", "INSERT INTO loot SELECT encode(data, 'escape') FROM pg_largeobject".into()),
+        (
+            "large objects",
+            "INSERT INTO loot SELECT encode(data, 'escape') FROM pg_largeobject".into(),
+        ),
         ("a seed for others", "SELECT setseed(0)".into()),
         (
             "a message of the other tenant, claimed",
             format!(
-                "SELECT * FROM oncebox_host.claim_messages('\\x00', {still}, 0, 'completed', NULL, 't', 0, ARRAY['mine'], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
+                "SELECT * FROM oncebox_host.claim_messages('\\x00', {still}, 0, 'completed', NULL, \
+                    't', 0, ARRAY['mine'], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
+                    NULL, NULL, NULL, NULL, NULL, NULL)"
             ),
         ),
         ("a capture outside a trigger", "SELECT oncebox_host.capture(0, '', '')".into()),
@@ -73,9 +113,17 @@ fn greedy(stage: &Stage) -> Vec<(&'static str, String)> {
     let now = |what: &str| format!("INSERT INTO now_does VALUES ($do${what}$do$)");
     let victim = &stage.victim.schema_name;
     vec![
-        ("memory bomb", "SELECT array_agg(repeat('x', 100000000)) FROM generate_series(1, 100)".into()),
+        (
+            "memory bomb",
+            "SELECT array_agg(repeat('x', 100000000)) FROM generate_series(1, 100)".into(),
+        ),
         ("a huge row", "SELECT repeat('x', 50000000)".into()),
-        ("recursion without end", "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r) SELECT count(*) FROM r".into()),
+        (
+            "recursion without end",
+            "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM \
+            r) SELECT count(*) FROM r"
+                .into(),
+        ),
         ("a join without end", attacks::endless("count(*)")),
         ("a sort without end", format!("{} ORDER BY 1", attacks::endless("md5(random()::text)"))),
         ("many locks", "SELECT count(*) FROM many".into()),
@@ -92,20 +140,33 @@ fn greedy(stage: &Stage) -> Vec<(&'static str, String)> {
         ("listens", now("LISTEN oncebox_deployments")),
         ("notifies", now("NOTIFY oncebox_deployments, 'mine'")),
         ("notifies at commit", later("NOTIFY oncebox_deployments, 'mine'")),
-        ("floods notifications", now("DO $$ BEGIN FOR i IN 1..10000 LOOP EXECUTE 'NOTIFY mine, ''' || i || ''''; END LOOP; END $$")),
+        (
+            "floods notifications",
+            now("DO $$ BEGIN FOR i IN 1..10000 LOOP EXECUTE 'NOTIFY mine, ''' \
+            || i || ''''; END LOOP; END $$"),
+        ),
         ("forgets statements", now("DEALLOCATE ALL")),
         ("discards", now("DISCARD ALL")),
         (
             "timeouts off, then for ever",
-            now(
-                "SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0; DO $$ BEGIN LOOP NULL; END LOOP; END $$",
-            ),
+            now("SET statement_timeout = 0; SET lock_timeout = 0; SET \
+                    idle_in_transaction_session_timeout = 0; DO $$ BEGIN LOOP NULL; END LOOP; END \
+                    $$"),
         ),
         ("for ever at commit", later("DO $$ BEGIN LOOP NULL; END LOOP; END $$")),
         ("sleeps at commit", later("SELECT pg_sleep(100)")),
-        ("reads another's at commit", later(&format!("INSERT INTO loot SELECT secret FROM {victim}.vault"))),
+        (
+            "reads another's at commit",
+            later(&format!(
+                "INSERT INTO loot SELECT secret FROM \
+            {victim}.vault"
+            )),
+        ),
         ("becomes the owner", now(&format!("SET ROLE {}", stage.attacker.owner_login))),
-        ("becomes the other tenant", now(&format!("SET SESSION AUTHORIZATION {}", stage.victim.login))),
+        (
+            "becomes the other tenant",
+            now(&format!("SET SESSION AUTHORIZATION {}", stage.victim.login)),
+        ),
         ("becomes it at commit", later(&format!("SET ROLE {}", stage.victim.owner_login))),
         ("replica role", now("SET session_replication_role = replica")),
         ("logs everything", now("SET log_statement = 'all'")),
@@ -136,12 +197,19 @@ fn greedy(stage: &Stage) -> Vec<(&'static str, String)> {
 
 /// Every relation that PostgreSQL comes with, copied. The relation's name is the id's second word.
 pub async fn sweep(stage: &Stage) -> Vec<Attempt> {
-    const RELATIONS: &str = "SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
-        WHERE n.nspname IN ('pg_catalog', 'information_schema') AND c.relkind IN ('r', 'v') ORDER BY 1";
+    const RELATIONS: &str = "SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN \
+        pg_namespace n ON n.oid = c.relnamespace \
+        WHERE n.nspname IN ('pg_catalog', 'information_schema') AND c.relkind IN ('r', 'v') ORDER \
+        BY 1";
     let relations = stage.texts(RELATIONS).await;
     relations
         .into_iter()
-        .map(|name| attempt(format!("sweep {name}"), format!("INSERT INTO loot SELECT '{name}: ' || t::text FROM {name} t")))
+        .map(|name| {
+            attempt(
+                format!("sweep {name}"),
+                format!("INSERT INTO loot SELECT '{name}: ' || t::text FROM {name} t"),
+            )
+        })
         .collect()
 }
 
@@ -165,10 +233,17 @@ pub fn migrations(stage: &Stage) -> Vec<String> {
         format!("DROP SCHEMA {victim} CASCADE"),
         format!("GRANT ALL ON SCHEMA {victim} TO {guest}"),
         format!("COMMENT ON TABLE {victim}.vault IS 'mine'"),
-        format!("CREATE TRIGGER mine BEFORE INSERT ON {victim}.vault FOR EACH ROW EXECUTE FUNCTION run_account()"),
-        "CREATE TRIGGER mine BEFORE INSERT ON oncebox.inbox FOR EACH ROW EXECUTE FUNCTION run_account()".to_owned(),
+        format!(
+            "CREATE TRIGGER mine BEFORE INSERT ON {victim}.vault FOR EACH ROW EXECUTE FUNCTION \
+            run_account()"
+        ),
+        "CREATE TRIGGER mine BEFORE INSERT ON oncebox.inbox FOR EACH ROW EXECUTE FUNCTION \
+            run_account()"
+            .to_owned(),
         "CREATE RULE loud AS ON INSERT TO loot DO ALSO SELECT * FROM oncebox.inbox".to_owned(),
-        "CREATE POLICY mine ON note USING (deep(1) > 0); ALTER TABLE note ENABLE ROW LEVEL SECURITY".to_owned(),
+        "CREATE POLICY mine ON note USING (deep(1) > 0); ALTER TABLE note ENABLE ROW LEVEL \
+            SECURITY"
+            .to_owned(),
         "CREATE EXTENSION dblink".to_owned(),
         "CREATE EVENT TRIGGER mine ON ddl_command_start EXECUTE FUNCTION run_account()".to_owned(),
         "CREATE PUBLICATION mine FOR ALL TABLES".to_owned(),
@@ -190,7 +265,9 @@ pub fn migrations(stage: &Stage) -> Vec<String> {
         "CREATE TEMP TABLE mine (n int)".to_owned(),
         "CREATE TABLE public.mine (n int)".to_owned(),
         "CREATE TABLE oncebox_host.mine (n int)".to_owned(),
-        "CREATE OR REPLACE FUNCTION oncebox_host.complete() RETURNS void LANGUAGE plpgsql AS 'BEGIN END'".to_owned(),
+        "CREATE OR REPLACE FUNCTION oncebox_host.complete() RETURNS void LANGUAGE plpgsql AS \
+            'BEGIN END'"
+            .to_owned(),
         "COPY loot TO PROGRAM 'cat'".to_owned(),
         "COPY loot FROM '/etc/passwd'".to_owned(),
         "LOCK TABLE oncebox.inbox".to_owned(),
@@ -200,7 +277,9 @@ pub fn migrations(stage: &Stage) -> Vec<String> {
         "SELECT set_config('role', 'postgres', false)".to_owned(),
         "PREPARE TRANSACTION 'mine'".to_owned(),
         "DO $$ BEGIN EXECUTE 'SELECT 1 FROM oncebox.tenant'; END $$".to_owned(),
-        "CREATE FUNCTION boss() RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS 'BEGIN RETURN (SELECT count(*) FROM oncebox.inbox); END'; SELECT boss()".to_owned(),
+        "CREATE FUNCTION boss() RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS 'BEGIN RETURN \
+            (SELECT count(*) FROM oncebox.inbox); END'; SELECT boss()"
+            .to_owned(),
         "SELECT oncebox_host.migration_applied('\\x00', 'mine', '\\x00', 'mine')".to_owned(),
         "SECURITY LABEL ON TABLE note IS 'mine'".to_owned(),
         "VACUUM FULL".to_owned(),

@@ -1,5 +1,5 @@
-//! The sequence guard: each version of an aggregate takes effect once and after the one before it, in whatever order
-//! and however often they come.
+//! The sequence guard: each version of an aggregate takes effect once and after the one before it,
+//! in whatever order and however often they come.
 
 use std::collections::BTreeMap;
 
@@ -20,36 +20,72 @@ fn version(offset: i64, id: &str, key: &str, version: i64, script: &str) -> Reco
 }
 
 async fn reasons(world: &World) -> Vec<(String, String, String)> {
-    let row = |row: oncebox_tests::inbox::Row| (row.message_id, row.status, row.reason.unwrap_or_default());
+    let row = |row: oncebox_tests::inbox::Row| {
+        (row.message_id, row.status, row.reason.unwrap_or_default())
+    };
     world.rows().await.into_iter().map(row).collect()
 }
 
 #[track_caller]
 fn check_reasons(found: &[(String, String, String)], expected: &[(&str, &str, &str)]) {
-    let found: Vec<_> = found.iter().map(|(id, status, reason)| (id.as_str(), status.as_str(), reason.as_str())).collect();
+    let found: Vec<_> = found
+        .iter()
+        .map(|(id, status, reason)| (id.as_str(), status.as_str(), reason.as_str()))
+        .collect();
     assert_eq!(found, expected);
 }
 
 /// What was waited for is waited for no longer.
 async fn overdue(world: &World) {
-    world.execute("UPDATE oncebox.inbox SET waits_until = now() WHERE reason = 'gap' AND status = 'waiting'").await;
+    world
+        .execute(
+            "UPDATE oncebox.inbox SET waits_until = now() WHERE reason = 'gap' AND status = \
+        'waiting'",
+        )
+        .await;
 }
 
 async fn redrive(world: &World, consumer: &TestConsumer, id: &str) {
-    let (filter, message_ids, reason) = (Filter::default(), vec![id.to_owned()], "a test".to_owned());
+    let (filter, message_ids, reason) =
+        (Filter::default(), vec![id.to_owned()], "a test".to_owned());
     let remedy = Remedy { verb: Verb::Redrive, filter, message_ids, reason, as_of: None, limit: 1 };
-    assert_eq!(world.admin.remedy(&consumer.tenant.name, &consumer.row.name, &remedy).await.unwrap().changed, 1);
+    assert_eq!(
+        world
+            .admin
+            .remedy(&consumer.tenant.name, &consumer.row.name, &remedy)
+            .await
+            .unwrap()
+            .changed,
+        1
+    );
 }
 
-/// What could go wrong: an old version has its effect after a newer one; one that leaves a gap runs, or does not
-/// run when the gap closes; versions of other aggregates wait for it. S1-020, S1-044, S1-061, S1-107, S1-108, S0-034.
+/// What could go wrong: an old version has its effect after a newer one; one that leaves a gap
+/// runs, or does not run when the gap closes; versions of other aggregates wait for it. S1-020,
+/// S1-044, S1-061, S1-107, S1-108, S0-034.
 #[tokio::test(flavor = "multi_thread")]
 async fn old_versions_are_skipped_and_gaps_are_waited_for() {
     both(async |world| {
         let consumer = world.simple(TRAIL, &guarded("")).await;
         let host = world.host(&consumer);
-        deliver(&host, &[version(0, "k3", "k", 3, ""), version(1, "k5", "k", 5, ""), version(2, "x1", "x", 1, "")]).await;
-        deliver(&host, &[version(3, "k6", "k", 6, ""), version(4, "k2", "k", 2, ""), version(5, "x2", "x", 2, "")]).await;
+        deliver(
+            &host,
+            &[
+                version(0, "k3", "k", 3, ""),
+                version(1, "k5", "k", 5, ""),
+                version(2, "x1", "x", 1, ""),
+            ],
+        )
+        .await;
+        deliver(
+            &host,
+            &[
+                version(3, "k6", "k", 6, ""),
+                version(4, "k2", "k", 2, ""),
+                version(5, "x2", "x", 2, ""),
+            ],
+        )
+        .await;
         let expected = [
             ("k3", "completed", ""),
             ("k5", "waiting", "gap"),
@@ -62,7 +98,11 @@ async fn old_versions_are_skipped_and_gaps_are_waited_for() {
         check_reasons(&reasons(&world).await, &expected);
         assert_eq!(sweep(&world, &consumer).await, 0, "the gap is open");
         // One that makes version 3 again, under another id, and the missing one.
-        deliver(&world.host(&consumer), &[version(6, "k3-again", "k", 3, ""), version(7, "k4", "k", 4, "")]).await;
+        deliver(
+            &world.host(&consumer),
+            &[version(6, "k3-again", "k", 3, ""), version(7, "k4", "k", 4, "")],
+        )
+        .await;
         world.retry_until_settled(&host).await;
         // S0-034, S1-020.
         assert_eq!(trail(&world, &consumer).await, ["k3", "x1", "x2", "k4", "k5", "k6"]);
@@ -75,8 +115,8 @@ async fn old_versions_are_skipped_and_gaps_are_waited_for() {
     .await;
 }
 
-/// What could go wrong: within one transaction a version counts that then fails, or one that completes does not; a
-/// second message of a version is skipped though the first one failed.
+/// What could go wrong: within one transaction a version counts that then fails, or one that
+/// completes does not; a second message of a version is skipped though the first one failed.
 #[tokio::test(flavor = "multi_thread")]
 async fn versions_of_one_batch_count_when_they_complete() {
     both(async |world| {
@@ -94,15 +134,30 @@ async fn versions_of_one_batch_count_when_they_complete() {
         ];
         deliver(&host, &batch).await;
         let states = reasons(&world).await;
-        let of = |id: &str| states.iter().find(|(found, ..)| found == id).map(|(_, status, _)| status.clone()).unwrap();
+        let of = |id: &str| {
+            states
+                .iter()
+                .find(|(found, ..)| found == id)
+                .map(|(_, status, _)| status.clone())
+                .unwrap()
+        };
         assert_eq!([of("k1"), of("x1")], ["completed", "completed"]);
-        assert_eq!((of("k2"), of("x1-again")), ("failed_retryable".to_owned(), "skipped".to_owned()));
+        assert_eq!(
+            (of("k2"), of("x1-again")),
+            ("failed_retryable".to_owned(), "skipped".to_owned())
+        );
         assert_ne!(of("k2-again"), "skipped", "version 2 is not made yet");
         assert_eq!(of("x2"), "received", "the gap closed in the same transaction");
-        world.execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'k2'").await;
-        while sweep(&world, &consumer).await + i64::from(step(&world.host(&consumer)).await.unwrap() > 0) > 0 {}
+        world
+            .execute("UPDATE oncebox.inbox SET next_attempt_at = now() WHERE message_id = 'k2'")
+            .await;
+        while sweep(&world, &consumer).await
+            + i64::from(step(&world.host(&consumer)).await.unwrap() > 0)
+            > 0
+        {}
         let trail = trail(&world, &consumer).await;
-        let of_k: Vec<_> = trail.iter().filter(|id| id.starts_with('k')).map(|id| &id[..2]).collect();
+        let of_k: Vec<_> =
+            trail.iter().filter(|id| id.starts_with('k')).map(|id| &id[..2]).collect();
         assert_eq!(of_k, ["k1", "k2", "k3", "k4"], "{trail:?}");
         assert_eq!(trail.iter().filter(|id| id.starts_with('x')).collect::<Vec<_>>(), ["x1", "x2"]);
         world.finish().await;
@@ -110,24 +165,36 @@ async fn versions_of_one_batch_count_when_they_complete() {
     .await;
 }
 
-/// What could go wrong: a gap that never closes is waited for in silence for ever; what was parked for it stays
-/// there when it closes after all, or what was missing takes effect after what came behind it. S1-045, S1-062.
+/// What could go wrong: a gap that never closes is waited for in silence for ever; what was parked
+/// for it stays there when it closes after all, or what was missing takes effect after what came
+/// behind it. S1-045, S1-062.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gap_that_stays_open_is_parked_and_cured() {
     let world = World::new().await;
     let consumer = world.simple(TRAIL, &guarded("first = 1, gap_wait_ms = 60000")).await;
     let host = world.host(&consumer);
-    deliver(&host, &[version(0, "k2", "k", 2, ""), version(1, "k3", "k", 3, ""), version(2, "x2", "x", 2, "")]).await;
+    deliver(
+        &host,
+        &[version(0, "k2", "k", 2, ""), version(1, "k3", "k", 3, ""), version(2, "x2", "x", 2, "")],
+    )
+    .await;
     world.retry_until_settled(&host).await;
-    let wait = "SELECT count(*) FROM oncebox.inbox WHERE waits_until BETWEEN now() + interval '50 s' AND now() + interval '60 s'";
+    let wait = "SELECT count(*) FROM oncebox.inbox WHERE waits_until BETWEEN now() + interval '50 \
+        s' AND now() + interval '60 s'";
     assert_eq!(world.number(wait).await, 3);
     overdue(&world).await;
     assert_eq!(sweep(&world, &consumer).await, 2, "the first of each key");
     world.retry_until_settled(&host).await;
     // S1-045, S1-062.
-    check_reasons(&reasons(&world).await, &[("k2", "parked", "gap"), ("k3", "waiting", "gap"), ("x2", "parked", "gap")]);
+    check_reasons(
+        &reasons(&world).await,
+        &[("k2", "parked", "gap"), ("k3", "waiting", "gap"), ("x2", "parked", "gap")],
+    );
     let row = world.row(&consumer, "k2").await;
-    assert_eq!(row.last_error.as_deref(), Some("it makes version 2, and its aggregate is at version 0"));
+    assert_eq!(
+        row.last_error.as_deref(),
+        Some("it makes version 2, and its aggregate is at version 0")
+    );
     assert_eq!(row.attempts, 0);
 
     // One comes after all, and one is given up.
@@ -136,22 +203,31 @@ async fn a_gap_that_stays_open_is_parked_and_cured() {
     world.retry_until_settled(&host).await;
     deliver(&host, &[version(4, "x1", "x", 1, ""), version(5, "x3", "x", 3, "")]).await;
     let trail = trail(&world, &consumer).await;
-    assert_eq!(trail.iter().filter(|id| id.starts_with('k')).collect::<Vec<_>>(), ["k1", "k2", "k3"]);
+    assert_eq!(
+        trail.iter().filter(|id| id.starts_with('k')).collect::<Vec<_>>(),
+        ["k1", "k2", "k3"]
+    );
     assert_eq!(trail.iter().filter(|id| id.starts_with('x')).collect::<Vec<_>>(), ["x2", "x3"]);
     assert_eq!(world.row(&consumer, "x1").await.reason.as_deref(), Some("old_version"));
     world.finish().await;
 }
 
-/// What could go wrong: a version that will never run holds its aggregate as a gap, although a person, or the
-/// policy, is done with it.
+/// What could go wrong: a version that will never run holds its aggregate as a gap, although a
+/// person, or the policy, is done with it.
 #[tokio::test(flavor = "multi_thread")]
 async fn versions_that_are_given_up_leave_no_gap() {
     let world = World::new().await;
-    let consumer = world.simple(TRAIL, &format!("{}\nno_route = 'skip'", guarded("first = 1"))).await;
+    let consumer =
+        world.simple(TRAIL, &format!("{}\nno_route = 'skip'", guarded("first = 1"))).await;
     let host = world.host(&consumer);
     let mut nobody = version(2, "x1", "x", 1, "");
     nobody.headers.push(("type".to_owned(), b"nobody".to_vec()));
-    let log = [version(0, "k1", "k", 1, "reject"), version(1, "k2", "k", 2, ""), nobody, version(3, "x2", "x", 2, "")];
+    let log = [
+        version(0, "k1", "k", 1, "reject"),
+        version(1, "k2", "k", 2, ""),
+        nobody,
+        version(3, "x2", "x", 2, ""),
+    ];
     deliver(&host, &log).await;
     discard(&world, &consumer, "k1").await;
     world.retry_until_settled(&host).await;
@@ -178,14 +254,20 @@ async fn a_policy_can_go_on_over_a_gap() {
     world.finish().await;
 }
 
-/// What could go wrong: a message that ran over its gap, and failed, waits for the gap again before each further run,
-/// with its runs forgotten, and is never a dead letter; or one that is redriven is not run.
+/// What could go wrong: a message that ran over its gap, and failed, waits for the gap again before
+/// each further run, with its runs forgotten, and is never a dead letter; or one that is redriven
+/// is not run.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_ran_over_a_gap_does_not_wait_for_it_again() {
     for gap in ["go_on", "park"] {
         let world = World::new().await;
-        let consumer =
-            world.simple(TRAIL, &guarded(&format!("first = 1, gap = '{gap}'")).replace("retry = {", "retry = { attempts_max = 2,")).await;
+        let consumer = world
+            .simple(
+                TRAIL,
+                &guarded(&format!("first = 1, gap = '{gap}'"))
+                    .replace("retry = {", "retry = { attempts_max = 2,"),
+            )
+            .await;
         let host = world.host(&consumer);
         deliver(&host, &[version(0, "k3", "k", 3, "trap"), version(1, "k4", "k", 4, "")]).await;
         overdue(&world).await;
@@ -197,7 +279,11 @@ async fn what_ran_over_a_gap_does_not_wait_for_it_again() {
             world.retry_until_settled(&host).await;
         }
         for _ in 0..2 {
-            assert_eq!(world.row(&consumer, "k3").await.state(), ("failed_terminal", Some("trap"), 2), "{gap}");
+            assert_eq!(
+                world.row(&consumer, "k3").await.state(),
+                ("failed_terminal", Some("trap"), 2),
+                "{gap}"
+            );
             redrive(&world, &consumer, "k3").await;
             world.retry_until_settled(&host).await;
         }
@@ -206,8 +292,8 @@ async fn what_ran_over_a_gap_does_not_wait_for_it_again() {
     }
 }
 
-/// What could go wrong: a worker that died before it ran a message is taken for a run over the gap; or one that ran
-/// before there was a gap passes what is missing.
+/// What could go wrong: a worker that died before it ran a message is taken for a run over the gap;
+/// or one that ran before there was a gap passes what is missing.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_what_was_let_to_runs_over_a_gap() {
     let world = World::new().await;
@@ -215,10 +301,15 @@ async fn only_what_was_let_to_runs_over_a_gap() {
     let host = world.host(&consumer);
     deliver(&host, &[version(0, "k3", "k", 3, "")]).await;
     world.retry_until_settled(&host).await;
-    deliver(&host, &[version(1, "k5", "k", 5, ""), version(2, "x5", "x", 5, "before 2 retry 60000")]).await;
+    deliver(
+        &host,
+        &[version(1, "k5", "k", 5, ""), version(2, "x5", "x", 5, "before 2 retry 60000")],
+    )
+    .await;
     world
         .execute(
-            "UPDATE oncebox.inbox SET status = 'in_progress', attempts = 1, epoch = 1, next_attempt_at = NULL, \
+            "UPDATE oncebox.inbox SET status = 'in_progress', attempts = 1, epoch = 1, \
+                next_attempt_at = NULL, \
              locked_until = now() - interval '1 s', locked_by = 'dead' WHERE message_id = 'k5'",
         )
         .await;
@@ -233,13 +324,20 @@ async fn only_what_was_let_to_runs_over_a_gap() {
     deliver(&host, &[version(4, "k4", "k", 4, ""), version(5, "x4", "x", 4, "")]).await;
     world.retry_until_settled(&host).await;
     let trail = trail(&world, &consumer).await;
-    assert_eq!(trail.iter().filter(|id| id.starts_with('k')).collect::<Vec<_>>(), ["k3", "k4", "k5"]);
-    assert_eq!(trail.iter().filter(|id| id.starts_with('x')).collect::<Vec<_>>(), ["x3", "x4", "x5"]);
+    assert_eq!(
+        trail.iter().filter(|id| id.starts_with('k')).collect::<Vec<_>>(),
+        ["k3", "k4", "k5"]
+    );
+    assert_eq!(
+        trail.iter().filter(|id| id.starts_with('x')).collect::<Vec<_>>(),
+        ["x3", "x4", "x5"]
+    );
     world.finish().await;
 }
 
-/// What could go wrong: what is kept without having run holds an aggregate that is past it; a second payload under the
-/// id of a version runs beside everything; what is passed over is a gap again when its rows are gone.
+/// What could go wrong: what is kept without having run holds an aggregate that is past it; a
+/// second payload under the id of a version runs beside everything; what is passed over is a gap
+/// again when its rows are gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_has_no_place_any_more_holds_nothing() {
     let world = World::new().await;
@@ -250,16 +348,42 @@ async fn what_has_no_place_any_more_holds_nothing() {
         record.headers.push(("type".to_owned(), b"nobody".to_vec()));
         record
     };
-    deliver(&host, &[version(0, "k1", "k", 1, ""), of_nobody(1, "late", 1), version(2, "k2", "k", 2, "")]).await;
+    deliver(
+        &host,
+        &[version(0, "k1", "k", 1, ""), of_nobody(1, "late", 1), version(2, "k2", "k", 2, "")],
+    )
+    .await;
     deliver(&host, &[version(0, "k1", "k", 1, "# another payload")]).await;
     let states = reasons(&world).await;
-    assert_eq!(states[2..4], [("late".into(), "skipped".into(), "old_version".into()), ("k2".into(), "completed".into(), "".into())]);
-    let (filter, reason) = (Filter { reason: Some("collision".to_owned()), ..Filter::default() }, "a test".to_owned());
-    let again = Remedy { verb: Verb::Redrive, filter, message_ids: Vec::new(), reason, as_of: None, limit: 10 };
+    assert_eq!(
+        states[2..4],
+        [
+            ("late".into(), "skipped".into(), "old_version".into()),
+            ("k2".into(), "completed".into(), "".into())
+        ]
+    );
+    let (filter, reason) =
+        (Filter { reason: Some("collision".to_owned()), ..Filter::default() }, "a test".to_owned());
+    let again = Remedy {
+        verb: Verb::Redrive,
+        filter,
+        message_ids: Vec::new(),
+        reason,
+        as_of: None,
+        limit: 10,
+    };
     let done = world.admin.remedy("acme", "orders", &again).await.unwrap();
     assert_eq!((done.changed, done.left), (0, 0), "it has no place in the order");
 
-    deliver(&host, &[of_nobody(3, "given up", 3), of_nobody(4, "too", 4), version(5, "k5", "k", 5, "retry 60000")]).await;
+    deliver(
+        &host,
+        &[
+            of_nobody(3, "given up", 3),
+            of_nobody(4, "too", 4),
+            version(5, "k5", "k", 5, "retry 60000"),
+        ],
+    )
+    .await;
     discard(&world, &consumer, "given up").await;
     discard(&world, &consumer, "too").await;
     assert_eq!(step(&host).await.unwrap(), 1);
@@ -272,7 +396,8 @@ async fn what_has_no_place_any_more_holds_nothing() {
     world.finish().await;
 }
 
-/// What could go wrong: the largest of numbers has no next one, and its aggregate stops its partition.
+/// What could go wrong: the largest of numbers has no next one, and its aggregate stops its
+/// partition.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_largest_version_holds_nothing_up() {
     let world = World::new().await;
@@ -291,7 +416,8 @@ async fn the_largest_version_holds_nothing_up() {
     world.finish().await;
 }
 
-/// What could go wrong: a record without a version, or of no aggregate, runs outside of every sequence.
+/// What could go wrong: a record without a version, or of no aggregate, runs outside of every
+/// sequence.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_without_a_place_is_parked() {
     let world = World::new().await;
@@ -300,18 +426,23 @@ async fn a_message_without_a_place_is_parked() {
     let mut bad = keyed(2, "c", "k", "");
     bad.headers.push(("v".to_owned(), b"next".to_vec()));
     deliver(&host, &[keyed(0, "a", "k", ""), version(1, "b", "", 1, ""), bad]).await;
-    let found: Vec<_> = reasons(&world).await.into_iter().map(|(_, status, reason)| format!("{status} {reason}")).collect();
+    let found: Vec<_> = reasons(&world)
+        .await
+        .into_iter()
+        .map(|(_, status, reason)| format!("{status} {reason}"))
+        .collect();
     let expected = [
         "parked undecodable: no version of its aggregate",
         "parked undecodable: no ordering key, which is to name its aggregate",
-        "parked undecodable: the version of its aggregate is not a whole number from 0 to 9223372036854775806",
+        "parked undecodable: the version of its aggregate is not a whole number from 0 to \
+            9223372036854775806",
     ];
     assert_eq!(found, expected);
     world.finish().await;
 }
 
-/// What could go wrong: any of it, in an order that nobody thought of. Versions of six aggregates come shuffled,
-/// twice, with failures among them, to two hosts at once.
+/// What could go wrong: any of it, in an order that nobody thought of. Versions of six aggregates
+/// come shuffled, twice, with failures among them, to two hosts at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn shuffled_versions_take_effect_in_their_sequence() {
     for ack in ["after_commit", "after_insert"] {
@@ -319,8 +450,10 @@ async fn shuffled_versions_take_effect_in_their_sequence() {
         println!("{ack}: seed {seed}");
         let mut rng = StdRng::seed_from_u64(seed);
         let world = World::new().await;
-        let consumer = world.simple(TRAIL, &format!("{}\nack = '{ack}'", guarded("first = 1"))).await;
-        let mut versions: Vec<_> = (1..=20_i64).flat_map(|version| (0..6).map(move |key| (version, key))).collect();
+        let consumer =
+            world.simple(TRAIL, &format!("{}\nack = '{ack}'", guarded("first = 1"))).await;
+        let mut versions: Vec<_> =
+            (1..=20_i64).flat_map(|version| (0..6).map(move |key| (version, key))).collect();
         versions.extend(versions.clone());
         versions.shuffle(&mut rng);
         let mut records: Vec<_> = versions
@@ -328,7 +461,13 @@ async fn shuffled_versions_take_effect_in_their_sequence() {
             .enumerate()
             .map(|(offset, (number, key))| {
                 let fails = if (number + key) % 5 == 0 { "before 2 retry 1" } else { "" };
-                version(offset as i64, &format!("{key}-{number:02}"), &format!("key {key}"), *number, fails)
+                version(
+                    offset as i64,
+                    &format!("{key}-{number:02}"),
+                    &format!("key {key}"),
+                    *number,
+                    fails,
+                )
             })
             .collect();
         let mut partitions = [Vec::new(), Vec::new()];
@@ -347,9 +486,14 @@ async fn shuffled_versions_take_effect_in_their_sequence() {
         futures::future::join_all(drives).await;
         let host = world.host(&consumer);
         while sweep(&world, &consumer).await + i64::from(step(&host).await.unwrap() > 0) > 0
-            || world.number("SELECT count(*) FROM oncebox.inbox WHERE status IN ('received', 'failed_retryable', 'waiting')").await > 0
-        {
-        }
+            || world
+                .number(
+                    "SELECT count(*) FROM oncebox.inbox WHERE status IN ('received', \
+                'failed_retryable', 'waiting')",
+                )
+                .await
+                > 0
+        {}
         let mut of_keys: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for id in trail(&world, &consumer).await {
             let (key, number) = id.split_once('-').unwrap();

@@ -13,8 +13,8 @@ use serde_json::Value;
 
 use super::{copies::mixed, *};
 
-/// What could go wrong: an archive lacks messages, has some twice, or does not say what became of them; what comes in is
-/// not shown, or more than once. S0-042.
+/// What could go wrong: an archive lacks messages, has some twice, or does not say what became of
+/// them; what comes in is not shown, or more than once. S0-042.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_are_exported_and_followed() {
     let scenario = Scenario::new().await.unwrap();
@@ -24,34 +24,69 @@ async fn messages_are_exported_and_followed() {
     scenario.wait_settled().await.unwrap();
     let tenant = scenario.tenant.name.clone();
     let named = ["--tenant", &tenant, "--consumer", "payments"];
-    scenario.ok(&[&["inbox", "discard", "--reason", "park", "--because", "they are of no use"], &named[..]].concat()).await.unwrap();
+    scenario
+        .ok(&[
+            &["inbox", "discard", "--reason", "park", "--because", "they are of no use"],
+            &named[..],
+        ]
+        .concat())
+        .await
+        .unwrap();
 
     let file = target_dir().join("test-hosts").join(format!("{tenant}.jsonl"));
-    let export = [&["inbox", "export", "--payload", "--output", file.to_str().unwrap()], &named[..]].concat();
+    let export =
+        [&["inbox", "export", "--payload", "--output", file.to_str().unwrap()], &named[..]]
+            .concat();
     scenario.ok(&export).await.unwrap();
-    let exported: Vec<Value> = std::fs::read_to_string(&file).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let ids: BTreeSet<_> = exported.iter().map(|line| line["message_id"].as_str().unwrap()).collect();
+    let exported: Vec<Value> = std::fs::read_to_string(&file)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let ids: BTreeSet<_> =
+        exported.iter().map(|line| line["message_id"].as_str().unwrap()).collect();
     assert_eq!((exported.len(), ids.len()), (1_200, 1_200));
     let discarded = exported.iter().find(|line| line["status"] == "discarded").unwrap();
-    let events =
-        |line: &Value| line["history"].as_array().unwrap().iter().map(|e| e["event"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+    let events = |line: &Value| {
+        line["history"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|e| e["event"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
     // S0-042, S1-034.
     assert_eq!(events(discarded), ["failed", "discarded"]);
     assert_eq!(discarded["history"][1]["reason"], "they are of no use");
     let rejected = exported.iter().find(|line| line["status"] == "failed_terminal").unwrap();
-    assert_eq!(rejected["payload"], load.messages()[rejected["message_id"].as_str().unwrap()].payload());
-    assert!(scenario.ok(&export).await.unwrap_err().to_string().contains(".jsonl"), "a file that is there is left alone");
-    let some = scenario.ok(&[&["inbox", "export", "--status", "failed_terminal"], &named[..]].concat()).await.unwrap();
+    assert_eq!(
+        rejected["payload"],
+        load.messages()[rejected["message_id"].as_str().unwrap()].payload()
+    );
+    assert!(
+        scenario.ok(&export).await.unwrap_err().to_string().contains(".jsonl"),
+        "a file that is there is left alone"
+    );
+    let some = scenario
+        .ok(&[&["inbox", "export", "--status", "failed_terminal"], &named[..]].concat())
+        .await
+        .unwrap();
     assert_eq!(some.lines().count(), 400);
     assert!(!some.contains("\"payload\":\""), "it was not asked for");
 
     let mut command: Command = scenario.program().unwrap();
-    command.args([&["inbox", "tail", "--json"], &named[..]].concat()).stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+        .args([&["inbox", "tail", "--json"], &named[..]].concat())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
     let mut tail = command.spawn().unwrap();
     let lines = BufReader::new(tail.stdout.take().unwrap()).lines();
     let (sender, shown) = mpsc::channel::<String>();
-    let reading = thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
-    let id = |line: String| serde_json::from_str::<Value>(&line).unwrap()["message_id"].as_str().unwrap().to_owned();
+    let reading =
+        thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    let id = |line: String| {
+        serde_json::from_str::<Value>(&line).unwrap()["message_id"].as_str().unwrap().to_owned()
+    };
     // It has looked at what is there already when it shows the first that comes.
     let mut probes = 0;
     let first = loop {

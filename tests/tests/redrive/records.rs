@@ -1,4 +1,5 @@
-//! Dead letters of a policy that keeps no records: a redelivery brings the record back, and they can run again.
+//! Dead letters of a policy that keeps no records: a redelivery brings the record back, and they
+//! can run again.
 
 use oncebox_inbox::{Verb, message::Record};
 use oncebox_tests::inbox::{Row, TestConsumer, World, both, deliver, open, record};
@@ -16,7 +17,11 @@ const LETTERS: [(&str, &str, Option<&str>); 4] = [
 /// The records of the letters, which fail until the table `taken` is empty and there is a handler.
 fn letters() -> Vec<Record> {
     let with = |record: Record, name: &str, value: &str| {
-        let headers = record.headers.into_iter().chain([(name.to_owned(), value.as_bytes().to_vec())]).collect();
+        let headers = record
+            .headers
+            .into_iter()
+            .chain([(name.to_owned(), value.as_bytes().to_vec())])
+            .collect();
         Record { headers, ..record }
     };
     let letters = [
@@ -42,8 +47,9 @@ async fn restored(world: &World, id: &str) -> usize {
     history(world, id).await.iter().filter(|(event, ..)| event == "restored").count()
 }
 
-/// What could go wrong: a dead letter whose record was not kept never runs again, though its story says how; a
-/// redelivery runs it by itself, brings back another payload or what a settled message is not to keep, or half of it.
+/// What could go wrong: a dead letter whose record was not kept never runs again, though its story
+/// says how; a redelivery runs it by itself, brings back another payload or what a settled message
+/// is not to keep, or half of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redelivery_brings_the_record_of_a_dead_letter_back() {
     for ack in ["after_commit", "after_insert"] {
@@ -53,37 +59,62 @@ async fn a_redelivery_brings_the_record_of_a_dead_letter_back() {
 
 async fn a_redelivery_brings_the_record_back(world: World, ack: &str) {
     let policy = format!("payload = 'none'\nack = '{ack}'\nretry = {{ attempts_max = 1 }}");
-    let consumer = world.simple("CREATE TABLE taken (n int UNIQUE); INSERT INTO taken VALUES (1);", &policy).await;
+    let consumer = world
+        .simple("CREATE TABLE taken (n int UNIQUE); INSERT INTO taken VALUES (1);", &policy)
+        .await;
     let host = world.host(&consumer);
     deliver(&host, &letters()).await;
     world.retry_until_settled(&host).await;
     assert_eq!(kept(&world, &consumer).await, [false; 4], "the policy keeps no record");
-    assert_eq!(remedy(&world, &consumer, &all(Verb::Redrive)).await.changed, 0, "there is nothing to run");
+    assert_eq!(
+        remedy(&world, &consumer, &all(Verb::Redrive)).await.changed,
+        0,
+        "there is nothing to run"
+    );
     let story = world.admin.story("acme", "orders", "refused").await.unwrap();
     assert!(story.next.text.contains("Have it delivered again"), "{}", story.next.text);
 
     // Another payload under the id is a collision, and brings nothing back.
     deliver(&host, &[record(4, "refused", "result 9")]).await;
     assert_eq!(kept(&world, &consumer).await, [false; 4]);
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'collision'").await, 1);
+    assert_eq!(
+        world.number("SELECT count(*) FROM oncebox.inbox WHERE reason = 'collision'").await,
+        1
+    );
 
     // As the way out says. Two that come at once bring it back once, and nothing runs.
     let runs = world.control.runs("refused").len();
     let (log, hosts) = (letters(), [world.host(&consumer), world.host(&consumer)]);
     tokio::join!(deliver(&hosts[0], &log), deliver(&hosts[1], &log));
     assert_eq!(kept(&world, &consumer).await, [true; 4]);
-    assert_eq!((world.control.runs("refused").len(), world.effects(&consumer, "refused").await), (runs, 0));
+    assert_eq!(
+        (world.control.runs("refused").len(), world.effects(&consumer, "refused").await),
+        (runs, 0)
+    );
     for ((id, ..), letter) in LETTERS.into_iter().zip(&log) {
         let Row { payload, headers, attempts, .. } = world.row(&consumer, id).await;
-        assert_eq!((payload, attempts), (letter.payload.clone(), i32::from(!id.starts_with(['u', 't']))), "{id}");
+        assert_eq!(
+            (payload, attempts),
+            (letter.payload.clone(), i32::from(!id.starts_with(['u', 't']))),
+            "{id}"
+        );
         let shown = world.admin.inbox_show("acme", "orders", id).await.unwrap();
-        assert_eq!((shown.is_kept, shown.headers), (true, letter.headers.clone()), "{id}: {headers:?}");
+        assert_eq!(
+            (shown.is_kept, shown.headers),
+            (true, letter.headers.clone()),
+            "{id}: {headers:?}"
+        );
         assert_eq!(restored(&world, id).await, 1, "{id}");
     }
     let story = world.admin.story("acme", "orders", "refused").await.unwrap();
-    assert!(story.next.commands.iter().any(|command| command.contains("inbox redrive")), "{:?}", story.next);
+    assert!(
+        story.next.commands.iter().any(|command| command.contains("inbox redrive")),
+        "{:?}",
+        story.next
+    );
 
-    // What is redriven completes once, and its record is gone again; so is that of what is discarded.
+    // What is redriven completes once, and its record is gone again; so is that of what is
+    // discarded.
     world.execute(format!("DELETE FROM {}.taken", consumer.tenant.schema_name)).await;
     assert_eq!(remedy(&world, &consumer, &these(Verb::Redrive, &["refused"])).await.changed, 1);
     assert_eq!(remedy(&world, &consumer, &these(Verb::Discard, &["parked"])).await.changed, 1);
@@ -98,7 +129,8 @@ async fn a_redelivery_brings_the_record_back(world: World, ack: &str) {
     world.finish().await;
 }
 
-/// What could go wrong: the host dies after the record was written, and half of it stays, or it cannot come again.
+/// What could go wrong: the host dies after the record was written, and half of it stays, or it
+/// cannot come again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_comes_back_with_the_commit_or_not_at_all() {
     both(async |world| {
@@ -114,11 +146,17 @@ async fn a_record_comes_back_with_the_commit_or_not_at_all() {
         world.execute(format!("SELECT pg_terminate_backend({backend})")).await;
         world.control.gate("g").open();
         assert!(dying.await.unwrap().is_err());
-        assert_eq!((world.row(&consumer, "a").await.headers, restored(&world, "a").await), (None, 0));
+        assert_eq!(
+            (world.row(&consumer, "a").await.headers, restored(&world, "a").await),
+            (None, 0)
+        );
         deliver(&world.host(&consumer), &batch).await;
         world.retry_until_settled(&host).await;
         let row = world.row(&consumer, "a").await;
-        assert_eq!((row.state(), row.payload.as_deref()), (("parked", Some("park"), 1), Some(&b"park"[..])));
+        assert_eq!(
+            (row.state(), row.payload.as_deref()),
+            (("parked", Some("park"), 1), Some(&b"park"[..]))
+        );
         assert_eq!(restored(&world, "a").await, 1);
         world.finish().await;
     })

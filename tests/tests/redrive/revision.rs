@@ -3,13 +3,18 @@
 use super::*;
 use chrono::{DateTime, Utc};
 
-async fn revise(world: &World, id: &str, payload: &str, as_of: Option<DateTime<Utc>>) -> Result<(), String> {
+async fn revise(
+    world: &World,
+    id: &str,
+    payload: &str,
+    as_of: Option<DateTime<Utc>>,
+) -> Result<(), String> {
     let revision = Revision { payload: payload.into(), reason: "a typo".to_owned(), as_of };
     world.admin.revise("acme", "orders", id, &revision).await.map_err(|error| error.to_string())
 }
 
-/// What could go wrong: a mended message is a new one to the inbox, what came is lost, or its redelivery is taken for
-/// another payload. S1-059, S1-060, S0-042.
+/// What could go wrong: a mended message is a new one to the inbox, what came is lost, or its
+/// redelivery is taken for another payload. S1-059, S1-060, S0-042.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revised_letter_is_the_same_message() {
     let world = World::new().await;
@@ -24,12 +29,19 @@ async fn a_revised_letter_is_the_same_message() {
     revise(&world, "a", "park", None).await.unwrap();
     assert_eq!(world.row(&consumer, "a").await.state(), ("received", None, 0));
     let twice = revise(&world, "a", "park", None).await.unwrap_err();
-    assert!(twice.contains("message `a` of `acme/orders` is received; only dead letters"), "{twice}");
-    let failed_at: DateTime<Utc> = sqlx::query_scalar("SELECT now()").fetch_one(&world.pool).await.unwrap();
+    assert!(
+        twice.contains("message `a` of `acme/orders` is received; only dead letters"),
+        "{twice}"
+    );
+    let failed_at: DateTime<Utc> =
+        sqlx::query_scalar("SELECT now()").fetch_one(&world.pool).await.unwrap();
     world.retry_until_settled(&host).await;
     assert_eq!(world.row(&consumer, "a").await.state(), ("parked", Some("park"), 1));
     let again = revise(&world, "a", "park", Some(failed_at)).await.unwrap_err();
-    assert!(again.contains("became a dead letter again"), "what is sent again does not meet what failed since: {again}");
+    assert!(
+        again.contains("became a dead letter again"),
+        "what is sent again does not meet what failed since: {again}"
+    );
     revise(&world, "a", "result 7", None).await.unwrap();
     world.retry_until_settled(&host).await;
 
@@ -38,25 +50,39 @@ async fn a_revised_letter_is_the_same_message() {
     assert_eq!((row.offset, &row.payload_hash), (before.offset, &before.payload_hash));
     deliver(&host, &[letter]).await;
     // S1-059, S1-060.
-    assert_eq!((world.rows().await.len(), world.effects(&consumer, "a").await), (1, 1), "what comes again is what came");
+    assert_eq!(
+        (world.rows().await.len(), world.effects(&consumer, "a").await),
+        (1, 1),
+        "what comes again is what came"
+    );
 
-    const REVISIONS: &str = "SELECT revision, payload FROM oncebox.inbox_revision WHERE message_id = 'a' ORDER BY revision";
-    let revisions: Vec<(i32, Vec<u8>)> = sqlx::query_as(REVISIONS).fetch_all(&world.pool).await.unwrap();
+    const REVISIONS: &str = "SELECT revision, payload FROM oncebox.inbox_revision WHERE message_id \
+        = 'a' ORDER BY revision";
+    let revisions: Vec<(i32, Vec<u8>)> =
+        sqlx::query_as(REVISIONS).fetch_all(&world.pool).await.unwrap();
     assert_eq!(revisions, [(1, b"reject".to_vec()), (2, b"park".to_vec())]);
-    let person = |event: &str, attempt| (event.to_owned(), attempt, Some("a typo".to_owned()), Some("test".to_owned()));
+    let person = |event: &str, attempt| {
+        (event.to_owned(), attempt, Some("a typo".to_owned()), Some("test".to_owned()))
+    };
     let failed = |reason: &str| ("failed".to_owned(), Some(1), Some(reason.to_owned()), None);
     let (redriven, revised) = (person("redriven", Some(1)), person("revised", None));
-    let expected = [failed("reject"), redriven.clone(), revised.clone(), failed("park"), redriven, revised];
+    let expected =
+        [failed("reject"), redriven.clone(), revised.clone(), failed("park"), redriven, revised];
     // S0-042.
     assert_eq!(history(&world, "a").await, expected);
     let audit = world.admin.audit_list(Some("acme"), 10).await.unwrap();
-    let of_revisions: Vec<_> = audit.iter().filter(|entry| entry.action == "inbox.revise").collect();
+    let of_revisions: Vec<_> =
+        audit.iter().filter(|entry| entry.action == "inbox.revise").collect();
     assert_eq!(of_revisions.len(), 2);
-    assert!(!format!("{of_revisions:?}").contains("result 7"), "payloads are no part of the audit log");
+    assert!(
+        !format!("{of_revisions:?}").contains("result 7"),
+        "payloads are no part of the audit log"
+    );
     world.finish().await;
 }
 
-/// What could go wrong: a payload is given to what cannot run, or the row is left without the one that it had.
+/// What could go wrong: a payload is given to what cannot run, or the row is left without the one
+/// that it had.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_run_cannot_be_revised() {
     let world = World::new().await;
@@ -65,7 +91,8 @@ async fn what_cannot_run_cannot_be_revised() {
     no_id.headers.clear();
     let log = [record(0, "done", ""), record(1, "later", "trap"), no_id];
     deliver(&world.host(&consumer), &log).await;
-    let undecodable = world.rows().await.into_iter().find(|row| row.state().0 == "parked").unwrap().message_id;
+    let undecodable =
+        world.rows().await.into_iter().find(|row| row.state().0 == "parked").unwrap().message_id;
     for (id, expected) in [
         ("done", "is completed; only"),
         ("later", "is failed_retryable; only"),
@@ -79,7 +106,8 @@ async fn what_cannot_run_cannot_be_revised() {
     let keepless = world.consumer(&consumer.tenant, "keepless", "payload = 'none'").await;
     deliver(&world.host(&keepless), &[record(0, "gone", "reject")]).await;
     let revision = Revision { payload: Vec::new(), reason: "a typo".to_owned(), as_of: None };
-    let refused = world.admin.revise("acme", "keepless", "gone", &revision).await.unwrap_err().to_string();
+    let refused =
+        world.admin.revise("acme", "keepless", "gone", &revision).await.unwrap_err().to_string();
     assert!(refused.contains("has no record"), "{refused}");
     world.finish().await;
 }

@@ -50,7 +50,9 @@ impl Decimal {
             _ => (false, text),
         };
         let (mantissa, exponent) = match unsigned.split_once(['e', 'E']) {
-            Some((mantissa, exponent)) => (mantissa, exponent.parse::<i32>().map_err(|_| NOT_DECIMAL)?),
+            Some((mantissa, exponent)) => {
+                (mantissa, exponent.parse::<i32>().map_err(|_| NOT_DECIMAL)?)
+            }
             None => (unsigned, 0),
         };
         let (integer, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
@@ -116,7 +118,8 @@ impl Decimal {
 /// Base-10,000 digits of decimal ones; before the point the first group may be short,
 /// behind it the last.
 fn groups(decimal: &[u8], is_integer: bool) -> Vec<i16> {
-    let value = |group: &[u8]| group.iter().fold(0, |value, digit| value * 10 + i16::from(digit - b'0'));
+    let value =
+        |group: &[u8]| group.iter().fold(0, |value, digit| value * 10 + i16::from(digit - b'0'));
     if is_integer {
         let mut groups: Vec<i16> = decimal.rchunks(4).map(value).collect();
         groups.reverse();
@@ -130,7 +133,8 @@ fn groups(decimal: &[u8], is_integer: bool) -> Vec<i16> {
 pub(super) fn decode(bytes: &[u8]) -> Option<String> {
     let (header, body) = bytes.split_at_checked(8)?;
     let field = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
-    let (count, weight, sign, scale) = (field(0) as usize, field(2) as i16 as i32, field(4), field(6) as usize);
+    let (count, weight, sign, scale) =
+        (field(0) as usize, field(2) as i16 as i32, field(4), field(6) as usize);
     match sign {
         NAN => return Some("NaN".to_owned()),
         INFINITY => return Some("Infinity".to_owned()),
@@ -138,11 +142,14 @@ pub(super) fn decode(bytes: &[u8]) -> Option<String> {
         POSITIVE | NEGATIVE => {}
         _ => return None,
     }
-    let digits: Vec<u16> = body.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]])).collect();
+    let digits: Vec<u16> =
+        body.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]])).collect();
     if digits.len() != count {
         return None;
     }
-    let digit = |weight_of: i32| usize::try_from(weight - weight_of).ok().and_then(|at| digits.get(at)).copied().unwrap_or(0);
+    let digit = |weight_of: i32| {
+        usize::try_from(weight - weight_of).ok().and_then(|at| digits.get(at)).copied().unwrap_or(0)
+    };
     let mut text = String::new();
     if sign == NEGATIVE {
         text.push('-');
@@ -243,7 +250,22 @@ mod tests {
 
     #[test]
     fn what_is_not_a_number_is_refused() {
-        for text in ["", " ", "-", ".", "1.2.3", "1,5", "1 ", "٣", "0x10", "1e", "e1", "1e999999999", "--1", "1_000"] {
+        for text in [
+            "",
+            " ",
+            "-",
+            ".",
+            "1.2.3",
+            "1,5",
+            "1 ",
+            "٣",
+            "0x10",
+            "1e",
+            "e1",
+            "1e999999999",
+            "--1",
+            "1_000",
+        ] {
             assert!(encode(text, &mut Vec::new()).is_err(), "{text:?}");
         }
         assert!(encode(&"9".repeat(131_073), &mut Vec::new()).is_err());

@@ -1,5 +1,6 @@
-//! Whether a message stands twice in the inbox. A key cannot span partitions, so what keeps ids apart over the end of a
-//! bucket are the locks of the claim, and nothing of PostgreSQL's own would notice.
+//! Whether a message stands twice in the inbox. A key cannot span partitions, so what keeps ids
+//! apart over the end of a bucket are the locks of the claim, and nothing of PostgreSQL's own would
+//! notice.
 
 use sqlx::Executor;
 
@@ -14,27 +15,34 @@ const ROWS_MAX: i64 = 1_000_000;
 const NAMED_MAX: usize = 10;
 
 /// A look that takes longer is given up.
-const SETTINGS: &str = "SET TRANSACTION READ ONLY; SET LOCAL statement_timeout = '30s'; SET LOCAL enable_seqscan = off; \
+const SETTINGS: &str = "SET TRANSACTION READ ONLY; SET LOCAL statement_timeout = '30s'; SET LOCAL \
+    enable_seqscan = off; \
     SET LOCAL enable_sort = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off";
 
-/// How many rows the inbox has by the planner's statistics, and its partition with the most of them.
+/// How many rows the inbox has by the planner's statistics, and its partition with the most of
+/// them.
 const SIZE: &str = "SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint, \
-        (array_agg(c.oid::regclass::text ORDER BY c.reltuples DESC))[1], coalesce(max(c.relpages), 0) \
+        (array_agg(c.oid::regclass::text ORDER BY c.reltuples DESC))[1], coalesce(max(c.relpages), \
+        0) \
     FROM pg_partition_tree('oncebox.inbox') t JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf";
 
-/// Rows in the order of their key, which the partitions' indexes have: read from a place on, and never sorted. Of those
-/// that stand twice, each with where.
+/// Rows in the order of their key, which the partitions' indexes have: read from a place on, and
+/// never sorted. Of those that stand twice, each with where.
 const LOOK: &str = "WITH slice AS MATERIALIZED ( \
         SELECT i.consumer_id, i.message_id, i.status, i.bucket FROM oncebox.inbox i \
-        WHERE (i.consumer_id, i.message_id) >= ($1, $2) ORDER BY i.consumer_id, i.message_id LIMIT $3), \
+        WHERE (i.consumer_id, i.message_id) >= ($1, $2) ORDER BY i.consumer_id, i.message_id LIMIT \
+        $3), \
     twice AS MATERIALIZED ( \
-        SELECT s.consumer_id, s.message_id, string_agg(format('%s in the bucket of %s', s.status, to_char(s.bucket AT TIME ZONE 'UTC', \
+        SELECT s.consumer_id, s.message_id, string_agg(format('%s in the bucket of %s', s.status, \
+        to_char(s.bucket AT TIME ZONE 'UTC', \
             'YYYY-MM-DD HH24:MI')), ', ' ORDER BY s.bucket) AS places \
         FROM slice s GROUP BY s.consumer_id, s.message_id HAVING count(*) > 1) \
-    SELECT (SELECT count(*) FROM slice), (SELECT count(*) FROM twice), coalesce(array_agg(n.text), '{}') FROM ( \
+    SELECT (SELECT count(*) FROM slice), (SELECT count(*) FROM twice), coalesce(array_agg(n.text), \
+    '{}') FROM ( \
         SELECT format('message `%s` of `%s` stands twice in the inbox: %s', w.message_id, \
             coalesce(t.name || '/' || c.name, 'consumer ' || w.consumer_id), w.places) AS text \
-        FROM twice w LEFT JOIN oncebox.consumer c USING (consumer_id) LEFT JOIN oncebox.tenant t USING (tenant_id) \
+        FROM twice w LEFT JOIN oncebox.consumer c USING (consumer_id) LEFT JOIN oncebox.tenant t \
+        USING (tenant_id) \
         ORDER BY w.consumer_id, w.message_id LIMIT $4) n";
 
 impl Look<'_> {
@@ -49,34 +57,55 @@ impl Look<'_> {
     async fn twice(&self) -> Result<Vec<Finding>, sqlx::Error> {
         let mut tx = self.pool.begin().await?;
         tx.execute(sqlx::raw_sql(SETTINGS)).await?;
-        let (rows, largest, pages): (i64, Option<String>, i32) = sqlx::query_as(SIZE).fetch_one(&mut *tx).await?;
+        let (rows, largest, pages): (i64, Option<String>, i32) =
+            sqlx::query_as(SIZE).fetch_one(&mut *tx).await?;
         let mut start = None;
         if let Some(largest) = largest.filter(|_| rows > ROWS_MAX) {
             // Some ten pages, whatever there are.
             let percent = (1_000.0 / f64::from(pages.max(1))).min(100.0);
-            let place = format!("SELECT consumer_id, message_id FROM {largest} TABLESAMPLE SYSTEM ({percent}) ORDER BY random() LIMIT 1");
+            let place = format!(
+                "SELECT consumer_id, message_id FROM {largest} TABLESAMPLE SYSTEM ({percent}) \
+                    ORDER BY random() LIMIT 1"
+            );
             tx.execute("SET LOCAL enable_sort = on").await?;
-            start = sqlx::query_as::<_, (i32, String)>(sqlx::AssertSqlSafe(place)).fetch_optional(&mut *tx).await?;
+            start = sqlx::query_as::<_, (i32, String)>(sqlx::AssertSqlSafe(place))
+                .fetch_optional(&mut *tx)
+                .await?;
             tx.execute("SET LOCAL enable_sort = off").await?;
         }
         let (consumer_id, message_id) = start.unwrap_or_default();
-        let look = sqlx::query_as(LOOK).bind(consumer_id).bind(message_id).bind(ROWS_MAX).bind(NAMED_MAX as i64);
+        let look = sqlx::query_as(LOOK)
+            .bind(consumer_id)
+            .bind(message_id)
+            .bind(ROWS_MAX)
+            .bind(NAMED_MAX as i64);
         let (seen, twice, named): (i64, i64, Vec<String>) = look.fetch_one(&mut *tx).await?;
         tx.rollback().await?;
         Ok(self.told(rows, seen, twice, named))
     }
 
     fn told(&self, rows: i64, seen: i64, twice: i64, named: Vec<String>) -> Vec<Finding> {
-        let advice = "look whether the effect is there twice, and mend that first; then delete the row that should not be. Rows that were copied \
-            or restored by hand come to this, and hosts that claimed under other locks beside newer ones";
+        let advice = "look whether the effect is there twice, and mend that first; then delete the \
+            row that should not be. Rows that were copied \
+            or restored by hand come to this, and hosts that claimed under other locks beside \
+            newer ones";
         let more = twice - named.len() as i64;
-        let mut findings: Vec<_> = named.into_iter().map(|found| self.finding(CHECK, Severity::Error, found).advise(advice)).collect();
+        let mut findings: Vec<_> = named
+            .into_iter()
+            .map(|found| self.finding(CHECK, Severity::Error, found).advise(advice))
+            .collect();
         if more > 0 {
-            findings.push(self.finding(CHECK, Severity::Error, format!("{more} more messages stand twice")).advise(advice));
+            findings.push(
+                self.finding(CHECK, Severity::Error, format!("{more} more messages stand twice"))
+                    .advise(advice),
+            );
         }
         if findings.is_empty() {
             let found = match rows > ROWS_MAX {
-                true => format!("no message stands twice among {seen} of some {rows} rows, from a random place on"),
+                true => format!(
+                    "no message stands twice among {seen} of some {rows} rows, from a random place \
+                        on"
+                ),
                 false => format!("none of the inbox's {seen} messages stands twice"),
             };
             findings.push(self.finding(CHECK, Severity::Ok, found));

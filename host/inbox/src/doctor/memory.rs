@@ -1,5 +1,5 @@
-//! What a query may take of the server's memory. PostgreSQL has no bound of its own, and SQL cannot see the
-//! system's: only a server on this machine can be looked at.
+//! What a query may take of the server's memory. PostgreSQL has no bound of its own, and SQL cannot
+//! see the system's: only a server on this machine can be looked at.
 
 use std::{fs, path::Path};
 
@@ -7,41 +7,57 @@ use super::{Finding, Look, Severity};
 
 const CHECK: &str = "memory";
 
-const ADVICE: &str = "one query of a tenant can take all memory of the server, and the kernel then ends every session of every tenant: start the \
-    server with a limit on its address space (`LimitAS=` of its unit; shared_buffers and 1.5 GB are enough for most), so that the query fails alone; \
-    a memory cgroup keeps at least the rest of the machine. A managed server has a limit by its size, and restarts at it";
+const ADVICE: &str = "one query of a tenant can take all memory of the server, and the kernel then \
+    ends every session of every tenant: start the \
+    server with a limit on its address space (`LimitAS=` of its unit; shared_buffers and 1.5 GB \
+    are enough for most), so that the query fails alone; \
+    a memory cgroup keeps at least the rest of the machine. A managed server has a limit by its \
+    size, and restarts at it";
 
 impl Look<'_> {
     /// Whether the server's processes are bounded, where that can be seen.
     pub(super) async fn memory_is_bounded(&self) -> Vec<Finding> {
-        let pid: i32 = match sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&self.pool).await {
-            Ok(pid) => pid,
-            Err(error) => return vec![self.unknown(CHECK, &error)],
-        };
+        let pid: i32 =
+            match sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&self.pool).await {
+                Ok(pid) => pid,
+                Err(error) => return vec![self.unknown(CHECK, &error)],
+            };
         if !self.is_here(pid) {
-            let found = "the server does not run on this machine, or hides its processes; a limit on its memory cannot be seen from here";
+            let found = "the server does not run on this machine, or hides its processes; a limit \
+                on its memory cannot be seen from here";
             return vec![self.finding(CHECK, Severity::Unknown, found).advise(ADVICE)];
         }
         let megabytes = |bytes: u64| bytes >> 20;
         vec![match (address_space(pid), cgroup(pid)) {
-            (Some(bytes), _) => {
-                self.finding(CHECK, Severity::Ok, format!("a session of the server may take {} MiB of address space", megabytes(bytes)))
-            }
+            (Some(bytes), _) => self.finding(
+                CHECK,
+                Severity::Ok,
+                format!(
+                    "a session of the server may take {} MiB of address space",
+                    megabytes(bytes)
+                ),
+            ),
             (None, Some(bytes)) => {
                 let found = format!(
-                    "the server's cgroup may take {} MiB, but a single session all of it, and what exceeds it ends them all",
+                    "the server's cgroup may take {} MiB, but a single session all of it, and what \
+                        exceeds it ends them all",
                     megabytes(bytes)
                 );
                 self.finding(CHECK, Severity::Warning, found).advise(ADVICE)
             }
-            (None, None) => self.finding(CHECK, Severity::Error, "nothing bounds the memory of the server").advise(ADVICE),
+            (None, None) => self
+                .finding(CHECK, Severity::Error, "nothing bounds the memory of the server")
+                .advise(ADVICE),
         }]
     }
 
-    /// Whether this process id is a session of the server's on this machine, and not some other process of another's.
+    /// Whether this process id is a session of the server's on this machine, and not some other
+    /// process of another's.
     fn is_here(&self, pid: i32) -> bool {
         let host = self.options.get_host();
-        let is_local = self.options.get_socket().is_some() || host.starts_with('/') || ["localhost", "127.0.0.1", "::1"].contains(&host);
+        let is_local = self.options.get_socket().is_some()
+            || host.starts_with('/')
+            || ["localhost", "127.0.0.1", "::1"].contains(&host);
         let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         is_local && command.starts_with(b"postgres")
     }
@@ -58,6 +74,8 @@ fn address_space(pid: i32) -> Option<u64> {
 fn cgroup(pid: i32) -> Option<u64> {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let around = Path::new(group).ancestors().map(|dir| Path::new("/sys/fs/cgroup").join(dir).join("memory.max"));
+    let around = Path::new(group)
+        .ancestors()
+        .map(|dir| Path::new("/sys/fs/cgroup").join(dir).join("memory.max"));
     around.filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok()).min()
 }

@@ -1,9 +1,9 @@
-//! Whether the scheme that keeps tenants apart holds on the live database: who may do what, what guards the
-//! commit, what is there and what is missing. It changes nothing.
+//! Whether the scheme that keeps tenants apart holds on the live database: who may do what, what
+//! guards the commit, what is there and what is missing. It changes nothing.
 //!
-//! Most checks are a query that lists what is wrong, each row with its severity and the statement that puts it
-//! right. What has to be tried is tried: the logins log in, a wrong password is shown, a session of the tenant
-//! says who it is.
+//! Most checks are a query that lists what is wrong, each row with its severity and the statement
+//! that puts it right. What has to be tried is tried: the logins log in, a wrong password is shown,
+//! a session of the tenant says who it is.
 
 mod access;
 mod functions;
@@ -67,7 +67,8 @@ pub struct Finding {
     pub severity: Severity,
     /// What was found.
     pub found: String,
-    /// Statements that put it right, for a superuser in that database; for other owners where they may.
+    /// Statements that put it right, for a superuser in that database; for other owners where they
+    /// may.
     pub sql: Option<String>,
     /// What to do where statements do not help, or nobody may carry them out.
     pub advice: Option<String>,
@@ -107,21 +108,26 @@ impl Check {
     }
 }
 
-/// What the queries speak of: `tenant`, `login` (both of each tenant), `grantee` (those and PUBLIC), `host`.
+/// What the queries speak of: `tenant`, `login` (both of each tenant), `grantee` (those and
+/// PUBLIC), `host`.
 const LOGINS: &str = "WITH tenant AS MATERIALIZED (
-        SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS t(name, login, owner_login, schema_name)),
+        SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS t(name, login, \
+    owner_login, schema_name)),
     login AS MATERIALIZED (
-        SELECT r.*, t.name AS tenant, t.schema_name, t.owner_login, r.rolname = t.owner_login AS is_owner
+        SELECT r.*, t.name AS tenant, t.schema_name, t.owner_login, r.rolname = t.owner_login AS \
+    is_owner
         FROM tenant t JOIN pg_roles r ON r.rolname IN (t.login, t.owner_login)),
     grantee AS MATERIALIZED (
         SELECT 0::oid AS oid, 'PUBLIC' AS name, NULL::text AS schema_name, false AS is_owner
         UNION ALL SELECT l.oid, quote_ident(l.rolname), l.schema_name, l.is_owner FROM login l),
     host AS MATERIALIZED (
-        SELECT r.oid AS login, r.rolname AS login_name, r.rolsuper AS is_superuser, n.nspowner AS owner, pg_get_userbyid(n.nspowner) AS owner_name
+        SELECT r.oid AS login, r.rolname AS login_name, r.rolsuper AS is_superuser, n.nspowner AS \
+    owner, pg_get_userbyid(n.nspowner) AS owner_name
         FROM pg_roles r, pg_namespace n WHERE r.rolname = session_user AND n.nspname = 'oncebox')";
 
 /// Statements that take the functions `f` from `g`, and leave them to the host.
-const CLOSE: &str = "format('GRANT EXECUTE ON FUNCTION %1$s TO %2$I, %3$I; REVOKE EXECUTE ON FUNCTION %1$s FROM %4$s', \
+const CLOSE: &str = "format('GRANT EXECUTE ON FUNCTION %1$s TO %2$I, %3$I; REVOKE EXECUTE ON \
+    FUNCTION %1$s FROM %4$s', \
     string_agg(f.what, ', ' ORDER BY f.what), h.owner_name, h.login_name, g.name)";
 
 /// One database, and the tenants that live in it.
@@ -148,7 +154,11 @@ impl Admin {
     }
 
     /// The host's own database, and those of tenants.
-    async fn looks(&self, limits: HostLimits, findings: &mut Vec<Finding>) -> Result<Vec<Look<'_>>, InboxError> {
+    async fn looks(
+        &self,
+        limits: HostLimits,
+        findings: &mut Vec<Finding>,
+    ) -> Result<Vec<Look<'_>>, InboxError> {
         let look = |pool: PgPool, options: PgConnectOptions| Look {
             admin: self,
             place: place_name(&options),
@@ -158,12 +168,18 @@ impl Admin {
             limits,
             version: 0,
         };
-        let mut looks = BTreeMap::from([(place_name(&self.options), look(self.pool.clone(), self.options.clone()))]);
+        let mut looks = BTreeMap::from([(
+            place_name(&self.options),
+            look(self.pool.clone(), self.options.clone()),
+        )]);
         // Of one that is being deleted, roles and schema go before its row does.
-        for tenant in self.tenants().await?.into_iter().filter(|tenant| tenant.state != "deleting") {
+        for tenant in self.tenants().await?.into_iter().filter(|tenant| tenant.state != "deleting")
+        {
             match self.place(&tenant) {
                 Ok(place) => {
-                    let entry = looks.entry(place_name(&place.options)).or_insert_with(|| look(place.pool, place.options));
+                    let entry = looks
+                        .entry(place_name(&place.options))
+                        .or_insert_with(|| look(place.pool, place.options));
                     entry.tenants.push(tenant);
                 }
                 Err(error) => findings.push(unplaced(&tenant, &error)),
@@ -180,29 +196,50 @@ fn unplaced(tenant: &Tenant, error: &InboxError) -> Finding {
         severity: Severity::Error,
         found: format!("the database of tenant `{}` is not known: {error}", tenant.name),
         sql: None,
-        advice: Some("check that the host has the master key that the tenant was created with".to_owned()),
+        advice: Some(
+            "check that the host has the master key that the tenant was created with".to_owned(),
+        ),
     }
 }
 
 fn place_name(options: &PgConnectOptions) -> String {
-    let host = options.get_socket().map_or_else(|| options.get_host().to_owned(), |socket| socket.display().to_string());
-    format!("{host}:{}/{}", options.get_port(), options.get_database().unwrap_or(options.get_username()))
+    let host = options
+        .get_socket()
+        .map_or_else(|| options.get_host().to_owned(), |socket| socket.display().to_string());
+    format!(
+        "{host}:{}/{}",
+        options.get_port(),
+        options.get_database().unwrap_or(options.get_username())
+    )
 }
 
 impl Look<'_> {
     /// Every check of this database.
     async fn all(mut self) -> Vec<Finding> {
-        match sqlx::query_scalar("SELECT current_setting('server_version_num')::int").fetch_one(&self.pool).await {
+        match sqlx::query_scalar("SELECT current_setting('server_version_num')::int")
+            .fetch_one(&self.pool)
+            .await
+        {
             Ok(version) => self.version = version,
             Err(error) => {
                 let advice = "check that the server runs, and that its URL is right";
-                return vec![self.finding("reachable", Severity::Error, plain(&error)).advise(advice)];
+                return vec![
+                    self.finding("reachable", Severity::Error, plain(&error)).advise(advice),
+                ];
             }
         }
         let mut findings = Vec::new();
-        for check in [roles::CHECKS, access::CHECKS, functions::CHECKS, program::CHECKS, objects::CHECKS, storage::CHECKS, server::CHECKS]
-            .into_iter()
-            .flatten()
+        for check in [
+            roles::CHECKS,
+            access::CHECKS,
+            functions::CHECKS,
+            program::CHECKS,
+            objects::CHECKS,
+            storage::CHECKS,
+            server::CHECKS,
+        ]
+        .into_iter()
+        .flatten()
         {
             findings.extend(self.ask(check).await);
         }
@@ -222,13 +259,19 @@ impl Look<'_> {
         }
         match self.rows(check).await {
             Err(error) => vec![self.unknown(check.name, &error)],
-            Ok(rows) if rows.is_empty() => vec![self.finding(check.name, Severity::Ok, check.sound)],
+            Ok(rows) if rows.is_empty() => {
+                vec![self.finding(check.name, Severity::Ok, check.sound)]
+            }
             Ok(rows) => rows.into_iter().map(|row| self.wrong(check, row)).collect(),
         }
     }
 
-    async fn rows(&self, check: &Check) -> Result<Vec<(String, String, Option<String>)>, sqlx::Error> {
-        let column = |of: fn(&Tenant) -> &String| self.tenants.iter().map(of).cloned().collect::<Vec<_>>();
+    async fn rows(
+        &self,
+        check: &Check,
+    ) -> Result<Vec<(String, String, Option<String>)>, sqlx::Error> {
+        let column =
+            |of: fn(&Tenant) -> &String| self.tenants.iter().map(of).cloned().collect::<Vec<_>>();
         let query = check.query.replace("{revoked}", REVOKED_FUNCTIONS).replace("{close}", CLOSE);
         sqlx::query_as(AssertSqlSafe(format!("{LOGINS} {query}")))
             .bind(column(|t| &t.name))
@@ -239,23 +282,50 @@ impl Look<'_> {
             .await
     }
 
-    fn wrong(&self, check: &Check, (severity, found, sql): (String, String, Option<String>)) -> Finding {
+    fn wrong(
+        &self,
+        check: &Check,
+        (severity, found, sql): (String, String, Option<String>),
+    ) -> Finding {
         let severity = match severity.as_str() {
             "ok" => Severity::Ok,
             "warning" => Severity::Warning,
             "unknown" => Severity::Unknown,
             _ => Severity::Error,
         };
-        Finding { sql, advice: check.advice.map(str::to_owned), ..self.finding(check.name, severity, found) }
+        Finding {
+            sql,
+            advice: check.advice.map(str::to_owned),
+            ..self.finding(check.name, severity, found)
+        }
     }
 
     fn unknown(&self, check: &'static str, error: &sqlx::Error) -> Finding {
-        self.finding(check, Severity::Unknown, format!("the database does not tell: {}", plain(error)))
-            .advise("run this once as a superuser, or as a member of `pg_read_all_settings` and `pg_read_all_stats`")
+        self.finding(
+            check,
+            Severity::Unknown,
+            format!("the database does not tell: {}", plain(error)),
+        )
+        .advise(
+            "run this once as a superuser, or as a member of `pg_read_all_settings` and \
+                `pg_read_all_stats`",
+        )
     }
 
-    fn finding(&self, check: &'static str, severity: Severity, found: impl Into<String>) -> Finding {
-        Finding { place: self.place.clone(), check, severity, found: found.into(), sql: None, advice: None }
+    fn finding(
+        &self,
+        check: &'static str,
+        severity: Severity,
+        found: impl Into<String>,
+    ) -> Finding {
+        Finding {
+            place: self.place.clone(),
+            check,
+            severity,
+            found: found.into(),
+            sql: None,
+            advice: None,
+        }
     }
 }
 

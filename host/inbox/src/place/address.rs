@@ -4,12 +4,12 @@ use sqlx::postgres::PgConnectOptions;
 
 use crate::error::InboxError;
 
-/// What a URL may say beside where the database is and who logs in. Anything else would reach into the host:
-/// its files, its sockets, the settings of its sessions.
+/// What a URL may say beside where the database is and who logs in. Anything else would reach into
+/// the host: its files, its sockets, the settings of its sessions.
 const PARAMETERS: [&str; 4] = ["sslmode", "ssl-mode", "sslrootcert", "ssl-root-cert"];
 
-/// Where a tenant's database is, with the login that the host uses there. It holds a password, so it is
-/// neither shown nor logged.
+/// Where a tenant's database is, with the login that the host uses there. It holds a password, so
+/// it is neither shown nor logged.
 #[derive(Clone)]
 pub struct DatabaseUrl {
     text: String,
@@ -23,18 +23,29 @@ impl DatabaseUrl {
         let text = text.trim();
         check(text).map_err(|what| {
             InboxError::Invalid(format!(
-                "the database URL {what}; it looks like `postgres://login:password@host:5432/name?sslmode=require`"
+                "the database URL {what}; it looks like \
+                    `postgres://login:password@host:5432/name?sslmode=require`"
             ))
         })?;
         // The parser's own words may repeat a part of the URL.
-        let unreadable =
-            |_| InboxError::Invalid("the database URL cannot be read; percent-encode what is special in login and password".into());
+        let unreadable = |_| {
+            InboxError::Invalid(
+                "the database URL cannot be read; percent-encode what is special \
+                in login and password"
+                    .into(),
+            )
+        };
         let mut options: PgConnectOptions = text.parse().map_err(unreadable)?;
         if !has_password(text) {
             // Otherwise the driver sends what the host's environment or its password file holds.
             options = options.password("");
         }
-        let shown = format!("{}:{}/{}", options.get_host(), options.get_port(), options.get_database().unwrap_or_default());
+        let shown = format!(
+            "{}:{}/{}",
+            options.get_host(),
+            options.get_port(),
+            options.get_database().unwrap_or_default()
+        );
         Ok(Self { text: text.to_owned(), options, shown })
     }
 
@@ -58,14 +69,17 @@ impl std::fmt::Debug for DatabaseUrl {
     }
 }
 
-/// The driver fills in what a URL leaves out from the host's environment, and takes more parameters than a
-/// tenant should have a say in.
+/// The driver fills in what a URL leaves out from the host's environment, and takes more parameters
+/// than a tenant should have a say in.
 fn check(text: &str) -> Result<(), &'static str> {
     // The driver's parser passes over some of these, and would read another URL than this one.
     if text.contains(|c: char| c == '#' || c == '\\' || c.is_whitespace() || c.is_control()) {
         return Err("holds a character that has to be percent-encoded");
     }
-    let rest = text.strip_prefix("postgres://").or_else(|| text.strip_prefix("postgresql://")).ok_or("must begin with `postgres://`")?;
+    let rest = text
+        .strip_prefix("postgres://")
+        .or_else(|| text.strip_prefix("postgresql://"))
+        .ok_or("must begin with `postgres://`")?;
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (authority, name) = rest.split_once('/').unwrap_or((rest, ""));
     let (login, host) = authority.rsplit_once('@').ok_or("must name a login")?;
@@ -88,8 +102,12 @@ fn check(text: &str) -> Result<(), &'static str> {
 }
 
 fn has_password(text: &str) -> bool {
-    let authority = text.split_once("://").map_or("", |(_, rest)| rest.split(['/', '?']).next().unwrap_or_default());
-    authority.rsplit_once('@').is_some_and(|(login, _)| login.split_once(':').is_some_and(|(_, password)| !password.is_empty()))
+    let authority = text
+        .split_once("://")
+        .map_or("", |(_, rest)| rest.split(['/', '?']).next().unwrap_or_default());
+    authority.rsplit_once('@').is_some_and(|(login, _)| {
+        login.split_once(':').is_some_and(|(_, password)| !password.is_empty())
+    })
 }
 
 #[cfg(test)]
@@ -100,7 +118,10 @@ mod tests {
     fn a_url_says_where_and_who_and_nothing_else() {
         assert!(has_password("postgres://a:b@h/d"));
         assert!(!has_password("postgres://a:@h/d") && !has_password("postgres://a@h/d"));
-        let url = DatabaseUrl::parse(" postgres://acme:p%40ss@db.example.com:6432/orders?sslmode=require\n").expect("a URL");
+        let url = DatabaseUrl::parse(
+            " postgres://acme:p%40ss@db.example.com:6432/orders?sslmode=require\n",
+        )
+        .expect("a URL");
         assert_eq!(url.shown(), "db.example.com:6432/orders");
         assert_eq!(format!("{url:?}"), "DatabaseUrl(db.example.com:6432/orders)");
         for (text, what) in [

@@ -23,8 +23,8 @@ struct Server {
 }
 
 impl Admin {
-    /// Whether the database that a tenant named can be used, brought up to date where this program knows more
-    /// than it, and its mirror made equal. Nothing to do for other tenants.
+    /// Whether the database that a tenant named can be used, brought up to date where this program
+    /// knows more than it, and its mirror made equal. Nothing to do for other tenants.
     pub async fn prepare_place(&self, tenant: &Tenant) -> Result<(), InboxError> {
         let place = self.place(tenant)?;
         if !place.is_own {
@@ -54,26 +54,35 @@ impl Admin {
     /// Take a database that nobody uses as a place of this installation.
     pub(super) async fn take_place(&self, url: &DatabaseUrl) -> Result<(), InboxError> {
         let (place, id) = (Place::at(url), self.installation().await?);
-        reach::check_options_arrive(&place.options).await.map_err(|error| unfit(url.shown(), &error.to_string()))?;
-        let mut connection = place.connect().await.map_err(|error| unfit(url.shown(), &error.to_string()))?;
+        reach::check_options_arrive(&place.options)
+            .await
+            .map_err(|error| unfit(url.shown(), &error.to_string()))?;
+        let mut connection =
+            place.connect().await.map_err(|error| unfit(url.shown(), &error.to_string()))?;
         check_server(&mut connection, url.shown()).await?;
         if holder(&mut connection).await? != Some((id, true)) {
             check_is_free(&mut connection, url.shown()).await?;
         }
         // Also where it is up to date: one that was copied is open again.
         bring_up_to_date(&place, url.shown()).await?;
-        const TAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_place) VALUES ($1, true) ON CONFLICT DO NOTHING";
+        const TAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_place) VALUES \
+            ($1, true) ON CONFLICT DO NOTHING";
         sqlx::query(TAKE).bind(id).execute(&mut connection).await?;
         let taken = holder(&mut connection).await? == Some((id, true));
         let _ = connection.close().await; // what it was for is done
         place.pool.close().await;
-        if taken { Ok(()) } else { Err(unfit(url.shown(), "another installation has just taken it")) }
+        if taken {
+            Ok(())
+        } else {
+            Err(unfit(url.shown(), "another installation has just taken it"))
+        }
     }
 
     /// What this installation is called in the places of its tenants.
     pub(crate) async fn installation(&self) -> Result<Uuid, InboxError> {
         const ID: &str = "SELECT installation_id FROM oncebox.installation";
-        const MAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_place) VALUES ($1, false) ON CONFLICT DO NOTHING";
+        const MAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_place) VALUES \
+            ($1, false) ON CONFLICT DO NOTHING";
         if let Some(id) = sqlx::query_scalar(ID).fetch_optional(&self.pool).await? {
             return Ok(id);
         }
@@ -83,10 +92,15 @@ impl Admin {
 
     /// A database that holds tenants of another installation cannot be a host's own as well.
     pub async fn check_is_no_place(&self) -> Result<(), InboxError> {
-        let is_place: Option<bool> = sqlx::query_scalar("SELECT is_place FROM oncebox.installation").fetch_optional(&self.pool).await?;
+        let is_place: Option<bool> =
+            sqlx::query_scalar("SELECT is_place FROM oncebox.installation")
+                .fetch_optional(&self.pool)
+                .await?;
         if is_place == Some(true) {
             return Err(InboxError::Invalid(
-                "this database holds the inbox of a tenant of another installation; give the host a database of its own".to_owned(),
+                "this database holds the inbox of a tenant of another installation; give the host \
+                    a database of its own"
+                    .to_owned(),
             ));
         }
         Ok(())
@@ -101,15 +115,20 @@ impl Place {
     }
 }
 
-/// Whether the database is this installation's for tenants such as this one. One that is not any more was
-/// lost and made anew, or is another one under the same address: an inbox that is empty there would take
-/// everything that comes again for new.
-pub(super) async fn check_is_ours(connection: &mut PgConnection, installation: Uuid, tenant: &Tenant) -> Result<(), InboxError> {
+/// Whether the database is this installation's for tenants such as this one. One that is not any
+/// more was lost and made anew, or is another one under the same address: an inbox that is empty
+/// there would take everything that comes again for new.
+pub(super) async fn check_is_ours(
+    connection: &mut PgConnection,
+    installation: Uuid,
+    tenant: &Tenant,
+) -> Result<(), InboxError> {
     if holder(connection).await? == Some((installation, true)) {
         return Ok(());
     }
     Err(InboxError::Invalid(format!(
-        "the database of tenant `{}` at {} does not hold its inbox; restore it from a backup, or correct what its address points to",
+        "the database of tenant `{}` at {} does not hold its inbox; restore it from a backup, or \
+            correct what its address points to",
         tenant.name,
         tenant.database.as_deref().unwrap_or_default()
     )))
@@ -124,19 +143,29 @@ async fn bring_up_to_date(place: &Place, whose: &str) -> Result<(), InboxError> 
 
 async fn check_server(connection: &mut PgConnection, shown: &str) -> Result<(), InboxError> {
     const SERVER: &str = "SELECT current_setting('server_version_num')::int / 10000 AS version, \
-            pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool AS is_read_only, \
+            pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool AS \
+            is_read_only, \
             pg_encoding_to_char(d.encoding)::text AS encoding, \
-            r.rolsuper OR (r.rolcreaterole AND has_database_privilege(d.datname, 'CREATE')) AS may_create \
-        FROM pg_database d, pg_roles r WHERE d.datname = current_database() AND r.rolname = current_user";
+            r.rolsuper OR (r.rolcreaterole AND has_database_privilege(d.datname, 'CREATE')) AS \
+            may_create \
+        FROM pg_database d, pg_roles r WHERE d.datname = current_database() AND r.rolname = \
+        current_user";
     let server: Server = sqlx::query_as(SERVER).fetch_one(connection).await?;
     let problem = match server {
         Server { version, .. } if version < VERSION_MIN => {
             format!("it is PostgreSQL {version}; {VERSION_MIN} is the oldest that is supported")
         }
-        Server { is_read_only: true, .. } => "it is a replica or read-only; name the primary".to_owned(),
-        Server { encoding, .. } if encoding != "UTF8" => format!("its encoding is {encoding}; make it with `ENCODING 'UTF8'`"),
+        Server { is_read_only: true, .. } => {
+            "it is a replica or read-only; name the primary".to_owned()
+        }
+        Server { encoding, .. } if encoding != "UTF8" => format!(
+            "its encoding is {encoding}; make \
+            it with `ENCODING 'UTF8'`"
+        ),
         Server { may_create: false, .. } => {
-            "the login may not create roles and schemas; give it CREATEROLE, and CREATE on the database".to_owned()
+            "the login may not create roles and schemas; give it CREATEROLE, and CREATE on the \
+                database"
+                .to_owned()
         }
         _ => return Ok(()),
     };
@@ -149,23 +178,39 @@ async fn holder(connection: &mut PgConnection) -> Result<Option<(Uuid, bool)>, I
     if !sqlx::query_scalar(HAS_TABLE).fetch_one(&mut *connection).await? {
         return Ok(None);
     }
-    Ok(sqlx::query_as("SELECT installation_id, is_place FROM oncebox.installation").fetch_optional(connection).await?)
+    Ok(sqlx::query_as("SELECT installation_id, is_place FROM oncebox.installation")
+        .fetch_optional(connection)
+        .await?)
 }
 
-/// Whether nobody has the database. What closes it to other tenants would close it to whoever else uses it.
+/// Whether nobody has the database. What closes it to other tenants would close it to whoever else
+/// uses it.
 async fn check_is_free(connection: &mut PgConnection, shown: &str) -> Result<(), InboxError> {
-    const USED: &str = "SELECT EXISTS (SELECT FROM oncebox.tenant) OR EXISTS (SELECT FROM oncebox.audit)";
-    const FOREIGN: &str = "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
-        WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('information_schema', 'oncebox', 'oncebox_host') \
+    const USED: &str =
+        "SELECT EXISTS (SELECT FROM oncebox.tenant) OR EXISTS (SELECT FROM oncebox.audit)";
+    const FOREIGN: &str = "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN \
+        pg_namespace n ON n.oid = c.relnamespace \
+        WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('information_schema', \
+        'oncebox', 'oncebox_host') \
             AND n.nspname !~ '^pg_' \
-            AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e') LIMIT 1";
-    let has_inbox: bool = sqlx::query_scalar("SELECT to_regclass('oncebox.audit') IS NOT NULL").fetch_one(&mut *connection).await?;
-    if holder(connection).await?.is_some() || (has_inbox && sqlx::query_scalar(USED).fetch_one(&mut *connection).await?) {
-        return Err(unfit(shown, "it is an installation's own database, or holds tenants of another installation"));
+            AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND \
+            d.objid = c.oid AND d.deptype = 'e') LIMIT 1";
+    let has_inbox: bool = sqlx::query_scalar("SELECT to_regclass('oncebox.audit') IS NOT NULL")
+        .fetch_one(&mut *connection)
+        .await?;
+    if holder(connection).await?.is_some()
+        || (has_inbox && sqlx::query_scalar(USED).fetch_one(&mut *connection).await?)
+    {
+        return Err(unfit(
+            shown,
+            "it is an installation's own database, or holds tenants of another installation",
+        ));
     }
-    if let Some(table) = sqlx::query_scalar::<_, String>(FOREIGN).fetch_optional(connection).await? {
+    if let Some(table) = sqlx::query_scalar::<_, String>(FOREIGN).fetch_optional(connection).await?
+    {
         let problem = format!(
-            "it is in use: it holds `{table}`; make a database for the tenant alone, since what others may do there by default is revoked"
+            "it is in use: it holds `{table}`; make a database for the tenant alone, since what \
+                others may do there by default is revoked"
         );
         return Err(unfit(shown, &problem));
     }
@@ -179,7 +224,9 @@ fn unfit(shown: &str, problem: &str) -> InboxError {
 /// An error of a tenant's database says whose it is.
 fn of_place(error: InboxError, tenant: &Tenant) -> InboxError {
     match error {
-        InboxError::Unreachable(error) => InboxError::PlaceAway { tenant: tenant.name.clone(), source: error },
+        InboxError::Unreachable(error) => {
+            InboxError::PlaceAway { tenant: tenant.name.clone(), source: error }
+        }
         other => other,
     }
 }

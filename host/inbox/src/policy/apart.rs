@@ -1,4 +1,5 @@
-//! What takes a processor for a while, off the threads that serve everybody: compiling the schemas of a policy.
+//! What takes a processor for a while, off the threads that serve everybody: compiling the schemas
+//! of a policy.
 
 use tokio::sync::Semaphore;
 
@@ -10,9 +11,11 @@ const PLACES_MAX: usize = 2;
 
 static PLACES: Semaphore = Semaphore::const_new(PLACES_MAX);
 
-/// Do work on a policy off the executor, when one of a few places is free. Whoever goes away meanwhile leaves its place when
-/// the work is done.
-pub async fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, InboxError> {
+/// Do work on a policy off the executor, when one of a few places is free. Whoever goes away
+/// meanwhile leaves its place when the work is done.
+pub async fn apart<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, InboxError> {
     const BROKEN: &str = "judging the policy ended in an error of the host; please report it";
     let place = PLACES.acquire().await.map_err(|_| InboxError::Invalid(BROKEN.to_owned()))?;
     let worked = tokio::task::spawn_blocking(move || {

@@ -1,8 +1,8 @@
 //! What in a policy cannot work. Everything is said at once.
 
 use super::{
-    Ack, DeadLetters, Dedup, IdSource, KeySource, Order, PastHorizon, PayloadPolicy, Policy, TypeSource, VersionSource, WireFormat,
-    retry::LEASE_ROOM_MS, schemas,
+    Ack, DeadLetters, Dedup, IdSource, KeySource, Order, PastHorizon, PayloadPolicy, Policy,
+    TypeSource, VersionSource, WireFormat, retry::LEASE_ROOM_MS, schemas,
 };
 use crate::{backlog::WATCHED_MAX, error::InboxError, problem::Problem};
 
@@ -37,7 +37,9 @@ impl std::fmt::Display for PolicyProblem {
 pub(super) fn refuse(problems: Vec<PolicyProblem>) -> Result<(), InboxError> {
     match problems.is_empty() {
         true => Ok(()),
-        false => Err(InboxError::Policy(problems.iter().map(|problem| Problem::new("policy", problem.to_string())).collect())),
+        false => Err(InboxError::Policy(
+            problems.iter().map(|problem| Problem::new("policy", problem.to_string())).collect(),
+        )),
     }
 }
 
@@ -58,7 +60,8 @@ impl Policy {
         refuse(self.problems())
     }
 
-    /// Everything that cannot work but for the schemas, which take a processor for a while. It asks nothing of anybody.
+    /// Everything that cannot work but for the schemas, which take a processor for a while. It asks
+    /// nothing of anybody.
     pub(crate) fn check_but_schemas(&self) -> Result<(), InboxError> {
         refuse(self.problems_but_schemas())
     }
@@ -67,7 +70,11 @@ impl Policy {
     pub fn problems(&self) -> Vec<PolicyProblem> {
         let mut found = self.problems_but_schemas();
         for (event_type, fault) in schemas::faults(&self.schemas) {
-            let key = if event_type.is_empty() { "schemas".to_owned() } else { format!("schemas.{event_type}.json_schema") };
+            let key = if event_type.is_empty() {
+                "schemas".to_owned()
+            } else {
+                format!("schemas.{event_type}.json_schema")
+            };
             found.push(PolicyProblem::new(&key, format!("`{key}`: {fault}")));
         }
         found
@@ -90,7 +97,11 @@ impl Policy {
         let ranges = [
             ("batch.messages_max", batch.messages_max as u64, 1_000),
             ("batch.duration_ms", batch.duration_ms, 60_000),
-            ("sequence.gap_wait_ms", sequence.as_ref().map_or(1, |sequence| sequence.gap_wait_ms), 30 * DAY_MS),
+            (
+                "sequence.gap_wait_ms",
+                sequence.as_ref().map_or(1, |sequence| sequence.gap_wait_ms),
+                30 * DAY_MS,
+            ),
             ("retry.attempts_max", retry.attempts_max.into(), 1_000),
             ("retry.backoff_min_ms", retry.backoff_min_ms, 30 * DAY_MS),
             ("retry.backoff_max_ms", retry.backoff_max_ms, 30 * DAY_MS),
@@ -116,7 +127,11 @@ impl Policy {
             ("limits.log_bytes_max", limits.log_bytes_max.max(1) as u64, 4 << 20),
             ("limits.outcome_bytes_max", limits.outcome_bytes_max.max(1) as u64, 4 << 20),
             ("limits.transactions_max", limits.transactions_max.unwrap_or(1) as u64, 10_000),
-            ("limits.messages_per_second", limits.messages_per_second.unwrap_or(1).into(), 10_000_000),
+            (
+                "limits.messages_per_second",
+                limits.messages_per_second.unwrap_or(1).into(),
+                10_000_000,
+            ),
             ("alerts.parked", self.alerts.parked.max(1), WATCHED_MAX as u64),
             ("alerts.dead_letters", self.alerts.dead_letters.max(1), WATCHED_MAX as u64),
             ("alerts.collisions", self.alerts.collisions.max(1), WATCHED_MAX as u64),
@@ -128,7 +143,10 @@ impl Policy {
             if value == 0 {
                 found.push(PolicyProblem::new(key, format!("`{key}` is 0; it must be at least 1")));
             } else if value > most {
-                found.push(PolicyProblem::new(key, format!("`{key}` is {value}; it must be at most {most}")));
+                found.push(PolicyProblem::new(
+                    key,
+                    format!("`{key}` is {value}; it must be at most {most}"),
+                ));
             }
         }
     }
@@ -136,9 +154,14 @@ impl Policy {
     /// Texts, one by one, and how many there are.
     fn check_texts(&self, found: &mut Vec<PolicyProblem>) {
         let identity = &self.identity;
-        for (key, sources) in [("identity.id", identity.id.len()), ("identity.event_type", identity.event_type.len())] {
+        for (key, sources) in
+            [("identity.id", identity.id.len()), ("identity.event_type", identity.event_type.len())]
+        {
             if sources > SOURCES_MAX {
-                found.push(PolicyProblem::new(key, format!("`{key}` has {sources} sources; there may be at most {SOURCES_MAX}")));
+                found.push(PolicyProblem::new(
+                    key,
+                    format!("`{key}` has {sources} sources; there may be at most {SOURCES_MAX}"),
+                ));
             }
         }
         let (header, pointer) = (HEADER_BYTES_MAX, POINTER_BYTES_MAX);
@@ -160,11 +183,16 @@ impl Policy {
             VersionSource::Header(name) => ("sequence.version", name, header),
             VersionSource::JsonPointer(to) => ("sequence.version", to, pointer),
         });
-        let schemas = self.schemas.keys().map(|event_type| ("schemas", event_type, EVENT_TYPE_BYTES_MAX));
+        let schemas =
+            self.schemas.keys().map(|event_type| ("schemas", event_type, EVENT_TYPE_BYTES_MAX));
         for (key, text, most) in ids.chain(types).chain(key).chain(version).chain(schemas) {
             let is_known = found.iter().any(|problem| problem.key == key);
             if !is_known && (text.len() > most || text.chars().any(char::is_control)) {
-                let rule = format!("`{key}` has a text of {} bytes; it must be at most {most}, without control characters", text.len());
+                let rule = format!(
+                    "`{key}` has a text of {} bytes; it must be at most {most}, without control \
+                        characters",
+                    text.len()
+                );
                 found.push(PolicyProblem::new(key, rule));
             }
         }
@@ -172,9 +200,18 @@ impl Policy {
 
     /// What contradicts something else.
     fn check_together(&self, found: &mut Vec<PolicyProblem>) {
-        let Self { topics, retry, breaker, limits, identity, dead_letters: DeadLetters { topic: copies }, .. } = self;
+        let Self {
+            topics,
+            retry,
+            breaker,
+            limits,
+            identity,
+            dead_letters: DeadLetters { topic: copies },
+            ..
+        } = self;
         let lease = format!(
-            "`retry.lease_ms` is {}; it must be over `limits.deadline_ms`, {}, by more than {LEASE_ROOM_MS}: time to end a statement, \
+            "`retry.lease_ms` is {}; it must be over `limits.deadline_ms`, {}, by more than \
+                {LEASE_ROOM_MS}: time to end a statement, \
              log in and record the failure",
             retry.lease_ms, limits.deadline_ms
         );
@@ -182,17 +219,20 @@ impl Policy {
             (
                 "dedup",
                 self.dedup == Dedup::Off && self.ack == Ack::AfterInsert,
-                "`dedup = \"off\"` needs `ack = \"after_commit\"`: what is acked after its insert is in the inbox",
+                "`dedup = \"off\"` needs `ack = \"after_commit\"`: what is acked after its insert \
+                    is in the inbox",
             ),
             (
                 "order",
                 self.dedup == Dedup::Off && self.order != Order::None,
-                "`order` needs `dedup = \"inbox\"`: what is to wait for its turn is a row of the inbox",
+                "`order` needs `dedup = \"inbox\"`: what is to wait for its turn is a row of the \
+                    inbox",
             ),
             (
                 "sequence",
                 self.sequence.is_some() && self.order != Order::Key,
-                "`sequence` needs `order = \"key\"`: the ordering key names the aggregate whose versions are counted",
+                "`sequence` needs `order = \"key\"`: the ordering key names the aggregate whose \
+                    versions are counted",
             ),
             (
                 "identity",
@@ -201,26 +241,43 @@ impl Policy {
             ),
             (
                 "identity.event_type",
-                self.wire_format == WireFormat::Plain && identity.event_type.contains(&TypeSource::Schema),
-                "`identity.event_type` has `schema`, which needs `wire_format = \"confluent\"`: other payloads name no schema",
+                self.wire_format == WireFormat::Plain
+                    && identity.event_type.contains(&TypeSource::Schema),
+                "`identity.event_type` has `schema`, which needs `wire_format = \"confluent\"`: \
+                    other payloads name no schema",
             ),
             (
                 "replay.past_horizon",
                 self.replay.past_horizon == PastHorizon::Park && self.dedup == Dedup::Off,
-                "`replay.past_horizon = \"park\"` needs `dedup = \"inbox\"`: without it nothing is remembered of any message",
+                "`replay.past_horizon = \"park\"` needs `dedup = \"inbox\"`: without it nothing is \
+                    remembered of any message",
             ),
-            ("retry.backoff_max_ms", retry.backoff_max_ms < retry.backoff_min_ms, "`retry.backoff_max_ms` is below `retry.backoff_min_ms`"),
-            ("breaker.pause_max_ms", breaker.pause_max_ms < breaker.pause_ms, "`breaker.pause_max_ms` is below `breaker.pause_ms`"),
-            ("retry.lease_ms", retry.lease_ms <= limits.deadline_ms.saturating_add(LEASE_ROOM_MS), &lease),
+            (
+                "retry.backoff_max_ms",
+                retry.backoff_max_ms < retry.backoff_min_ms,
+                "`retry.backoff_max_ms` is below `retry.backoff_min_ms`",
+            ),
+            (
+                "breaker.pause_max_ms",
+                breaker.pause_max_ms < breaker.pause_ms,
+                "`breaker.pause_max_ms` is below `breaker.pause_ms`",
+            ),
+            (
+                "retry.lease_ms",
+                retry.lease_ms <= limits.deadline_ms.saturating_add(LEASE_ROOM_MS),
+                &lease,
+            ),
             (
                 "dead_letters.topic",
                 copies.as_ref().is_some_and(|topic| topics.contains(topic)),
-                "`dead_letters.topic` is one of `topics`: the consumer would read its own dead letters",
+                "`dead_letters.topic` is one of `topics`: the consumer would read its own dead \
+                    letters",
             ),
             (
                 "dead_letters.topic",
                 copies.is_some() && self.payload == PayloadPolicy::None,
-                "`dead_letters.topic` needs a `payload` other than \"none\": a copy is made of what the row keeps",
+                "`dead_letters.topic` needs a `payload` other than \"none\": a copy is made of \
+                    what the row keeps",
             ),
         ];
         for (key, _, text) in rules.into_iter().filter(|(_, is_broken, _)| *is_broken) {

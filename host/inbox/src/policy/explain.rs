@@ -1,8 +1,8 @@
 //! What a policy means, in sentences.
 
 use super::{
-    Ack, Alerts, Collision, Dedup, Gap, IdSource, Jitter, KeySource, NoRoute, Order, PastHorizon, PayloadPolicy, Policy, Retention, Retry,
-    Sequence, TypeSource, VersionSource, WireFormat,
+    Ack, Alerts, Collision, Dedup, Gap, IdSource, Jitter, KeySource, NoRoute, Order, PastHorizon,
+    PayloadPolicy, Policy, Retention, Retry, Sequence, TypeSource, VersionSource, WireFormat,
 };
 use crate::identity::collapses;
 
@@ -24,8 +24,10 @@ impl Sequence {
             Gap::GoOn => "runs all the same, and what was missing is skipped when it comes",
         };
         format!(
-            "A message's version is {version}; an aggregate begins with {first}. A version that is not above the aggregate's is skipped; \
-             one that leaves a gap waits for it to close for {}, and then {then}. A record without a version or a key is parked.",
+            "A message's version is {version}; an aggregate begins with {first}. A version that is \
+                not above the aggregate's is skipped; \
+             one that leaves a gap waits for it to close for {}, and then {then}. A record without \
+             a version or a key is parked.",
             duration(self.gap_wait_ms)
         )
     }
@@ -53,12 +55,23 @@ impl Policy {
     fn alerts(&self) -> String {
         let Alerts { pending_age_s, parked, dead_letters, collisions } = &self.alerts;
         let bounds = [
-            (*pending_age_s, format!("a message is open for {}", duration(pending_age_s.saturating_mul(1_000)))),
+            (
+                *pending_age_s,
+                format!("a message is open for {}", duration(pending_age_s.saturating_mul(1_000))),
+            ),
             (*parked, counted(*parked, "is parked", "are parked")),
             (*dead_letters, counted(*dead_letters, "is a dead letter", "are dead letters")),
-            (*collisions, counted(*collisions, "came under a known id with another payload", "came under known ids with other payloads")),
+            (
+                *collisions,
+                counted(
+                    *collisions,
+                    "came under a known id with another payload",
+                    "came under known ids with other payloads",
+                ),
+            ),
         ];
-        let said: Vec<_> = bounds.into_iter().filter(|(bound, _)| *bound > 0).map(|(_, text)| text).collect();
+        let said: Vec<_> =
+            bounds.into_iter().filter(|(bound, _)| *bound > 0).map(|(_, text)| text).collect();
         if said.is_empty() {
             return "Nothing that is open in its inbox is an alert.".to_owned();
         }
@@ -73,19 +86,25 @@ impl Policy {
         let encoded = match self.wire_format {
             WireFormat::Plain => "",
             WireFormat::Confluent => {
-                " Payloads are decoded by the schemas of the registry, and handlers get JSON; one that does not decode is parked."
+                " Payloads are decoded by the schemas of the registry, and handlers get JSON; one \
+                    that does not decode is parked."
             }
         };
-        format!("It reads {} as {group}.{encoded}", listed(self.topics.iter().map(|topic| format!("`{topic}`")), "and"))
+        format!(
+            "It reads {} as {group}.{encoded}",
+            listed(self.topics.iter().map(|topic| format!("`{topic}`")), "and")
+        )
     }
 
     fn identifies(&self) -> String {
         let identity = &self.identity;
         let id = listed(identity.id.iter().map(IdSource::explain), "else");
-        let scope = if identity.scoped_by_event_type { ", with the event type before it" } else { "" };
+        let scope =
+            if identity.scoped_by_event_type { ", with the event type before it" } else { "" };
         let kind = listed(identity.event_type.iter().map(TypeSource::explain), "else");
         format!(
-            "A message's id is {id}{scope}; that collapses {}. Its event type is {kind}. A record without an id is parked with its bytes.",
+            "A message's id is {id}{scope}; that collapses {}. Its event type is {kind}. A record \
+                without an id is parked with its bytes.",
             collapses(identity)
         )
     }
@@ -93,12 +112,14 @@ impl Policy {
     fn acks(&self) -> String {
         match self.ack {
             Ack::AfterCommit => {
-                "A message is acked after its effect, or the row that says why it has none, is committed: the broker's lag \
+                "A message is acked after its effect, or the row that says why it has none, is \
+                    committed: the broker's lag \
                 is the backlog."
                     .to_owned()
             }
             Ack::AfterInsert => format!(
-                "A message is acked as soon as it is a row of the inbox, before it runs; then {} on each host run it. The backlog is in \
+                "A message is acked as soon as it is a row of the inbox, before it runs; then {} \
+                    on each host run it. The backlog is in \
                  the inbox, and the broker's lag does not show it.",
                 workers(&self.retry)
             ),
@@ -106,23 +127,37 @@ impl Policy {
     }
 
     fn remembers(&self) -> String {
-        let mut replay = if self.replay.allowed { String::new() } else { " Nobody may set its offsets back.".to_owned() };
+        let mut replay = if self.replay.allowed {
+            String::new()
+        } else {
+            " Nobody may set its offsets back.".to_owned()
+        };
         if self.replay.past_horizon == PastHorizon::Park {
-            replay.push_str(" One that is older than its retention and is not known is parked, since it may have run before.");
+            replay.push_str(
+                " One that is older than its retention and is not known is parked, \
+                since it may have run before.",
+            );
         }
         match self.dedup {
             Dedup::Inbox => {
                 let (least, longer) = match self.retention {
                     Retention::Permanent => ("", ""),
-                    _ => (" at least", " Nothing is removed today, so that it is remembered for longer."),
+                    _ => (
+                        " at least",
+                        " Nothing is removed today, so that it is remembered for longer.",
+                    ),
                 };
                 format!(
-                    "A message that completed is remembered {}{least}: another delivery of it is acked and has no effect.{longer}{replay}",
+                    "A message that completed is remembered {}{least}: another delivery of it is \
+                        acked and has no effect.{longer}{replay}",
                     self.retention.explain()
                 )
             }
             Dedup::Off => {
-                format!("Nothing is remembered of a message that completed: another delivery of it has its effect again.{replay}")
+                format!(
+                    "Nothing is remembered of a message that completed: another delivery of it has \
+                        its effect again.{replay}"
+                )
             }
         }
     }
@@ -132,22 +167,34 @@ impl Policy {
             KeySource::RecordKey => "the record's key".to_owned(),
             KeySource::JsonPointer(pointer) => format!("`{pointer}` of the payload"),
         };
-        let waits = "one that failed or is parked holds back those behind it until it completes or is discarded, and nothing else";
+        let waits = "one that failed or is parked holds back those behind it until it completes or \
+            is discarded, and nothing else";
         match (self.order, self.ack) {
             (Order::Key, _) if self.sequence.is_some() => format!(
-                "Messages of one ordering key ({key}) run in the order of the versions of its aggregate: {waits}. {}",
+                "Messages of one ordering key ({key}) run in the order of the versions of its \
+                    aggregate: {waits}. {}",
                 self.sequence.as_ref().map(Sequence::explain).unwrap_or_default()
             ),
             (Order::Key, _) => {
-                format!("Messages of one ordering key ({key}) run in order: {waits}. Those without a key are in order with nothing.")
+                format!(
+                    "Messages of one ordering key ({key}) run in order: {waits}. Those without a \
+                        key are in order with nothing."
+                )
             }
-            (Order::Partition, _) => format!("Messages of a partition run in the order of their offsets: {waits}."),
+            (Order::Partition, _) => {
+                format!("Messages of a partition run in the order of their offsets: {waits}.")
+            }
             (Order::None, Ack::AfterCommit) => format!(
-                "Messages of a partition run in the order of their offsets. One that fails lets those behind it pass, also those of its own \
-                 ordering key ({key}); what depends on order guards itself, or says `order = \"key\"`."
+                "Messages of a partition run in the order of their offsets. One that fails lets \
+                    those behind it pass, also those of its own \
+                 ordering key ({key}); what depends on order guards itself, or says `order = \
+                 \"key\"`."
             ),
             (Order::None, Ack::AfterInsert) => {
-                format!("Messages run side by side, in no order, also those of one ordering key ({key}).")
+                format!(
+                    "Messages run side by side, in no order, also those of one ordering key \
+                        ({key})."
+                )
             }
         }
     }
@@ -155,7 +202,8 @@ impl Policy {
     fn bounds(&self) -> String {
         let Self { batch, limits, .. } = self;
         format!(
-            "Up to {} messages share a transaction, and none is started in it after {}. A handler's run ends at the latest after {}, with {} \
+            "Up to {} messages share a transaction, and none is started in it after {}. A \
+                handler's run ends at the latest after {}, with {} \
              MiB of memory and {} statements.",
             batch.messages_max,
             duration(batch.duration_ms),
@@ -167,7 +215,8 @@ impl Policy {
 
     fn retries(&self) -> String {
         let retry = &self.retry;
-        let preset = retry.preset.map_or_else(String::new, |preset| format!(" (`{}`)", preset.name()));
+        let preset =
+            retry.preset.map_or_else(String::new, |preset| format!(" (`{}`)", preset.name()));
         if retry.attempts_max == 1 {
             return format!("A message that fails is a dead letter at once{preset}.");
         }
@@ -178,12 +227,18 @@ impl Policy {
             steps.push(format!("so on to {}", step(last)));
         }
         let up_to = if retry.jitter == Jitter::Full { "a time of up to " } else { "" };
-        let age = retry
-            .age_max_ms
-            .map_or_else(String::new, |age| format!(", and so is one that fails {} after it was received or redriven", duration(age)));
-        let together = (1..=last).map(|attempts| retry.bound(attempts).as_millis() as u64).fold(0, u64::saturating_add);
+        let age = retry.age_max_ms.map_or_else(String::new, |age| {
+            format!(
+                ", and so is one that fails {} after it was received or redriven",
+                duration(age)
+            )
+        });
+        let together = (1..=last)
+            .map(|attempts| retry.bound(attempts).as_millis() as u64)
+            .fold(0, u64::saturating_add);
         format!(
-            "A message that fails is run again after {up_to}{}{preset}; after {} runs, {} at most after the first, it is a dead \
+            "A message that fails is run again after {up_to}{}{preset}; after {} runs, {} at most \
+                after the first, it is a dead \
              letter{age}. A worker that dies while it runs a message again is waited for {}.",
             listed(steps.into_iter(), "and"),
             retry.attempts_max,
@@ -210,17 +265,29 @@ impl Policy {
             ),
         };
         let copies = self.dead_letters.topic.as_ref();
-        let copies =
-            copies.map_or_else(String::new, |topic| format!(" Dead letters and parked messages are copied to the topic `{topic}`."));
-        format!("A message that no deployment takes {no_route}. A known id that comes with another payload {collision}.{schemas}{copies}")
+        let copies = copies.map_or_else(String::new, |topic| {
+            format!(" Dead letters and parked messages are copied to the topic `{topic}`.")
+        });
+        format!(
+            "A message that no deployment takes {no_route}. A known id that comes with another \
+                payload {collision}.{schemas}{copies}"
+        )
     }
 
     fn keeps(&self) -> String {
         match self.payload {
-            PayloadPolicy::Failed => "Payload and headers stay in the row of a message until it completes.",
-            PayloadPolicy::All => "Payload and headers stay in the row of every message for as long as the row does.",
+            PayloadPolicy::Failed => {
+                "Payload and headers stay in the row of a message until it \
+                completes."
+            }
+            PayloadPolicy::All => {
+                "Payload and headers stay in the row of every message for as \
+                long as the row does."
+            }
             PayloadPolicy::None => {
-                "Payload and headers leave the row of a message as soon as it is settled, also of a dead letter: it cannot be run again before a redelivery brings its record back."
+                "Payload and headers leave the row of a message as soon as it is settled, also of \
+                    a dead letter: it cannot be run again before a redelivery brings its record \
+                    back."
             }
         }
         .to_owned()
@@ -229,10 +296,13 @@ impl Policy {
     fn breaks(&self) -> String {
         let breaker = &self.breaker;
         if !breaker.enabled {
-            return "Messages of a version that fails are failed by it one after the other: there is no circuit breaker.".to_owned();
+            return "Messages of a version that fails are failed by it one after the other: there \
+                is no circuit breaker."
+                .to_owned();
         }
         format!(
-            "When more than {} % of a version's first runs within {} fail, of {} at least (one that reached its deadline stands for five), its \
+            "When more than {} % of a version's first runs within {} fail, of {} at least (one \
+                that reached its deadline stands for five), its \
              messages wait; one is tried after {}.",
             breaker.failures_percent,
             duration(breaker.window_ms),
@@ -298,7 +368,8 @@ fn listed(items: impl Iterator<Item = String>, word: &str) -> String {
 
 /// In the largest unit that leaves no rest.
 pub(super) fn duration(ms: u64) -> String {
-    const UNITS: [(u64, &str); 4] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")];
+    const UNITS: [(u64, &str); 4] =
+        [(86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")];
     match UNITS.iter().find(|(unit, _)| ms >= *unit && ms.is_multiple_of(*unit)) {
         Some((unit, name)) => format!("{} {name}", ms / unit),
         None if ms > 10_000 => format!("{} s", ms.div_ceil(1_000)),
@@ -311,15 +382,22 @@ mod tests {
     use super::*;
 
     fn explained(text: &str) -> String {
-        let policy = Policy::parse(&format!("topics = ['orders']\nack = 'after_commit'\n{text}")).expect("a policy of the test");
+        let policy = Policy::parse(&format!("topics = ['orders']\nack = 'after_commit'\n{text}"))
+            .expect("a policy of the test");
         policy.explain().join("\n")
     }
 
     #[test]
     fn durations_are_read_as_people_say_them() {
-        for (ms, expected) in
-            [(1, "1 ms"), (1_500, "1500 ms"), (5_000, "5 s"), (90_000, "90 s"), (120_000, "2 min"), (3_600_000, "1 h"), (630_500, "631 s")]
-        {
+        for (ms, expected) in [
+            (1, "1 ms"),
+            (1_500, "1500 ms"),
+            (5_000, "5 s"),
+            (90_000, "90 s"),
+            (120_000, "2 min"),
+            (3_600_000, "1 h"),
+            (630_500, "631 s"),
+        ] {
             assert_eq!(duration(ms), expected);
         }
     }
@@ -329,12 +407,14 @@ mod tests {
         let text = explained("");
         for part in [
             "It reads `orders` as a Kafka group of its own",
-            "A message's id is CloudEvents `source` and `id` together; that collapses every delivery of one event",
+            "A message's id is CloudEvents `source` and `id` together; that collapses every \
+                delivery of one event",
             "is acked after its effect",
             "is remembered for 7 days",
             "One that fails lets those behind it pass",
             "Up to 64 messages share a transaction, and none is started in it after 50 ms",
-            "run again after a time of up to 1 s, 2 s, 4 s and 8 s; after 5 runs, 15 s at most after the first, it is a dead letter",
+            "run again after a time of up to 1 s, 2 s, 4 s and 8 s; after 5 runs, 15 s at most \
+                after the first, it is a dead letter",
             "no deployment takes is parked",
             "until it completes",
             "more than 50 % of a version's first runs within 30 s fail, of 20 at least",
@@ -352,7 +432,8 @@ mod tests {
             ("retention = 'permanent'", "remembered for ever: another delivery"),
             (
                 "retention = '30d'",
-                "remembered for 30 days at least: another delivery of it is acked and has no effect. Nothing is removed today",
+                "remembered for 30 days at least: another delivery of it is acked and has no \
+                    effect. Nothing is removed today",
             ),
             ("payload = 'none'", "cannot be run again"),
             ("payload = 'all'", "of every message"),
@@ -361,18 +442,31 @@ mod tests {
             ("collision = 'ignore'", "taken for a duplicate"),
             ("breaker = { enabled = false }", "no circuit breaker"),
             ("retry = { attempts_max = 1 }", "fails is a dead letter at once."),
-            ("retry = { age_max_ms = 86_400_000 }", "it is a dead letter, and so is one that fails 1 d after it was received or redriven."),
+            (
+                "retry = { age_max_ms = 86_400_000 }",
+                "it is a dead letter, and so is one that fails 1 d after it was received or \
+                    redriven.",
+            ),
             ("dead_letters = { topic = 'orders.dead' }", "are copied to the topic `orders.dead`."),
             ("replay = { allowed = false }", "Nobody may set its offsets back."),
-            ("replay = { past_horizon = 'park' }", "is not known is parked, since it may have run before."),
-            ("retry = { preset = 'seed-002' }", "run again after 30 s and 2 min (`seed-002`); after 3 runs, 150 s at most"),
+            (
+                "replay = { past_horizon = 'park' }",
+                "is not known is parked, since it may have run before.",
+            ),
+            (
+                "retry = { preset = 'seed-002' }",
+                "run again after 30 s and 2 min (`seed-002`); after 3 runs, 150 s at most",
+            ),
             (
                 "retry = { preset = 'exponential-jitter' }",
                 "up to 1 s, 2 s, 4 s, 8 s and so on to 256 s (`exponential-jitter`); after 10 runs",
             ),
             ("kafka = { group = 'mine' }", "the Kafka group `mine`"),
             ("wire_format = 'confluent'", "are decoded by the schemas of the registry"),
-            ("wire_format = 'confluent'\nidentity = { event_type = ['schema'] }", "Its event type is the name in the payload's schema"),
+            (
+                "wire_format = 'confluent'\nidentity = { event_type = ['schema'] }",
+                "Its event type is the name in the payload's schema",
+            ),
             (
                 "identity = { id = [{ header = 'a' }, { json_pointer = '/b' }, 'position'] }",
                 "the header `a`, `/b` of the payload else the record's position",
@@ -384,9 +478,15 @@ mod tests {
             // S1-048.
             assert!(text.contains(part), "`{part}` is missing for `{policy}` in\n{text}");
         }
-        let policy = Policy::parse("topics = ['a', 'b']\nack = 'after_insert'\nretry = { workers = 1 }").expect("a policy of the test");
+        let policy =
+            Policy::parse("topics = ['a', 'b']\nack = 'after_insert'\nretry = { workers = 1 }")
+                .expect("a policy of the test");
         let text = policy.explain().join("\n");
-        for part in ["It reads `a` and `b`", "before it runs; then one worker on each host run it", "in no order"] {
+        for part in [
+            "It reads `a` and `b`",
+            "before it runs; then one worker on each host run it",
+            "in no order",
+        ] {
             assert!(text.contains(part), "`{part}` is missing in\n{text}");
         }
     }

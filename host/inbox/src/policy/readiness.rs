@@ -1,6 +1,9 @@
-//! The questions to ask of a consumer before it is relied on, answered as far as its policy answers them.
+//! The questions to ask of a consumer before it is relied on, answered as far as its policy answers
+//! them.
 
-use super::{Ack, Collision, Dedup, IdSource, Order, PayloadPolicy, Policy, Retention, explain::duration};
+use super::{
+    Ack, Collision, Dedup, IdSource, Order, PayloadPolicy, Policy, Retention, explain::duration,
+};
 
 /// How it stands with one question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -34,17 +37,35 @@ impl Policy {
             ("What is the message id?", self.id()),
             ("Is it the same in every delivery?", self.is_stable()),
             ("Within what is it unique?", self.scope()),
-            ("Was a duplicate tried?", look("`oncebox verify` delivers your messages twice, in every order, and compares the tables")),
-            ("What is the effect?", holds("SQL of the handler in its tenant's tables, and nothing else: it has no network and no files")),
+            (
+                "Was a duplicate tried?",
+                look(
+                    "`oncebox verify` delivers your messages twice, in every order, and compares \
+                        the tables",
+                ),
+            ),
+            (
+                "What is the effect?",
+                holds(
+                    "SQL of the handler in its tenant's tables, and nothing else: it has no \
+                        network and no files",
+                ),
+            ),
             ("Is the effect idempotent by itself?", self.is_idempotent()),
             ("Are effect and marker one transaction?", self.is_one_transaction()),
             (
                 "Are effects outside the database deduplicated?",
-                holds("there are none: a handler writes a row that says what is to be done, and another program does it"),
+                holds(
+                    "there are none: a handler writes a row that says what is to be done, and \
+                        another program does it",
+                ),
             ),
             (
                 "Does the other side get an idempotency key?",
-                look("give what carries such a row out the message's id, or one derived from it, as its idempotency key"),
+                look(
+                    "give what carries such a row out the message's id, or one derived from it, as \
+                        its idempotency key",
+                ),
             ),
             ("May messages be replayed?", self.replay()),
             ("Does a dead letter keep its id?", self.dead_letters()),
@@ -54,7 +75,8 @@ impl Policy {
             (
                 "Does somebody see what is stuck?",
                 look(
-                    "`oncebox inbox stats` and the metrics on `/metrics` show it, and `[alerts]` says from where on it is too much; rules \
+                    "`oncebox inbox stats` and the metrics on `/metrics` show it, and `[alerts]` \
+                        says from where on it is too much; rules \
                      for Prometheus are in docs/alerts.yml",
                 ),
             ),
@@ -62,37 +84,49 @@ impl Policy {
             ("Is a duplicate acked?", self.acks_duplicates()),
             (
                 "Was it killed at every step?",
-                look("the host was, in its own tests; `oncebox verify` kills your handler at every step and compares the tables"),
+                look(
+                    "the host was, in its own tests; `oncebox verify` kills your handler at every \
+                        step and compares the tables",
+                ),
             ),
         ];
-        asked.into_iter().map(|(question, (standing, answer))| Answer { question, standing, answer }).collect()
+        asked
+            .into_iter()
+            .map(|(question, (standing, answer))| Answer { question, standing, answer })
+            .collect()
     }
 
     fn dead_letters(&self) -> (Standing, String) {
         match self.payload {
             PayloadPolicy::None => (
                 Look,
-                "a dead letter is the row of the message, under the same id, but without its headers and payload (`payload = \"none\"`): \
-                 it can be redriven once the same message was delivered again, which brings them back"
+                "a dead letter is the row of the message, under the same id, but without its \
+                    headers and payload (`payload = \"none\"`): \
+                 it can be redriven once the same message was delivered again, which brings them \
+                 back"
                     .to_owned(),
             ),
-            PayloadPolicy::Failed | PayloadPolicy::All => {
-                holds("a dead letter is the row of the message, under the same id and with the same headers")
-            }
+            PayloadPolicy::Failed | PayloadPolicy::All => holds(
+                "a dead letter is the row of the message, under the same id and with the \
+                    same headers",
+            ),
         }
     }
 
     fn out_of_order(&self) -> (Standing, String) {
         match self.order {
-            Order::Key if self.sequence.is_some() => {
-                holds("an old version is skipped, and one that comes too early waits for those before it: `sequence`")
-            }
+            Order::Key if self.sequence.is_some() => holds(
+                "an old version is skipped, and one that comes too early waits for those before \
+                    it: `sequence`",
+            ),
             Order::None => look(
-                "nothing holds them back: the handler compares a version or a state, or the policy says `order = \"key\"`; `oncebox verify` \
+                "nothing holds them back: the handler compares a version or a state, or the policy \
+                    says `order = \"key\"`; `oncebox verify` \
                  shows what another order changes",
             ),
             Order::Key | Order::Partition => look(
-                "each waits until those that came before it are done; what was produced in another order runs in another order, so that the \
+                "each waits until those that came before it are done; what was produced in another \
+                    order runs in another order, so that the \
                  handler still compares a version or a state where producers do not keep theirs",
             ),
         }
@@ -105,36 +139,65 @@ impl Policy {
 
     fn id(&self) -> (Standing, String) {
         match self.by_position() {
-            Some(true) => {
-                (Missing, "the record's position, which names a delivery and no event: prefer a header or CloudEvents".to_owned())
-            }
+            Some(true) => (
+                Missing,
+                "the record's position, which names a delivery and no event: prefer a \
+                    header or CloudEvents"
+                    .to_owned(),
+            ),
             _ => (Holds, "what the sources in `identity.id` find first".to_owned()),
         }
     }
 
     fn is_stable(&self) -> (Standing, String) {
         match self.by_position() {
-            Some(true) => (Missing, "one event that is produced twice has two positions, and two effects".to_owned()),
-            Some(false) => (Look, "records that lack every other source fall back to their position, and collapse no more".to_owned()),
+            Some(true) => (
+                Missing,
+                "one event that is produced twice has two positions, and two \
+                effects"
+                    .to_owned(),
+            ),
+            Some(false) => (
+                Look,
+                "records that lack every other source fall back to their \
+                position, and collapse no more"
+                    .to_owned(),
+            ),
             None => look(
-                "whoever sends makes it once per event, before the first attempt; a relay carries it. `oncebox_suspect_ids_total` counts payloads that came under two ids",
+                "whoever sends makes it once per event, before the first attempt; a relay carries \
+                    it. `oncebox_suspect_ids_total` counts payloads that came under two ids",
             ),
         }
     }
 
     fn scope(&self) -> (Standing, String) {
-        let within = if self.identity.scoped_by_event_type { "tenant, consumer and event type" } else { "tenant and consumer" };
+        let within = if self.identity.scoped_by_event_type {
+            "tenant, consumer and event type"
+        } else {
+            "tenant and consumer"
+        };
         let collision = match self.collision {
             Collision::Park => "the same id with another payload is parked as `collision`",
-            Collision::Ignore => "the same id with another payload is taken for a duplicate, unseen",
+            Collision::Ignore => {
+                "the same id with another payload is taken for a duplicate, unseen"
+            }
         };
-        (if self.collision == Collision::Park { Holds } else { Look }, format!("within {within}; {collision}"))
+        (
+            if self.collision == Collision::Park { Holds } else { Look },
+            format!("within {within}; {collision}"),
+        )
     }
 
     fn is_idempotent(&self) -> (Standing, String) {
         match self.dedup {
-            Dedup::Inbox => (Holds, "it need not be: the inbox lets each message have its effect once".to_owned()),
-            Dedup::Off => (Look, "it has to be: with `dedup = \"off\"` a redelivery has its effect again".to_owned()),
+            Dedup::Inbox => (
+                Holds,
+                "it need not be: the inbox lets each message have its effect once".to_owned(),
+            ),
+            Dedup::Off => (
+                Look,
+                "it has to be: with `dedup = \"off\"` a redelivery has its effect again".to_owned(),
+            ),
         }
     }
 
@@ -147,29 +210,44 @@ impl Policy {
 
     fn replay(&self) -> (Standing, String) {
         match self.dedup {
-            _ if !self.replay.allowed => holds("no: `replay.allowed = false` refuses to set offsets back"),
-            Dedup::Inbox => holds("offsets can be set back at any time: what is remembered is a duplicate"),
-            Dedup::Off => (Missing, "every message that is read again has its effect again".to_owned()),
+            _ if !self.replay.allowed => {
+                holds("no: `replay.allowed = false` refuses to set offsets back")
+            }
+            Dedup::Inbox => {
+                holds("offsets can be set back at any time: what is remembered is a duplicate")
+            }
+            Dedup::Off => {
+                (Missing, "every message that is read again has its effect again".to_owned())
+            }
         }
     }
 
     fn memory(&self) -> (Standing, String) {
         match self.dedup {
-            Dedup::Inbox if self.retention == Retention::Permanent => holds("for ever, by `retention`"),
-            Dedup::Inbox => {
-                (Holds, format!("{} at least, by `retention`; nothing is removed today, so that it is longer", self.retention.explain()))
+            Dedup::Inbox if self.retention == Retention::Permanent => {
+                holds("for ever, by `retention`")
             }
+            Dedup::Inbox => (
+                Holds,
+                format!(
+                    "{} at least, by `retention`; nothing is removed today, so that it is longer",
+                    self.retention.explain()
+                ),
+            ),
             Dedup::Off => (Missing, "not at all".to_owned()),
         }
     }
 
     fn outlasts(&self) -> (Standing, String) {
         match self.dedup {
-            Dedup::Inbox if self.retention == Retention::Permanent => holds("it is never forgotten"),
+            Dedup::Inbox if self.retention == Retention::Permanent => {
+                holds("it is never forgotten")
+            }
             Dedup::Inbox => (
                 Look,
                 format!(
-                    "nothing is removed today; `retention` promises {}: compare that with the topic's `retention.ms` and with your longest \
+                    "nothing is removed today; `retention` promises {}: compare that with the \
+                        topic's `retention.ms` and with your longest \
                      replay or backfill",
                     self.retention.explain().trim_start_matches("for ")
                 ),
@@ -181,17 +259,25 @@ impl Policy {
     fn takeover(&self) -> (Standing, String) {
         let lease = duration(self.retry.lease_ms);
         match self.ack {
-            Ack::AfterCommit => {
-                (Holds, format!("its open transactions vanish, and its records are read again; a retry is taken over after {lease}"))
+            Ack::AfterCommit => (
+                Holds,
+                format!(
+                    "its open transactions vanish, and its records are read again; a retry is \
+                        taken over after {lease}"
+                ),
+            ),
+            Ack::AfterInsert => {
+                (Holds, format!("another worker takes its messages over after {lease}"))
             }
-            Ack::AfterInsert => (Holds, format!("another worker takes its messages over after {lease}")),
         }
     }
 
     fn acks_duplicates(&self) -> (Standing, String) {
         match self.dedup {
             Dedup::Inbox => holds("at once, and its handler does not run"),
-            Dedup::Off => (Missing, "none is known as one: each runs, and is then acked".to_owned()),
+            Dedup::Off => {
+                (Missing, "none is known as one: each runs, and is then acked".to_owned())
+            }
         }
     }
 }
@@ -209,7 +295,8 @@ mod tests {
     use super::*;
 
     fn standings(text: &str) -> Vec<Standing> {
-        let policy = Policy::parse(&format!("topics = ['t']\nack = 'after_commit'\n{text}")).expect("a policy of the test");
+        let policy = Policy::parse(&format!("topics = ['t']\nack = 'after_commit'\n{text}"))
+            .expect("a policy of the test");
         policy.readiness().into_iter().map(|answer| answer.standing).collect()
     }
 
@@ -220,14 +307,22 @@ mod tests {
         // S1-128.
         assert_eq!(usual.len(), 18);
         assert!(!usual.contains(&Missing), "{usual:?}");
-        let missing = |text: &str| standings(text).iter().filter(|standing| **standing == Missing).count();
+        let missing =
+            |text: &str| standings(text).iter().filter(|standing| **standing == Missing).count();
         assert_eq!(missing("identity = { id = ['position'] }"), 2);
         assert_eq!(missing("dedup = 'off'"), 5);
         assert_eq!(missing("dedup = 'off'\nreplay = { allowed = false }"), 4);
         assert_eq!(missing("collision = 'ignore'"), 0);
         assert_eq!(standings("collision = 'ignore'")[2], Look);
-        assert_eq!((standings("")[10], standings("payload = 'none'")[10]), (Holds, Look), "what keeps no record cannot run again");
+        assert_eq!(
+            (standings("")[10], standings("payload = 'none'")[10]),
+            (Holds, Look),
+            "what keeps no record cannot run again"
+        );
         assert_eq!((standings("")[12], standings("retention = 'permanent'")[12]), (Look, Holds));
-        assert_eq!(standings("identity = { id = ['cloudevents', 'position'] }")[..2], [Holds, Look]);
+        assert_eq!(
+            standings("identity = { id = ['cloudevents', 'position'] }")[..2],
+            [Holds, Look]
+        );
     }
 }

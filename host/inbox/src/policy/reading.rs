@@ -47,14 +47,16 @@ impl Policy {
         (policy, problems)
     }
 
-    /// A policy from JSON, with everything that is wrong with it. Without a problem there is a policy.
+    /// A policy from JSON, with everything that is wrong with it. Without a problem there is a
+    /// policy.
     pub fn from_value(mut value: Value) -> (Option<Self>, Vec<PolicyProblem>) {
         let mut problems: Vec<PolicyProblem> = Vec::new();
         // What is wrong is taken out, and the rest is looked at again.
         while problems.len() < PROBLEMS_MAX {
             let error = match serde_path_to_error::deserialize::<_, Self>(&value) {
                 Ok(policy) => {
-                    // What was taken out has the value of who says nothing, which is no reason for more.
+                    // What was taken out has the value of who says nothing, which is no reason for
+                    // more.
                     let mut more = policy.problems();
                     more.retain(|more| !problems.iter().any(|known| is_about(more, &known.key)));
                     problems.extend(more);
@@ -135,7 +137,8 @@ impl Path {
         }
     }
 
-    /// Take it out of the document, or give the document what is missing, so that the rest can be read.
+    /// Take it out of the document, or give the document what is missing, so that the rest can be
+    /// read.
     fn take_out(&self, value: &mut Value, text: &str) -> bool {
         let Some((last, before)) = self.0.split_last() else {
             return give(value, text).is_some();
@@ -183,15 +186,22 @@ fn stand_in(key: &str) -> Option<Value> {
 /// Where in a text the value of a key begins: the nearest that is there.
 fn place(document: &DeTable<'_>, key: &str) -> Option<usize> {
     let mut steps = key.split(['.', '[']).map(|step| step.trim_end_matches(']'));
-    let (name, value) = document.iter().find(|(name, _)| Some(name.get_ref().as_ref()) == steps.clone().next())?;
+    let (name, value) =
+        document.iter().find(|(name, _)| Some(name.get_ref().as_ref()) == steps.clone().next())?;
     steps.next();
     let (mut start, mut value) = (name.span().start, value);
     for step in steps {
-        let next = match (value.get_ref().as_table(), value.get_ref().as_array(), step.parse::<usize>()) {
-            (Some(table), ..) => table.iter().find(|(name, _)| name.get_ref() == step).map(|(name, value)| (name.span().start, value)),
-            (_, Some(array), Ok(index)) => array.get(index).map(|value| (value.span().start, value)),
-            _ => None,
-        };
+        let next =
+            match (value.get_ref().as_table(), value.get_ref().as_array(), step.parse::<usize>()) {
+                (Some(table), ..) => table
+                    .iter()
+                    .find(|(name, _)| name.get_ref() == step)
+                    .map(|(name, value)| (name.span().start, value)),
+                (_, Some(array), Ok(index)) => {
+                    array.get(index).map(|value| (value.span().start, value))
+                }
+                _ => None,
+            };
         let Some(next) = next else { break };
         (start, value) = next;
     }
@@ -217,13 +227,17 @@ fn in_words_of_toml(message: &str) -> String {
         ("tuple struct ", "a value"),
         ("newtype struct ", "a value"),
         ("struct ", "a table"),
-        ("data did not match any variant of untagged enum ", "it has none of the forms that are known"),
+        (
+            "data did not match any variant of untagged enum ",
+            "it has none of the forms that are known",
+        ),
         ("enum ", "one of its words"),
     ];
     let found = KINDS.iter().find_map(|(kind, plain)| Some((message.split_once(kind)?, plain)));
     match found {
         Some(((before, name), plain)) => {
-            let rest = name.trim_start_matches(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+            let rest =
+                name.trim_start_matches(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
             format!("{before}{plain}{rest}")
         }
         None => message.to_owned(),
@@ -234,7 +248,9 @@ fn in_words_of_toml(message: &str) -> String {
 fn without_values(message: &str) -> String {
     let message = &in_words_of_toml(message);
     match message.split_once(" string \"") {
-        Some((before, value)) => format!("{before} string{}", value.rfind("\", ").map_or("", |end| &value[end + 1..])),
+        Some((before, value)) => {
+            format!("{before} string{}", value.rfind("\", ").map_or("", |end| &value[end + 1..]))
+        }
         None => message.to_owned(),
     }
 }
@@ -278,7 +294,9 @@ mod tests {
             for value in ["5", "'word'", "[1]", "{ nothing = 1 }", "true", "1.5", "[[1]]"] {
                 for problem in problems(&format!("{GOOD}{key} = {value}\n")) {
                     assert!(
-                        !["struct", "enum", "::", "newtype", "variant index"].iter().any(|word| problem.contains(word)),
+                        !["struct", "enum", "::", "newtype", "variant index"]
+                            .iter()
+                            .any(|word| problem.contains(word)),
                         "{key} = {value}: {problem}"
                     );
                 }
@@ -327,30 +345,47 @@ properties = { 'a.b' = 5 }
     #[test]
     fn a_text_that_is_no_toml_is_refused_by_its_lines() {
         let found = problems("topics = [\nack = after_commit\n");
-        assert!(!found.is_empty() && found.iter().all(|found| found.starts_with("line ")), "{found:#?}");
+        assert!(
+            !found.is_empty() && found.iter().all(|found| found.starts_with("line ")),
+            "{found:#?}"
+        );
         let found = problems(&format!("{GOOD}limits = {{ deadline_ms = 99999999999999999999 }}"));
-        assert!(found.len() == 1 && found[0].starts_with("line 3: ") && !found[0].contains("null"), "{found:#?}");
+        assert!(
+            found.len() == 1 && found[0].starts_with("line 3: ") && !found[0].contains("null"),
+            "{found:#?}"
+        );
     }
 
     #[test]
     fn no_value_is_told() {
-        for text in
-            ["ack = 'hunter2", "limits = 'hunter2'", "kafka = { properties = { 'sasl.password' = ['hunter2'] } }", "payload = ['hunter2']"]
-        {
+        for text in [
+            "ack = 'hunter2",
+            "limits = 'hunter2'",
+            "kafka = { properties = { 'sasl.password' = ['hunter2'] } }",
+            "payload = ['hunter2']",
+        ] {
             let found = problems(&format!("{GOOD}{text}"));
-            assert!(!found.is_empty() && found.iter().all(|found| !found.contains("hunter2")), "{found:#?}");
+            assert!(
+                !found.is_empty() && found.iter().all(|found| !found.contains("hunter2")),
+                "{found:#?}"
+            );
         }
     }
 
     #[test]
     fn what_is_right_has_no_problem() {
         assert_eq!(problems(GOOD), [""; 0]);
-        assert_eq!(problems(&format!("{GOOD}retry = {{ preset = 'seed-002', workers = 1 }}")), [""; 0]);
+        assert_eq!(
+            problems(&format!("{GOOD}retry = {{ preset = 'seed-002', workers = 1 }}")),
+            [""; 0]
+        );
     }
 
     #[test]
     fn json_is_read_as_toml_is() {
-        let (policy, found) = Policy::from_value(serde_json::json!({ "topics": ["t"], "ack": "never", "batch": { "x": 1 } }));
+        let (policy, found) = Policy::from_value(
+            serde_json::json!({ "topics": ["t"], "ack": "never", "batch": { "x": 1 } }),
+        );
         let found: Vec<_> = found.iter().map(|found| found.key.as_str()).collect();
         assert_eq!((policy, found), (None, vec!["ack", "batch.x"]));
         let (policy, found) = Policy::from_value(serde_json::json!(5));

@@ -20,20 +20,23 @@ pub struct Retry {
     pub backoff_factor: u32,
     /// How the delay is taken from its bound.
     pub jitter: Jitter,
-    /// How long a leased attempt may take before another worker takes it over, milliseconds; by `LEASE_ROOM_MS` more than
-    /// a handler's deadline, so that a run that ends at its deadline is recorded in time.
+    /// How long a leased attempt may take before another worker takes it over, milliseconds; by
+    /// `LEASE_ROOM_MS` more than a handler's deadline, so that a run that ends at its deadline is
+    /// recorded in time.
     pub lease_ms: u64,
     /// Messages one host retries at the same time for this consumer.
     pub workers: usize,
-    /// Milliseconds since a message was received, or last redriven, from which on a run that fails is its last; none for
-    /// no bound.
+    /// Milliseconds since a message was received, or last redriven, from which on a run that fails
+    /// is its last; none for no bound.
     pub age_max_ms: Option<u64>,
 }
 
-/// What a lease has left when a handler is stopped at its deadline in the middle of a statement, milliseconds: half a second
-/// until PostgreSQL has noticed that nobody waits for the statement any more and has let go of the row (sessions look every
-/// 500 ms whether their client is there), a second for a new login, a second to record the failure. A database that takes
-/// longer costs nobody anything but time: who had the lease says so afterwards, and what was counted is taken back.
+/// What a lease has left when a handler is stopped at its deadline in the middle of a statement,
+/// milliseconds: half a second until PostgreSQL has noticed that nobody waits for the statement any
+/// more and has let go of the row (sessions look every 500 ms whether their client is there), a
+/// second for a new login, a second to record the failure. A database that takes longer costs
+/// nobody anything but time: who had the lease says so afterwards, and what was counted is taken
+/// back.
 pub const LEASE_ROOM_MS: u64 = 500 + 1_000 + 1_000;
 
 /// How a delay is taken from its bound.
@@ -75,7 +78,13 @@ impl Preset {
         let rest = Retry { preset: Some(self), ..Retry::default() };
         match self {
             Self::ExponentialJitter => Retry { attempts_max: 10, ..rest },
-            Self::Seed002 => Retry { attempts_max: 3, backoff_min_ms: 30_000, backoff_factor: 4, jitter: Jitter::None, ..rest },
+            Self::Seed002 => Retry {
+                attempts_max: 3,
+                backoff_min_ms: 30_000,
+                backoff_factor: 4,
+                jitter: Jitter::None,
+                ..rest
+            },
         }
     }
 }
@@ -158,7 +167,8 @@ impl From<Written> for Retry {
 }
 
 impl From<Retry> for Written {
-    /// Every value, but for keys that hosts of an earlier release do not know, where they say nothing new.
+    /// Every value, but for keys that hosts of an earlier release do not know, where they say
+    /// nothing new.
     fn from(retry: Retry) -> Self {
         let says_new = |is_new: bool| is_new || retry.preset.is_some();
         Self {
@@ -166,7 +176,8 @@ impl From<Retry> for Written {
             attempts_max: Some(retry.attempts_max),
             backoff_min_ms: Some(retry.backoff_min_ms),
             backoff_max_ms: Some(retry.backoff_max_ms),
-            backoff_factor: says_new(retry.backoff_factor != FACTOR).then_some(retry.backoff_factor),
+            backoff_factor: says_new(retry.backoff_factor != FACTOR)
+                .then_some(retry.backoff_factor),
             jitter: says_new(retry.jitter != Jitter::Full).then_some(retry.jitter),
             lease_ms: Some(retry.lease_ms),
             workers: Some(retry.workers),
@@ -192,7 +203,10 @@ mod tests {
     #[test]
     fn a_bound_grows_by_its_factor_and_ends_at_its_most() {
         assert_eq!(bounds(&retry(""), 1..=4), [1_000, 2_000, 4_000, 8_000]);
-        assert_eq!(bounds(&retry("backoff_min_ms = 10\nbackoff_max_ms = 50\nbackoff_factor = 3"), 1..=4), [10, 30, 50, 50]);
+        assert_eq!(
+            bounds(&retry("backoff_min_ms = 10\nbackoff_max_ms = 50\nbackoff_factor = 3"), 1..=4),
+            [10, 30, 50, 50]
+        );
         assert_eq!(bounds(&retry("backoff_factor = 1"), 1..=3), [1_000; 3]);
         assert_eq!(bounds(&retry("backoff_factor = 100"), 1_000..=1_001), [3_600_000; 2]);
     }
@@ -202,7 +216,10 @@ mod tests {
     fn seed_002_is_the_ladder_of_its_article() {
         let ladder = retry("preset = 'seed-002'");
         // S2-010.
-        assert_eq!(bounds(&ladder, 1..=6), [30_000, 120_000, 480_000, 1_920_000, 3_600_000, 3_600_000]);
+        assert_eq!(
+            bounds(&ladder, 1..=6),
+            [30_000, 120_000, 480_000, 1_920_000, 3_600_000, 3_600_000]
+        );
         // S2-013.
         assert_eq!((ladder.attempts_max, ladder.delay(2)), (3, Duration::from_secs(120)));
         let more = retry("preset = 'seed-002'\nattempts_max = 5");
@@ -217,7 +234,11 @@ mod tests {
         assert_eq!((ladder.attempts_max, ladder.jitter), (10, Jitter::Full));
         let delays: Vec<_> = (0..200).map(|_| ladder.delay(3)).collect();
         assert!(delays.iter().all(|delay| *delay <= Duration::from_secs(4)), "{delays:?}");
-        assert!(delays.iter().any(|d| *d < Duration::from_secs(1)) && delays.iter().any(|d| *d > Duration::from_secs(3)), "{delays:?}");
+        assert!(
+            delays.iter().any(|d| *d < Duration::from_secs(1))
+                && delays.iter().any(|d| *d > Duration::from_secs(3)),
+            "{delays:?}"
+        );
     }
 
     #[test]
@@ -232,11 +253,19 @@ mod tests {
         ] {
             let retry = retry(text);
             let row = serde_json::to_value(&retry).expect("a value");
-            assert_eq!(serde_json::from_value::<Retry>(row.clone()).expect("a policy"), retry, "{row}");
+            assert_eq!(
+                serde_json::from_value::<Retry>(row.clone()).expect("a policy"),
+                retry,
+                "{row}"
+            );
         }
         // An earlier release reads what uses nothing new.
         let row = serde_json::to_value(Retry::default()).expect("a value");
-        let keys: BTreeSet<_> = row.as_object().expect("an object").keys().map(String::as_str).collect();
-        assert_eq!(keys.into_iter().collect::<Vec<_>>(), ["attempts_max", "backoff_max_ms", "backoff_min_ms", "lease_ms", "workers"]);
+        let keys: BTreeSet<_> =
+            row.as_object().expect("an object").keys().map(String::as_str).collect();
+        assert_eq!(
+            keys.into_iter().collect::<Vec<_>>(),
+            ["attempts_max", "backoff_max_ms", "backoff_min_ms", "lease_ms", "workers"]
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! JSON Schemas of payloads, by event type.
 //!
-//! Whoever writes a policy is not trusted with the host's time: a schema is bounded in size, refers to nothing outside
-//! of itself and never to itself, so that looking at a payload costs at most the schema's size times the payload's.
+//! Whoever writes a policy is not trusted with the host's time: a schema is bounded in size, refers
+//! to nothing outside of itself and never to itself, so that looking at a payload costs at most the
+//! schema's size times the payload's.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,8 @@ use crate::message::Message;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PayloadSchema {
-    /// A JSON Schema of draft 2020-12, or of the one that its `$schema` names: JSON as a text, or a table.
+    /// A JSON Schema of draft 2020-12, or of the one that its `$schema` names: JSON as a text, or a
+    /// table.
     pub json_schema: Value,
 }
 
@@ -35,7 +37,8 @@ const VALUES_MAX: usize = 20_000;
 const BYTES_MAX: usize = 1 << 20;
 /// Bytes of a payload times values of its schema.
 const COST_MAX: usize = 1 << 31;
-/// Bytes of a payload of which it is told where it is wrong: to say so copies parts of it, once for each branch.
+/// Bytes of a payload of which it is told where it is wrong: to say so copies parts of it, once for
+/// each branch.
 const TOLD_BYTES_MAX: usize = 32 << 10;
 /// Bytes of a compiled pattern.
 const PATTERN_BYTES_MAX: usize = 1 << 20;
@@ -47,14 +50,23 @@ impl PayloadSchema {
     fn measured(&self) -> Result<(Value, Cost), String> {
         let schema = match &self.json_schema {
             Value::String(text) if text.len() > SCHEMA_BYTES_MAX => return Err(too_large()),
-            Value::String(text) => serde_json::from_str(text).map_err(|error| format!("it is no JSON: {error}"))?,
+            Value::String(text) => {
+                serde_json::from_str(text).map_err(|error| format!("it is no JSON: {error}"))?
+            }
             value => value.clone(),
         };
         let text = schema.to_string();
         if text.len() > SCHEMA_BYTES_MAX {
             return Err(too_large());
         }
-        let mut walk = Walk { root: &schema, within: Vec::new(), depth: 0, values: 0, patterns: 0, unevaluated: false };
+        let mut walk = Walk {
+            root: &schema,
+            within: Vec::new(),
+            depth: 0,
+            values: 0,
+            patterns: 0,
+            unevaluated: false,
+        };
         walk.check(&schema, Place::Schema)?;
         let cost = Cost { bytes: text.len(), values: walk.values, patterns: walk.patterns };
         Ok((schema, cost))
@@ -64,8 +76,10 @@ impl PayloadSchema {
     fn compile(&self) -> Result<Compiled, String> {
         let (schema, Cost { values, .. }) = self.measured()?;
         let text = schema.to_string();
-        let patterns = PatternOptions::regex().size_limit(PATTERN_BYTES_MAX).dfa_size_limit(PATTERN_BYTES_MAX);
-        let compiled = jsonschema::options().offline().with_pattern_options(patterns).build(&schema);
+        let patterns =
+            PatternOptions::regex().size_limit(PATTERN_BYTES_MAX).dfa_size_limit(PATTERN_BYTES_MAX);
+        let compiled =
+            jsonschema::options().offline().with_pattern_options(patterns).build(&schema);
         match compiled {
             Ok(validator) => Ok(Compiled { validator, values, text }),
             Err(error) => Err(cut(match error.instance_path().as_str() {
@@ -84,30 +98,47 @@ struct Cost {
     patterns: usize,
 }
 
-/// What is wrong with the schemas of a policy, by event type; empty where it is all of them together. They are compiled only
-/// where all of them together cost what a policy may cost.
+/// What is wrong with the schemas of a policy, by event type; empty where it is all of them
+/// together. They are compiled only where all of them together cost what a policy may cost.
 pub(super) fn faults(schemas: &BTreeMap<String, PayloadSchema>) -> Vec<(String, String)> {
     let of = |event_type: &String, fault: String| (event_type.clone(), fault);
     if schemas.len() > SCHEMAS_MAX {
-        return vec![(String::new(), format!("there are {}; at most {SCHEMAS_MAX} can be looked at", schemas.len()))];
+        return vec![(
+            String::new(),
+            format!("there are {}; at most {SCHEMAS_MAX} can be looked at", schemas.len()),
+        )];
     }
     let (mut found, mut sum) = (Vec::new(), Cost::default());
     for (event_type, schema) in schemas {
         match schema.measured() {
             Ok((_, Cost { bytes, values, patterns })) => {
-                sum = Cost { bytes: sum.bytes + bytes, values: sum.values + values, patterns: sum.patterns + patterns };
+                sum = Cost {
+                    bytes: sum.bytes + bytes,
+                    values: sum.values + values,
+                    patterns: sum.patterns + patterns,
+                };
             }
             Err(fault) => found.push(of(event_type, fault)),
         }
     }
-    for (what, has, most) in [("bytes", sum.bytes, BYTES_MAX), ("values", sum.values, VALUES_MAX), ("patterns", sum.patterns, PATTERNS_MAX)]
-    {
+    for (what, has, most) in [
+        ("bytes", sum.bytes, BYTES_MAX),
+        ("values", sum.values, VALUES_MAX),
+        ("patterns", sum.patterns, PATTERNS_MAX),
+    ] {
         if has > most {
-            found.push((String::new(), format!("together they have {has} {what}, and may have at most {most}")));
+            found.push((
+                String::new(),
+                format!("together they have {has} {what}, and may have at most {most}"),
+            ));
         }
     }
     if found.is_empty() {
-        found.extend(schemas.iter().filter_map(|(event_type, schema)| Some(of(event_type, schema.compile().err()?))));
+        found.extend(
+            schemas
+                .iter()
+                .filter_map(|(event_type, schema)| Some(of(event_type, schema.compile().err()?))),
+        );
     }
     found
 }
@@ -119,7 +150,8 @@ fn too_large() -> String {
 /// Keywords whose value is data, and no schema.
 const DATA: [&str; 5] = ["const", "default", "enum", "example", "examples"];
 /// Keywords whose value has schemas under names of its own.
-const NAMED: [&str; 6] = ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"];
+const NAMED: [&str; 6] =
+    ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"];
 
 /// Keywords whose value is a schema, or a list of them.
 const OF_SCHEMAS: [&str; 18] = [
@@ -146,7 +178,18 @@ const OF_SCHEMAS: [&str; 18] = [
 /// Keywords that look at what others have looked at.
 const UNEVALUATED: [&str; 2] = ["unevaluatedProperties", "unevaluatedItems"];
 /// Keywords whose schemas are for the same value as theirs.
-const IN_PLACE: [&str; 10] = ["$ref", "allOf", "anyOf", "dependencies", "dependentSchemas", "else", "if", "not", "oneOf", "then"];
+const IN_PLACE: [&str; 10] = [
+    "$ref",
+    "allOf",
+    "anyOf",
+    "dependencies",
+    "dependentSchemas",
+    "else",
+    "if",
+    "not",
+    "oneOf",
+    "then",
+];
 
 /// What a value within a schema is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -166,7 +209,8 @@ struct Walk<'s> {
     depth: usize,
     values: usize,
     patterns: usize,
-    /// Whether `unevaluatedProperties` or `unevaluatedItems` of the same place of a payload is around.
+    /// Whether `unevaluatedProperties` or `unevaluatedItems` of the same place of a payload is
+    /// around.
     unevaluated: bool,
 }
 
@@ -175,11 +219,17 @@ impl<'s> Walk<'s> {
     fn check(&mut self, value: &'s Value, place: Place) -> Result<(), String> {
         self.values += 1;
         if self.values > SCHEMA_VALUES_MAX {
-            return Err(format!("with its references replaced by what they refer to, it has more than {SCHEMA_VALUES_MAX} values"));
+            return Err(format!(
+                "with its references replaced by what they refer to, it has more than \
+                    {SCHEMA_VALUES_MAX} values"
+            ));
         }
         self.depth += 1;
         if self.depth > DEPTH_MAX {
-            return Err(format!("with its references replaced by what they refer to, it is nested more than {DEPTH_MAX} deep"));
+            return Err(format!(
+                "with its references replaced by what they refer to, it is nested more than \
+                    {DEPTH_MAX} deep"
+            ));
         }
         match value {
             Value::Array(elements) => elements.iter().try_for_each(|element| {
@@ -188,9 +238,13 @@ impl<'s> Walk<'s> {
             })?,
             Value::Object(members) => {
                 let around = self.unevaluated;
-                if place == Place::Schema && UNEVALUATED.iter().any(|keyword| members.contains_key(*keyword)) {
+                if place == Place::Schema
+                    && UNEVALUATED.iter().any(|keyword| members.contains_key(*keyword))
+                {
                     if around {
-                        return Err("`unevaluatedProperties` and `unevaluatedItems` cannot be within each other for one value".to_owned());
+                        return Err("`unevaluatedProperties` and `unevaluatedItems` cannot be \
+                            within each other for one value"
+                            .to_owned());
                     }
                     self.unevaluated = true;
                 }
@@ -209,7 +263,13 @@ impl<'s> Walk<'s> {
         Ok(())
     }
 
-    fn check_member(&mut self, of: &'s Value, key: &'s str, member: &'s Value, place: Place) -> Result<(), String> {
+    fn check_member(
+        &mut self,
+        of: &'s Value,
+        key: &'s str,
+        member: &'s Value,
+        place: Place,
+    ) -> Result<(), String> {
         match (key, member) {
             _ if place == Place::Schemas => self.check(member, Place::Schema),
             ("pattern", Value::String(_)) => self.count_patterns(1),
@@ -218,30 +278,49 @@ impl<'s> Walk<'s> {
                 self.check(member, Place::Schemas)
             }
             ("$ref", Value::String(reference)) => self.follow(reference),
-            ("$dynamicRef" | "$recursiveRef", Value::String(_)) => Err(format!("`{key}` cannot be used")),
+            ("$dynamicRef" | "$recursiveRef", Value::String(_)) => {
+                Err(format!("`{key}` cannot be used"))
+            }
             // References would be looked for in what it names.
-            ("$id" | "id", Value::String(_)) if place == Place::Schema && !std::ptr::eq(of, self.root) => {
+            ("$id" | "id", Value::String(_))
+                if place == Place::Schema && !std::ptr::eq(of, self.root) =>
+            {
                 Err(format!("`{key}` can only be said of the whole schema"))
             }
             _ if place == Place::Schema && DATA.contains(&key) => Ok(()),
-            (_, Value::Object(_)) if place == Place::Schema && NAMED.contains(&key) => self.check(member, Place::Schemas),
-            _ if place == Place::Schema && OF_SCHEMAS.contains(&key) => self.check(member, Place::Schema),
+            (_, Value::Object(_)) if place == Place::Schema && NAMED.contains(&key) => {
+                self.check(member, Place::Schemas)
+            }
+            _ if place == Place::Schema && OF_SCHEMAS.contains(&key) => {
+                self.check(member, Place::Schema)
+            }
             _ => self.check(member, Place::Unknown),
         }
     }
 
     fn count_patterns(&mut self, more: usize) -> Result<(), String> {
         self.patterns += more;
-        if self.patterns > PATTERNS_MAX { Err(format!("it has more than {PATTERNS_MAX} patterns")) } else { Ok(()) }
+        if self.patterns > PATTERNS_MAX {
+            Err(format!("it has more than {PATTERNS_MAX} patterns"))
+        } else {
+            Ok(())
+        }
     }
 
     fn follow(&mut self, reference: &'s str) -> Result<(), String> {
         if self.within.contains(&reference) {
-            return Err(format!("`$ref` \"{reference}\" leads back to itself; schemas of trees cannot be used"));
+            return Err(format!(
+                "`$ref` \"{reference}\" leads back to itself; schemas of trees cannot be used"
+            ));
         }
         // What is escaped would have to be read as the validator reads it.
-        let target = reference.strip_prefix('#').filter(|pointer| !pointer.contains('%')).and_then(|pointer| self.root.pointer(pointer));
-        let target = target.ok_or_else(|| format!("`$ref` \"{reference}\" is not within the schema; use `#/$defs/…`"))?;
+        let target = reference
+            .strip_prefix('#')
+            .filter(|pointer| !pointer.contains('%'))
+            .and_then(|pointer| self.root.pointer(pointer));
+        let target = target.ok_or_else(|| {
+            format!("`$ref` \"{reference}\" is not within the schema; use `#/$defs/…`")
+        })?;
         self.within.push(reference);
         self.check(target, Place::Schema)?;
         self.within.pop();
@@ -266,10 +345,16 @@ pub(crate) struct Compiled {
 impl Schemas {
     /// Those of a policy.
     pub fn new(schemas: &BTreeMap<String, PayloadSchema>) -> Self {
-        Self(schemas.iter().map(|(event_type, schema)| (event_type.clone(), schema.compile())).collect())
+        Self(
+            schemas
+                .iter()
+                .map(|(event_type, schema)| (event_type.clone(), schema.compile()))
+                .collect(),
+        )
     }
 
-    /// What is wrong with a message's payload, by the schema of its event type. A tombstone has none.
+    /// What is wrong with a message's payload, by the schema of its event type. A tombstone has
+    /// none.
     pub(crate) fn fault(&self, message: &Message) -> Option<String> {
         let payload = message.body().filter(|_| !self.0.is_empty())?;
         let schema = match self.of(&message.event_type)? {
@@ -278,12 +363,22 @@ impl Schemas {
             Err(error) => return Some(cut(format!("its schema cannot be used: {error}"))),
         };
         if payload.len().saturating_mul(schema.values) > COST_MAX {
-            return Some(format!("it has {} bytes, which is too much for a schema of {} values", payload.len(), schema.values));
+            return Some(format!(
+                "it has {} bytes, which is too much for a schema of {} values",
+                payload.len(),
+                schema.values
+            ));
         }
         let bytes = payload.len();
         let payload: Value = match serde_json::from_slice(payload) {
             Ok(payload) => payload,
-            Err(error) => return Some(format!("it is no JSON, in line {} at {}", error.line(), error.column())),
+            Err(error) => {
+                return Some(format!(
+                    "it is no JSON, in line {} at {}",
+                    error.line(),
+                    error.column()
+                ));
+            }
         };
         if schema.validator.is_valid(&payload) {
             return None;
@@ -294,7 +389,8 @@ impl Schemas {
         schema.validator.validate(&payload).err().map(|error| schema.tell(&error))
     }
 
-    /// The one that is for an event type: of the same name, else of the longest `prefix.*`, else of `*`.
+    /// The one that is for an event type: of the same name, else of the longest `prefix.*`, else of
+    /// `*`.
     fn of(&self, event_type: &str) -> Option<&Result<Compiled, String>> {
         let mut prefixes = event_type.match_indices('.').map(|(end, _)| &event_type[..=end]).rev();
         let of_prefix = || prefixes.find_map(|prefix| self.0.get(&format!("{prefix}*")));
@@ -303,8 +399,8 @@ impl Schemas {
 }
 
 impl Compiled {
-    /// Where a payload is wrong, and how: in the schema's words, since what is in a payload is nobody's business who
-    /// reads logs. Names of members are told that the schema knows.
+    /// Where a payload is wrong, and how: in the schema's words, since what is in a payload is
+    /// nobody's business who reads logs. Names of members are told that the schema knows.
     fn tell(&self, error: &jsonschema::ValidationError<'_>) -> String {
         let known = |name: &str| self.text.contains(&Value::from(name).to_string());
         let step = |step: &str| {
@@ -312,10 +408,19 @@ impl Compiled {
             let is_index = !step.is_empty() && step.bytes().all(|byte| byte.is_ascii_digit());
             if is_index || known(&name) { step.to_owned() } else { "*".to_owned() }
         };
-        let path = error.instance_path().as_str().split('/').skip(1).map(step).collect::<Vec<_>>().join("/");
+        let path = error
+            .instance_path()
+            .as_str()
+            .split('/')
+            .skip(1)
+            .map(step)
+            .collect::<Vec<_>>()
+            .join("/");
         let what = match error.kind() {
             Kind::PropertyNames { .. } => "a name of a member is not valid".to_owned(),
-            Kind::AdditionalProperties { .. } | Kind::UnevaluatedProperties { .. } => "there are members that must not be there".to_owned(),
+            Kind::AdditionalProperties { .. } | Kind::UnevaluatedProperties { .. } => {
+                "there are members that must not be there".to_owned()
+            }
             _ => error.masked().to_string(),
         };
         cut(format!("/{path}: {what}").replace(|c: char| c.is_control(), " "))
@@ -338,7 +443,8 @@ mod tests {
     use crate::message::Record;
 
     fn fault(schemas: Value, event_type: &str, payload: Option<&str>) -> Option<String> {
-        let schemas: BTreeMap<String, PayloadSchema> = serde_json::from_value(schemas).expect("schemas of the test");
+        let schemas: BTreeMap<String, PayloadSchema> =
+            serde_json::from_value(schemas).expect("schemas of the test");
         let record = Record {
             topic: "t".into(),
             topic_id: None,
@@ -349,7 +455,8 @@ mod tests {
             headers: Vec::new(),
             payload: payload.map(|payload| payload.as_bytes().to_vec()),
         };
-        let mut message = crate::parking::undecodable(&record, &crate::identity::Undecodable::NoId).message;
+        let mut message =
+            crate::parking::undecodable(&record, &crate::identity::Undecodable::NoId).message;
         message.event_type = event_type.to_owned();
         Schemas::new(&schemas).fault(&message)
     }
@@ -360,7 +467,10 @@ mod tests {
         let schemas = json!({ "orders.placed": { "json_schema": schema } });
         let found = |payload| fault(schemas.clone(), "orders.placed", payload);
         assert_eq!(found(Some(r#"{"account": "a", "amount": 7}"#)), None);
-        assert_eq!(found(Some(r#"{"account": "a", "amount": "hunter2"}"#)).as_deref(), Some("/amount: value is not of type \"integer\""));
+        assert_eq!(
+            found(Some(r#"{"account": "a", "amount": "hunter2"}"#)).as_deref(),
+            Some("/amount: value is not of type \"integer\"")
+        );
         assert_eq!(found(Some("{}")).as_deref(), Some("/: \"account\" is a required property"));
         assert_eq!(found(Some("{")).as_deref(), Some("it is no JSON, in line 1 at 1"));
         assert_eq!(found(None), None);
@@ -371,11 +481,23 @@ mod tests {
     fn names_that_are_data_are_not_told() {
         let schema = json!({ "type": "object", "properties": { "accounts": { "additionalProperties": { "type": "integer" } } },
             "additionalProperties": false });
-        let found = |payload: &str| fault(json!({ "*": { "json_schema": schema } }), "t", Some(payload)).expect("not valid");
-        assert_eq!(found(r#"{"accounts": {"alice@example.com": "hunter2"}}"#), "/accounts/*: value is not of type \"integer\"");
-        assert_eq!(found(r#"{"alice@example.com": 1}"#), "/: there are members that must not be there");
-        let names = json!({ "*": { "json_schema": { "propertyNames": { "pattern": "^[a-z]+$" } } } });
-        assert_eq!(fault(names, "t", Some(r#"{"Alice": 1}"#)).as_deref(), Some("/: a name of a member is not valid"));
+        let found = |payload: &str| {
+            fault(json!({ "*": { "json_schema": schema } }), "t", Some(payload)).expect("not valid")
+        };
+        assert_eq!(
+            found(r#"{"accounts": {"alice@example.com": "hunter2"}}"#),
+            "/accounts/*: value is not of type \"integer\""
+        );
+        assert_eq!(
+            found(r#"{"alice@example.com": 1}"#),
+            "/: there are members that must not be there"
+        );
+        let names =
+            json!({ "*": { "json_schema": { "propertyNames": { "pattern": "^[a-z]+$" } } } });
+        assert_eq!(
+            fault(names, "t", Some(r#"{"Alice": 1}"#)).as_deref(),
+            Some("/: a name of a member is not valid")
+        );
         let long = format!(r#"{{"accounts": 1, "x": "{}"}}"#, "x".repeat(TOLD_BYTES_MAX));
         assert_eq!(found(&long), "it is not valid");
         let costly = json!({ "*": { "json_schema": { "allOf": vec![true; 4_000] } } });
@@ -387,7 +509,12 @@ mod tests {
     fn the_schema_nearest_to_an_event_type_is_its() {
         let wants = |kind: &str| json!({ "json_schema": { "type": kind } });
         let schemas = json!({ "*": wants("null"), "orders.*": wants("string"), "orders.eu.*": wants("boolean"), "orders.eu.placed": wants("object") });
-        for (event_type, payload) in [("x", "null"), ("orders.placed", "\"\""), ("orders.eu.paid", "true"), ("orders.eu.placed", "{}")] {
+        for (event_type, payload) in [
+            ("x", "null"),
+            ("orders.placed", "\"\""),
+            ("orders.eu.paid", "true"),
+            ("orders.eu.placed", "{}"),
+        ] {
             assert_eq!(fault(schemas.clone(), event_type, Some(payload)), None, "{event_type}");
             assert!(fault(schemas.clone(), event_type, Some("[]")).is_some(), "{event_type}");
         }
@@ -406,7 +533,10 @@ mod tests {
             "leads back",
         );
         refused(json!({ "$ref": "https://example.com/schema" }), "is not within the schema");
-        refused(json!({ "$defs": { "a": { "$id": "other" } } }), "can only be said of the whole schema");
+        refused(
+            json!({ "$defs": { "a": { "$id": "other" } } }),
+            "can only be said of the whole schema",
+        );
         refused(json!({ "$dynamicRef": "#a" }), "`$dynamicRef` cannot be used");
         let mut doubling = serde_json::Map::new();
         for n in 0..40 {
@@ -422,7 +552,8 @@ mod tests {
         refused(unevaluated, "cannot be within each other");
         let referred = json!({ "$ref": "#/$defs/a", "unevaluatedItems": false, "$defs": { "a": { "unevaluatedProperties": false } } });
         refused(referred, "cannot be within each other");
-        let patterns: serde_json::Map<_, _> = (0..65).map(|n| (n.to_string(), json!({ "pattern": n.to_string() }))).collect();
+        let patterns: serde_json::Map<_, _> =
+            (0..65).map(|n| (n.to_string(), json!({ "pattern": n.to_string() }))).collect();
         refused(json!({ "properties": patterns }), "more than 64 patterns");
         refused(json!("x".repeat(SCHEMA_BYTES_MAX + 1)), "larger than 256 KiB");
         refused(json!("{"), "it is no JSON");
@@ -431,15 +562,28 @@ mod tests {
         refused(json!({ "pattern": "(?=a)b" }), "it is no JSON Schema");
         refused(json!({ "pattern": "((a{1000}){1000}){1000}" }), "it is no JSON Schema");
         // What hides a circle from us and not from the validator.
-        refused(json!({ "$ref": "#/$defs/a%41", "$defs": { "a%41": true, "aA": { "$ref": "#/$defs/a%41" } } }), "is not within the schema");
+        refused(
+            json!({ "$ref": "#/$defs/a%41", "$defs": { "a%41": true, "aA": { "$ref": "#/$defs/a%41" } } }),
+            "is not within the schema",
+        );
         for hidden in ["default", "$ref", "properties", "dependencies"] {
             for named in NAMED {
-                refused(json!({ named: { hidden: { "not": { "$ref": "#" } } } }), "leads back to itself");
+                refused(
+                    json!({ named: { hidden: { "not": { "$ref": "#" } } } }),
+                    "leads back to itself",
+                );
             }
         }
-        refused(json!({ "$ref": "#/default", "default": { "$ref": "#/default" } }), "leads back to itself");
-        let chain = (0..5_000).map(|n| (format!("{n:04}"), json!({ "$ref": format!("#/$defs/{:04}", n + 1) })));
-        refused(json!({ "$defs": chain.collect::<serde_json::Map<_, _>>() }), "nested more than 128 deep");
+        refused(
+            json!({ "$ref": "#/default", "default": { "$ref": "#/default" } }),
+            "leads back to itself",
+        );
+        let chain = (0..5_000)
+            .map(|n| (format!("{n:04}"), json!({ "$ref": format!("#/$defs/{:04}", n + 1) })));
+        refused(
+            json!({ "$defs": chain.collect::<serde_json::Map<_, _>>() }),
+            "nested more than 128 deep",
+        );
 
         let inner = json!({ "properties": { "a": { "unevaluatedProperties": false } }, "unevaluatedProperties": false });
         PayloadSchema { json_schema: inner }.compile().expect("of another value");

@@ -13,16 +13,18 @@ use std::{
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::PollSemaphore;
 
-/// A poll that takes longer than this may be that of a handler that computes: the next one is measured by the
-/// processor's clock. Well below the time after which a spinning guest yields.
+/// A poll that takes longer than this may be that of a handler that computes: the next one is
+/// measured by the processor's clock. Well below the time after which a spinning guest yields.
 const LONG_POLL: Duration = Duration::from_micros(250);
 
-/// A handler computes when long polls in a row took this much of a processor. More than an instance takes to begin and
-/// to send a statement, also where nothing is in the processor's caches; a spinning guest has it in a few polls.
+/// A handler computes when long polls in a row took this much of a processor. More than an instance
+/// takes to begin and to send a statement, also where nothing is in the processor's caches; a
+/// spinning guest has it in a few polls.
 const COMPUTES: Duration = Duration::from_millis(2);
 
-/// Turns of handlers that compute, each for one poll: on all processors but one, so that what only sends
-/// statements, of this tenant and of the others, finds one at once. Who has had a turn queues behind the rest.
+/// Turns of handlers that compute, each for one poll: on all processors but one, so that what only
+/// sends statements, of this tenant and of the others, finds one at once. Who has had a turn queues
+/// behind the rest.
 static TURNS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(turns())));
 
 fn turns() -> usize {
@@ -32,11 +34,11 @@ fn turns() -> usize {
 /// What is known of a tenant's handlers, shared by all of its transactions.
 #[derive(Debug, Clone)]
 pub(crate) struct TenantTurns {
-    /// Places in the queue for turns: as many as there are turns, so that tenants alternate however many handlers
-    /// of each compute.
+    /// Places in the queue for turns: as many as there are turns, so that tenants alternate however
+    /// many handlers of each compute.
     places: Arc<Semaphore>,
-    /// Whether the one that was polled last computes. Handlers begin with it: otherwise the first polls of many that
-    /// begin together took no turn.
+    /// Whether the one that was polled last computes. Handlers begin with it: otherwise the first
+    /// polls of many that begin together took no turn.
     computes: Arc<AtomicBool>,
 }
 
@@ -125,9 +127,9 @@ impl Meter {
 }
 
 /// A handler's future, whose polls are measured. The processor's clock costs a system call, a
-/// microsecond or two for each of the many polls that only send a statement; so it is read where the poll
-/// before was long, and short polls count by the wall, on which little else fits between. A handler that
-/// computes waits for its turn before each poll.
+/// microsecond or two for each of the many polls that only send a statement; so it is read where
+/// the poll before was long, and short polls count by the wall, on which little else fits between.
+/// A handler that computes waits for its turn before each poll.
 pub(crate) struct Metered<F> {
     future: F,
     meter: Arc<Meter>,
@@ -143,7 +145,14 @@ impl<F> Metered<F> {
     pub(crate) fn new(future: F, meter: Arc<Meter>) -> Self {
         let place = PollSemaphore::new(meter.turns.places.clone());
         let computed = meter.turns.computes.load(Ordering::Relaxed).then_some(COMPUTES);
-        Self { future, meter, computed, place, waits: None, turns: PollSemaphore::new(TURNS.clone()) }
+        Self {
+            future,
+            meter,
+            computed,
+            place,
+            waits: None,
+            turns: PollSemaphore::new(TURNS.clone()),
+        }
     }
 
     fn computes(&self) -> bool {
@@ -203,13 +212,15 @@ mod tests {
         })
     }
 
-    /// Compute for long, as the processor's clock has it: whatever else runs, a poll that does this computed.
+    /// Compute for long, as the processor's clock has it: whatever else runs, a poll that does this
+    /// computed.
     fn compute() {
         let since = thread_time().expect("there is such a clock");
         while thread_time().expect("there is such a clock") - since < COMPUTES {}
     }
 
-    /// Polls of a handler until it is known that it computes: one is long, and the next one is measured.
+    /// Polls of a handler until it is known that it computes: one is long, and the next one is
+    /// measured.
     const UNKNOWN_POLLS: u64 = 2;
 
     /// What only sends statements could wait behind handlers that compute, for as long as those do.
@@ -221,7 +232,10 @@ mod tests {
             let mut polls = 0;
             let future = futures::future::poll_fn(move |context| {
                 let counts = u64::from(polls >= UNKNOWN_POLLS);
-                MOST.fetch_max(RUNNING.fetch_add(counts, Ordering::SeqCst) + counts, Ordering::SeqCst);
+                MOST.fetch_max(
+                    RUNNING.fetch_add(counts, Ordering::SeqCst) + counts,
+                    Ordering::SeqCst,
+                );
                 compute();
                 RUNNING.fetch_sub(counts, Ordering::SeqCst);
                 polls += 1;
@@ -234,7 +248,8 @@ mod tests {
         assert_eq!(MOST.load(Ordering::SeqCst), turns().min(8) as u64);
     }
 
-    /// A tenant with many handlers that compute could make those of another wait as many times as long.
+    /// A tenant with many handlers that compute could make those of another wait as many times as
+    /// long.
     #[tokio::test]
     async fn tenants_that_compute_alternate() {
         static OTHERS: AtomicU64 = AtomicU64::new(0);
@@ -249,16 +264,22 @@ mod tests {
             });
             Metered::new(future, Arc::new(Meter::of(of.clone())))
         };
-        // This executor has one thread, so all polls come one after the other; and all of them wait for a turn before the
-        // first one has any.
-        let all_turns = TURNS.clone().acquire_many_owned(turns() as u32).await.expect("it is never closed");
-        let crowd: Vec<_> = (0..16 * turns()).map(|_| tokio::spawn(metered(&many, 1_000, 1))).collect();
+        // This executor has one thread, so all polls come one after the other; and all of them wait
+        // for a turn before the first one has any.
+        let all_turns =
+            TURNS.clone().acquire_many_owned(turns() as u32).await.expect("it is never closed");
+        let crowd: Vec<_> =
+            (0..16 * turns()).map(|_| tokio::spawn(metered(&many, 1_000, 1))).collect();
         let alone = tokio::spawn(metered(&one, 20, 0));
         for _ in 0..8 * UNKNOWN_POLLS {
             tokio::task::yield_now().await;
         }
         let unknown = OTHERS.load(Ordering::SeqCst) as usize;
-        assert!(unknown <= crowd.len() * UNKNOWN_POLLS as usize, "{unknown} polls of {} handlers without a turn", crowd.len());
+        assert!(
+            unknown <= crowd.len() * UNKNOWN_POLLS as usize,
+            "{unknown} polls of {} handlers without a turn",
+            crowd.len()
+        );
         drop(all_turns);
         alone.await.expect("it does not panic");
         let others = OTHERS.load(Ordering::SeqCst) as usize - unknown;
@@ -266,8 +287,8 @@ mod tests {
         crowd.iter().for_each(tokio::task::JoinHandle::abort);
     }
 
-    /// Handlers that begin together could have all processors, each for one poll, as often as they begin: nothing was
-    /// known of them before.
+    /// Handlers that begin together could have all processors, each for one poll, as often as they
+    /// begin: nothing was known of them before.
     #[tokio::test]
     async fn a_handler_begins_as_the_last_one_of_its_tenant_was() {
         let tenant = TenantTurns::default();
@@ -287,7 +308,8 @@ mod tests {
             Metered::new(future, Arc::new(Meter::of(tenant.clone())))
         };
         let polls_without_a_turn = async |computes: bool| {
-            let _all_turns = TURNS.clone().acquire_many_owned(turns() as u32).await.expect("it is never closed");
+            let _all_turns =
+                TURNS.clone().acquire_many_owned(turns() as u32).await.expect("it is never closed");
             begun.store(0, Ordering::SeqCst);
             let mut handler = handler(computes);
             for _ in 0..8 {
@@ -301,11 +323,12 @@ mod tests {
         assert_eq!(polls_without_a_turn(false).await, 8, "it is known that they compute no more");
     }
 
-    /// A handler that only sends statements could queue behind all that compute because the machine ran something else
-    /// during one of its polls.
+    /// A handler that only sends statements could queue behind all that compute because the machine
+    /// ran something else during one of its polls.
     #[tokio::test]
     async fn a_handler_whose_processor_was_taken_away_needs_no_turn() {
-        let _all_turns = TURNS.clone().acquire_many_owned(turns() as u32).await.expect("it is never closed");
+        let _all_turns =
+            TURNS.clone().acquire_many_owned(turns() as u32).await.expect("it is never closed");
         let mut polls = 8;
         let future = futures::future::poll_fn(|context| {
             std::thread::sleep(4 * LONG_POLL);
@@ -328,6 +351,10 @@ mod tests {
         // A busy machine takes the processor away in between; most of the polls do not count that.
         assert!(spun > Duration::from_millis(4) && spun < Duration::from_secs(2), "{spun:?}");
         Metered::new(Box::pin(tokio::time::sleep(Duration::from_millis(50))), meter.clone()).await;
-        assert!(meter.usage().cpu - spun < Duration::from_millis(25), "{:?}", meter.usage().cpu - spun);
+        assert!(
+            meter.usage().cpu - spun < Duration::from_millis(25),
+            "{:?}",
+            meter.usage().cpu - spun
+        );
     }
 }

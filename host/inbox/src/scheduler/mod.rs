@@ -1,25 +1,28 @@
 //! Who may begin a transaction on this host, when, and for how many messages.
 //!
-//! Every transaction in a tenant's session asks for an *admission* before it takes a connection, and holds
-//! it until it has ended. Whoever holds one waits for no other, nor for a turn of its consumer's pace. Over a
-//! limit one waits; that counts against no handler's deadline, which begins with its call.
+//! Every transaction in a tenant's session asks for an *admission* before it takes a connection,
+//! and holds it until it has ended. Whoever holds one waits for no other, nor for a turn of its
+//! consumer's pace. Over a limit one waits; that counts against no handler's deadline, which begins
+//! with its call.
 //!
-//! Between tenants the order is that of weighted fair queueing: each has a clock that goes on by what its
-//! transactions cost, processor time of handlers and time of their statements, divided by its weight; the
-//! clock that is furthest behind is next. What runs is charged for as long as it has held its place, and at
-//! least what the tenant's transactions cost lately, until it has ended and its real cost is known. A tenant
-//! that had nothing to do begins where the others are. Among a tenant's consumers turns go round, and each
-//! consumer's queue goes by arrival.
+//! Between tenants the order is that of weighted fair queueing: each has a clock that goes on by
+//! what its transactions cost, processor time of handlers and time of their statements, divided by
+//! its weight; the clock that is furthest behind is next. What runs is charged for as long as it
+//! has held its place, and at least what the tenant's transactions cost lately, until it has ended
+//! and its real cost is known. A tenant that had nothing to do begins where the others are. Among a
+//! tenant's consumers turns go round, and each consumer's queue goes by arrival.
 //!
-//! An eighth of the places, and of the memory, is kept for tenants that run nothing, whatever their clocks
-//! say. A kept place is lent for a second: when it is wanted then, the transaction is stopped, rolled back and
-//! run again later, in a place that is not kept. A tenant whose transactions hold their places for long is
-//! lent none, and tenants of which nothing is known yet have half of the kept places at most. So slow tenants,
-//! however many there are, share the other places. Their transactions begin one after the other, a little apart:
-//! handlers that began together end together at their deadlines, and the work of all of them at once, sessions that
-//! are opened among it, would hold up everybody's statements.
+//! An eighth of the places, and of the memory, is kept for tenants that run nothing, whatever their
+//! clocks say. A kept place is lent for a second: when it is wanted then, the transaction is
+//! stopped, rolled back and run again later, in a place that is not kept. A tenant whose
+//! transactions hold their places for long is lent none, and tenants of which nothing is known yet
+//! have half of the kept places at most. So slow tenants, however many there are, share the other
+//! places. Their transactions begin one after the other, a little apart: handlers that began
+//! together end together at their deadlines, and the work of all of them at once, sessions that are
+//! opened among it, would hold up everybody's statements.
 //!
-//! (Start-time fair queueing: Goyal, Vin and Cheng, 1996, with costs that are known only afterwards.)
+//! (Start-time fair queueing: Goyal, Vin and Cheng, 1996, with costs that are known only
+//! afterwards.)
 
 mod bucket;
 mod meter;
@@ -50,10 +53,11 @@ use crate::tenant::{Tenant, TenantLimits};
 pub struct HostBounds {
     /// Transactions at the same time.
     pub transactions_max: usize,
-    /// Bytes that instances of handlers may have together, each counted with what its consumer allows.
+    /// Bytes that instances of handlers may have together, each counted with what its consumer
+    /// allows.
     pub memory_bytes_max: u64,
-    /// Transactions of one tenant at the same time, where its limits have no bound and the host has other tenants;
-    /// none for the host's bound.
+    /// Transactions of one tenant at the same time, where its limits have no bound and the host has
+    /// other tenants; none for the host's bound.
     pub tenant_transactions_max: Option<usize>,
     /// Longest call of a handler, whatever its consumer's policy says; none for the policy's bound.
     pub deadline_max: Option<Duration>,
@@ -62,7 +66,12 @@ pub struct HostBounds {
 impl HostBounds {
     /// Bounds on what all tenants have together, and none on what one has of it.
     pub fn new(transactions_max: usize, memory_bytes_max: u64) -> Self {
-        Self { transactions_max, memory_bytes_max, tenant_transactions_max: None, deadline_max: None }
+        Self {
+            transactions_max,
+            memory_bytes_max,
+            tenant_transactions_max: None,
+            deadline_max: None,
+        }
     }
 }
 
@@ -78,8 +87,9 @@ pub struct ConsumerCaps {
 /// When a transaction is let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// Before all others of its tenant: a short one of the host, on which a rebalance waits. There is one
-    /// for each partition that comes or goes, however many those are, so other tenants do not stand back.
+    /// Before all others of its tenant: a short one of the host, on which a rebalance waits. There
+    /// is one for each partition that comes or goes, however many those are, so other tenants do
+    /// not stand back.
     First,
     /// By share and turn.
     Fair,
@@ -96,7 +106,8 @@ pub struct Ask {
     pub class: Class,
     /// Bytes of guests' memory; none where no handler runs.
     pub memory: u64,
-    /// Messages it could make use of; fewer may be granted, down to one. None where it brings no new ones.
+    /// Messages it could make use of; fewer may be granted, down to one. None where it brings no
+    /// new ones.
     pub messages: u32,
 }
 
@@ -276,14 +287,27 @@ impl Drop for Place<'_> {
 impl Scheduler {
     /// A scheduler with nobody in it.
     pub fn new(host: HostBounds) -> Arc<Self> {
-        let host = HostBounds { transactions_max: host.transactions_max.max(1), memory_bytes_max: host.memory_bytes_max.max(1), ..host };
-        let inner =
-            Inner { state: State::new(host), waiting: HashMap::new(), meters: HashMap::new(), running: HashMap::new(), look_at: None };
-        Arc::new_cyclic(|own| Self { own: own.clone(), inner: Mutex::new(inner), started: Instant::now() })
+        let host = HostBounds {
+            transactions_max: host.transactions_max.max(1),
+            memory_bytes_max: host.memory_bytes_max.max(1),
+            ..host
+        };
+        let inner = Inner {
+            state: State::new(host),
+            waiting: HashMap::new(),
+            meters: HashMap::new(),
+            running: HashMap::new(),
+            look_at: None,
+        };
+        Arc::new_cyclic(|own| Self {
+            own: own.clone(),
+            inner: Mutex::new(inner),
+            started: Instant::now(),
+        })
     }
 
-    /// What a tenant gets from now on; what runs goes on as it is. A row that was read before the one that
-    /// was told last changes nothing.
+    /// What a tenant gets from now on; what runs goes on as it is. A row that was read before the
+    /// one that was told last changes nothing.
     pub fn set_limits(&self, tenant: &Tenant) {
         self.limit(tenant.tenant_id, tenant.revision, &tenant.name, &tenant.limits);
     }
@@ -299,7 +323,13 @@ impl Scheduler {
     /// What a consumer gets from now on.
     pub fn set_caps(&self, tenant_id: i32, consumer_id: i32, caps: ConsumerCaps) {
         let mut inner = self.lock();
-        inner.state.set_caps(tenant_id, consumer_id, caps.transactions_max, caps.messages_per_second, self.now());
+        inner.state.set_caps(
+            tenant_id,
+            consumer_id,
+            caps.transactions_max,
+            caps.messages_per_second,
+            self.now(),
+        );
         self.look(inner, None);
     }
 
@@ -326,7 +356,8 @@ impl Scheduler {
             }
             (place, receiver)
         };
-        let admission = receiver.await.expect("a place in the queue is kept until it is granted or given up");
+        let admission =
+            receiver.await.expect("a place in the queue is kept until it is granted or given up");
         drop(place);
         admission
     }
@@ -338,13 +369,14 @@ impl Scheduler {
         Some(self.admission(&mut inner, grant))
     }
 
-    /// Tell the transactions of a consumer that run handlers to stop: they are rolled back, and their messages
-    /// come again. Returns how many were told.
+    /// Tell the transactions of a consumer that run handlers to stop: they are rolled back, and
+    /// their messages come again. Returns how many were told.
     pub(crate) fn stop(&self, consumer_id: i32) -> usize {
         let mut inner = self.lock();
         let of_consumer = inner.running.iter().filter(|(_, open)| open.consumer_id == consumer_id);
         let ids: Vec<_> = of_consumer.map(|(id, open)| (*id, open.tenant_id)).collect();
-        let told: Vec<_> = ids.into_iter().filter(|(id, _)| inner.stop(*id, Stopped::Withdrawn)).collect();
+        let told: Vec<_> =
+            ids.into_iter().filter(|(id, _)| inner.stop(*id, Stopped::Withdrawn)).collect();
         for (_, tenant_id) in &told {
             inner.state.count_stopped(*tenant_id, 1);
         }
@@ -411,7 +443,8 @@ impl Scheduler {
         mine
     }
 
-    /// A rate lets the next one in by the clock alone, a loan ends by it, and slow ones begin apart by it.
+    /// A rate lets the next one in by the clock alone, a loan ends by it, and slow ones begin apart
+    /// by it.
     fn look_later(&self, at: Duration) {
         let (own, until) = (self.own.clone(), self.started + at);
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
@@ -430,7 +463,11 @@ impl Scheduler {
     fn admission(&self, inner: &mut Inner, grant: Grant) -> Admission {
         let scheduler = self.own.upgrade().expect("whoever calls holds it");
         let meter = Arc::new(Meter::of(grant.turns.clone()));
-        let open = Open { tenant_id: grant.tenant_id, consumer_id: grant.consumer_id, meter: meter.clone() };
+        let open = Open {
+            tenant_id: grant.tenant_id,
+            consumer_id: grant.consumer_id,
+            meter: meter.clone(),
+        };
         inner.running.insert(grant.id, open);
         Admission { scheduler, grant, meter, settled: AtomicU32::new(0) }
     }

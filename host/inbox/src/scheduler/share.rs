@@ -15,15 +15,16 @@ use crate::{hooks, tenant::TenantLimits};
 
 /// What a tenant's transactions are taken to cost before one of them has ended.
 const FIRST_COST_NS: f64 = 1e6;
-/// The least that a transaction costs, so that even free ones cannot go on for ever before another's.
+/// The least that a transaction costs, so that even free ones cannot go on for ever before
+/// another's.
 const COST_MIN_NS: f64 = 20e3;
 /// Transactions over which the cost, and the time that places are held, are averaged.
 const AVERAGED: f64 = 8.0;
-/// A tenant whose transactions hold their places for longer than this, on average, gets none that is kept for
-/// others' short ones.
+/// A tenant whose transactions hold their places for longer than this, on average, gets none that
+/// is kept for others' short ones.
 const SLOW: Duration = Duration::from_millis(500);
-/// How long a place that is kept is lent. Whoever still holds it then gives it back when another tenant waits
-/// for it.
+/// How long a place that is kept is lent. Whoever still holds it then gives it back when another
+/// tenant waits for it.
 pub(super) const LOAN: Duration = Duration::from_secs(1);
 /// How long a tenant is lent no kept place after it had to be told to give one back.
 pub(super) const DISTRUST: Duration = Duration::from_secs(60);
@@ -151,7 +152,13 @@ impl Share {
         }
     }
 
-    pub(super) fn set_limits(&mut self, revision: i64, name: &str, limits: &TenantLimits, now: Duration) -> bool {
+    pub(super) fn set_limits(
+        &mut self,
+        revision: i64,
+        name: &str,
+        limits: &TenantLimits,
+        now: Duration,
+    ) -> bool {
         if revision < self.revision {
             return false;
         }
@@ -165,14 +172,25 @@ impl Share {
         true
     }
 
-    pub(super) fn set_caps(&mut self, consumer_id: i32, transactions_max: Option<usize>, rate: Option<u32>, now: Duration) {
+    pub(super) fn set_caps(
+        &mut self,
+        consumer_id: i32,
+        transactions_max: Option<usize>,
+        rate: Option<u32>,
+        now: Duration,
+    ) {
         let line = self.line(consumer_id, now);
         line.transactions_max = transactions_max;
         line.bucket.set(rate, now);
     }
 
     fn line(&mut self, consumer_id: i32, now: Duration) -> &mut Line {
-        let new = || Line { transactions_max: None, running: 0, waiting: VecDeque::new(), bucket: Bucket::new(None, now) };
+        let new = || Line {
+            transactions_max: None,
+            running: 0,
+            waiting: VecDeque::new(),
+            bucket: Bucket::new(None, now),
+        };
         self.lines.entry(consumer_id).or_insert_with(new)
     }
 
@@ -180,11 +198,12 @@ impl Share {
         f64::from(self.limits.weight.max(1))
     }
 
-    /// Transactions at the same time; each has one connection. `default_max` holds where the tenant's limits
-    /// say nothing.
+    /// Transactions at the same time; each has one connection. `default_max` holds where the
+    /// tenant's limits say nothing.
     fn transactions_max(&self, default_max: Option<usize>) -> usize {
         let or_all = |max: Option<usize>| max.map_or(usize::MAX, |max| max.max(1));
-        or_all(self.limits.transactions_max.or(default_max)).min(or_all(self.limits.connections_max))
+        or_all(self.limits.transactions_max.or(default_max))
+            .min(or_all(self.limits.connections_max))
     }
 
     /// Longest call of a handler, where the tenant's limits have one.
@@ -215,18 +234,26 @@ impl Share {
 
     /// Whether its transactions hold their places for long: lately, or one of them now.
     pub(super) fn is_slow(&self, now: Duration) -> bool {
-        now < self.distrusted_until || self.held_ns > SLOW.as_nanos() as f64 || self.running.iter().any(|running| running.held(now) > LOAN)
+        now < self.distrusted_until
+            || self.held_ns > SLOW.as_nanos() as f64
+            || self.running.iter().any(|running| running.held(now) > LOAN)
     }
 
-    /// How much later than its transaction the next one of a slow tenant begins, where the host has so many places. All of
-    /// them are taken within half of the time for which such transactions hold them.
+    /// How much later than its transaction the next one of a slow tenant begins, where the host has
+    /// so many places. All of them are taken within half of the time for which such transactions
+    /// hold them.
     pub(super) fn apart(&self, places: usize) -> Duration {
         (self.held_last / 2 / u32::try_from(places).unwrap_or(u32::MAX)).min(APART_MAX)
     }
 
-    /// When the loan of what is kept ends, of the one that it has had for longest; of all of them, or of trials alone.
+    /// When the loan of what is kept ends, of the one that it has had for longest; of all of them,
+    /// or of trials alone.
     pub(super) fn loan_ends(&self, trials_alone: bool) -> Option<Duration> {
-        self.running.iter().filter(|running| running.is_loan(trials_alone)).map(|running| running.since + LOAN).min()
+        self.running
+            .iter()
+            .filter(|running| running.is_loan(trials_alone))
+            .map(|running| running.since + LOAN)
+            .min()
     }
 
     /// Loans that it was told to give back and has not given back yet.
@@ -254,11 +281,14 @@ impl Share {
         self.runs() || self.waits()
     }
 
-    /// Its place among the tenants: the least goes first. What runs is charged for as long as it has held its
-    /// place, and at least what the tenant's transactions cost lately.
+    /// Its place among the tenants: the least goes first. What runs is charged for as long as it
+    /// has held its place, and at least what the tenant's transactions cost lately.
     pub(super) fn key(&self, now: Duration) -> f64 {
         let until = if hooks::sabotage("running_uncharged") { Duration::ZERO } else { now };
-        let charged = self.running.iter().map(|running| running.cost_ns.max(running.held(until).as_nanos() as f64));
+        let charged = self
+            .running
+            .iter()
+            .map(|running| running.cost_ns.max(running.held(until).as_nanos() as f64));
         self.paid + charged.sum::<f64>() / self.weight()
     }
 
@@ -267,7 +297,8 @@ impl Share {
         self.paid
     }
 
-    /// What it did not use while it could have, or while its own bounds held it back, it does not save up.
+    /// What it did not use while it could have, or while its own bounds held it back, it does not
+    /// save up.
     pub(super) fn catch_up(&mut self, floor: f64) {
         self.paid = self.paid.max(floor);
     }
@@ -306,7 +337,9 @@ impl Share {
         self.lines.values_mut().for_each(|line| take(&mut line.waiting));
         if self.counts.waiting < before {
             let lines = &self.lines;
-            self.turns.retain(|consumer_id| lines.get(consumer_id).is_some_and(|line| !line.waiting.is_empty()));
+            self.turns.retain(|consumer_id| {
+                lines.get(consumer_id).is_some_and(|line| !line.waiting.is_empty())
+            });
         }
         self.counts.waiting < before
     }
@@ -329,7 +362,10 @@ impl Share {
     /// Whether a transaction could begin at once, apart from rates.
     pub(super) fn has_room(&self, ask: &Ask, room: Room, default_max: Option<usize>) -> bool {
         let is_full = self.lines.get(&ask.consumer_id).is_some_and(Line::is_full);
-        !is_full && self.running.len() < self.transactions_max(default_max) && fits(ask.memory, room) && fits(ask.memory, self.own_room())
+        !is_full
+            && self.running.len() < self.transactions_max(default_max)
+            && fits(ask.memory, room)
+            && fits(ask.memory, self.own_room())
     }
 
     fn own_room(&self) -> Room {
@@ -378,9 +414,15 @@ impl Share {
         }
     }
 
-    /// Let the next one of a consumer begin, in a place, and with memory, that is kept or not. `granted`: transactions of
-    /// all tenants until now.
-    pub(super) fn grant(&mut self, picked: Picked, memory_max: u64, granted: u64, now: Duration) -> Grant {
+    /// Let the next one of a consumer begin, in a place, and with memory, that is kept or not.
+    /// `granted`: transactions of all tenants until now.
+    pub(super) fn grant(
+        &mut self,
+        picked: Picked,
+        memory_max: u64,
+        granted: u64,
+        now: Duration,
+    ) -> Grant {
         let Picked { consumer_id, is_kept, is_memory_kept, .. } = picked;
         let is_trial = is_kept && self.is_new();
         let waiting = match consumer_id {
@@ -402,7 +444,14 @@ impl Share {
         self.bucket.take(messages);
         let memory = ask.memory.min(memory_max);
         let is_lent = is_kept || is_memory_kept;
-        self.running.push(Running { id, since: now, cost_ns: self.average_ns, is_lent, is_trial, is_called_back: false });
+        self.running.push(Running {
+            id,
+            since: now,
+            cost_ns: self.average_ns,
+            is_lent,
+            is_trial,
+            is_called_back: false,
+        });
         self.memory += memory;
         let overtaken = granted - self.counts.granted - others;
         let counts = &mut self.counts;
@@ -471,12 +520,17 @@ impl Share {
     }
 
     pub(super) fn counted(&self) -> TenantCounts {
-        TenantCounts { running: self.running.len(), memory_bytes: self.memory, weight: self.limits.weight, ..self.counts.clone() }
+        TenantCounts {
+            running: self.running.len(),
+            memory_bytes: self.memory,
+            weight: self.limits.weight,
+            ..self.counts.clone()
+        }
     }
 }
 
-/// Whether there is room for so much memory. What is larger than any room could be runs where nothing
-/// else has memory.
+/// Whether there is room for so much memory. What is larger than any room could be runs where
+/// nothing else has memory.
 fn fits(memory: u64, room: Room) -> bool {
     memory == 0 || memory <= room.memory || room.is_empty
 }

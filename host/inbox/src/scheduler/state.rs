@@ -26,14 +26,15 @@ pub(super) struct Room {
 pub(super) struct Looked {
     /// Who may begin.
     pub(super) grants: Vec<Grant>,
-    /// When to look again: somebody waits for nothing but a rate, the end of a loan, or for slow ones to be apart.
+    /// When to look again: somebody waits for nothing but a rate, the end of a loan, or for slow
+    /// ones to be apart.
     pub(super) again_at: Option<Duration>,
     /// Transactions that are to give back the kept places that they were lent.
     pub(super) called_back: Vec<u64>,
 }
 
-/// The least memory that is worth keeping for tenants that run nothing: what a consumer's policy allows an
-/// instance unless it says otherwise.
+/// The least memory that is worth keeping for tenants that run nothing: what a consumer's policy
+/// allows an instance unless it says otherwise.
 const KEPT_MEMORY_MIN: u64 = 64 << 20;
 
 /// Whose transaction begins next, and in which part.
@@ -62,9 +63,9 @@ pub(super) struct State {
     shares: HashMap<i32, Share>,
     /// Tenants of which something runs or waits: a few of many.
     active: Vec<i32>,
-    /// Where a tenant that had nothing to do goes on: the least of the clocks of those that wait for nothing
-    /// but their turn. It never goes back, so a tenant that was idle, or held back by bounds of its own, saves
-    /// no time up, and holds nobody else's clock.
+    /// Where a tenant that had nothing to do goes on: the least of the clocks of those that wait
+    /// for nothing but their turn. It never goes back, so a tenant that was idle, or held back by
+    /// bounds of its own, saves no time up, and holds nobody else's clock.
     floor: f64,
     pub(super) running: usize,
     running_peak: usize,
@@ -111,12 +112,26 @@ impl State {
     }
 
     /// What a tenant gets from now on. False: it had that before, or it has something newer.
-    pub(super) fn set_limits(&mut self, tenant_id: i32, revision: i64, name: &str, limits: &TenantLimits, now: Duration) -> bool {
+    pub(super) fn set_limits(
+        &mut self,
+        tenant_id: i32,
+        revision: i64,
+        name: &str,
+        limits: &TenantLimits,
+        now: Duration,
+    ) -> bool {
         self.share(tenant_id, now).set_limits(revision, name, limits, now)
     }
 
     /// What a consumer gets from now on.
-    pub(super) fn set_caps(&mut self, tenant_id: i32, consumer_id: i32, transactions: Option<usize>, rate: Option<u32>, now: Duration) {
+    pub(super) fn set_caps(
+        &mut self,
+        tenant_id: i32,
+        consumer_id: i32,
+        transactions: Option<usize>,
+        rate: Option<u32>,
+        now: Duration,
+    ) {
         self.share(tenant_id, now).set_caps(consumer_id, transactions, rate, now);
     }
 
@@ -178,10 +193,11 @@ impl State {
         looked
     }
 
-    /// Where tenants that run nothing wait for a kept place, or for kept memory, and none is left, tell as many of those
-    /// that hold some for longer than it is lent to give it back.
+    /// Where tenants that run nothing wait for a kept place, or for kept memory, and none is left,
+    /// tell as many of those that hold some for longer than it is lent to give it back.
     fn call_back(&mut self, now: Duration, looked: &mut Looked) {
-        let (is_place_left, is_trial_left) = (self.kept < self.reserve(), self.trials < self.trials_max());
+        let (is_place_left, is_trial_left) =
+            (self.kept < self.reserve(), self.trials < self.trials_max());
         let is_left = is_place_left && is_trial_left && !self.lacks_memory;
         if self.waiting == 0 || is_left || hooks::sabotage("loans_never_end") {
             return;
@@ -197,25 +213,36 @@ impl State {
                 continue;
             }
             let lacks_place = !is_place_left || share.is_new() && !is_trial_left;
-            let lacks_memory = self.lacks_memory && share.next(kept_room, default_max, now) == Next::Memory;
-            wanted += usize::from((lacks_place || lacks_memory) && matches!(share.next(any, default_max, now), Next::Ready(_)));
+            let lacks_memory =
+                self.lacks_memory && share.next(kept_room, default_max, now) == Next::Memory;
+            wanted += usize::from(
+                (lacks_place || lacks_memory)
+                    && matches!(share.next(any, default_max, now), Next::Ready(_)),
+            );
         }
         // Where places are left, those of tenants that are known are of no use to one that is new.
         let trials_alone = is_place_left && !self.lacks_memory;
         while given_back < wanted {
-            let loans = self.active.iter().filter_map(|id| Some((self.shares.get(id)?.loan_ends(trials_alone)?, *id)));
+            let loans = self
+                .active
+                .iter()
+                .filter_map(|id| Some((self.shares.get(id)?.loan_ends(trials_alone)?, *id)));
             let Some((ends_at, tenant_id)) = loans.min() else { return };
             if ends_at > now {
                 looked.again_at = Some(looked.again_at.map_or(ends_at, |known| known.min(ends_at)));
                 return;
             }
-            looked.called_back.extend(self.shares.get_mut(&tenant_id).and_then(|share| share.call_back(trials_alone, now)));
+            looked.called_back.extend(
+                self.shares
+                    .get_mut(&tenant_id)
+                    .and_then(|share| share.call_back(trials_alone, now)),
+            );
             given_back += 1;
         }
     }
 
-    /// A transaction for nobody's account but its tenant's spare time: never waited for, and only where
-    /// nobody else waits for room.
+    /// A transaction for nobody's account but its tenant's spare time: never waited for, and only
+    /// where nobody else waits for room.
     pub(super) fn ask_spare(&mut self, ask: Ask, now: Duration) -> Option<Grant> {
         if self.is_crowded(ask.tenant_id) || !self.is_free() {
             return None;
@@ -226,13 +253,15 @@ impl State {
             return None;
         }
         let id = self.ask(ask, now);
-        let granted = self.shares.get_mut(&ask.tenant_id).is_some_and(|share| share.move_to_front(id));
+        let granted =
+            self.shares.get_mut(&ask.tenant_id).is_some_and(|share| share.move_to_front(id));
         granted.then(|| self.grant(Picked::free(ask.tenant_id, None), now))
     }
 
     /// Whether somebody waits for what this tenant's transactions hold.
     pub(super) fn is_crowded(&self, tenant_id: i32) -> bool {
-        self.crowded || self.shares.get(&tenant_id).is_some_and(|share| share.waits() && share.is_crowded)
+        self.crowded
+            || self.shares.get(&tenant_id).is_some_and(|share| share.waits() && share.is_crowded)
     }
 
     /// A transaction came to its end.
@@ -262,7 +291,8 @@ impl State {
 
     /// Memory that is left beside what is kept.
     fn room(&self) -> Room {
-        let (all, held) = (self.host.memory_bytes_max - self.memory_reserve(), self.memory - self.kept_memory);
+        let (all, held) =
+            (self.host.memory_bytes_max - self.memory_reserve(), self.memory - self.kept_memory);
         Room { memory: all.saturating_sub(held), is_empty: held == 0 }
     }
 
@@ -271,14 +301,14 @@ impl State {
         Room { memory: self.memory_reserve() - self.kept_memory, is_empty: false }
     }
 
-    /// Transactions that are kept for tenants that run nothing: a tenant with slow ones does not hold every
-    /// place while another one's first message waits.
+    /// Transactions that are kept for tenants that run nothing: a tenant with slow ones does not
+    /// hold every place while another one's first message waits.
     fn reserve(&self) -> usize {
         self.host.transactions_max / 8
     }
 
-    /// Kept places that tenants of which nothing is known may have: the others are left to those that are known
-    /// to give them back soon.
+    /// Kept places that tenants of which nothing is known may have: the others are left to those
+    /// that are known to give them back soon.
     fn trials_max(&self) -> usize {
         if hooks::sabotage("reserve_for_newcomers") {
             return self.reserve();
@@ -297,8 +327,8 @@ impl State {
         self.running - self.kept < self.host.transactions_max - self.reserve()
     }
 
-    /// Transactions of a tenant at the same time, where its own limits say nothing. One that is alone on the host
-    /// may have all of it.
+    /// Transactions of a tenant at the same time, where its own limits say nothing. One that is
+    /// alone on the host may have all of it.
     fn default_max(&self) -> Option<usize> {
         self.host.tenant_transactions_max.filter(|_| self.shares.len() > 1)
     }
@@ -324,21 +354,32 @@ impl State {
         if self.waiting == 0 {
             return None;
         }
-        let mut waiting: Vec<_> = self.active().filter(|(_, share)| share.waits()).map(|(id, share)| (share.order(now), id)).collect();
+        let mut waiting: Vec<_> = self
+            .active()
+            .filter(|(_, share)| share.waits())
+            .map(|(id, share)| (share.order(now), id))
+            .collect();
         waiting.sort_by(|(one, _), (other, _)| one.partial_cmp(other).expect("clocks are numbers"));
-        let (mut room, kept_room, default_max) = (self.room(), self.kept_room(), self.default_max());
+        let (mut room, kept_room, default_max) =
+            (self.room(), self.kept_room(), self.default_max());
         let (is_free, floor, slow_at) = (self.is_free(), self.floor, self.slow_at);
-        let (is_kept_left, is_trial_left) = (self.kept < self.reserve(), self.trials < self.trials_max());
+        let (is_kept_left, is_trial_left) =
+            (self.kept < self.reserve(), self.trials < self.trials_max());
         // Its partitions would wait for each other while every other place is held for long.
         let is_half_left = self.kept < self.reserve() / 2;
         for (_, tenant_id) in waiting {
             let share = self.shares.get_mut(&tenant_id)?;
-            // What is kept is for whoever runs nothing and is not known to be slow, whatever the clocks say.
+            // What is kept is for whoever runs nothing and is not known to be slow, whatever the
+            // clocks say.
             let is_quick = !share.is_slow(now);
             let may_have_kept = !share.runs() && is_quick;
             let may_have_second = share.runs_one() && is_quick && is_half_left;
             let is_kept = !is_free;
-            if is_kept && !((may_have_kept || may_have_second) && is_kept_left && (is_trial_left || !share.is_new())) {
+            if is_kept
+                && !((may_have_kept || may_have_second)
+                    && is_kept_left
+                    && (is_trial_left || !share.is_new()))
+            {
                 self.crowded = true;
                 if hooks::sabotage("kept_places_by_clock") {
                     break;
@@ -356,7 +397,9 @@ impl State {
                 Next::Ready(Some(_)) if now < slow_at && share.is_slow(now) => {
                     *again_at = Some(again_at.map_or(slow_at, |known| known.min(slow_at)));
                 }
-                Next::Ready(consumer_id) => return Some(Picked { tenant_id, consumer_id, is_kept, is_memory_kept }),
+                Next::Ready(consumer_id) => {
+                    return Some(Picked { tenant_id, consumer_id, is_kept, is_memory_kept });
+                }
                 Next::Rate(at) => {
                     share.catch_up(floor);
                     *again_at = Some(again_at.map_or(at, |known| known.min(at)));
@@ -377,7 +420,10 @@ impl State {
         let Picked { tenant_id, consumer_id, is_kept, is_memory_kept } = picked;
         let memory_max = self.host.memory_bytes_max - self.memory_reserve();
         let share = self.shares.get_mut(&tenant_id).expect("a tenant that was picked is there");
-        if consumer_id.is_some() && share.is_slow(now) && !hooks::sabotage("slow_ones_begin_together") {
+        if consumer_id.is_some()
+            && share.is_slow(now)
+            && !hooks::sabotage("slow_ones_begin_together")
+        {
             self.slow_at = now + share.apart(self.host.transactions_max);
         }
         let grant = share.grant(picked, memory_max, self.granted, now);
@@ -413,7 +459,8 @@ impl State {
 
     /// What was counted so far.
     pub(super) fn snapshot(&self) -> super::Snapshot {
-        let tenants: BTreeMap<_, _> = self.shares.iter().map(|(id, share)| (*id, share.counted())).collect();
+        let tenants: BTreeMap<_, _> =
+            self.shares.iter().map(|(id, share)| (*id, share.counted())).collect();
         super::Snapshot {
             granted: self.granted,
             running: self.running,

@@ -58,8 +58,8 @@ pub(super) struct Clock {
     pub(super) zone_s: i32,
 }
 
-/// Capture what is changed from now on, in this transaction. A rollback takes it back, also one to a
-/// savepoint from before.
+/// Capture what is changed from now on, in this transaction. A rollback takes it back, also one to
+/// a savepoint from before.
 pub(crate) async fn begin(tx: &Tx) -> Result<Watch, InboxError> {
     host_statement(tx, CAPTURE).await?;
     Ok(Watch { started: Instant::now(), statements: tx.statements().await })
@@ -70,13 +70,22 @@ impl Watch {
     pub(crate) async fn end(self, transaction: &Transaction<'_>) -> Result<Trace, InboxError> {
         let took = self.started.elapsed();
         let mut statement = transaction.tx().statement().await;
-        let query = sqlx::query("SELECT * FROM oncebox_host.captured($1)").bind(transaction.secret());
+        let query =
+            sqlx::query("SELECT * FROM oncebox_host.captured($1)").bind(transaction.secret());
         let row = bounded(query.fetch_one(statement.connection())).await;
         statement.finish(row.as_ref().err());
         let row = row?;
         let captured: Option<String> = row.try_get("captured")?;
-        let changes = if row.try_get("is_complete")? { parse(captured.as_deref().unwrap_or_default()) } else { Err("not_installed") };
-        let clock = Clock { began_us: row.try_get("began_us")?, ended_us: row.try_get("ended_us")?, zone_s: row.try_get("zone_s")? };
+        let changes = if row.try_get("is_complete")? {
+            parse(captured.as_deref().unwrap_or_default())
+        } else {
+            Err("not_installed")
+        };
+        let clock = Clock {
+            began_us: row.try_get("began_us")?,
+            ended_us: row.try_get("ended_us")?,
+            zone_s: row.try_get("zone_s")?,
+        };
         // Its own statement is the one that was counted last.
         let statements = transaction.tx().statements().await - self.statements - 1;
         Ok(Trace { changes, clock, took, statements })

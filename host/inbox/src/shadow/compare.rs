@@ -31,7 +31,8 @@ pub(super) struct Difference {
 pub(super) struct Comparison<'a> {
     live: (&'a Net, Clock),
     candidate: (&'a Net, Clock),
-    /// Values that sequences gave to the live run's rows, and what the same rows of the candidate have.
+    /// Values that sequences gave to the live run's rows, and what the same rows of the candidate
+    /// have.
     counted: BTreeMap<(i64, String, String), Option<String>>,
     found: Vec<Difference>,
 }
@@ -45,15 +46,18 @@ struct Pair<'a> {
     candidate: &'a Row,
 }
 
-/// What differs in the tables. Left out are columns that a sequence fills or that are random by default;
-/// columns that refer to such follow them. Times that each run read from its own clock are the same.
+/// What differs in the tables. Left out are columns that a sequence fills or that are random by
+/// default; columns that refer to such follow them. Times that each run read from its own clock are
+/// the same.
 pub(super) fn effects(live: (&Net, Clock), candidate: (&Net, Clock)) -> Vec<Difference> {
-    let mut comparison = Comparison { live, candidate, counted: BTreeMap::new(), found: Vec::new() };
+    let mut comparison =
+        Comparison { live, candidate, counted: BTreeMap::new(), found: Vec::new() };
     let none = NetTable::default();
     let oids: BTreeSet<_> = live.0.keys().chain(candidate.0.keys()).collect();
     let mut pairs = Vec::new();
     for oid in oids {
-        let (ours, theirs) = (live.0.get(oid).unwrap_or(&none), candidate.0.get(oid).unwrap_or(&none));
+        let (ours, theirs) =
+            (live.0.get(oid).unwrap_or(&none), candidate.0.get(oid).unwrap_or(&none));
         let table = if ours.table.columns.is_empty() { &theirs.table } else { &ours.table };
         comparison.by_key(table, ours, theirs, &mut pairs);
         comparison.by_content(table, ours, theirs, &mut pairs);
@@ -69,7 +73,9 @@ pub(super) fn effects(live: (&Net, Clock), candidate: (&Net, Clock)) -> Vec<Diff
 
 /// What differs in the answers of two runs that succeeded.
 pub(super) fn outcome(live: Option<&str>, candidate: Option<&str>) -> Option<Difference> {
-    let parsed = |text: Option<&str>| text.map(|text| serde_json::from_str::<Value>(text).map_err(|_| text.to_owned()));
+    let parsed = |text: Option<&str>| {
+        text.map(|text| serde_json::from_str::<Value>(text).map_err(|_| text.to_owned()))
+    };
     (parsed(live) != parsed(candidate)).then(|| Difference {
         table: String::new(),
         change: "outcome",
@@ -83,7 +89,13 @@ pub(super) fn outcome(live: Option<&str>, candidate: Option<&str>) -> Option<Dif
 
 impl<'a> Comparison<'a> {
     /// Rows that are the same row because their keys are.
-    fn by_key(&mut self, table: &'a Table, live: &'a NetTable, candidate: &'a NetTable, pairs: &mut Vec<Pair<'a>>) {
+    fn by_key(
+        &mut self,
+        table: &'a Table,
+        live: &'a NetTable,
+        candidate: &'a NetTable,
+        pairs: &mut Vec<Pair<'a>>,
+    ) {
         let keys: BTreeSet<_> = live.rows.keys().chain(candidate.rows.keys()).collect();
         for key in keys {
             let (ours, theirs) = (live.rows.get(key), candidate.rows.get(key));
@@ -106,19 +118,37 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// New rows whose key a sequence gave, and rows without a key: the same row is the one that holds the
-    /// same; what then remains is paired in the order in which it came.
-    fn by_content(&mut self, table: &'a Table, live: &'a NetTable, candidate: &'a NetTable, pairs: &mut Vec<Pair<'a>>) {
+    /// New rows whose key a sequence gave, and rows without a key: the same row is the one that
+    /// holds the same; what then remains is paired in the order in which it came.
+    fn by_content(
+        &mut self,
+        table: &'a Table,
+        live: &'a NetTable,
+        candidate: &'a NetTable,
+        pairs: &mut Vec<Pair<'a>>,
+    ) {
         let mut theirs = candidate.fresh(live);
         let mut left = Vec::new();
         for row in live.fresh(candidate) {
             match theirs.iter().position(|other| self.holds_same(table, row, other)) {
-                Some(found) => pairs.push(Pair { table, change: "inserted", before: None, live: row, candidate: theirs.remove(found) }),
+                Some(found) => pairs.push(Pair {
+                    table,
+                    change: "inserted",
+                    before: None,
+                    live: row,
+                    candidate: theirs.remove(found),
+                }),
                 None => left.push(row),
             }
         }
         let both = left.len().min(theirs.len());
-        let pair = |(live, candidate): (&&'a Row, &&'a Row)| Pair { table, change: "inserted", before: None, live, candidate };
+        let pair = |(live, candidate): (&&'a Row, &&'a Row)| Pair {
+            table,
+            change: "inserted",
+            before: None,
+            live,
+            candidate,
+        };
         pairs.extend(left.iter().zip(&theirs).map(pair));
         for row in &left[both..] {
             self.only_one(table, "inserted", None, Some(row), None);
@@ -127,7 +157,8 @@ impl<'a> Comparison<'a> {
             self.only_one(table, "inserted", None, None, Some(row));
         }
         // A row without a key that is gone is gone as a whole.
-        let (mut ours, mut theirs): (Vec<_>, Vec<_>) = (live.removed.iter().collect(), candidate.removed.iter().collect());
+        let (mut ours, mut theirs): (Vec<_>, Vec<_>) =
+            (live.removed.iter().collect(), candidate.removed.iter().collect());
         ours.retain(|(_, row)| match theirs.iter().position(|(_, other)| other.text == row.text) {
             Some(found) => {
                 theirs.remove(found);
@@ -146,22 +177,34 @@ impl<'a> Comparison<'a> {
     /// Whether two new rows hold the same, apart from what sequences gave.
     fn holds_same(&self, table: &Table, live: &Row, candidate: &Row) -> bool {
         (0..table.columns.len())
-            .filter(|position| !table.columns[*position].is_counted && !self.may_follow(&table.columns[*position]))
-            .all(|position| self.is_same(&table.columns[position], &live.values[position], &candidate.values[position]))
+            .filter(|position| {
+                !table.columns[*position].is_counted && !self.may_follow(&table.columns[*position])
+            })
+            .all(|position| {
+                self.is_same(
+                    &table.columns[position],
+                    &live.values[position],
+                    &candidate.values[position],
+                )
+            })
     }
 
     /// Whether a column refers to one that a sequence fills, in a table that was changed.
     fn may_follow(&self, column: &Column) -> bool {
         let Some((table, name)) = &column.refers_to else { return false };
         let changed = self.live.0.get(table).or_else(|| self.candidate.0.get(table));
-        changed.is_some_and(|changed| changed.table.columns.iter().any(|column| column.name == *name && column.is_counted))
+        changed.is_some_and(|changed| {
+            changed.table.columns.iter().any(|column| column.name == *name && column.is_counted)
+        })
     }
 
     fn note_counted(&mut self, pair: &Pair<'_>) {
         if pair.before.is_some() {
             return;
         }
-        for (position, column) in pair.table.columns.iter().enumerate().filter(|(_, column)| column.is_counted) {
+        for (position, column) in
+            pair.table.columns.iter().enumerate().filter(|(_, column)| column.is_counted)
+        {
             if let Some(live) = &pair.live.values[position] {
                 let place = (pair.table.oid, column.name.clone(), live.clone());
                 self.counted.insert(place, pair.candidate.values[position].clone());
@@ -172,7 +215,10 @@ impl<'a> Comparison<'a> {
     fn compare(&mut self, pair: &Pair<'_>) {
         for (position, column) in pair.table.columns.iter().enumerate() {
             let (live, candidate) = (&pair.live.values[position], &pair.candidate.values[position]);
-            if column.is_counted || self.is_same(column, live, candidate) || self.follows(column, live, candidate) {
+            if column.is_counted
+                || self.is_same(column, live, candidate)
+                || self.follows(column, live, candidate)
+            {
                 continue;
             }
             self.found.push(Difference {
@@ -190,7 +236,9 @@ impl<'a> Comparison<'a> {
     /// Whether a reference names the same new row, under the number that each run gave it.
     fn follows(&self, column: &Column, live: &Option<String>, candidate: &Option<String>) -> bool {
         let (Some((table, name)), Some(live)) = (&column.refers_to, live) else { return false };
-        self.counted.get(&(*table, name.clone(), live.clone())).is_some_and(|expected| expected == candidate)
+        self.counted
+            .get(&(*table, name.clone(), live.clone()))
+            .is_some_and(|expected| expected == candidate)
     }
 
     /// Equal, or each read from the clock of its own run.
@@ -203,7 +251,14 @@ impl<'a> Comparison<'a> {
     }
 
     /// A row that only one of the two has in the end.
-    fn only_one(&mut self, table: &Table, change: &'static str, before: Option<&Row>, live: Option<&Row>, candidate: Option<&Row>) {
+    fn only_one(
+        &mut self,
+        table: &Table,
+        change: &'static str,
+        before: Option<&Row>,
+        live: Option<&Row>,
+        candidate: Option<&Row>,
+    ) {
         self.found.push(Difference {
             table: table.name.clone(),
             change,
@@ -221,7 +276,10 @@ impl NetTable {
     fn fresh<'a>(&'a self, other: &NetTable) -> Vec<&'a Row> {
         let mut fresh: Vec<_> = self.added.iter().map(|(at, row)| (*at, row)).collect();
         if self.table.is_key_counted() {
-            let alone = self.rows.iter().filter(|(key, row)| row.before.is_none() && !other.rows.contains_key(*key));
+            let alone = self
+                .rows
+                .iter()
+                .filter(|(key, row)| row.before.is_none() && !other.rows.contains_key(*key));
             fresh.extend(alone.filter_map(|(_, row)| Some((row.last, row.after.as_ref()?))));
         }
         fresh.sort_by_key(|(at, _)| *at);
@@ -232,7 +290,9 @@ impl NetTable {
 impl Table {
     /// Whether a new row's key is not the handler's choice alone.
     fn is_key_counted(&self) -> bool {
-        self.key.iter().any(|position| self.columns[*position].is_counted || self.columns[*position].refers_to.is_some())
+        self.key.iter().any(|position| {
+            self.columns[*position].is_counted || self.columns[*position].refers_to.is_some()
+        })
     }
 
     fn shown_key(&self, row: &Row) -> Option<String> {
@@ -244,18 +304,26 @@ impl Table {
     }
 
     fn object(&self, row: &Row, positions: impl Iterator<Item = usize>) -> String {
-        let cell = |position: usize| (self.columns[position].name.clone(), row.values[position].clone().map_or(Value::Null, Value::String));
+        let cell = |position: usize| {
+            (
+                self.columns[position].name.clone(),
+                row.values[position].clone().map_or(Value::Null, Value::String),
+            )
+        };
         Value::Object(positions.map(cell).collect::<Map<_, _>>()).to_string()
     }
 }
 
 impl Clock {
-    /// Whether a value is a time that a clock of this run can have said. A column that keeps no fractions
-    /// rounds.
+    /// Whether a value is a time that a clock of this run can have said. A column that keeps no
+    /// fractions rounds.
     fn said(&self, column: &Column, value: &str) -> bool {
         let slack = if column.r#type.contains('(') { 1_000_000 } else { 0 };
-        let at = if column.r#type.ends_with("with time zone") && column.r#type.starts_with("timestamp") {
-            DateTime::parse_from_str(value, "%Y-%m-%d %H:%M:%S%.f%#z").map(|at| at.timestamp_micros())
+        let at = if column.r#type.ends_with("with time zone")
+            && column.r#type.starts_with("timestamp")
+        {
+            DateTime::parse_from_str(value, "%Y-%m-%d %H:%M:%S%.f%#z")
+                .map(|at| at.timestamp_micros())
         } else if column.r#type.starts_with("timestamp") {
             NaiveDateTime::parse_from_str(value, "%Y-%m-%d %H:%M:%S%.f")
                 .map(|at| at.and_utc().timestamp_micros() - i64::from(self.zone_s) * 1_000_000)
@@ -276,13 +344,32 @@ mod tests {
         *,
     };
 
-    fn check(columns: &[&str], key: &[usize], live: &[(&str, &str)], candidate: &[(&str, &str)], expected: &[&str]) {
+    fn check(
+        columns: &[&str],
+        key: &[usize],
+        live: &[(&str, &str)],
+        candidate: &[(&str, &str)],
+        expected: &[&str],
+    ) {
         let places = places(columns, key);
         let net = |given| net(&changes(given), &places).expect("changes that fit");
-        let hour = |hour: i64| Clock { began_us: hour * 3_600_000_000, ended_us: hour * 3_600_000_000 + 5_000_000, zone_s: 0 };
+        let hour = |hour: i64| Clock {
+            began_us: hour * 3_600_000_000,
+            ended_us: hour * 3_600_000_000 + 5_000_000,
+            zone_s: 0,
+        };
         let found = effects((&net(live), hour(1)), (&net(candidate), hour(2)));
         let shown = |value: &Option<String>| value.as_deref().unwrap_or("-").to_owned();
-        let line = |d: &Difference| format!("{} {} {} {} {}", d.change, d.column, shown(&d.before), shown(&d.live), shown(&d.candidate));
+        let line = |d: &Difference| {
+            format!(
+                "{} {} {} {} {}",
+                d.change,
+                d.column,
+                shown(&d.before),
+                shown(&d.live),
+                shown(&d.candidate)
+            )
+        };
         assert_eq!(found.iter().map(line).collect::<Vec<_>>(), expected);
     }
 
@@ -290,8 +377,20 @@ mod tests {
     fn rows_of_one_key_differ_by_column() {
         let columns = ["id", "n", "note"];
         check(&columns, &[0], &[("(1,0,a)", "(1,1,a)")], &[("(1,0,a)", "(1,1,a)")], &[]);
-        check(&columns, &[0], &[("(1,0,a)", "(1,1,b)")], &[("(1,0,a)", "(1,2,b)")], &["updated n 0 1 2"]);
-        check(&columns, &[0], &[("(1,0,a)", "(1,1,b)")], &[], &["updated n 0 1 0", "updated note a b a"]);
+        check(
+            &columns,
+            &[0],
+            &[("(1,0,a)", "(1,1,b)")],
+            &[("(1,0,a)", "(1,2,b)")],
+            &["updated n 0 1 2"],
+        );
+        check(
+            &columns,
+            &[0],
+            &[("(1,0,a)", "(1,1,b)")],
+            &[],
+            &["updated n 0 1 0", "updated note a b a"],
+        );
         check(&columns, &[0], &[], &[("(1,0,a)", "(1,1,a)")], &["updated n 0 0 1"]);
         check(&columns, &[0], &[("", "(1,0,a)")], &[("", "(1,,a)")], &["inserted n - 0 -"]);
         let row = r#"{"id":"1","n":"0","note":"a"}"#;
@@ -303,16 +402,40 @@ mod tests {
     #[test]
     fn numbers_of_a_sequence_are_left_out_and_rows_found_by_content() {
         let columns = ["id#", "n"];
-        check(&columns, &[0], &[("", "(1,a)"), ("", "(2,b)")], &[("", "(7,b)"), ("", "(8,a)")], &[]);
-        check(&columns, &[0], &[("", "(1,a)"), ("", "(2,b)")], &[("", "(7,b)"), ("", "(8,c)")], &["inserted n - a c"]);
-        check(&columns, &[0], &[("", "(1,a)")], &[("", "(7,a)"), ("", "(8,a)")], &[r#"inserted  - - {"id":"8","n":"a"}"#]);
+        check(
+            &columns,
+            &[0],
+            &[("", "(1,a)"), ("", "(2,b)")],
+            &[("", "(7,b)"), ("", "(8,a)")],
+            &[],
+        );
+        check(
+            &columns,
+            &[0],
+            &[("", "(1,a)"), ("", "(2,b)")],
+            &[("", "(7,b)"), ("", "(8,c)")],
+            &["inserted n - a c"],
+        );
+        check(
+            &columns,
+            &[0],
+            &[("", "(1,a)")],
+            &[("", "(7,a)"), ("", "(8,a)")],
+            &[r#"inserted  - - {"id":"8","n":"a"}"#],
+        );
         // A row that was there has the same number in both.
         check(&columns, &[0], &[("(1,a)", "(1,b)")], &[("(1,a)", "(1,c)")], &["updated n a b c"]);
     }
 
     #[test]
     fn rows_without_a_key_are_compared_by_what_they_hold() {
-        check(&["n"], &[], &[("", "(a)"), ("", "(a)")], &[("", "(a)")], &[r#"inserted  - {"n":"a"} -"#]);
+        check(
+            &["n"],
+            &[],
+            &[("", "(a)"), ("", "(a)")],
+            &[("", "(a)")],
+            &[r#"inserted  - {"n":"a"} -"#],
+        );
         check(&["n"], &[], &[("(a)", "(b)")], &[("(a)", "(c)")], &["inserted n - b c"]);
     }
 
@@ -320,13 +443,22 @@ mod tests {
     fn times_of_each_runs_own_clock_are_the_same() {
         let columns = ["id", "seen_at"];
         let at = |time: &str| format!("(1,\"1970-01-01 {time}\")");
-        let check =
-            |live: &str, candidate: &str, expected: &[&str]| check(&columns, &[0], &[("", &at(live))], &[("", &at(candidate))], expected);
+        let check = |live: &str, candidate: &str, expected: &[&str]| {
+            check(&columns, &[0], &[("", &at(live))], &[("", &at(candidate))], expected)
+        };
         check("01:00:00+00", "02:00:00+00", &[]);
         check("01:00:04.5+00", "02:00:00.000001+00", &[]);
         check("01:00:00+00", "04:00:03+02", &[]);
-        check("01:00:00+00", "01:00:01+00", &["inserted seen_at - 1970-01-01 01:00:00+00 1970-01-01 01:00:01+00"]);
-        check("00:59:59+00", "02:00:00+00", &["inserted seen_at - 1970-01-01 00:59:59+00 1970-01-01 02:00:00+00"]);
+        check(
+            "01:00:00+00",
+            "01:00:01+00",
+            &["inserted seen_at - 1970-01-01 01:00:00+00 1970-01-01 01:00:01+00"],
+        );
+        check(
+            "00:59:59+00",
+            "02:00:00+00",
+            &["inserted seen_at - 1970-01-01 00:59:59+00 1970-01-01 02:00:00+00"],
+        );
     }
 
     #[test]

@@ -4,9 +4,10 @@
 //! 1. The live run of a sampled message has its row changes captured in its own transaction
 //!    ([`capture`], and the triggers that [`install`] keeps on the tenant's tables).
 //! 2. After COMMIT it goes into a bounded queue ([`queue`]); a full one drops it.
-//! 3. A task per consumer takes it from there ([`trial`]): it undoes exactly those changes, so that the
-//!    candidate starts from the rows that the live run saw ([`undo`]), runs the candidate, captures its
-//!    changes the same way, compares ([`compare`]) and rolls back. It gives way to everything.
+//! 3. A task per consumer takes it from there ([`trial`]): it undoes exactly those changes, so that
+//!    the candidate starts from the rows that the live run saw ([`undo`]), runs the candidate,
+//!    captures its changes the same way, compares ([`compare`]) and rolls back. It gives way to
+//!    everything.
 //! 4. What differs is summed up and, within bounds, kept ([`tally`], [`report`]).
 
 mod capture;
@@ -31,7 +32,8 @@ pub use report::{ShadowDifference, ShadowReport, ShadowSkipped, ShadowSum};
 
 use crate::handler::Handler;
 
-/// How long a candidate may take for a message, its undoing included, where a deployment says nothing.
+/// How long a candidate may take for a message, its undoing included, where a deployment says
+/// nothing.
 pub const DURATION_DEFAULT: Duration = Duration::from_millis(250);
 
 /// A candidate, and which messages it is tried on.
@@ -47,8 +49,8 @@ pub struct Shadow {
 }
 
 impl Shadow {
-    /// Whether a message is in the sample. The same message is in it on every host, and stays in it while
-    /// the share grows.
+    /// Whether a message is in the sample. The same message is in it on every host, and stays in it
+    /// while the share grows.
     pub fn samples(&self, message_id: &str) -> bool {
         if self.percent >= 100.0 {
             return true;
@@ -82,7 +84,12 @@ mod tests {
     }
 
     fn sampled(percent: f64) -> Vec<bool> {
-        let shadow = Shadow { deployment_id: 1, handler: Arc::new(Idle), percent, duration: DURATION_DEFAULT };
+        let shadow = Shadow {
+            deployment_id: 1,
+            handler: Arc::new(Idle),
+            percent,
+            duration: DURATION_DEFAULT,
+        };
         (0..20_000).map(|number| shadow.samples(&format!("message-{number}"))).collect()
     }
 
@@ -91,7 +98,12 @@ mod tests {
         assert!(sampled(100.0).into_iter().all(|sampled| sampled));
         let (ten, thirty) = (sampled(10.0), sampled(30.0));
         let count = |sample: &[bool]| sample.iter().filter(|sampled| **sampled).count();
-        assert!((1_800..2_200).contains(&count(&ten)) && (5_700..6_300).contains(&count(&thirty)), "{} {}", count(&ten), count(&thirty));
+        assert!(
+            (1_800..2_200).contains(&count(&ten)) && (5_700..6_300).contains(&count(&thirty)),
+            "{} {}",
+            count(&ten),
+            count(&thirty)
+        );
         assert!(ten.iter().zip(&thirty).all(|(ten, thirty)| !ten || *thirty));
     }
 }

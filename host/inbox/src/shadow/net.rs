@@ -55,8 +55,9 @@ struct Step {
 /// What the changes come to. None: they do not fit together, or not the tables as they are now.
 ///
 /// The order in which triggers saw the changes is not always that in which they were made: where a
-/// trigger of the tenant changes another row of the same statement, it is seen first. So nothing here
-/// depends on it: a row began in the state that no change ended in, and ended in the one that none began in.
+/// trigger of the tenant changes another row of the same statement, it is seen first. So nothing
+/// here depends on it: a row began in the state that no change ended in, and ended in the one that
+/// none began in.
 pub(super) fn net(changes: &[Change], places: &Places) -> Option<Net> {
     let mut net = Net::new();
     let mut steps: BTreeMap<(i64, Key), Vec<Step>> = BTreeMap::new();
@@ -64,14 +65,20 @@ pub(super) fn net(changes: &[Change], places: &Places) -> Option<Net> {
         let before = row(change.table, change.before.as_deref(), places)?;
         let after = row(change.table, change.after.as_deref(), places)?;
         let table = &places.get(&change.table)?.table;
-        net.entry(table.oid).or_insert_with(|| NetTable { table: table.clone(), ..NetTable::default() });
-        let (from, to) = (before.as_ref().map(|row| table.key_of(row)), after.as_ref().map(|row| table.key_of(row)));
+        net.entry(table.oid)
+            .or_insert_with(|| NetTable { table: table.clone(), ..NetTable::default() });
+        let (from, to) = (
+            before.as_ref().map(|row| table.key_of(row)),
+            after.as_ref().map(|row| table.key_of(row)),
+        );
         match (from, to) {
             (Some(from), Some(to)) if from != to => {
                 steps.entry((table.oid, from)).or_default().push(Step { at, before, after: None });
                 steps.entry((table.oid, to)).or_default().push(Step { at, before: None, after });
             }
-            (Some(key), _) | (None, Some(key)) => steps.entry((table.oid, key)).or_default().push(Step { at, before, after }),
+            (Some(key), _) | (None, Some(key)) => {
+                steps.entry((table.oid, key)).or_default().push(Step { at, before, after })
+            }
             (None, None) => return None,
         }
     }
@@ -110,7 +117,8 @@ fn row(place: i64, text: Option<&str>, places: &Places) -> Option<Option<Row>> {
     let Some(text) = text else { return Some(None) };
     let order = &places.get(&place)?.order;
     let columns = composite::parse(text)?;
-    let values = (columns.len() == order.len()).then(|| order.iter().map(|position| columns[*position].clone()).collect())?;
+    let values = (columns.len() == order.len())
+        .then(|| order.iter().map(|position| columns[*position].clone()).collect())?;
     Some(Some(Row { values, text: text.to_owned(), place }))
 }
 
@@ -118,7 +126,8 @@ fn row(place: i64, text: Option<&str>, places: &Places) -> Option<Option<Row>> {
 fn link(steps: Vec<Step>) -> Option<NetRow> {
     let last = steps.iter().map(|step| step.at).max()?;
     let final_step = steps.last()?.after.clone();
-    let (mut begins, mut ends): (Vec<_>, Vec<_>) = steps.into_iter().map(|step| ((step.at, step.before), (step.at, step.after))).unzip();
+    let (mut begins, mut ends): (Vec<_>, Vec<_>) =
+        steps.into_iter().map(|step| ((step.at, step.before), (step.at, step.after))).unzip();
     cancel(&mut begins, &mut ends);
     match (begins.len(), ends.len()) {
         (0, 0) => Some(NetRow { before: final_step.clone(), after: final_step, last }),
@@ -149,18 +158,28 @@ pub(super) mod tests {
     pub(in super::super) fn places(columns: &[&str], key: &[usize]) -> Places {
         let column = |name: &&str| Column {
             name: name.trim_end_matches('#').to_owned(),
-            r#type: if name.ends_with("_at") { "timestamp with time zone" } else { "text" }.to_owned(),
+            r#type: if name.ends_with("_at") { "timestamp with time zone" } else { "text" }
+                .to_owned(),
             is_counted: name.ends_with('#'),
             ..Column::default()
         };
-        let table = Table { oid: 7, name: "t".into(), sql: "t".into(), columns: columns.iter().map(column).collect(), key: key.to_vec() };
+        let table = Table {
+            oid: 7,
+            name: "t".into(),
+            sql: "t".into(),
+            columns: columns.iter().map(column).collect(),
+            key: key.to_vec(),
+        };
         let order = (0..columns.len()).collect();
         [(7, Place { table: Arc::new(table), sql: "t".into(), order })].into()
     }
 
     pub(in super::super) fn changes(changes: &[(&str, &str)]) -> Vec<Change> {
         let side = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-        changes.iter().map(|(before, after)| Change { table: 7, before: side(before), after: side(after) }).collect()
+        changes
+            .iter()
+            .map(|(before, after)| Change { table: 7, before: side(before), after: side(after) })
+            .collect()
     }
 
     fn check(has_key: bool, given: &[(&str, &str)], expected: &[(&str, &str)]) {
@@ -172,20 +191,30 @@ pub(super) mod tests {
             if reversed {
                 given.reverse();
             }
-            let net = net(&given, &places).expect("they fit together").remove(&7).expect("the table");
-            let rows = net.rows.values().filter(|row| row.before != row.after).map(|row| (text(&row.before), text(&row.after)));
+            let net =
+                net(&given, &places).expect("they fit together").remove(&7).expect("the table");
+            let rows = net
+                .rows
+                .values()
+                .filter(|row| row.before != row.after)
+                .map(|row| (text(&row.before), text(&row.after)));
             let removed = net.removed.iter().map(|(_, row)| (row.text.clone(), String::new()));
             let added = net.added.iter().map(|(_, row)| (String::new(), row.text.clone()));
             let mut found: Vec<_> = rows.chain(removed).chain(added).collect();
             found.sort();
-            let expected: Vec<_> = expected.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
+            let expected: Vec<_> =
+                expected.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
             assert_eq!(found, expected);
         }
     }
 
     #[test]
     fn steps_of_a_row_are_linked_whatever_their_order() {
-        check(true, &[("(1,0)", "(1,1)"), ("(1,1)", "(1,2)"), ("(1,2)", "(1,5)")], &[("(1,0)", "(1,5)")]);
+        check(
+            true,
+            &[("(1,0)", "(1,1)"), ("(1,1)", "(1,2)"), ("(1,2)", "(1,5)")],
+            &[("(1,0)", "(1,5)")],
+        );
         check(true, &[("", "(1,0)"), ("(1,0)", "(1,1)")], &[("", "(1,1)")]);
         check(true, &[("", "(1,0)"), ("(1,0)", "")], &[]);
         check(true, &[("(1,0)", ""), ("", "(1,0)")], &[]);
@@ -194,7 +223,11 @@ pub(super) mod tests {
 
     #[test]
     fn keys_that_move_up_are_rows_that_end_elsewhere() {
-        check(true, &[("(1,a)", "(2,a)"), ("(2,b)", "(3,b)")], &[("", "(3,b)"), ("(1,a)", ""), ("(2,b)", "(2,a)")]);
+        check(
+            true,
+            &[("(1,a)", "(2,a)"), ("(2,b)", "(3,b)")],
+            &[("", "(3,b)"), ("(1,a)", ""), ("(2,b)", "(2,a)")],
+        );
     }
 
     #[test]
@@ -206,9 +239,16 @@ pub(super) mod tests {
     #[test]
     fn what_does_not_fit_together_is_not_guessed_at() {
         let places = places(&["id", "n"], &[0]);
-        for broken in [&[("(1,0)", "(1,1)"), ("(1,7)", "(1,2)")][..], &[("(1)", "(1)")], &[("", "")], &[("1,0", "")]] {
+        for broken in [
+            &[("(1,0)", "(1,1)"), ("(1,7)", "(1,2)")][..],
+            &[("(1)", "(1)")],
+            &[("", "")],
+            &[("1,0", "")],
+        ] {
             assert!(net(&changes(broken), &places).is_none(), "{broken:?}");
         }
-        assert!(net(&[Change { table: 8, before: None, after: Some("(1)".into()) }], &places).is_none());
+        assert!(
+            net(&[Change { table: 8, before: None, after: Some("(1)".into()) }], &places).is_none()
+        );
     }
 }

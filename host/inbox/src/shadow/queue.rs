@@ -45,7 +45,13 @@ impl std::fmt::Debug for Sampled {
 }
 
 impl Sampled {
-    pub(crate) fn new(shadow: &Arc<Shadow>, message: &Message, generation: i64, result: Option<String>, trace: Trace) -> Self {
+    pub(crate) fn new(
+        shadow: &Arc<Shadow>,
+        message: &Message,
+        generation: i64,
+        result: Option<String>,
+        trace: Trace,
+    ) -> Self {
         Self { shadow: shadow.clone(), message: message.clone(), generation, result, trace }
     }
 
@@ -97,10 +103,16 @@ impl Queue {
             tally: Tally::default(),
             bytes: AtomicUsize::new(0),
         };
-        Self { shared: Arc::new(shared), sender: OnceLock::new(), task: Mutex::default(), stop: CancellationToken::new() }
+        Self {
+            shared: Arc::new(shared),
+            sender: OnceLock::new(),
+            task: Mutex::default(),
+            stop: CancellationToken::new(),
+        }
     }
 
-    /// Offer a message whose transaction has committed. Never waits: what there is no room for is counted.
+    /// Offer a message whose transaction has committed. Never waits: what there is no room for is
+    /// counted.
     pub(crate) fn offer(&self, sampled: Sampled) {
         // There from the first message on: it also writes the sums.
         let (shared, sender) = (&self.shared, self.sender());
@@ -112,7 +124,10 @@ impl Queue {
             shared.bytes.fetch_sub(bytes, Ordering::Relaxed);
             return shared.skip(&sampled, "queue_full");
         }
-        if let Err(mpsc::error::TrySendError::Full(sampled) | mpsc::error::TrySendError::Closed(sampled)) = sender.try_send(sampled) {
+        if let Err(
+            mpsc::error::TrySendError::Full(sampled) | mpsc::error::TrySendError::Closed(sampled),
+        ) = sender.try_send(sampled)
+        {
             shared.bytes.fetch_sub(bytes, Ordering::Relaxed);
             shared.skip(&sampled, "queue_full");
         }
@@ -158,12 +173,18 @@ impl Shared {
         metrics::counter!("oncebox_shadow_messages_total", "tenant" => self.tenant.clone(), "consumer" => self.consumer.clone(),
             "verdict" => name)
         .increment(1);
-        self.tally.add(sampled.shadow.deployment_id, &sampled.message.id, verdict, self.payload != PayloadPolicy::None);
+        self.tally.add(
+            sampled.shadow.deployment_id,
+            &sampled.message.id,
+            verdict,
+            self.payload != PayloadPolicy::None,
+        );
     }
 
     async fn write(&self) {
         if let Err(error) = self.tally.write(self.sessions.admin()).await {
-            tracing::warn!(tenant = self.tenant, consumer = self.consumer, %error, "failed to write what a shadow found; it is tried again");
+            tracing::warn!(tenant = self.tenant, consumer = self.consumer, %error, "failed to \
+                write what a shadow found; it is tried again");
         }
     }
 }

@@ -6,8 +6,8 @@ use sqlx::types::chrono::{DateTime, Utc};
 use super::tally;
 use crate::{admin::Admin, error::InboxError};
 
-/// Sums and the newest differences of one shadow. Every message that was sampled and completed is one of
-/// `same`, `differ`, `failed` and `skipped`.
+/// Sums and the newest differences of one shadow. Every message that was sampled and completed is
+/// one of `same`, `differ`, `failed` and `skipped`.
 #[derive(Debug, Clone, Default, serde::Serialize)]
 pub struct ShadowReport {
     /// The deployment.
@@ -22,8 +22,8 @@ pub struct ShadowReport {
     pub failed: i64,
     /// Not compared.
     pub skipped: Vec<ShadowSkipped>,
-    /// Tables of the tenant without the trigger that captures their changes, while the shadow is live: no message is
-    /// compared until there is none.
+    /// Tables of the tenant without the trigger that captures their changes, while the shadow is
+    /// live: no message is compared until there is none.
     pub uncaptured_tables: Vec<String>,
     /// Wall clock of the live version, of the messages that were compared, microseconds.
     pub live_us: i64,
@@ -67,8 +67,8 @@ pub struct ShadowSum {
     pub messages: i64,
 }
 
-/// One difference in one message. Values are as PostgreSQL writes them, cut after a kibibyte, and absent
-/// where the consumer's policy keeps no payloads.
+/// One difference in one message. Values are as PostgreSQL writes them, cut after a kibibyte, and
+/// absent where the consumer's policy keeps no payloads.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, sqlx::FromRow)]
 pub struct ShadowDifference {
     /// When it was written.
@@ -109,31 +109,51 @@ struct Total {
 impl Admin {
     /// What a shadow has found so far; nothing, where it has found nothing yet.
     pub async fn shadow_report(&self, deployment_id: i64) -> Result<ShadowReport, InboxError> {
-        const ROLE: &str = "SELECT d.role, c.tenant_id, d.ended_at IS NULL FROM oncebox.deployment d JOIN oncebox.consumer c USING (consumer_id) WHERE d.deployment_id = $1";
-        let found: Option<(String, i32, bool)> = sqlx::query_as(ROLE).bind(deployment_id).fetch_optional(&self.pool).await?;
+        const ROLE: &str = "SELECT d.role, c.tenant_id, d.ended_at IS NULL FROM oncebox.deployment \
+            d JOIN oncebox.consumer c USING (consumer_id) WHERE d.deployment_id = $1";
+        let found: Option<(String, i32, bool)> =
+            sqlx::query_as(ROLE).bind(deployment_id).fetch_optional(&self.pool).await?;
         match found.as_ref().map(|(role, ..)| role.as_str()) {
-            None => return Err(InboxError::NotFound(format!("there is no deployment {deployment_id}"))),
+            None => {
+                return Err(InboxError::NotFound(format!(
+                    "there is no deployment {deployment_id}"
+                )));
+            }
             Some("shadow") => {}
             Some(role) => {
                 return Err(InboxError::Invalid(format!(
-                    "deployment {deployment_id} is no shadow but `{role}`; only a shadow has differences"
+                    "deployment {deployment_id} is no shadow but `{role}`; only a shadow has \
+                        differences"
                 )));
             }
         }
         // What it found speaks of the tenant's rows, and is kept beside them.
         const TENANT: &str = "SELECT * FROM oncebox.tenant WHERE tenant_id = $1";
-        let tenant = sqlx::query_as(TENANT).bind(found.as_ref().map(|(_, tenant_id, _)| *tenant_id)).fetch_one(&self.pool).await?;
+        let tenant = sqlx::query_as(TENANT)
+            .bind(found.as_ref().map(|(_, tenant_id, _)| *tenant_id))
+            .fetch_one(&self.pool)
+            .await?;
         let is_live = found.is_some_and(|(.., is_live)| is_live);
-        let uncaptured_tables = if is_live { self.uncaptured_tables(&tenant).await? } else { Vec::new() };
+        let uncaptured_tables =
+            if is_live { self.uncaptured_tables(&tenant).await? } else { Vec::new() };
         let pool = &self.place(&tenant)?.pool;
         let total: Option<Total> =
-            sqlx::query_as("SELECT * FROM oncebox.shadow_total WHERE deployment_id = $1").bind(deployment_id).fetch_optional(pool).await?;
+            sqlx::query_as("SELECT * FROM oncebox.shadow_total WHERE deployment_id = $1")
+                .bind(deployment_id)
+                .fetch_optional(pool)
+                .await?;
         let Some(total) = total else {
-            return Ok(ShadowReport { deployment_id, uncaptured_tables, ..ShadowReport::default() });
+            return Ok(ShadowReport {
+                deployment_id,
+                uncaptured_tables,
+                ..ShadowReport::default()
+            });
         };
-        const SUMS: &str = "SELECT \"table\", change, \"column\", messages FROM oncebox.shadow_sum WHERE deployment_id = $1 \
+        const SUMS: &str = "SELECT \"table\", change, \"column\", messages FROM oncebox.shadow_sum \
+            WHERE deployment_id = $1 \
             ORDER BY messages DESC, \"table\", change, \"column\"";
-        const NEWEST: &str = "SELECT at, message_id, \"table\", change, \"column\", row_key, before, live, candidate \
+        const NEWEST: &str = "SELECT at, message_id, \"table\", change, \"column\", row_key, \
+            before, live, candidate \
             FROM oncebox.shadow_difference WHERE deployment_id = $1 ORDER BY difference_id DESC";
         Ok(ShadowReport {
             deployment_id,

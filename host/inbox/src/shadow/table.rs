@@ -37,7 +37,8 @@ pub(super) struct Column {
     pub(super) refers_to: Option<(i64, String)>,
 }
 
-/// Where rows really are: a table or one of its partitions, whose columns may stand in another order.
+/// Where rows really are: a table or one of its partitions, whose columns may stand in another
+/// order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) table: Arc<Table>,
@@ -50,24 +51,32 @@ pub(super) struct Place {
 /// Places by oid.
 pub(super) type Places = BTreeMap<i64, Place>;
 
-const PLACES: &str = "SELECT c.oid::int8 AS place, coalesce(pg_partition_root(c.oid)::oid, c.oid)::int8 AS \"table\", \
+const PLACES: &str = "SELECT c.oid::int8 AS place, coalesce(pg_partition_root(c.oid)::oid, \
+    c.oid)::int8 AS \"table\", \
     format('%I.%I', n.nspname, c.relname) AS sql, \
-    ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped \
+    ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND \
+    a.attnum > 0 AND NOT a.attisdropped \
         ORDER BY a.attnum) AS columns \
-    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY($1)";
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE \
+    c.oid = ANY($1)";
 
-const COLUMNS: &str = "SELECT c.oid::int8 AS \"table\", c.relname::text AS table_name, format('%I.%I', n.nspname, c.relname) AS sql, \
-    a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS \"type\", a.attidentity <> '' AS is_identity, \
+const COLUMNS: &str = "SELECT c.oid::int8 AS \"table\", c.relname::text AS table_name, \
+    format('%I.%I', n.nspname, c.relname) AS sql, \
+    a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS \"type\", a.attidentity <> '' \
+    AS is_identity, \
     a.attidentity = 'a' AS is_always, a.attgenerated <> '' AS is_generated, \
     CASE WHEN a.attgenerated = '' THEN pg_get_expr(d.adbin, d.adrelid) END AS \"default\", \
-    array_position(i.indkey::int2[], a.attnum) AS key_position, f.confrelid::int8 AS refers_to_table, f.attname AS refers_to_column \
-    FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+    array_position(i.indkey::int2[], a.attnum) AS key_position, f.confrelid::int8 AS \
+    refers_to_table, f.attname AS refers_to_column \
+    FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid JOIN \
+    pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
     LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum \
     LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary \
     LEFT JOIN LATERAL (SELECT k.confrelid, t.attname::text FROM pg_catalog.pg_constraint k \
         CROSS JOIN LATERAL unnest(k.conkey, k.confkey) AS u(from_attnum, to_attnum) \
         JOIN pg_catalog.pg_attribute t ON t.attrelid = k.confrelid AND t.attnum = u.to_attnum \
-        WHERE k.contype = 'f' AND k.conrelid = a.attrelid AND u.from_attnum = a.attnum ORDER BY k.oid LIMIT 1) f ON true \
+        WHERE k.contype = 'f' AND k.conrelid = a.attrelid AND u.from_attnum = a.attnum ORDER BY \
+        k.oid LIMIT 1) f ON true \
     WHERE c.oid = ANY($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY c.oid, a.attnum";
 
 #[derive(FromRow)]
@@ -95,9 +104,13 @@ struct ColumnRow {
 }
 
 /// Read the places of these oids; what is gone by now is not in the answer.
-pub(super) async fn read(tx: &Tx, oids: impl IntoIterator<Item = i64>) -> Result<Places, InboxError> {
+pub(super) async fn read(
+    tx: &Tx,
+    oids: impl IntoIterator<Item = i64>,
+) -> Result<Places, InboxError> {
     let places: Vec<PlaceRow> = fetch(tx, PLACES, oids).await?;
-    let columns: Vec<ColumnRow> = fetch(tx, COLUMNS, places.iter().map(|place| place.table)).await?;
+    let columns: Vec<ColumnRow> =
+        fetch(tx, COLUMNS, places.iter().map(|place| place.table)).await?;
     let mut tables: BTreeMap<i64, (Table, Vec<(i32, usize)>)> = BTreeMap::new();
     for row in columns {
         let (table, key) = tables.entry(row.table).or_default();
@@ -105,12 +118,16 @@ pub(super) async fn read(tx: &Tx, oids: impl IntoIterator<Item = i64>) -> Result
         (table.oid, table.name, table.sql) = (row.table, row.table_name.clone(), row.sql.clone());
         table.columns.push(row.column());
     }
-    let tables: BTreeMap<i64, Arc<Table>> = tables.into_iter().map(|(oid, (table, key))| (oid, Arc::new(with_key(table, key)))).collect();
+    let tables: BTreeMap<i64, Arc<Table>> = tables
+        .into_iter()
+        .map(|(oid, (table, key))| (oid, Arc::new(with_key(table, key))))
+        .collect();
     let place = |row: PlaceRow| {
         let table = tables.get(&row.table)?.clone();
         let position = |column: &Column| row.columns.iter().position(|name| *name == column.name);
         let order = table.columns.iter().map(position).collect::<Option<Vec<_>>>()?;
-        (order.len() == row.columns.len()).then_some((row.place, Place { table, sql: row.sql, order }))
+        (order.len() == row.columns.len())
+            .then_some((row.place, Place { table, sql: row.sql, order }))
     };
     Ok(places.into_iter().filter_map(place).collect())
 }
@@ -126,7 +143,8 @@ async fn fetch<T: for<'r> FromRow<'r, sqlx::postgres::PgRow> + Send + Unpin>(
     sql: &'static str,
     oids: impl IntoIterator<Item = i64>,
 ) -> Result<Vec<T>, InboxError> {
-    let oids: Vec<_> = oids.into_iter().filter_map(|oid| u32::try_from(oid).ok()).map(Oid).collect();
+    let oids: Vec<_> =
+        oids.into_iter().filter_map(|oid| u32::try_from(oid).ok()).map(Oid).collect();
     let mut statement = tx.statement().await;
     let rows = bounded(sqlx::query_as(sql).bind(oids).fetch_all(statement.connection())).await;
     statement.finish(rows.as_ref().err());
@@ -136,7 +154,10 @@ async fn fetch<T: for<'r> FromRow<'r, sqlx::postgres::PgRow> + Send + Unpin>(
 impl ColumnRow {
     fn column(self) -> Column {
         let counts = ["nextval(", "gen_random_uuid(", "uuid_generate_", "random("];
-        let is_counted = self.is_identity || self.default.is_some_and(|default| counts.iter().any(|count| default.contains(count)));
+        let is_counted = self.is_identity
+            || self
+                .default
+                .is_some_and(|default| counts.iter().any(|count| default.contains(count)));
         Column {
             name: self.name,
             r#type: self.r#type,

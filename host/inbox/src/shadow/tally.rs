@@ -67,7 +67,13 @@ struct Sums {
 
 impl Tally {
     /// Add one trial. `with_values`: whether values of the tenant's tables may be kept.
-    pub(super) fn add(&self, deployment_id: i64, message_id: &str, verdict: Verdict, with_values: bool) {
+    pub(super) fn add(
+        &self,
+        deployment_id: i64,
+        message_id: &str,
+        verdict: Verdict,
+        with_values: bool,
+    ) {
         let mut open = self.open();
         let sums = open.entry(deployment_id).or_default();
         match verdict {
@@ -113,14 +119,20 @@ impl Sums {
     }
 
     fn keep(&mut self, message_id: &str, differences: Vec<Difference>, with_values: bool) {
-        let mut ways: Vec<_> = differences.iter().map(|d| (d.table.clone(), d.change, d.column.clone())).collect();
+        let mut ways: Vec<_> =
+            differences.iter().map(|d| (d.table.clone(), d.change, d.column.clone())).collect();
         ways.sort();
         ways.dedup();
         for way in ways {
             *self.ways.entry(way).or_default() += 1;
         }
-        let cut = |difference: Difference| if with_values { difference.cut() } else { difference.without_values() };
-        let differences = differences.into_iter().take(OF_MESSAGE_MAX).map(|difference| (message_id.to_owned(), cut(difference)));
+        let cut = |difference: Difference| {
+            if with_values { difference.cut() } else { difference.without_values() }
+        };
+        let differences = differences
+            .into_iter()
+            .take(OF_MESSAGE_MAX)
+            .map(|difference| (message_id.to_owned(), cut(difference)));
         self.kept.extend(differences);
         let over = self.kept.len().saturating_sub(DIFFERENCES_MAX as usize);
         self.kept.drain(..over);
@@ -151,15 +163,21 @@ impl Sums {
     }
 
     async fn write(&self, pool: &PgPool, deployment_id: i64) -> Result<(), InboxError> {
-        const TOTAL: &str = "INSERT INTO oncebox.shadow_total AS t (deployment_id, messages, same, differ, failed, skipped, \
-                live_us, candidate_us, live_statements, candidate_statements) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) \
-            ON CONFLICT (deployment_id) DO UPDATE SET messages = t.messages + excluded.messages, same = t.same + excluded.same, \
+        const TOTAL: &str = "INSERT INTO oncebox.shadow_total AS t (deployment_id, messages, same, \
+            differ, failed, skipped, \
+                live_us, candidate_us, live_statements, candidate_statements) VALUES ($1, $2, $3, \
+                $4, $5, $6, $7, $8, $9, $10) \
+            ON CONFLICT (deployment_id) DO UPDATE SET messages = t.messages + excluded.messages, \
+            same = t.same + excluded.same, \
                 differ = t.differ + excluded.differ, failed = t.failed + excluded.failed, \
-                skipped = (SELECT coalesce(jsonb_object_agg(k, coalesce((t.skipped->>k)::bigint, 0) + coalesce((excluded.skipped->>k)::bigint, 0)), '{}') \
+                skipped = (SELECT coalesce(jsonb_object_agg(k, coalesce((t.skipped->>k)::bigint, \
+                0) + coalesce((excluded.skipped->>k)::bigint, 0)), '{}') \
                     FROM jsonb_object_keys(t.skipped || excluded.skipped) AS k), \
-                live_us = t.live_us + excluded.live_us, candidate_us = t.candidate_us + excluded.candidate_us, \
+                live_us = t.live_us + excluded.live_us, candidate_us = t.candidate_us + \
+                excluded.candidate_us, \
                 live_statements = t.live_statements + excluded.live_statements, \
-                candidate_statements = t.candidate_statements + excluded.candidate_statements, last_at = now()";
+                candidate_statements = t.candidate_statements + excluded.candidate_statements, \
+                last_at = now()";
         let mut tx = pool.begin().await?;
         sqlx::query(TOTAL)
             .bind(deployment_id)
@@ -179,14 +197,22 @@ impl Sums {
         Ok(tx.commit().await?)
     }
 
-    async fn write_ways(&self, connection: &mut sqlx::PgConnection, deployment_id: i64) -> Result<(), InboxError> {
+    async fn write_ways(
+        &self,
+        connection: &mut sqlx::PgConnection,
+        deployment_id: i64,
+    ) -> Result<(), InboxError> {
         // The row of totals is locked, so nobody else adds ways of this shadow at the same time.
-        const WAYS: &str = "INSERT INTO oncebox.shadow_sum AS s (deployment_id, \"table\", change, \"column\", messages) \
-            SELECT $1, u.* FROM unnest($2::text[], $3::text[], $4::text[], $5::bigint[]) AS u(\"table\", change, \"column\", messages) \
+        const WAYS: &str = "INSERT INTO oncebox.shadow_sum AS s (deployment_id, \"table\", change, \
+            \"column\", messages) \
+            SELECT $1, u.* FROM unnest($2::text[], $3::text[], $4::text[], $5::bigint[]) AS \
+            u(\"table\", change, \"column\", messages) \
             WHERE (SELECT count(*) FROM oncebox.shadow_sum k WHERE k.deployment_id = $1) < $6 \
                 OR EXISTS (SELECT FROM oncebox.shadow_sum k WHERE k.deployment_id = $1 \
-                    AND (k.\"table\", k.change, k.\"column\") = (u.\"table\", u.change, u.\"column\")) \
-            ON CONFLICT ON CONSTRAINT shadow_sum_pkey DO UPDATE SET messages = s.messages + excluded.messages";
+                    AND (k.\"table\", k.change, k.\"column\") = (u.\"table\", u.change, \
+                    u.\"column\")) \
+            ON CONFLICT ON CONSTRAINT shadow_sum_pkey DO UPDATE SET messages = s.messages + \
+            excluded.messages";
         if self.ways.is_empty() {
             return Ok(());
         }
@@ -203,12 +229,20 @@ impl Sums {
         Ok(())
     }
 
-    async fn write_kept(&self, connection: &mut sqlx::PgConnection, deployment_id: i64) -> Result<(), InboxError> {
+    async fn write_kept(
+        &self,
+        connection: &mut sqlx::PgConnection,
+        deployment_id: i64,
+    ) -> Result<(), InboxError> {
         const KEEP: &str = "INSERT INTO oncebox.shadow_difference \
-                (deployment_id, message_id, \"table\", change, \"column\", row_key, before, live, candidate) \
-            SELECT $1, u.* FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[]) AS u";
-        const PRUNE: &str = "DELETE FROM oncebox.shadow_difference WHERE deployment_id = $1 AND difference_id <= \
-            (SELECT difference_id FROM oncebox.shadow_difference WHERE deployment_id = $1 ORDER BY difference_id DESC OFFSET $2 LIMIT 1)";
+                (deployment_id, message_id, \"table\", change, \"column\", row_key, before, live, \
+                candidate) \
+            SELECT $1, u.* FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], \
+            $7::text[], $8::text[], $9::text[]) AS u";
+        const PRUNE: &str = "DELETE FROM oncebox.shadow_difference WHERE deployment_id = $1 AND \
+            difference_id <= \
+            (SELECT difference_id FROM oncebox.shadow_difference WHERE deployment_id = $1 ORDER BY \
+            difference_id DESC OFFSET $2 LIMIT 1)";
         if self.kept.is_empty() {
             return Ok(());
         }
@@ -233,7 +267,10 @@ impl Sums {
 impl Difference {
     /// Values of a bearable length.
     fn cut(mut self) -> Self {
-        for value in [&mut self.key, &mut self.before, &mut self.live, &mut self.candidate].into_iter().flatten() {
+        for value in [&mut self.key, &mut self.before, &mut self.live, &mut self.candidate]
+            .into_iter()
+            .flatten()
+        {
             let mut end = value.len().min(VALUE_BYTES);
             while !value.is_char_boundary(end) {
                 end -= 1;
@@ -275,7 +312,11 @@ pub(super) const REASONS: &[(&str, &str)] = &[
 
 /// What is known of the reasons, for people.
 pub(super) fn reasons(counts: &Value) -> Vec<(String, i64, &'static str)> {
-    let known = |name: &str| REASONS.iter().find(|(reason, _)| *reason == name).map_or("", |(_, meaning)| *meaning);
+    let known = |name: &str| {
+        REASONS.iter().find(|(reason, _)| *reason == name).map_or("", |(_, meaning)| *meaning)
+    };
     let counts = counts.as_object().into_iter().flatten();
-    counts.map(|(name, count)| (name.clone(), count.as_i64().unwrap_or_default(), known(name))).collect()
+    counts
+        .map(|(name, count)| (name.clone(), count.as_i64().unwrap_or_default(), known(name)))
+        .collect()
 }

@@ -1,4 +1,5 @@
-//! One trial: a transaction that begins where the live run began, runs the candidate and is rolled back.
+//! One trial: a transaction that begins where the live run began, runs the candidate and is rolled
+//! back.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -46,7 +47,8 @@ impl From<InboxError> for Unfit {
 }
 
 impl Shared {
-    /// Try the candidate on a message. Whatever happens, nothing of it remains in the tenant's tables.
+    /// Try the candidate on a message. Whatever happens, nothing of it remains in the tenant's
+    /// tables.
     pub(super) async fn attempt(&self, sampled: &Sampled) -> Verdict {
         let Some(admission) = self.admission() else { return Verdict::Skipped("no_connection") };
         let transaction = match self.sessions.begin_spare(&admission).await {
@@ -70,7 +72,8 @@ impl Shared {
             Err(Unfit::Skipped(reason)) => Verdict::Skipped(reason),
             Err(Unfit::Failed(failure)) => Verdict::Failed(failed(&failure)),
             Err(Unfit::Host(error)) => {
-                tracing::debug!(message_id = sampled.message.id, %error, "a trial of a shadow came to nothing");
+                tracing::debug!(message_id = sampled.message.id, %error, "a trial of a shadow came \
+                    to nothing");
                 Verdict::Skipped(reason(&error))
             }
         }
@@ -78,12 +81,22 @@ impl Shared {
 
     /// Leave to run a trial, where nobody waits for what it takes.
     fn admission(&self) -> Option<Admission> {
-        let ask =
-            Ask { tenant_id: self.sessions.tenant_id, consumer_id: self.consumer_id, class: Class::Fair, memory: self.memory, messages: 0 };
+        let ask = Ask {
+            tenant_id: self.sessions.tenant_id,
+            consumer_id: self.consumer_id,
+            class: Class::Fair,
+            memory: self.memory,
+            messages: 0,
+        };
         self.sessions.scheduler().admit_spare(ask)
     }
 
-    async fn steps(&self, transaction: &Transaction<'_>, sampled: &Sampled, ends_at: Instant) -> Result<Verdict, Unfit> {
+    async fn steps(
+        &self,
+        transaction: &Transaction<'_>,
+        sampled: &Sampled,
+        ends_at: Instant,
+    ) -> Result<Verdict, Unfit> {
         let tx = transaction.tx();
         if !hooks::sabotage("shadow_commits") {
             self.forbid_commit(transaction, sampled.generation).await?;
@@ -93,17 +106,28 @@ impl Shared {
         let result = self.run(tx, sampled, ends_at).await?;
         let trace = watch.end(transaction).await?;
         check_deferred(tx).await?;
-        let candidate = trace.changes.as_ref().map_err(|reason| Unfit::Skipped(of_candidate(reason)))?;
+        let candidate =
+            trace.changes.as_ref().map_err(|reason| Unfit::Skipped(of_candidate(reason)))?;
         compare(tx, sampled, &live, (candidate, &trace), result).await
     }
 
     /// A guard that nothing ever takes away, so that the database itself refuses to commit.
-    async fn forbid_commit(&self, transaction: &Transaction<'_>, generation: i64) -> Result<(), InboxError> {
-        let claimant = Claimant { consumer_id: self.consumer_id, generation, payload: PayloadPolicy::None };
+    async fn forbid_commit(
+        &self,
+        transaction: &Transaction<'_>,
+        generation: i64,
+    ) -> Result<(), InboxError> {
+        let claimant =
+            Claimant { consumer_id: self.consumer_id, generation, payload: PayloadPolicy::None };
         claim(transaction, claimant, &[], As::Completed).await.map(drop)
     }
 
-    async fn run(&self, tx: &Tx, sampled: &Sampled, ends_at: Instant) -> Result<Option<String>, Unfit> {
+    async fn run(
+        &self,
+        tx: &Tx,
+        sampled: &Sampled,
+        ends_at: Instant,
+    ) -> Result<Option<String>, Unfit> {
         let job = Job {
             tenant: &self.tenant,
             consumer: &self.consumer,
@@ -124,16 +148,19 @@ impl Shared {
         }
     }
 
-    /// Comes to an end when someone waits for this backend, or for a connection, or when that is not known.
+    /// Comes to an end when someone waits for this backend, or for a connection, or when that is
+    /// not known.
     async fn in_the_way(&self, backend: i32) -> &'static str {
         const WAITED_FOR: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity a \
-            WHERE a.wait_event_type = 'Lock' AND a.pid <> $1 AND $1 = ANY (pg_blocking_pids(a.pid)))";
+            WHERE a.wait_event_type = 'Lock' AND a.pid <> $1 AND $1 = ANY \
+            (pg_blocking_pids(a.pid)))";
         loop {
             sleep(LOOK).await;
             if self.sessions.is_short() {
                 return "no_connection";
             }
-            let look = sqlx::query_scalar(WAITED_FOR).bind(backend).fetch_one(self.sessions.admin());
+            let look =
+                sqlx::query_scalar(WAITED_FOR).bind(backend).fetch_one(self.sessions.admin());
             match timeout(LOOK_MAX, look).await {
                 Ok(Ok(false)) => {}
                 Ok(Ok(true)) => return "stood_in_the_way",
@@ -143,8 +170,8 @@ impl Shared {
     }
 }
 
-/// Back to the rows that the live run saw; what it made of them is the answer. The undoing is captured like
-/// a run, so that it is known to have changed these rows back, and no others.
+/// Back to the rows that the live run saw; what it made of them is the answer. The undoing is
+/// captured like a run, so that it is known to have changed these rows back, and no others.
 async fn restore(transaction: &Transaction<'_>, sampled: &Sampled) -> Result<Net, Unfit> {
     let tx = transaction.tx();
     let changes = sampled.trace.changes.as_ref().map_err(|reason| Unfit::Skipped(reason))?;
@@ -152,17 +179,28 @@ async fn restore(transaction: &Transaction<'_>, sampled: &Sampled) -> Result<Net
     let live = net::net(changes, &places).ok_or(Unfit::Skipped("not_captured"))?;
     let watch = capture::begin(tx).await?;
     if let Err(error) = undo::undo(tx, &live, &places).await {
-        return Err(if is_busy(&error) || refused(&error).is_none() { Unfit::Host(error) } else { Unfit::Skipped("moved_on") });
+        return Err(if is_busy(&error) || refused(&error).is_none() {
+            Unfit::Host(error)
+        } else {
+            Unfit::Skipped("moved_on")
+        });
     }
     let undone = watch.end(transaction).await?;
-    let undone = net_of(tx, undone.changes.as_ref().map_err(|_| Unfit::Skipped("moved_on"))?, places).await?;
+    let undone =
+        net_of(tx, undone.changes.as_ref().map_err(|_| Unfit::Skipped("moved_on"))?, places)
+            .await?;
     let undone = undone.ok_or(Unfit::Skipped("moved_on"))?.1;
     if undo::is_exact(&live, &undone) { Ok(live) } else { Err(Unfit::Skipped("moved_on")) }
 }
 
 /// What changes come to, with the tables that they are about, some of which may be known.
-async fn net_of(tx: &Tx, changes: &[Change], mut places: Places) -> Result<Option<(Places, Net)>, InboxError> {
-    let unknown: Vec<_> = changes.iter().map(|change| change.table).filter(|oid| !places.contains_key(oid)).collect();
+async fn net_of(
+    tx: &Tx,
+    changes: &[Change],
+    mut places: Places,
+) -> Result<Option<(Places, Net)>, InboxError> {
+    let unknown: Vec<_> =
+        changes.iter().map(|change| change.table).filter(|oid| !places.contains_key(oid)).collect();
     if !unknown.is_empty() {
         let found = table::read(tx, unknown).await?;
         // One table may now be described by two values that are equal.
@@ -181,9 +219,13 @@ async fn compare(
     if let Some(text) = &result
         && serde_json::from_str::<serde::de::IgnoredAny>(text).is_err()
     {
-        return Ok(Verdict::Failed(failed(&Failure::new(FailureKind::BadResult, "the result is not JSON"))));
+        return Ok(Verdict::Failed(failed(&Failure::new(
+            FailureKind::BadResult,
+            "the result is not JSON",
+        ))));
     }
-    let (_, candidate) = net_of(tx, changes, BTreeMap::new()).await?.ok_or(Unfit::Skipped("not_captured"))?;
+    let (_, candidate) =
+        net_of(tx, changes, BTreeMap::new()).await?.ok_or(Unfit::Skipped("not_captured"))?;
     let mut differences = compare::effects((live, sampled.trace.clock), (&candidate, trace.clock));
     differences.extend(compare::outcome(sampled.result.as_deref(), result.as_deref()));
     let cost = Cost {
@@ -192,17 +234,25 @@ async fn compare(
         live_statements: sampled.trace.statements,
         candidate_statements: trace.statements,
     };
-    Ok(if differences.is_empty() { Verdict::Same(cost) } else { Verdict::Differ(cost, differences) })
+    Ok(if differences.is_empty() {
+        Verdict::Same(cost)
+    } else {
+        Verdict::Differ(cost, differences)
+    })
 }
 
-/// Check the tenant's deferred constraints, by name: all of them at once would include the guard. Their
-/// failure is the candidate's, as at a commit.
+/// Check the tenant's deferred constraints, by name: all of them at once would include the guard.
+/// Their failure is the candidate's, as at a commit.
 async fn check_deferred(tx: &Tx) -> Result<(), Unfit> {
-    const DEFERRABLE: &str = "SELECT string_agg(format('%I.%I', n.nspname, k.conname), ', ') FROM pg_catalog.pg_constraint k \
+    const DEFERRABLE: &str = "SELECT string_agg(format('%I.%I', n.nspname, k.conname), ', ') FROM \
+        pg_catalog.pg_constraint k \
         JOIN pg_catalog.pg_namespace n ON n.oid = k.connamespace \
         WHERE n.nspname = current_schema() AND k.condeferrable AND k.conparentid = 0";
     let mut statement = tx.statement().await;
-    let names = bounded(sqlx::query_scalar::<_, Option<String>>(DEFERRABLE).fetch_one(statement.connection())).await;
+    let names = bounded(
+        sqlx::query_scalar::<_, Option<String>>(DEFERRABLE).fetch_one(statement.connection()),
+    )
+    .await;
     statement.finish(names.as_ref().err());
     let Some(names) = names.map_err(InboxError::from)? else { return Ok(()) };
     let mut statement = tx.statement().await;
@@ -212,7 +262,10 @@ async fn check_deferred(tx: &Tx) -> Result<(), Unfit> {
     match checked.map_err(InboxError::from) {
         Ok(_) => Ok(()),
         Err(error) => Err(match refused(&error) {
-            Some(answer) if !is_busy(&error) => Unfit::Failed(Failure::new(FailureKind::Sql { sqlstate: answer.sqlstate }, answer.message)),
+            Some(answer) if !is_busy(&error) => Unfit::Failed(Failure::new(
+                FailureKind::Sql { sqlstate: answer.sqlstate },
+                answer.message,
+            )),
             _ => Unfit::Host(error),
         }),
     }

@@ -1,5 +1,5 @@
-//! Back to the rows that the live run saw: every row that it changed becomes what it was before, whatever
-//! later messages have made of it since.
+//! Back to the rows that the live run saw: every row that it changed becomes what it was before,
+//! whatever later messages have made of it since.
 
 use std::collections::BTreeMap;
 
@@ -31,12 +31,16 @@ pub(super) async fn undo(tx: &Tx, net: &Net, places: &Places) -> Result<(), Inbo
     let mut steps = Vec::new();
     for NetTable { table, rows, removed, added } in net.values() {
         let changed = rows.iter().filter(|(_, row)| row.before != row.after);
-        steps.extend(changed.map(|(key, row)| (row.last, Step::To { table, key: key.clone(), row: row.before.as_ref() })));
+        steps.extend(changed.map(|(key, row)| {
+            (row.last, Step::To { table, key: key.clone(), row: row.before.as_ref() })
+        }));
         steps.extend(added.iter().map(|(at, row)| (*at, Step::Remove(table, row))));
         steps.extend(removed.iter().map(|(at, row)| (*at, Step::Add(table, row))));
     }
     // Of a key that moved, the new row goes before the old one comes back.
-    steps.sort_by_key(|(at, step)| (std::cmp::Reverse(*at), matches!(step, Step::To { row: Some(_), .. } | Step::Add(..))));
+    steps.sort_by_key(|(at, step)| {
+        (std::cmp::Reverse(*at), matches!(step, Step::To { row: Some(_), .. } | Step::Add(..)))
+    });
     let steps: Vec<_> = steps.into_iter().map(|(_, step)| step).collect();
     host_statement(tx, "SAVEPOINT undo").await?;
     for step in &steps {
@@ -52,8 +56,8 @@ pub(super) async fn undo(tx: &Tx, net: &Net, places: &Places) -> Result<(), Inbo
     Ok(())
 }
 
-/// What a foreign key does is seen after what made it do so: rows that others refer to may come back too
-/// late. Then each row is tried until it fits.
+/// What a foreign key does is seen after what made it do so: rows that others refer to may come
+/// back too late. Then each row is tried until it fits.
 async fn in_any_order(tx: &Tx, mut open: Vec<Step<'_>>, places: &Places) -> Result<(), InboxError> {
     loop {
         let (mut left, mut trouble) = (Vec::new(), None);
@@ -87,9 +91,13 @@ fn is_in_the_way(error: &InboxError) -> bool {
 impl Step<'_> {
     async fn apply(&self, tx: &Tx, places: &Places) -> Result<(), InboxError> {
         match self {
-            Step::To { table, key, row: None } => {
-                execute(tx, &format!("DELETE FROM {} AS x WHERE {}", table.sql, by_key(table, 1)), key).await.map(drop)
-            }
+            Step::To { table, key, row: None } => execute(
+                tx,
+                &format!("DELETE FROM {} AS x WHERE {}", table.sql, by_key(table, 1)),
+                key,
+            )
+            .await
+            .map(drop),
             Step::To { table, key, row: Some(row) } => restore(tx, table, key, row, places).await,
             Step::Remove(table, row) => remove(tx, table, row, places).await,
             Step::Add(table, row) => insert(tx, table, row, places).await,
@@ -97,15 +105,17 @@ impl Step<'_> {
     }
 }
 
-/// Whether the undoing changed these rows back, and no others: a trigger of the tenant, or a row that came
-/// later and refers to one of these, can make it do more.
+/// Whether the undoing changed these rows back, and no others: a trigger of the tenant, or a row
+/// that came later and refers to one of these, can make it do more.
 pub(super) fn is_exact(live: &Net, undone: &Net) -> bool {
     let no_rows = BTreeMap::new();
     live.iter().all(|(oid, live)| {
         let undone_rows = undone.get(oid).map_or(&no_rows, |undone| &undone.rows);
-        live.rows.iter().filter(|(_, row)| row.before != row.after).all(|(key, row)| match undone_rows.get(key) {
-            Some(undone) => undone.after == row.before,
-            None => row.before.is_none(),
+        live.rows.iter().filter(|(_, row)| row.before != row.after).all(|(key, row)| {
+            match undone_rows.get(key) {
+                Some(undone) => undone.after == row.before,
+                None => row.before.is_none(),
+            }
         })
     }) && undone.iter().all(|(oid, undone)| {
         let Some(live) = live.get(oid) else { return undone.is_empty() };
@@ -113,12 +123,16 @@ pub(super) fn is_exact(live: &Net, undone: &Net) -> bool {
         undone.rows.iter().all(|(key, row)| row.before == row.after || known(key))
             && same_rows(&undone.removed, &live.added)
             && same_rows(&undone.added, &live.removed)
-    }) && live.iter().all(|(oid, live)| live.removed.is_empty() && live.added.is_empty() || undone.contains_key(oid))
+    }) && live.iter().all(|(oid, live)| {
+        live.removed.is_empty() && live.added.is_empty() || undone.contains_key(oid)
+    })
 }
 
 impl NetTable {
     fn is_empty(&self) -> bool {
-        self.rows.values().all(|row| row.before == row.after) && self.removed.is_empty() && self.added.is_empty()
+        self.rows.values().all(|row| row.before == row.after)
+            && self.removed.is_empty()
+            && self.added.is_empty()
     }
 }
 
@@ -132,8 +146,19 @@ fn same_rows(one: &[(usize, Row)], other: &[(usize, Row)]) -> bool {
 }
 
 /// The row as it was, over what has become of it, or anew where it is gone.
-async fn restore(tx: &Tx, table: &Table, key: &Key, row: &Row, places: &Places) -> Result<(), InboxError> {
-    let set: Vec<_> = table.columns.iter().filter(|column| !column.is_generated && !column.is_always).map(|c| quoted(&c.name)).collect();
+async fn restore(
+    tx: &Tx,
+    table: &Table,
+    key: &Key,
+    row: &Row,
+    places: &Places,
+) -> Result<(), InboxError> {
+    let set: Vec<_> = table
+        .columns
+        .iter()
+        .filter(|column| !column.is_generated && !column.is_always)
+        .map(|c| quoted(&c.name))
+        .collect();
     if !set.is_empty() {
         let set: Vec<_> = set.iter().map(|name| format!("{name} = (s.r).{name}")).collect();
         let sql = format!(
@@ -152,10 +177,16 @@ async fn restore(tx: &Tx, table: &Table, key: &Key, row: &Row, places: &Places) 
 }
 
 async fn insert(tx: &Tx, table: &Table, row: &Row, places: &Places) -> Result<(), InboxError> {
-    let names: Vec<_> = table.columns.iter().filter(|column| !column.is_generated).map(|column| quoted(&column.name)).collect();
+    let names: Vec<_> = table
+        .columns
+        .iter()
+        .filter(|column| !column.is_generated)
+        .map(|column| quoted(&column.name))
+        .collect();
     let values: Vec<_> = names.iter().map(|name| format!("(s.r).{name}")).collect();
     let sql = format!(
-        "INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM (SELECT $1::text::{} AS r OFFSET 0) AS s",
+        "INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM (SELECT $1::text::{} AS r \
+            OFFSET 0) AS s",
         table.sql,
         names.join(", "),
         values.join(", "),
@@ -169,7 +200,8 @@ async fn remove(tx: &Tx, table: &Table, row: &Row, places: &Places) -> Result<()
     let place = &places[&row.place].sql;
     let sql = format!(
         "DELETE FROM {} AS x WHERE (x.tableoid, x.ctid) = \
-         (SELECT y.tableoid, y.ctid FROM {place} AS y WHERE y OPERATOR(pg_catalog.*=) $1::text::{place} LIMIT 1)",
+         (SELECT y.tableoid, y.ctid FROM {place} AS y WHERE y OPERATOR(pg_catalog.*=) \
+         $1::text::{place} LIMIT 1)",
         table.sql
     );
     execute(tx, &sql, &vec![Some(row.text.clone())]).await.map(drop)

@@ -1,5 +1,5 @@
-//! Kinds of statements by their leading words: those that belong to a schema, and for all others what to do
-//! instead.
+//! Kinds of statements by their leading words: those that belong to a schema, and for all others
+//! what to do instead.
 
 use crate::{
     problem::Problem,
@@ -7,7 +7,8 @@ use crate::{
 };
 
 /// Statements of data, which every session of the tenant may send as well.
-const DATA: &[&str] = &["select", "insert", "update", "delete", "merge", "values", "table", "with", "truncate"];
+const DATA: &[&str] =
+    &["select", "insert", "update", "delete", "merge", "values", "table", "with", "truncate"];
 
 /// What `CREATE`, `ALTER` and `DROP` take.
 const OBJECTS: &[&str] = &[
@@ -28,8 +29,12 @@ const OBJECTS: &[&str] = &[
 ];
 
 /// What can stand between `CREATE` and the object.
-const ADORNED: &[(&str, &str)] =
-    &[("unique index", "index"), ("recursive view", "view"), ("constraint trigger", "trigger"), ("or replace", "")];
+const ADORNED: &[(&str, &str)] = &[
+    ("unique index", "index"),
+    ("recursive view", "view"),
+    ("constraint trigger", "trigger"),
+    ("or replace", ""),
+];
 
 /// Leading words that are refused, and what to do instead. The first that fits.
 const REFUSED: &[(&str, &str)] = &[
@@ -57,15 +62,25 @@ const REFUSED: &[(&str, &str)] = &[
     ("temporary", "a temporary table is gone when the migration ends"),
     ("local", "a temporary table is gone when the migration ends"),
     ("global", "a temporary table is gone when the migration ends"),
-    ("unlogged", "it is empty after a crash of the server, while the inbox says that its messages are completed; make it logged"),
+    (
+        "unlogged",
+        "it is empty after a crash of the server, while the inbox says that its messages are \
+            completed; make it logged",
+    ),
     ("large object", "large objects belong to no schema; use `bytea`"),
 ];
 
 /// First words that are refused, and what to do instead.
 const REFUSED_FIRST: &[(&str, &str)] = &[
-    ("grant", "the handlers' login gets what it needs on every new table, and nobody else gets anything"),
+    (
+        "grant",
+        "the handlers' login gets what it needs on every new table, and nobody else gets anything",
+    ),
     ("revoke", "the handlers' login needs what it has, and nobody else has anything"),
-    ("begin start commit end rollback abort savepoint release prepare", "every migration is one transaction; leave this out"),
+    (
+        "begin start commit end rollback abort savepoint release prepare",
+        "every migration is one transaction; leave this out",
+    ),
     ("set reset discard show", "settings would end with the migration; leave this out"),
     ("copy", "the host has no file for it; use INSERT"),
     ("do", "write plain statements"),
@@ -82,20 +97,37 @@ const REFUSED_FIRST: &[(&str, &str)] = &[
 
 /// Why a statement is refused.
 pub(super) fn problem(statement: &Statement) -> Option<Problem> {
-    let words: Vec<&str> = statement.tokens.iter().skip_while(|token| **token == Token::Symbol('(')).map_while(Token::word).collect();
+    let words: Vec<&str> = statement
+        .tokens
+        .iter()
+        .skip_while(|token| **token == Token::Symbol('('))
+        .map_while(Token::word)
+        .collect();
     let refusal = match words.as_slice() {
         [first, ..] if DATA.contains(first) => None,
-        ["comment", "on", ..] | ["analyze" | "analyse", ..] | ["refresh", "materialized", "view", ..] => None,
+        ["comment", "on", ..]
+        | ["analyze" | "analyse", ..]
+        | ["refresh", "materialized", "view", ..] => None,
         ["drop", "rule", ..] => None,
-        [verb @ ("create" | "alter" | "drop"), rest @ ..] => object(verb, rest).or_else(|| detail(statement)),
-        [first, ..] => Some(match REFUSED_FIRST.iter().find(|(words, _)| words.split(' ').any(|word| word == *first)) {
-            Some((_, instead)) => (first.to_uppercase(), (*instead).to_owned()),
-            None => (first.to_uppercase(), unknown()),
-        }),
+        [verb @ ("create" | "alter" | "drop"), rest @ ..] => {
+            object(verb, rest).or_else(|| detail(statement))
+        }
+        [first, ..] => Some(
+            match REFUSED_FIRST
+                .iter()
+                .find(|(words, _)| words.split(' ').any(|word| word == *first))
+            {
+                Some((_, instead)) => (first.to_uppercase(), (*instead).to_owned()),
+                None => (first.to_uppercase(), unknown()),
+            },
+        ),
         [] => Some((shown(statement), unknown())),
     };
     let (what, why) = refusal?;
-    Some(Problem::new("statement_refused", format!("line {}: `{what}` is not for a tenant's schema: {why}", statement.line)))
+    Some(Problem::new(
+        "statement_refused",
+        format!("line {}: `{what}` is not for a tenant's schema: {why}", statement.line),
+    ))
 }
 
 /// What is made, changed or dropped.
@@ -106,9 +138,16 @@ fn object(verb: &str, rest: &[&str]) -> Option<(String, String)> {
             rest = format!("{plain} {after}").trim_start().to_owned();
         }
     }
-    let refused = |what: &str, why: &str| Some((format!("{verb} {what}").to_uppercase(), why.to_owned()));
-    if ["index concurrently", "index if exists concurrently"].iter().any(|words| after(&rest, words).is_some()) {
-        return refused("index concurrently", "it cannot run in the migration's transaction; leave `CONCURRENTLY` out");
+    let refused =
+        |what: &str, why: &str| Some((format!("{verb} {what}").to_uppercase(), why.to_owned()));
+    if ["index concurrently", "index if exists concurrently"]
+        .iter()
+        .any(|words| after(&rest, words).is_some())
+    {
+        return refused(
+            "index concurrently",
+            "it cannot run in the migration's transaction; leave `CONCURRENTLY` out",
+        );
     }
     if OBJECTS.iter().any(|object| after(&rest, object).is_some()) {
         return None;
@@ -127,22 +166,35 @@ fn after<'a>(text: &'a str, words: &str) -> Option<&'a str> {
 
 /// Parts of a statement that are refused wherever they stand in it.
 const PARTS: &[(&[&str], &str)] = &[
-    (&["security", "definer"], "the function would have its owner's rights, who may change the schema; leave it out"),
+    (
+        &["security", "definer"],
+        "the function would have its owner's rights, who may change the schema; leave it out",
+    ),
     (&["owner", "to"], "the tenant's objects belong to its own login"),
     (&["set", "schema"], "the tenant has one schema"),
-    (&["set", "unlogged"], "the table is empty after a crash of the server, while the inbox says that its messages are completed"),
+    (
+        &["set", "unlogged"],
+        "the table is empty after a crash of the server, while the inbox says that its messages \
+            are completed",
+    ),
 ];
 
 fn detail(statement: &Statement) -> Option<(String, String)> {
-    let holds =
-        |part: &[&str]| statement.tokens.windows(part.len()).any(|tokens| tokens.iter().map(Token::word).eq(part.iter().map(|w| Some(*w))));
+    let holds = |part: &[&str]| {
+        statement
+            .tokens
+            .windows(part.len())
+            .any(|tokens| tokens.iter().map(Token::word).eq(part.iter().map(|w| Some(*w))))
+    };
     let (part, why) = PARTS.iter().find(|(part, _)| holds(part))?;
     Some((part.join(" ").to_uppercase(), (*why).to_owned()))
 }
 
 fn unknown() -> String {
-    "it takes CREATE, ALTER and DROP of tables, indexes, sequences, views, types, domains, functions, procedures, aggregates, triggers, \
-     policies and statistics, COMMENT ON, ANALYZE, REFRESH MATERIALIZED VIEW, and statements of data"
+    "it takes CREATE, ALTER and DROP of tables, indexes, sequences, views, types, domains, \
+        functions, procedures, aggregates, triggers, \
+     policies and statistics, COMMENT ON, ANALYZE, REFRESH MATERIALIZED VIEW, and statements of \
+     data"
         .to_owned()
 }
 
@@ -172,10 +224,12 @@ mod tests {
             "CREATE FUNCTION f() RETURNS int LANGUAGE sql AS $$ SELECT 1; COMMIT $$",
             "CREATE OR REPLACE PROCEDURE p() LANGUAGE sql BEGIN ATOMIC SELECT 1; END",
             "CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()",
-            "CREATE CONSTRAINT TRIGGER g AFTER INSERT ON t DEFERRABLE FOR EACH ROW EXECUTE FUNCTION f()",
+            "CREATE CONSTRAINT TRIGGER g AFTER INSERT ON t DEFERRABLE FOR EACH ROW EXECUTE \
+                FUNCTION f()",
             "CREATE POLICY p ON t USING (true)",
             "CREATE STATISTICS s ON a, b FROM t",
-            "ALTER TABLE t ADD COLUMN a int, ALTER COLUMN b SET DEFAULT 1, ENABLE ROW LEVEL SECURITY",
+            "ALTER TABLE t ADD COLUMN a int, ALTER COLUMN b SET DEFAULT 1, ENABLE ROW LEVEL \
+                SECURITY",
             "ALTER TABLE t RENAME TO owner",
             "DROP TABLE IF EXISTS t CASCADE",
             "DROP RULE r ON t",
@@ -195,15 +249,24 @@ mod tests {
     #[test]
     fn everything_else_is_refused_by_name_with_what_to_do() {
         for (sql, said) in [
-            ("CREATE RULE r AS ON INSERT TO t DO ALSO NOTIFY x", "`CREATE RULE` is not for a tenant's schema: rules change"),
-            ("CREATE OR REPLACE RULE r AS ON INSERT TO t DO ALSO (SELECT 1; SELECT 2)", "`CREATE RULE`"),
+            (
+                "CREATE RULE r AS ON INSERT TO t DO ALSO NOTIFY x",
+                "`CREATE RULE` is not for a tenant's schema: rules change",
+            ),
+            (
+                "CREATE OR REPLACE RULE r AS ON INSERT TO t DO ALSO (SELECT 1; SELECT 2)",
+                "`CREATE RULE`",
+            ),
             ("CREATE FOREIGN TABLE f (a int) SERVER s", "`CREATE FOREIGN`"),
             ("CREATE SERVER s FOREIGN DATA WRAPPER w", "`CREATE SERVER`"),
             ("CREATE USER MAPPING FOR u SERVER s", "`CREATE USER MAPPING`"),
             ("CREATE EXTENSION dblink", "`CREATE EXTENSION`"),
             ("CREATE PUBLICATION p", "`CREATE PUBLICATION`"),
             ("DROP SUBSCRIPTION s", "`DROP SUBSCRIPTION`"),
-            ("CREATE EVENT TRIGGER e ON ddl_command_end EXECUTE FUNCTION f()", "`CREATE EVENT TRIGGER`"),
+            (
+                "CREATE EVENT TRIGGER e ON ddl_command_end EXECUTE FUNCTION f()",
+                "`CREATE EVENT TRIGGER`",
+            ),
             ("CREATE TRUSTED LANGUAGE plperl", "`CREATE TRUSTED LANGUAGE`"),
             ("ALTER ROLE current_user PASSWORD 'x'", "`ALTER ROLE`"),
             ("ALTER USER u SET role = 'x'", "`ALTER USER`"),
@@ -211,18 +274,31 @@ mod tests {
             ("ALTER SYSTEM SET fsync = off", "`ALTER SYSTEM`"),
             ("CREATE SCHEMA other", "`CREATE SCHEMA`"),
             ("DROP SCHEMA x CASCADE", "`DROP SCHEMA`"),
-            ("ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO PUBLIC", "`ALTER DEFAULT PRIVILEGES`"),
+            (
+                "ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO PUBLIC",
+                "`ALTER DEFAULT PRIVILEGES`",
+            ),
             ("DROP OWNED BY x", "`DROP OWNED`"),
             ("CREATE TEMP TABLE t (a int)", "`CREATE TEMP`"),
             ("CREATE LOCAL TEMPORARY TABLE t (a int)", "`CREATE LOCAL`"),
             ("CREATE UNLOGGED TABLE t (a int)", "after a crash of the server"),
-            ("CREATE OPERATOR + (leftarg = int)", "`CREATE OPERATOR` is not for a tenant's schema: it takes CREATE"),
+            (
+                "CREATE OPERATOR + (leftarg = int)",
+                "`CREATE OPERATOR` is not for a tenant's schema: it takes CREATE",
+            ),
             ("CREATE CAST (int AS text) WITHOUT FUNCTION", "`CREATE CAST`"),
             ("CREATE ACCESS METHOD m TYPE INDEX HANDLER h", "`CREATE ACCESS`"),
             ("CREATE UNIQUE INDEX CONCURRENTLY i ON t (a)", "leave `CONCURRENTLY` out"),
             ("DROP INDEX CONCURRENTLY i", "leave `CONCURRENTLY` out"),
-            ("CREATE FUNCTION f() RETURNS int LANGUAGE sql SECURITY DEFINER AS 'SELECT 1'", "`SECURITY DEFINER`"),
-            ("CREATE FUNCTION f() RETURNS int AS 'SELECT 1' LANGUAGE sql EXTERNAL SECURITY /**/ DEFINER", "`SECURITY DEFINER`"),
+            (
+                "CREATE FUNCTION f() RETURNS int LANGUAGE sql SECURITY DEFINER AS 'SELECT 1'",
+                "`SECURITY DEFINER`",
+            ),
+            (
+                "CREATE FUNCTION f() RETURNS int AS 'SELECT 1' LANGUAGE sql EXTERNAL SECURITY /**/ \
+                    DEFINER",
+                "`SECURITY DEFINER`",
+            ),
             ("ALTER FUNCTION f() SECURITY DEFINER", "`SECURITY DEFINER`"),
             ("ALTER TABLE t OWNER TO postgres", "`OWNER TO`"),
             ("ALTER VIEW v SET SCHEMA public", "`SET SCHEMA`"),
@@ -247,7 +323,9 @@ mod tests {
         ] {
             let problems = check_schema(sql);
             assert!(
-                problems.len() == 1 && problems[0].text.starts_with("line 1: ") && problems[0].text.contains(said),
+                problems.len() == 1
+                    && problems[0].text.starts_with("line 1: ")
+                    && problems[0].text.contains(said),
                 "`{sql}`: {problems:?}"
             );
         }
@@ -255,15 +333,22 @@ mod tests {
 
     #[test]
     fn all_problems_of_a_text_are_named_with_their_lines() {
-        let problems = check_schema("CREATE TABLE t (a int);\nGRANT ALL ON t TO x;\n\nSELECT 1; COMMIT;");
-        let lines: Vec<_> = problems.iter().map(|problem| problem.text.split(':').next().unwrap_or_default()).collect();
+        let problems =
+            check_schema("CREATE TABLE t (a int);\nGRANT ALL ON t TO x;\n\nSELECT 1; COMMIT;");
+        let lines: Vec<_> = problems
+            .iter()
+            .map(|problem| problem.text.split(':').next().unwrap_or_default())
+            .collect();
         assert_eq!(lines, ["line 2", "line 4"]);
     }
 
     // What is shipped as an example is what a tenant would send.
     #[test]
     fn the_schemas_of_the_examples_are_taken() {
-        let mut folders = vec![std::path::PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../guest-examples"))];
+        let mut folders = vec![std::path::PathBuf::from(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../guest-examples"
+        ))];
         let mut checked = 0;
         while let Some(folder) = folders.pop() {
             for entry in std::fs::read_dir(&folder).expect("a folder").flatten() {
@@ -272,7 +357,11 @@ mod tests {
                     folders.push(path);
                 } else if path.extension().is_some_and(|extension| extension == "sql") {
                     let statements = read(&std::fs::read_to_string(&path).expect("a text"));
-                    assert!(!statements.unwrap_or_else(|problems| panic!("{}: {problems:?}", path.display())).is_empty());
+                    assert!(
+                        !statements
+                            .unwrap_or_else(|problems| panic!("{}: {problems:?}", path.display()))
+                            .is_empty()
+                    );
                     checked += 1;
                 }
             }

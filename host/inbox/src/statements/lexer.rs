@@ -1,7 +1,8 @@
-//! Texts of SQL, cut into statements as PostgreSQL would cut them: quotes, escape strings, dollar quotes,
-//! nested comments and `BEGIN ATOMIC` bodies hold no ends of statements.
+//! Texts of SQL, cut into statements as PostgreSQL would cut them: quotes, escape strings, dollar
+//! quotes, nested comments and `BEGIN ATOMIC` bodies hold no ends of statements.
 //!
-//! <https://www.postgresql.org/docs/current/sql-syntax-lexical.html>; the bodies as psql counts them.
+//! <https://www.postgresql.org/docs/current/sql-syntax-lexical.html>; the bodies as psql counts
+//! them.
 
 use crate::problem::Problem;
 
@@ -86,7 +87,10 @@ impl Open {
     fn is_routine(&self) -> bool {
         let words: Vec<_> = self.tokens.iter().take(4).map_while(Token::word).collect();
         let words = words.strip_prefix(&["create"]).unwrap_or_default();
-        matches!(words.strip_prefix(&["or", "replace"]).unwrap_or(words), ["function" | "procedure", ..])
+        matches!(
+            words.strip_prefix(&["or", "replace"]).unwrap_or(words),
+            ["function" | "procedure", ..]
+        )
     }
 
     fn close(self, text: &str, line: usize) -> Option<Statement> {
@@ -177,7 +181,8 @@ impl Lexer<'_> {
         }
     }
 
-    /// A text or a name in quotes, where two quotes are one, and a backslash hides one where it may.
+    /// A text or a name in quotes, where two quotes are one, and a backslash hides one where it
+    /// may.
     fn quoted(&mut self, quote: char, escapes: bool) -> Result<Token, Problem> {
         let from = self.at;
         self.at += 1;
@@ -209,7 +214,8 @@ impl Lexer<'_> {
                 break;
             }
         }
-        let goes_on = self.peek() == Some('\'') && self.text[before..self.at].contains(['\n', '\r']);
+        let goes_on =
+            self.peek() == Some('\'') && self.text[before..self.at].contains(['\n', '\r']);
         self.at = if goes_on { self.at + 1 } else { before };
         goes_on
     }
@@ -218,7 +224,8 @@ impl Lexer<'_> {
     fn dollar_tag(&self) -> Option<&str> {
         let rest = self.rest().strip_prefix('$')?;
         let tag = &rest[..rest.find('$')?];
-        let sound = tag.is_empty() || tag.starts_with(begins_word) && tag.chars().all(|c| c != '$' && goes_on_word(c));
+        let sound = tag.is_empty()
+            || tag.starts_with(begins_word) && tag.chars().all(|c| c != '$' && goes_on_word(c));
         sound.then(|| &self.rest()[..tag.len() + 2])
     }
 
@@ -226,7 +233,9 @@ impl Lexer<'_> {
         let from = self.at;
         let Some(tag) = self.dollar_tag() else { return Ok(Token::Other) };
         let length = tag.len();
-        let end = self.rest()[length..].find(tag).ok_or_else(|| self.endless("a text between dollars", from))?;
+        let end = self.rest()[length..]
+            .find(tag)
+            .ok_or_else(|| self.endless("a text between dollars", from))?;
         self.at += end + 2 * length;
         Ok(Token::Other)
     }
@@ -249,7 +258,10 @@ impl Lexer<'_> {
 
     fn endless(&self, what: &str, from: usize) -> Problem {
         let line = 1 + self.text[..from].matches('\n').count();
-        Problem::new("statement_endless", format!("line {line}: {what} that begins here has no end"))
+        Problem::new(
+            "statement_endless",
+            format!("line {line}: {what} that begins here has no end"),
+        )
     }
 }
 
@@ -270,7 +282,11 @@ mod tests {
     use super::*;
 
     fn check(text: &str, statements: &[&str]) {
-        let found: Vec<_> = split(text).expect("it can be cut").into_iter().map(|statement| statement.text).collect();
+        let found: Vec<_> = split(text)
+            .expect("it can be cut")
+            .into_iter()
+            .map(|statement| statement.text)
+            .collect();
         assert_eq!(found, statements, "{text}");
     }
 
@@ -279,14 +295,29 @@ mod tests {
         check("", &[]);
         check(" ; -- nothing\n;/* ; /* ; */ ; */", &[]);
         check("SELECT 1; SELECT 2", &["SELECT 1", "SELECT 2"]);
-        check("SELECT ';', \";\"\"\" -- ;\n; SELECT 'it''s;'", &["SELECT ';', \";\"\"\"", "SELECT 'it''s;'"]);
+        check(
+            "SELECT ';', \";\"\"\" -- ;\n; SELECT 'it''s;'",
+            &["SELECT ';', \";\"\"\"", "SELECT 'it''s;'"],
+        );
         check("/* a; */ SELECT 1 /* /* ; */ */ ;", &["SELECT 1"]);
-        check("SELECT $$;$$; SELECT $a$;$b$;$$;$a$, $1;", &["SELECT $$;$$", "SELECT $a$;$b$;$$;$a$, $1"]);
+        check(
+            "SELECT $$;$$; SELECT $a$;$b$;$$;$a$, $1;",
+            &["SELECT $$;$$", "SELECT $a$;$b$;$$;$a$, $1"],
+        );
         check("SELECT a$b$; SELECT $c$d;$c$", &["SELECT a$b$", "SELECT $c$d;$c$"]);
-        check("SELECT 'a\\'; SELECT E'\\';'; SELECT e'\\\\'; SELECT 2", &["SELECT 'a\\'", "SELECT E'\\';'", "SELECT e'\\\\'", "SELECT 2"]);
+        check(
+            "SELECT 'a\\'; SELECT E'\\';'; SELECT e'\\\\'; SELECT 2",
+            &["SELECT 'a\\'", "SELECT E'\\';'", "SELECT e'\\\\'", "SELECT 2"],
+        );
         check("SELECT namee'\\';", &["SELECT namee'\\'"]);
-        check("SELECT U&'\\0041;', U&\";\", b'1', x'f;'; SELECT 1", &["SELECT U&'\\0041;', U&\";\", b'1', x'f;'", "SELECT 1"]);
-        check("INSERT INTO t VALUES (1); COMMENT ON TABLE ä IS 'ö;'", &["INSERT INTO t VALUES (1)", "COMMENT ON TABLE ä IS 'ö;'"]);
+        check(
+            "SELECT U&'\\0041;', U&\";\", b'1', x'f;'; SELECT 1",
+            &["SELECT U&'\\0041;', U&\";\", b'1', x'f;'", "SELECT 1"],
+        );
+        check(
+            "INSERT INTO t VALUES (1); COMMENT ON TABLE ä IS 'ö;'",
+            &["INSERT INTO t VALUES (1)", "COMMENT ON TABLE ä IS 'ö;'"],
+        );
     }
 
     // The part in the next line has the escapes of the first: its end is after `b;`.
@@ -300,15 +331,23 @@ mod tests {
 
     #[test]
     fn bodies_in_standard_sql_are_one_statement() {
-        const BODY: &str = "CREATE OR REPLACE FUNCTION f(a int) RETURNS int LANGUAGE sql BEGIN ATOMIC \
+        const BODY: &str = "CREATE OR REPLACE FUNCTION f(a int) RETURNS int LANGUAGE sql BEGIN \
+            ATOMIC \
             INSERT INTO t VALUES (CASE WHEN a > 1 THEN 2 END); SELECT 1; END";
         check(&format!("{BODY}; SELECT 2;"), &[BODY, "SELECT 2"]);
-        check("SELECT CASE WHEN true THEN 1 END; BEGIN; SELECT 1; END", &["SELECT CASE WHEN true THEN 1 END", "BEGIN", "SELECT 1", "END"]);
+        check(
+            "SELECT CASE WHEN true THEN 1 END; BEGIN; SELECT 1; END",
+            &["SELECT CASE WHEN true THEN 1 END", "BEGIN", "SELECT 1", "END"],
+        );
     }
 
     #[test]
     fn lines_are_those_of_the_first_word() {
-        let lines: Vec<_> = split("-- one\n\nSELECT 1;\n/* \n */ SELECT\n 2").expect("statements").iter().map(|s| s.line).collect();
+        let lines: Vec<_> = split("-- one\n\nSELECT 1;\n/* \n */ SELECT\n 2")
+            .expect("statements")
+            .iter()
+            .map(|s| s.line)
+            .collect();
         assert_eq!(lines, [3, 5]);
     }
 

@@ -59,7 +59,11 @@ async fn only_the_settled_prefix_is_acked_on_drain() {
     .await;
     seen.gate.add_permits(100);
     assert_eq!(drain.await, Drained::Clean);
-    assert_eq!(seen.of(0), (0..12).collect::<Vec<i64>>(), "the batch that ran is finished, no other is begun");
+    assert_eq!(
+        seen.of(0),
+        (0..12).collect::<Vec<i64>>(),
+        "the batch that ran is finished, no other is begun"
+    );
     assert!(seen.closed.lock().unwrap().contains(&(0, 12)));
     assert_eq!(cluster.committed("oncebox.t.prefix", TOPIC, 0), Some(12));
 }
@@ -97,12 +101,14 @@ async fn a_slow_inbox_pauses_its_partition_and_memory_stays_bounded() {
     let mut most = held;
     while seen.count() < 6_000 {
         seen.gate.add_permits(4);
-        until("a batch is settled", || seen.gate.available_permits() == 0 || seen.count() == 6_000).await;
+        until("a batch is settled", || seen.gate.available_permits() == 0 || seen.count() == 6_000)
+            .await;
         most = most.max(partition().unwrap().messages);
     }
     assert!(most <= 200 + OVERSHOOT, "{most}");
     assert_eq!(seen.of(0), (0..6_000).collect::<Vec<i64>>());
-    until("resumed", || partition().is_some_and(|p| !p.paused && p.messages == 0 && p.bytes == 0)).await;
+    until("resumed", || partition().is_some_and(|p| !p.paused && p.messages == 0 && p.bytes == 0))
+        .await;
     assert_eq!(consumer.drain(DRAIN).await, Drained::Clean);
 }
 
@@ -131,14 +137,24 @@ async fn a_failing_inbox_gets_the_same_records_again() {
     let seen = Seen::with(usize::MAX, 3);
     seen.failures.store(4, Ordering::SeqCst);
     let consumer = start(config(&cluster.address, "t", "failing", TOPIC), &seen);
-    until("in trouble and paused", || consumer.status().partitions.iter().any(|p| p.in_trouble && p.paused && p.next_offset == Some(0)))
-        .await;
+    until("in trouble and paused", || {
+        consumer
+            .status()
+            .partitions
+            .iter()
+            .any(|p| p.in_trouble && p.paused && p.next_offset == Some(0))
+    })
+    .await;
     until("all settled", || seen.count() == 5).await;
     let offered = seen.offered.lock().unwrap().clone();
     assert_eq!(offered[4].1[0], 0);
-    assert!(offered[..4].windows(2).all(|calls| calls[1].1.starts_with(&calls[0].1)), "{offered:?}");
+    assert!(
+        offered[..4].windows(2).all(|calls| calls[1].1.starts_with(&calls[0].1)),
+        "{offered:?}"
+    );
     assert_eq!(seen.of(2), [0, 1, 2, 3, 4]);
-    until("resumed", || consumer.status().partitions.iter().all(|p| !p.paused && !p.in_trouble)).await;
+    until("resumed", || consumer.status().partitions.iter().all(|p| !p.paused && !p.in_trouble))
+        .await;
     assert_eq!(consumer.drain(DRAIN).await, Drained::Clean);
 }
 
@@ -148,7 +164,8 @@ async fn a_failing_inbox_gets_the_same_records_again() {
 async fn a_lost_head_is_counted_when_a_partition_opens_and_while_it_runs() {
     let recorder = Arc::new(Counts::default());
     let _ = metrics::set_global_recorder(Arc::clone(&recorder));
-    let lost = |consumer: &str| recorder.of("oncebox_kafka_offset_below_low_watermark_total", consumer);
+    let lost =
+        |consumer: &str| recorder.of("oncebox_kafka_offset_below_low_watermark_total", consumer);
     let cluster = Cluster::new(TOPIC);
     cluster.send_sized(TOPIC, 0..1, 20, 1_000);
     let seen = Seen::free();

@@ -39,7 +39,8 @@ async fn rebalances_with_offsets_committed() -> bool {
 
     let second_seen = Seen::free();
     let second = start(member(), &second_seen);
-    until("the first is asked to give up", || first.status().partitions.iter().any(|p| p.leaving)).await;
+    until("the first is asked to give up", || first.status().partitions.iter().any(|p| p.leaving))
+        .await;
     assert_eq!(second_seen.count(), 0);
     assert_eq!(first_seen.running(), PARTITIONS as usize, "nothing that runs is cancelled");
     first_seen.gate.close();
@@ -50,20 +51,31 @@ async fn rebalances_with_offsets_committed() -> bool {
     })
     .await;
     let moved: Vec<_> = second.status().partitions.iter().map(|p| p.partition).collect();
-    if moved.iter().any(|partition| cluster.committed("oncebox.t.pair", TOPIC, *partition) != Some(10)) {
+    if moved
+        .iter()
+        .any(|partition| cluster.committed("oncebox.t.pair", TOPIC, *partition) != Some(10))
+    {
         tokio::join!(first.drain(Duration::from_secs(10)), second.drain(Duration::from_secs(10)));
         return false;
     }
     let all = first_seen.count() + second_seen.count();
     assert_eq!(all, 10 * PARTITIONS as usize);
     cluster.send(TOPIC, 0..PARTITIONS, 1);
-    until("the new ones are settled", || first_seen.count() + second_seen.count() >= 11 * PARTITIONS as usize).await;
+    until("the new ones are settled", || {
+        first_seen.count() + second_seen.count() >= 11 * PARTITIONS as usize
+    })
+    .await;
     let once = |partition| [first_seen.of(partition), second_seen.of(partition)].concat();
     for partition in 0..PARTITIONS {
-        assert_eq!(once(partition), (0..11).collect::<Vec<i64>>(), "partition {partition} ran twice or lost its order");
+        assert_eq!(
+            once(partition),
+            (0..11).collect::<Vec<i64>>(),
+            "partition {partition} ran twice or lost its order"
+        );
     }
     assert!(second_seen.opened.lock().unwrap().iter().all(|(_, next)| *next == 10));
-    let drained = tokio::join!(first.drain(Duration::from_secs(10)), second.drain(Duration::from_secs(10)));
+    let drained =
+        tokio::join!(first.drain(Duration::from_secs(10)), second.drain(Duration::from_secs(10)));
     assert_eq!(drained, (Drained::Clean, Drained::Clean));
     true
 }
@@ -81,7 +93,10 @@ async fn a_worker_of_a_lost_partition_acks_nothing_and_the_next_one_waits_for_it
     until("the assignment is lost", || consumer.status().partitions.is_empty()).await;
     cluster.set_down(false);
     until("assigned again", || consumer.status().partitions.len() == PARTITIONS as usize).await;
-    until("the others are open again", || seen.opened.lock().unwrap().len() == 2 * PARTITIONS as usize - 1).await;
+    until("the others are open again", || {
+        seen.opened.lock().unwrap().len() == 2 * PARTITIONS as usize - 1
+    })
+    .await;
     assert_eq!(seen.running(), 1);
     assert!(seen.of(0).is_empty());
     seen.gate.close();

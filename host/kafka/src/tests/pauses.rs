@@ -20,21 +20,29 @@ const ROUNDS: usize = 200;
 /// How long records may take to come.
 const SOON: Duration = Duration::from_secs(15);
 
-/// A partition that is resumed while something else is done to it, such as the pause that the library makes of all
-/// partitions at a rebalance, could stay paused for ever: the library drops what was numbered before, and queued after,
-/// another order, and says that it was done.
+/// A partition that is resumed while something else is done to it, such as the pause that the
+/// library makes of all partitions at a rebalance, could stay paused for ever: the library drops
+/// what was numbered before, and queued after, another order, and says that it was done.
 #[test]
 fn a_partition_is_resumed_whatever_is_done_to_it_meanwhile() {
-    let producer: BaseProducer = ClientConfig::new().set("test.mock.num.brokers", "1").create().unwrap();
+    let producer: BaseProducer =
+        ClientConfig::new().set("test.mock.num.brokers", "1").create().unwrap();
     let mock = producer.client().mock_cluster().unwrap();
     mock.create_topic(TOPIC, PARTITIONS, 1).unwrap();
     for partition in 0..PARTITIONS {
-        producer.send(BaseRecord::<(), str>::to(TOPIC).partition(partition).payload("x")).map_err(|(error, _)| error).unwrap();
+        producer
+            .send(BaseRecord::<(), str>::to(TOPIC).partition(partition).payload("x"))
+            .map_err(|(error, _)| error)
+            .unwrap();
     }
     producer.flush(SOON).unwrap();
     let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", mock.bootstrap_servers()).set("group.id", "pauses").set("enable.auto.commit", "false");
-    let consumer: Arc<BaseConsumer> = Arc::new(config.set("fetch.wait.max.ms", "10").create().unwrap());
+    config
+        .set("bootstrap.servers", mock.bootstrap_servers())
+        .set("group.id", "pauses")
+        .set("enable.auto.commit", "false");
+    let consumer: Arc<BaseConsumer> =
+        Arc::new(config.set("fetch.wait.max.ms", "10").create().unwrap());
     let mut partitions = TopicPartitionList::new();
     for partition in 0..PARTITIONS {
         partitions.add_partition_offset(TOPIC, partition, Offset::Offset(0)).unwrap();

@@ -31,9 +31,15 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) fn new(topic: &str) -> Self {
-        let _ = tracing_subscriber::fmt().with_env_filter("warn,oncebox_kafka=info").with_test_writer().try_init();
-        let producer: BaseProducer =
-            ClientConfig::new().set("test.mock.num.brokers", "1").set("queue.buffering.max.ms", "0").create().unwrap();
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter("warn,oncebox_kafka=info")
+            .with_test_writer()
+            .try_init();
+        let producer: BaseProducer = ClientConfig::new()
+            .set("test.mock.num.brokers", "1")
+            .set("queue.buffering.max.ms", "0")
+            .create()
+            .unwrap();
         let mock = producer.client().mock_cluster().unwrap();
         mock.create_topic(topic, PARTITIONS, 1).unwrap();
         let address = mock.bootstrap_servers();
@@ -57,7 +63,13 @@ impl Cluster {
         self.send_sized(topic, partitions, count, 8);
     }
 
-    pub(crate) fn send_sized(&self, topic: &str, partitions: std::ops::Range<i32>, count: usize, size: usize) {
+    pub(crate) fn send_sized(
+        &self,
+        topic: &str,
+        partitions: std::ops::Range<i32>,
+        count: usize,
+        size: usize,
+    ) {
         for partition in partitions {
             for _ in 0..count {
                 let payload = vec![b'x'; size];
@@ -73,14 +85,20 @@ impl Cluster {
         // SAFETY: the producer is alive and has a mock cluster; the errors are copied.
         unsafe {
             let mock = rd::rd_kafka_handle_mock_cluster(self.producer.client().native_ptr());
-            rd::rd_kafka_mock_push_request_errors_array(mock, api_key, errors.len(), errors.as_ptr());
+            rd::rd_kafka_mock_push_request_errors_array(
+                mock,
+                api_key,
+                errors.len(),
+                errors.as_ptr(),
+            );
         }
     }
 
     /// Requests of a kind that come in a while.
     pub(crate) async fn requests(&self, api_key: i16, within: Duration) -> usize {
         let mock = self.mock();
-        // SAFETY: the cluster lives as long as the producer; the requests are a copy, destroyed once.
+        // SAFETY: the cluster lives as long as the producer; the requests are a copy, destroyed
+        // once.
         unsafe { rd::rd_kafka_mock_start_request_tracking(mock as *mut _) };
         tokio::time::sleep(within).await;
         // SAFETY: the cluster lives as long as `self`.
@@ -88,8 +106,15 @@ impl Cluster {
             let mock = self.mock() as *mut rd::rd_kafka_mock_cluster_t;
             let mut count = 0;
             let requests = rd::rd_kafka_mock_get_requests(mock, &raw mut count);
-            let all = if requests.is_null() { &[][..] } else { std::slice::from_raw_parts(requests, count) };
-            let found = all.iter().filter(|request| rd::rd_kafka_mock_request_api_key(**request) == api_key).count();
+            let all = if requests.is_null() {
+                &[][..]
+            } else {
+                std::slice::from_raw_parts(requests, count)
+            };
+            let found = all
+                .iter()
+                .filter(|request| rd::rd_kafka_mock_request_api_key(**request) == api_key)
+                .count();
             rd::rd_kafka_mock_request_destroy_array(requests, count);
             rd::rd_kafka_mock_stop_request_tracking(mock);
             found
@@ -104,7 +129,11 @@ impl Cluster {
 
     /// The group's committed offset of a partition.
     pub(crate) fn committed(&self, group: &str, topic: &str, partition: i32) -> Option<i64> {
-        let reader: BaseConsumer = ClientConfig::new().set("bootstrap.servers", &self.address).set("group.id", group).create().unwrap();
+        let reader: BaseConsumer = ClientConfig::new()
+            .set("bootstrap.servers", &self.address)
+            .set("group.id", group)
+            .create()
+            .unwrap();
         let mut list = TopicPartitionList::new();
         list.add_partition(topic, partition);
         let list = reader.committed_offsets(list, Duration::from_secs(5)).unwrap();
@@ -203,11 +232,17 @@ impl Seen {
 pub(crate) struct Counting(pub(crate) Arc<Seen>);
 
 impl Inbox for Counting {
-    fn open(&self, _: &str, partition: i32, next_offset: i64) -> BoxFuture<'_, Result<Box<dyn PartitionInbox>, SinkError>> {
+    fn open(
+        &self,
+        _: &str,
+        partition: i32,
+        next_offset: i64,
+    ) -> BoxFuture<'_, Result<Box<dyn PartitionInbox>, SinkError>> {
         Box::pin(async move {
             take_one(&self.0.open_failures)?;
             self.0.opened.lock().unwrap().push((partition, next_offset));
-            Ok(Box::new(CountingPartition { seen: Arc::clone(&self.0), partition }) as Box<dyn PartitionInbox>)
+            Ok(Box::new(CountingPartition { seen: Arc::clone(&self.0), partition })
+                as Box<dyn PartitionInbox>)
         })
     }
 }
@@ -223,14 +258,22 @@ impl PartitionInbox for CountingPartition {
             let seen = &self.seen;
             let offsets: Vec<i64> = records.iter().map(|record| record.offset).collect();
             seen.offered.lock().unwrap().push((self.partition, offsets.clone()));
-            seen.topic_ids.lock().unwrap().insert(records[0].topic_id.as_deref().map(str::to_owned));
+            seen.topic_ids
+                .lock()
+                .unwrap()
+                .insert(records[0].topic_id.as_deref().map(str::to_owned));
             take_one(&seen.failures)?;
             seen.running.fetch_add(1, Ordering::SeqCst);
             if let Ok(permit) = seen.gate.acquire().await {
                 permit.forget();
             }
             let count = records.len().min(seen.settles_max);
-            seen.settled.lock().unwrap().entry(self.partition).or_default().extend(&offsets[..count]);
+            seen.settled
+                .lock()
+                .unwrap()
+                .entry(self.partition)
+                .or_default()
+                .extend(&offsets[..count]);
             seen.running.fetch_sub(1, Ordering::SeqCst);
             Ok(count)
         })
@@ -241,7 +284,9 @@ impl PartitionInbox for CountingPartition {
     }
 
     fn close<'a>(self: Box<Self>, next_offset: i64) -> BoxFuture<'a, ()> {
-        Box::pin(async move { self.seen.closed.lock().unwrap().push((self.partition, next_offset)) })
+        Box::pin(
+            async move { self.seen.closed.lock().unwrap().push((self.partition, next_offset)) },
+        )
     }
 }
 
@@ -266,12 +311,31 @@ impl Counts {
 }
 
 impl metrics::Recorder for Counts {
-    fn describe_counter(&self, _: metrics::KeyName, _: Option<metrics::Unit>, _: metrics::SharedString) {}
-    fn describe_gauge(&self, _: metrics::KeyName, _: Option<metrics::Unit>, _: metrics::SharedString) {}
-    fn describe_histogram(&self, _: metrics::KeyName, _: Option<metrics::Unit>, _: metrics::SharedString) {}
+    fn describe_counter(
+        &self,
+        _: metrics::KeyName,
+        _: Option<metrics::Unit>,
+        _: metrics::SharedString,
+    ) {
+    }
+    fn describe_gauge(
+        &self,
+        _: metrics::KeyName,
+        _: Option<metrics::Unit>,
+        _: metrics::SharedString,
+    ) {
+    }
+    fn describe_histogram(
+        &self,
+        _: metrics::KeyName,
+        _: Option<metrics::Unit>,
+        _: metrics::SharedString,
+    ) {
+    }
 
     fn register_counter(&self, key: &metrics::Key, _: &metrics::Metadata<'_>) -> metrics::Counter {
-        let consumer = key.labels().find(|label| label.key() == "consumer").map_or("", metrics::Label::value);
+        let consumer =
+            key.labels().find(|label| label.key() == "consumer").map_or("", metrics::Label::value);
         let key = (key.name().to_owned(), consumer.to_owned());
         Arc::clone(self.counters.lock().unwrap().entry(key).or_default()).into()
     }
@@ -280,7 +344,11 @@ impl metrics::Recorder for Counts {
         metrics::Gauge::noop()
     }
 
-    fn register_histogram(&self, _: &metrics::Key, _: &metrics::Metadata<'_>) -> metrics::Histogram {
+    fn register_histogram(
+        &self,
+        _: &metrics::Key,
+        _: &metrics::Metadata<'_>,
+    ) -> metrics::Histogram {
         metrics::Histogram::noop()
     }
 }

@@ -1,5 +1,5 @@
-//! The watcher's questions to brokers. Each has a deadline, and an answer names what it does not answer by
-//! leaving it out.
+//! The watcher's questions to brokers. Each has a deadline, and an answer names what it does not
+//! answer by leaving it out.
 
 use std::{collections::HashMap, ffi::CString, ptr, sync::Arc, time::Duration};
 
@@ -59,7 +59,9 @@ impl ClientContext for Quiet {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
         use RDKafkaLogLevel::{Alert, Critical, Emerg, Error, Warning};
         match level {
-            Emerg | Alert | Critical | Error | Warning => tracing::warn!(target: "librdkafka", watcher = true, facility, "{line}"),
+            Emerg | Alert | Critical | Error | Warning => {
+                tracing::warn!(target: "librdkafka", watcher = true, facility, "{line}")
+            }
             _ => tracing::debug!(target: "librdkafka", watcher = true, facility, "{line}"),
         }
     }
@@ -109,11 +111,13 @@ impl Asker {
     /// Serves what librdkafka has to say besides answers, such as that a token has to be renewed.
     pub(super) fn serve(&self) {
         while let Some(Err(error)) = self.client.poll(Duration::ZERO) {
-            tracing::debug!(target: "librdkafka", watcher = true, %error, "the watcher's client reported an error");
+            tracing::debug!(target: "librdkafka", watcher = true, %error, "the watcher's client \
+                reported an error");
         }
     }
 
-    /// Partitions of topics; none for one that does not exist. One that is not answered for is left out.
+    /// Partitions of topics; none for one that does not exist. One that is not answered for is left
+    /// out.
     pub(super) fn topics(&self, names: &[Arc<str>]) -> Topics {
         let mut topics = Topics::new();
         for names in names.chunks(REQUEST_MAX) {
@@ -131,14 +135,20 @@ impl Asker {
         for partitions in partitions.chunks(REQUEST_MAX) {
             match self.some_offsets(which, partitions) {
                 Ok(found) => offsets.extend(found),
-                Err(error) => tracing::debug!(error, "the watcher got no answer about the ends of partitions"),
+                Err(error) => {
+                    tracing::debug!(error, "the watcher got no answer about the ends of partitions")
+                }
             }
         }
         offsets
     }
 
-    /// What groups have committed for partitions, by group. One that is not answered for is left out.
-    pub(super) fn committed(&self, groups: &[(&str, Vec<Partition>)]) -> HashMap<String, Committed> {
+    /// What groups have committed for partitions, by group. One that is not answered for is left
+    /// out.
+    pub(super) fn committed(
+        &self,
+        groups: &[(&str, Vec<Partition>)],
+    ) -> HashMap<String, Committed> {
         let mut committed = HashMap::new();
         for groups in groups.chunks(GROUPS_AT_ONCE) {
             committed.extend(self.some_committed(groups));
@@ -148,14 +158,21 @@ impl Asker {
 
     fn some_topics(&self, names: &[Arc<str>]) -> Result<Topics, String> {
         let broker = self.any_broker(names.first().ok_or("no topic is asked about")?)?;
-        let c_names = names.iter().map(|name| CString::new(&**name)).collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
+        let c_names = names
+            .iter()
+            .map(|name| CString::new(&**name))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| error.to_string())?;
         let mut pointers: Vec<_> = c_names.iter().map(|name| name.as_ptr()).collect();
         let queue = self.queue();
         count("topics");
-        // SAFETY: the client is alive during these calls; names, options and queue outlive the request, which
-        // copies what it needs.
+        // SAFETY: the client is alive during these calls; names, options and queue outlive the
+        // request, which copies what it needs.
         unsafe {
-            let names = Names(rd::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len()));
+            let names = Names(rd::rd_kafka_TopicCollection_of_topic_names(
+                pointers.as_mut_ptr(),
+                pointers.len(),
+            ));
             let options = self.options(rd::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS);
             // Any broker can tell, while the controller may not be reachable, or not be there.
             rd::rd_kafka_AdminOptions_set_broker(options.0, broker, ptr::null_mut(), 0);
@@ -167,8 +184,13 @@ impl Asker {
     }
 
     fn any_broker(&self, topic: &str) -> Result<i32, String> {
-        let metadata = self.client.fetch_metadata(Some(topic), DEADLINE).map_err(|error| error.to_string())?;
-        metadata.brokers().first().map(|broker| broker.id()).ok_or_else(|| "no broker is known yet".to_owned())
+        let metadata =
+            self.client.fetch_metadata(Some(topic), DEADLINE).map_err(|error| error.to_string())?;
+        metadata
+            .brokers()
+            .first()
+            .map(|broker| broker.id())
+            .ok_or_else(|| "no broker is known yet".to_owned())
     }
 
     fn some_offsets(&self, which: Offset, partitions: &[Partition]) -> Result<Offsets, String> {
@@ -199,9 +221,17 @@ impl Asker {
             count("groups");
             // SAFETY: as in `some_topics`.
             unsafe {
-                let group = Group(rd::rd_kafka_ListConsumerGroupOffsets_new(name.as_ptr(), list.ptr()));
-                let options = self.options(rd::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_LISTCONSUMERGROUPOFFSETS);
-                rd::rd_kafka_ListConsumerGroupOffsets(self.native(), &raw const group.0 as *mut _, 1, options.0, queue.ptr);
+                let group =
+                    Group(rd::rd_kafka_ListConsumerGroupOffsets_new(name.as_ptr(), list.ptr()));
+                let options = self
+                    .options(rd::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_LISTCONSUMERGROUPOFFSETS);
+                rd::rd_kafka_ListConsumerGroupOffsets(
+                    self.native(),
+                    &raw const group.0 as *mut _,
+                    1,
+                    options.0,
+                    queue.ptr,
+                );
             }
             asked += 1;
         }
@@ -210,7 +240,9 @@ impl Asker {
             // SAFETY: the event is a live answer to ListConsumerGroupOffsets.
             match answer(&queue).and_then(|event| unsafe { fetched(event.ptr) }) {
                 Ok((group, committed)) => drop(found.insert(group, committed)),
-                Err(error) => tracing::debug!(error, "the watcher got no answer about a group's offsets"),
+                Err(error) => {
+                    tracing::debug!(error, "the watcher got no answer about a group's offsets")
+                }
             }
         }
         found
@@ -225,7 +257,12 @@ impl Asker {
         // SAFETY: the client is alive; options that were just made are valid for writes.
         unsafe {
             let options = Options(rd::rd_kafka_AdminOptions_new(self.native(), request));
-            rd::rd_kafka_AdminOptions_set_request_timeout(options.0, timeout_ms, ptr::null_mut(), 0);
+            rd::rd_kafka_AdminOptions_set_request_timeout(
+                options.0,
+                timeout_ms,
+                ptr::null_mut(),
+                0,
+            );
             options
         }
     }
@@ -274,11 +311,19 @@ unsafe fn described(event: *mut rd::rd_kafka_event_t) -> Result<Topics, String> 
             match if error.is_null() { NO_ERROR } else { rd::rd_kafka_error_code(error) } {
                 NO_ERROR => {
                     let mut count = 0;
-                    let partitions = rd::rd_kafka_TopicDescription_partitions(*topic, &raw mut count);
-                    let numbers = slice(partitions, count).iter().map(|partition| rd::rd_kafka_TopicPartitionInfo_partition(*partition));
-                    found.insert(name, Topic { partitions: numbers.collect(), id: topic_id::id_of(*topic) });
+                    let partitions =
+                        rd::rd_kafka_TopicDescription_partitions(*topic, &raw mut count);
+                    let numbers = slice(partitions, count)
+                        .iter()
+                        .map(|partition| rd::rd_kafka_TopicPartitionInfo_partition(*partition));
+                    found.insert(
+                        name,
+                        Topic { partitions: numbers.collect(), id: topic_id::id_of(*topic) },
+                    );
                 }
-                RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART => drop(found.insert(name, Topic::default())),
+                RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART => {
+                    drop(found.insert(name, Topic::default()))
+                }
                 _ => {}
             }
         }
@@ -329,7 +374,8 @@ unsafe fn fetched(event: *mut rd::rd_kafka_event_t) -> Result<(String, Committed
             // What failed is left out, so that it is not taken for a partition without an offset.
             if element.err == NO_ERROR {
                 let offset = Some(element.offset).filter(|offset| *offset >= 0);
-                let noted = offset.map(|offset| position::Committed { offset, topic_id: noted_beside(element) });
+                let noted = offset
+                    .map(|offset| position::Committed { offset, topic_id: noted_beside(element) });
                 committed.insert(partition(element), noted);
             }
         }
@@ -345,11 +391,15 @@ fn partition(element: &rd::rd_kafka_topic_partition_t) -> Partition {
 
 /// # Safety
 /// As for [`elements`], and nobody else uses the list meanwhile.
-unsafe fn elements_mut<'a>(list: *mut rd::rd_kafka_topic_partition_list_t) -> &'a mut [rd::rd_kafka_topic_partition_t] {
+unsafe fn elements_mut<'a>(
+    list: *mut rd::rd_kafka_topic_partition_list_t,
+) -> &'a mut [rd::rd_kafka_topic_partition_t] {
     // SAFETY: by this function's contract, and a list has as many elements as it says.
     unsafe {
         match list.as_mut() {
-            Some(list) if list.cnt > 0 => std::slice::from_raw_parts_mut(list.elems, list.cnt as usize),
+            Some(list) if list.cnt > 0 => {
+                std::slice::from_raw_parts_mut(list.elems, list.cnt as usize)
+            }
             _ => &mut [],
         }
     }

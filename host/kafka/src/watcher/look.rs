@@ -1,5 +1,5 @@
-//! The watcher's thread: takes consumers in, asks brokers a few questions for all of them together, and tells
-//! each what follows.
+//! The watcher's thread: takes consumers in, asks brokers a few questions for all of them together,
+//! and tells each what follows.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -30,8 +30,8 @@ const SHARE: u32 = 4;
 const PARTITIONS_MAX: usize = 4_000;
 /// Groups whose offsets one look asks for.
 const GROUPS_MAX: usize = 256;
-/// How often a group's offsets are asked for when nothing says that they moved; spread, so that not all
-/// groups are asked for at once.
+/// How often a group's offsets are asked for when nothing says that they moved; spread, so that not
+/// all groups are asked for at once.
 const GROUP_FRESH: Duration = Duration::from_secs(30);
 /// How often topics are looked at: for new partitions, and whether they were made again.
 const TOPICS_FRESH: Duration = Duration::from_secs(3);
@@ -57,16 +57,21 @@ impl Look {
         incoming: Receiver<Subject>,
     ) -> Result<(), ConsumerError> {
         let mut config = ClientConfig::new();
-        config.set_log_level(RDKafkaLogLevel::Warning).set("client.id", "oncebox-watcher").set("enable.auto.commit", "false");
+        config
+            .set_log_level(RDKafkaLogLevel::Warning)
+            .set("client.id", "oncebox-watcher")
+            .set("enable.auto.commit", "false");
         // How long librdkafka believes in a coordinator that has moved.
         config.set("metadata.max.age.ms", "30000");
         for (name, value) in properties {
             config.set(name, value);
         }
-        // It never joins it. Without a group, librdkafka 2.12 dereferences null when a coordinator of any
-        // group answers that it is none, or none yet.
+        // It never joins it. Without a group, librdkafka 2.12 dereferences null when a coordinator
+        // of any group answers that it is none, or none yet.
         config.set("group.id", "oncebox.watcher");
-        let client = config.create_with_context(Quiet).map_err(|error| ConsumerError::from_creation(error, secrets))?;
+        let client = config
+            .create_with_context(Quiet)
+            .map_err(|error| ConsumerError::from_creation(error, secrets))?;
         let look = Self {
             asker: Asker::new(client),
             incoming,
@@ -75,8 +80,11 @@ impl Look {
             topics_at: HashMap::new(),
             busy_at: Instant::now(),
         };
-        let spawned = thread::Builder::new().name("oncebox-watch".to_owned()).spawn(move || look.run());
-        spawned.map(drop).map_err(|error| ConsumerError::Client { text: format!("no thread to watch on: {error}") })
+        let spawned =
+            thread::Builder::new().name("oncebox-watch".to_owned()).spawn(move || look.run());
+        spawned.map(drop).map_err(|error| ConsumerError::Client {
+            text: format!("no thread to watch on: {error}"),
+        })
     }
 
     /// Until nobody can bring consumers any more, or has not for a while.
@@ -90,8 +98,8 @@ impl Look {
         }
     }
 
-    /// Wait for the next look, or for a new consumer, which is looked at soon. False: there is nothing left
-    /// to do.
+    /// Wait for the next look, or for a new consumer, which is looked at soon. False: there is
+    /// nothing left to do.
     fn take_in(&mut self, pause: Duration) -> bool {
         self.subjects.retain(|subject| !subject.is_dropped());
         if self.subjects.is_empty() {
@@ -103,7 +111,8 @@ impl Look {
         let mut fresh = Vec::new();
         loop {
             // Those that come together are asked about together.
-            let limit = if fresh.is_empty() { until } else { until.min(Instant::now() + PAUSE / 10) };
+            let limit =
+                if fresh.is_empty() { until } else { until.min(Instant::now() + PAUSE / 10) };
             match self.incoming.recv_timeout(limit.saturating_duration_since(Instant::now())) {
                 Ok(subject) => fresh.push(subject),
                 Err(RecvTimeoutError::Timeout) => break,
@@ -125,12 +134,18 @@ impl Look {
     fn look(&mut self) {
         let mut subjects = self.next();
         self.find_topics(&subjects);
-        let due = subjects.iter_mut().filter(|subject| subject.is_due(&self.topics)).take(GROUPS_MAX).collect();
+        let due = subjects
+            .iter_mut()
+            .filter(|subject| subject.is_due(&self.topics))
+            .take(GROUPS_MAX)
+            .collect();
         self.find_committed(due);
         let (ends, mut starts) = (self.find_ends(&subjects), Offsets::new());
         self.find_starts(&subjects, &ends, &mut starts);
         // What was read since the group was last asked about is not waiting to be read.
-        let doubtful = subjects.iter_mut().filter(|s| s.judge(&self.topics, &ends, &starts) == Some(Sight::Something));
+        let doubtful = subjects
+            .iter_mut()
+            .filter(|s| s.judge(&self.topics, &ends, &starts) == Some(Sight::Something));
         self.find_committed(doubtful.take(GROUPS_MAX).collect());
         self.find_starts(&subjects, &ends, &mut starts);
         for mut subject in subjects {
@@ -153,8 +168,11 @@ impl Look {
     }
 
     fn find_topics(&mut self, subjects: &[Subject]) {
-        let is_due = |topic: &&Arc<str>| self.topics_at.get(*topic).is_none_or(|at| at.elapsed() > TOPICS_FRESH);
-        let due: BTreeSet<_> = subjects.iter().flat_map(|subject| &subject.topics).filter(is_due).cloned().collect();
+        let is_due = |topic: &&Arc<str>| {
+            self.topics_at.get(*topic).is_none_or(|at| at.elapsed() > TOPICS_FRESH)
+        };
+        let due: BTreeSet<_> =
+            subjects.iter().flat_map(|subject| &subject.topics).filter(is_due).cloned().collect();
         if due.is_empty() {
             return;
         }
@@ -175,31 +193,45 @@ impl Look {
     }
 
     fn find_committed(&self, subjects: Vec<&mut Subject>) {
-        let questions = |subject: &&mut Subject| Some((subject.group.clone(), subject.partitions(&self.topics)?));
+        let questions = |subject: &&mut Subject| {
+            Some((subject.group.clone(), subject.partitions(&self.topics)?))
+        };
         let questions: Vec<_> = subjects.iter().filter_map(questions).collect();
         if questions.is_empty() {
             return;
         }
-        let questions: Vec<_> = questions.iter().map(|(group, partitions)| (group.as_str(), partitions.clone())).collect();
+        let questions: Vec<_> = questions
+            .iter()
+            .map(|(group, partitions)| (group.as_str(), partitions.clone()))
+            .collect();
         let mut committed = self.asker.committed(&questions);
         for subject in subjects {
-            // An offset that was known a while ago says nothing once the coordinator does not answer.
+            // An offset that was known a while ago says nothing once the coordinator does not
+            // answer.
             subject.committed = committed.remove(&subject.group);
             if subject.committed.is_some() {
-                subject.ask_at = Instant::now() + GROUP_FRESH.mul_f64(0.5 + rand::random::<f64>() / 2.0);
+                subject.ask_at =
+                    Instant::now() + GROUP_FRESH.mul_f64(0.5 + rand::random::<f64>() / 2.0);
             }
         }
     }
 
     fn find_ends(&self, subjects: &[Subject]) -> Offsets {
-        let partitions: BTreeSet<Partition> = subjects.iter().filter_map(|subject| subject.partitions(&self.topics)).flatten().collect();
+        let partitions: BTreeSet<Partition> = subjects
+            .iter()
+            .filter_map(|subject| subject.partitions(&self.topics))
+            .flatten()
+            .collect();
         self.asker.offsets(Offset::End, &partitions.into_iter().collect::<Vec<_>>())
     }
 
     /// First offsets are of use only for partitions that have an end and a group without an offset.
     fn find_starts(&self, subjects: &[Subject], ends: &Offsets, starts: &mut Offsets) {
-        let without = |subject: &Subject| subject.without_offset(&self.topics).cloned().collect::<Vec<_>>();
-        let wanted = |partition: &Partition| ends.get(partition).is_some_and(|end| *end > 0) && !starts.contains_key(partition);
+        let without =
+            |subject: &Subject| subject.without_offset(&self.topics).cloned().collect::<Vec<_>>();
+        let wanted = |partition: &Partition| {
+            ends.get(partition).is_some_and(|end| *end > 0) && !starts.contains_key(partition)
+        };
         let partitions: BTreeSet<_> = subjects.iter().flat_map(without).filter(wanted).collect();
         let partitions: Vec<_> = partitions.into_iter().collect();
         if !partitions.is_empty() {

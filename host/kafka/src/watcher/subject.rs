@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use super::Sight;
 use crate::{flow::Partition, position, topic_id::TopicId};
 
-/// How long brokers may leave a question about a consumer unanswered before it counts as one that cannot be
-/// told.
+/// How long brokers may leave a question about a consumer unanswered before it counts as one that
+/// cannot be told.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The group's offsets, where it has any.
@@ -60,29 +60,48 @@ impl Subject {
     pub(super) fn partitions(&self, topics: &Topics) -> Option<Vec<Partition>> {
         let mut partitions = Vec::new();
         for topic in &self.topics {
-            let numbers = &topics.get(topic).filter(|topic| !topic.partitions.is_empty())?.partitions;
-            partitions.extend(numbers.iter().map(|number| Partition { topic: Arc::clone(topic), number: *number }));
+            let numbers =
+                &topics.get(topic).filter(|topic| !topic.partitions.is_empty())?.partitions;
+            partitions.extend(
+                numbers
+                    .iter()
+                    .map(|number| Partition { topic: Arc::clone(topic), number: *number }),
+            );
         }
         Some(partitions)
     }
 
-    /// Whether the coordinator is to be asked: it is time, or there are partitions that it was not asked about.
+    /// Whether the coordinator is to be asked: it is time, or there are partitions that it was not
+    /// asked about.
     pub(super) fn is_due(&self, topics: &Topics) -> bool {
         let knows_all = |committed: &Committed| {
-            self.partitions(topics).is_none_or(|partitions| partitions.iter().all(|partition| committed.contains_key(partition)))
+            self.partitions(topics).is_none_or(|partitions| {
+                partitions.iter().all(|partition| committed.contains_key(partition))
+            })
         };
-        self.ask_at <= Instant::now() || self.committed.as_ref().is_some_and(|committed| !knows_all(committed))
+        self.ask_at <= Instant::now()
+            || self.committed.as_ref().is_some_and(|committed| !knows_all(committed))
     }
 
-    /// The partitions whose group has no offset: never one, or only of a topic of that name that is gone.
-    pub(super) fn without_offset<'a>(&'a self, topics: &'a Topics) -> impl Iterator<Item = &'a Partition> {
+    /// The partitions whose group has no offset: never one, or only of a topic of that name that is
+    /// gone.
+    pub(super) fn without_offset<'a>(
+        &'a self,
+        topics: &'a Topics,
+    ) -> impl Iterator<Item = &'a Partition> {
         let committed = self.committed.iter().flatten();
-        committed.filter(move |(partition, committed)| offset(topics, partition, committed).is_none()).map(|(partition, _)| partition)
+        committed
+            .filter(move |(partition, committed)| offset(topics, partition, committed).is_none())
+            .map(|(partition, _)| partition)
     }
 
     /// What is there to read, as far as it is known.
     pub(super) fn judge(&self, topics: &Topics, ends: &Offsets, starts: &Offsets) -> Option<Sight> {
-        if self.topics.iter().any(|topic| topics.get(topic).is_some_and(|topic| topic.partitions.is_empty())) {
+        if self
+            .topics
+            .iter()
+            .any(|topic| topics.get(topic).is_some_and(|topic| topic.partitions.is_empty()))
+        {
             // It does not exist; a consumer says so, and notices when it is made.
             return Some(Sight::Blind);
         }
@@ -122,7 +141,11 @@ impl Subject {
 }
 
 /// The offset that means something in the topic that there is.
-fn offset(topics: &Topics, partition: &Partition, committed: &Option<position::Committed>) -> Option<i64> {
+fn offset(
+    topics: &Topics,
+    partition: &Partition,
+    committed: &Option<position::Committed>,
+) -> Option<i64> {
     let id = topics.get(&partition.topic).map_or(&None, |topic| &topic.id);
     committed.as_ref().filter(|committed| committed.is_of(id)).map(|committed| committed.offset)
 }
@@ -149,10 +172,23 @@ mod tests {
     }
 
     /// The same, of a topic with another id than the offsets are of.
-    fn judge_of(id: Option<&str>, committed: [Option<i64>; 2], ends: &[i64], starts: &[i64]) -> Option<Sight> {
-        let mut subject = Subject::new("g".to_owned(), &["t".to_owned()], watch::channel(Sight::Unknown).0);
-        subject.committed = Some((0..).zip(committed).map(|(number, offset)| (partition(number), offset.map(of_a))).collect());
-        let offsets = |offsets: &[i64]| (0..).zip(offsets).map(|(number, offset)| (partition(number), *offset)).collect();
+    fn judge_of(
+        id: Option<&str>,
+        committed: [Option<i64>; 2],
+        ends: &[i64],
+        starts: &[i64],
+    ) -> Option<Sight> {
+        let mut subject =
+            Subject::new("g".to_owned(), &["t".to_owned()], watch::channel(Sight::Unknown).0);
+        subject.committed = Some(
+            (0..)
+                .zip(committed)
+                .map(|(number, offset)| (partition(number), offset.map(of_a)))
+                .collect(),
+        );
+        let offsets = |offsets: &[i64]| {
+            (0..).zip(offsets).map(|(number, offset)| (partition(number), *offset)).collect()
+        };
         subject.judge(&topics(&[0, 1], id), &offsets(ends), &offsets(starts))
     }
 
@@ -161,32 +197,60 @@ mod tests {
         const NOTHING: Option<Sight> = Some(Sight::Nothing { committed: true });
         assert_eq!(judge([Some(5), Some(7)], &[5, 7], &[]), NOTHING);
         assert_eq!(judge([Some(5), Some(7)], &[5, 8], &[]), Some(Sight::Something));
-        assert_eq!(judge([Some(5), Some(7)], &[5, 6], &[]), Some(Sight::Something), "the topic was truncated");
+        assert_eq!(
+            judge([Some(5), Some(7)], &[5, 6], &[]),
+            Some(Sight::Something),
+            "the topic was truncated"
+        );
         assert_eq!(judge([Some(5), Some(7)], &[5], &[]), None, "one partition is not known");
         assert_eq!(judge([None, Some(7)], &[0, 7], &[]), NOTHING);
-        assert_eq!(judge([None, Some(7)], &[5, 7], &[]), None, "what is left of the partition is not known");
-        assert_eq!(judge([None, Some(7)], &[5, 7], &[5]), NOTHING, "nothing is left of the partition");
+        assert_eq!(
+            judge([None, Some(7)], &[5, 7], &[]),
+            None,
+            "what is left of the partition is not known"
+        );
+        assert_eq!(
+            judge([None, Some(7)], &[5, 7], &[5]),
+            NOTHING,
+            "nothing is left of the partition"
+        );
         assert_eq!(judge([None, Some(7)], &[5, 7], &[4]), Some(Sight::Something));
         assert_eq!(judge([None, None], &[0, 0], &[]), Some(Sight::Nothing { committed: false }));
     }
 
     #[test]
     fn an_offset_of_a_topic_that_is_gone_is_none() {
-        let other = |ends: &[i64], starts: &[i64]| judge_of(Some("b"), [Some(5), Some(7)], ends, starts);
-        assert_eq!(other(&[5, 7], &[0, 0]), Some(Sight::Something), "as long as the one that is gone");
+        let other =
+            |ends: &[i64], starts: &[i64]| judge_of(Some("b"), [Some(5), Some(7)], ends, starts);
+        assert_eq!(
+            other(&[5, 7], &[0, 0]),
+            Some(Sight::Something),
+            "as long as the one that is gone"
+        );
         assert_eq!(other(&[5, 7], &[]), None, "what is left of it is not known");
         assert_eq!(other(&[0, 0], &[]), Some(Sight::Nothing { committed: true }));
-        assert_eq!(judge_of(None, [Some(5), Some(7)], &[5, 7], &[]), Some(Sight::Nothing { committed: true }), "the id is not known");
-        let mut subject = Subject::new("g".to_owned(), &["t".to_owned()], watch::channel(Sight::Unknown).0);
+        assert_eq!(
+            judge_of(None, [Some(5), Some(7)], &[5, 7], &[]),
+            Some(Sight::Nothing { committed: true }),
+            "the id is not known"
+        );
+        let mut subject =
+            Subject::new("g".to_owned(), &["t".to_owned()], watch::channel(Sight::Unknown).0);
         subject.committed = Some([(partition(0), Some(of_a(5))), (partition(1), None)].into());
-        let without = |id| subject.without_offset(&topics(&[0, 1], id)).map(|partition| partition.number).collect::<Vec<_>>();
+        let without = |id| {
+            subject
+                .without_offset(&topics(&[0, 1], id))
+                .map(|partition| partition.number)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(without(Some("a")), [1]);
         assert_eq!(without(Some("b")), [0, 1]);
     }
 
     #[test]
     fn a_partition_that_is_added_is_asked_about_at_once() {
-        let mut subject = Subject::new("g".to_owned(), &["t".to_owned()], watch::channel(Sight::Unknown).0);
+        let mut subject =
+            Subject::new("g".to_owned(), &["t".to_owned()], watch::channel(Sight::Unknown).0);
         assert!(subject.is_due(&topics(&[0], None)), "nothing is known");
         subject.committed = Some([(partition(0), None)].into());
         subject.ask_at = Instant::now() + Duration::from_secs(3_600);
@@ -196,9 +260,13 @@ mod tests {
 
     #[test]
     fn a_topic_that_nobody_knows_is_not_an_empty_one() {
-        let mut subject = Subject::new("g".to_owned(), &["t".to_owned()], watch::channel(Sight::Unknown).0);
+        let mut subject =
+            Subject::new("g".to_owned(), &["t".to_owned()], watch::channel(Sight::Unknown).0);
         subject.committed = Some(Committed::new());
         assert_eq!(subject.judge(&Topics::new(), &Offsets::new(), &Offsets::new()), None);
-        assert_eq!(subject.judge(&topics(&[], None), &Offsets::new(), &Offsets::new()), Some(Sight::Blind));
+        assert_eq!(
+            subject.judge(&topics(&[], None), &Offsets::new(), &Offsets::new()),
+            Some(Sight::Blind)
+        );
     }
 }

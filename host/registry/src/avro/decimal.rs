@@ -22,7 +22,10 @@ pub(super) fn digits(bytes: &[u8], scale: usize) -> String {
 }
 
 fn magnitude(bytes: &[u8], is_negative: bool) -> String {
-    let mut limbs: Vec<u32> = bytes.rchunks(4).map(|chunk| chunk.iter().fold(0, |limb, byte| limb << 8 | u32::from(*byte))).collect();
+    let mut limbs: Vec<u32> = bytes
+        .rchunks(4)
+        .map(|chunk| chunk.iter().fold(0, |limb, byte| limb << 8 | u32::from(*byte)))
+        .collect();
     if is_negative {
         let missing = (4 - bytes.len() % 4) % 4;
         if let Some(last) = limbs.last_mut() {
@@ -74,7 +77,9 @@ mod tests {
         ] {
             assert_eq!(digits(bytes, scale), text, "{bytes:?}");
         }
-        for number in [i128::MIN, i128::MIN + 1, -1_000_000_000, -1, 0, 999_999_999, 1 << 96, i128::MAX] {
+        for number in
+            [i128::MIN, i128::MIN + 1, -1_000_000_000, -1, 0, 999_999_999, 1 << 96, i128::MAX]
+        {
             assert_eq!(digits(&number.to_be_bytes(), 0), number.to_string());
         }
         assert_eq!(digits(&[0x7f; DECIMAL_BYTES_MAX], 0).len(), 617);

@@ -16,7 +16,9 @@ impl Schema {
     pub(crate) fn parse(text: &str, references: &[(String, String)]) -> Result<Self, String> {
         let mut parser = Parser::default();
         for (name, text) in references {
-            parser.parse_text(text).map_err(|why| format!("in `{name}`, which it refers to: {why}"))?;
+            parser
+                .parse_text(text)
+                .map_err(|why| format!("in `{name}`, which it refers to: {why}"))?;
         }
         let root = parser.parse_text(text)?;
         Ok(Self { nodes: parser.nodes, root })
@@ -34,7 +36,9 @@ struct Parser {
 impl Parser {
     fn parse_text(&mut self, text: &str) -> Result<usize, String> {
         let value = serde_json::from_str(text);
-        let value = value.map_err(|error| format!("it is no JSON, in line {} at {}", error.line(), error.column()))?;
+        let value = value.map_err(|error| {
+            format!("it is no JSON, in line {} at {}", error.line(), error.column())
+        })?;
         self.depth = 0;
         self.parse(&value, "")
     }
@@ -68,7 +72,10 @@ impl Parser {
     }
 
     fn parse_union(&mut self, branches: &[Value], namespace: &str) -> Result<usize, String> {
-        let branches: Vec<usize> = branches.iter().map(|branch| self.parse(branch, namespace)).collect::<Result<_, _>>()?;
+        let branches: Vec<usize> = branches
+            .iter()
+            .map(|branch| self.parse(branch, namespace))
+            .collect::<Result<_, _>>()?;
         // A chain of unions would be followed without a value in between.
         if branches.iter().any(|branch| matches!(self.nodes[*branch], Node::Union(_))) {
             return Err("a union is directly within a union".to_owned());
@@ -76,7 +83,11 @@ impl Parser {
         Ok(self.add(Node::Union(branches)))
     }
 
-    fn parse_object(&mut self, members: &Map<String, Value>, namespace: &str) -> Result<usize, String> {
+    fn parse_object(
+        &mut self,
+        members: &Map<String, Value>,
+        namespace: &str,
+    ) -> Result<usize, String> {
         let kind = match members.get("type") {
             Some(Value::String(kind)) => kind.as_str(),
             Some(inner) => return self.parse(inner, namespace),
@@ -88,14 +99,19 @@ impl Parser {
             "map" => Node::Map(self.parse_member(members, "values", namespace)?),
             "enum" => {
                 let name = self.name_of(members, namespace)?.0;
-                let symbols = strings(members, "symbols").ok_or_else(|| format!("the enum `{name}` has no `symbols`"))?;
+                let symbols = strings(members, "symbols")
+                    .ok_or_else(|| format!("the enum `{name}` has no `symbols`"))?;
                 return self.add_named(name.clone(), Node::Enum { name, symbols });
             }
             "fixed" => {
                 let name = self.name_of(members, namespace)?.0;
-                let size = members.get("size").and_then(Value::as_u64).and_then(|size| usize::try_from(size).ok());
+                let size = members
+                    .get("size")
+                    .and_then(Value::as_u64)
+                    .and_then(|size| usize::try_from(size).ok());
                 let size = size.ok_or_else(|| format!("the fixed `{name}` has no `size`"))?;
-                let node = logical(members, Some(size))?.unwrap_or(Node::Fixed { name: name.clone(), size });
+                let node = logical(members, Some(size))?
+                    .unwrap_or(Node::Fixed { name: name.clone(), size });
                 return self.add_named(name, node);
             }
             "bytes" => logical(members, None)?.unwrap_or(Node::Bytes),
@@ -104,22 +120,36 @@ impl Parser {
         Ok(self.add(node))
     }
 
-    fn parse_member(&mut self, members: &Map<String, Value>, key: &str, namespace: &str) -> Result<usize, String> {
+    fn parse_member(
+        &mut self,
+        members: &Map<String, Value>,
+        key: &str,
+        namespace: &str,
+    ) -> Result<usize, String> {
         let member = members.get(key).ok_or_else(|| format!("a type has no `{key}`"))?;
         self.parse(member, namespace)
     }
 
-    fn parse_record(&mut self, members: &Map<String, Value>, namespace: &str) -> Result<usize, String> {
+    fn parse_record(
+        &mut self,
+        members: &Map<String, Value>,
+        namespace: &str,
+    ) -> Result<usize, String> {
         let (name, namespace) = self.name_of(members, namespace)?;
         // Its name is known before its fields are, which may be of it.
         let record = self.add_named(name.clone(), Node::Null)?;
-        let found = members.get("fields").and_then(Value::as_array).ok_or_else(|| format!("the record `{name}` has no `fields`"))?;
+        let found = members
+            .get("fields")
+            .and_then(Value::as_array)
+            .ok_or_else(|| format!("the record `{name}` has no `fields`"))?;
         let mut fields: Vec<(String, usize)> = Vec::with_capacity(found.len());
         let mut seen = std::collections::HashSet::new();
         for field in found {
-            let field = field.as_object().ok_or_else(|| format!("a field of `{name}` is no object"))?;
+            let field =
+                field.as_object().ok_or_else(|| format!("a field of `{name}` is no object"))?;
             let field_name = field.get("name").and_then(Value::as_str).filter(|name| is_name(name));
-            let field_name = field_name.ok_or_else(|| format!("a field of `{name}` has no name that can be one"))?;
+            let field_name = field_name
+                .ok_or_else(|| format!("a field of `{name}` has no name that can be one"))?;
             if !seen.insert(field_name) {
                 return Err(format!("the record `{name}` has two fields `{field_name}`"));
             }
@@ -139,12 +169,21 @@ impl Parser {
     }
 
     /// The full name of a type, and its namespace.
-    fn name_of(&self, members: &Map<String, Value>, around: &str) -> Result<(String, String), String> {
-        let name = members.get("name").and_then(Value::as_str).ok_or("a named type has no `name`")?;
+    fn name_of(
+        &self,
+        members: &Map<String, Value>,
+        around: &str,
+    ) -> Result<(String, String), String> {
+        let name =
+            members.get("name").and_then(Value::as_str).ok_or("a named type has no `name`")?;
         let namespace = members.get("namespace").and_then(Value::as_str).unwrap_or(around);
         let name = full_name(name, namespace);
         let (namespace, simple) = name.rsplit_once('.').unwrap_or(("", &name));
-        if !is_name(simple) || name.len() > NAME_BYTES_MAX || name.contains(char::is_control) || primitive(&name).is_some() {
+        if !is_name(simple)
+            || name.len() > NAME_BYTES_MAX
+            || name.contains(char::is_control)
+            || primitive(&name).is_some()
+        {
             return Err("a type has a name that cannot be one".to_owned());
         }
         Ok((name.clone(), namespace.to_owned()))
@@ -161,7 +200,9 @@ fn full_name(name: &str, namespace: &str) -> String {
 }
 
 fn is_name(name: &str) -> bool {
-    !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.chars().all(|c| c.is_alphanumeric() || c == '_')
+    !name.is_empty()
+        && name.len() <= NAME_BYTES_MAX
+        && name.chars().all(|c| c.is_alphanumeric() || c == '_')
 }
 
 fn primitive(name: &str) -> Option<Node> {
@@ -178,7 +219,8 @@ fn primitive(name: &str) -> Option<Node> {
     })
 }
 
-/// What a logical type makes of bytes, if it makes something of them; one that is wrong counts for nothing.
+/// What a logical type makes of bytes, if it makes something of them; one that is wrong counts for
+/// nothing.
 fn logical(members: &Map<String, Value>, size: Option<usize>) -> Result<Option<Node>, String> {
     let number = |key| members.get(key).and_then(Value::as_u64);
     Ok(match (members.get("logicalType").and_then(Value::as_str), size) {
@@ -187,9 +229,14 @@ fn logical(members: &Map<String, Value>, size: Option<usize>) -> Result<Option<N
             if number("precision").is_none_or(|precision| precision == 0 || scale > precision) {
                 return Ok(None);
             }
-            let is_small = scale <= decimal::SCALE_MAX as u64 && size.is_none_or(|size| size <= decimal::DECIMAL_BYTES_MAX);
+            let is_small = scale <= decimal::SCALE_MAX as u64
+                && size.is_none_or(|size| size <= decimal::DECIMAL_BYTES_MAX);
             if !is_small {
-                return Err(format!("a decimal has more than {} bytes or a scale over {}", decimal::DECIMAL_BYTES_MAX, decimal::SCALE_MAX));
+                return Err(format!(
+                    "a decimal has more than {} bytes or a scale over {}",
+                    decimal::DECIMAL_BYTES_MAX,
+                    decimal::SCALE_MAX
+                ));
             }
             (size != Some(0)).then_some(Node::Decimal { scale: scale as usize, size })
         }

@@ -17,7 +17,14 @@ const DEPTH_MAX: usize = 64;
 impl Schema {
     /// A payload as JSON, and the name of its type if it has one.
     pub(crate) fn decode(&self, payload: &[u8]) -> Result<(Vec<u8>, Option<String>), String> {
-        let mut reader = Reader { schema: self, rest: payload, out: Bounded::default(), values: 0, path: Vec::new(), name: None };
+        let mut reader = Reader {
+            schema: self,
+            rest: payload,
+            out: Bounded::default(),
+            values: 0,
+            path: Vec::new(),
+            name: None,
+        };
         let read = reader.value(self.root).and_then(|()| match reader.rest {
             [] => Ok(()),
             rest => Err(format!("{} bytes are left over", rest.len())),
@@ -87,11 +94,21 @@ impl<'s, 'p> Reader<'s, 'p> {
             }
             Node::Float => {
                 let number = f32::from_le_bytes(self.array()?);
-                self.float(number.is_nan(), number == f32::INFINITY, number == f32::NEG_INFINITY, &number)
+                self.float(
+                    number.is_nan(),
+                    number == f32::INFINITY,
+                    number == f32::NEG_INFINITY,
+                    &number,
+                )
             }
             Node::Double => {
                 let number = f64::from_le_bytes(self.array()?);
-                self.float(number.is_nan(), number == f64::INFINITY, number == f64::NEG_INFINITY, &number)
+                self.float(
+                    number.is_nan(),
+                    number == f64::INFINITY,
+                    number == f64::NEG_INFINITY,
+                    &number,
+                )
             }
             Node::Bytes => {
                 let bytes = self.bytes()?;
@@ -177,13 +194,17 @@ impl<'s, 'p> Reader<'s, 'p> {
         self.write("}")
     }
 
-    /// Items come in blocks, each with its count, until one of none. A negative count is followed by the block's bytes.
+    /// Items come in blocks, each with its count, until one of none. A negative count is followed
+    /// by the block's bytes.
     fn blocks(&mut self, mut item: impl FnMut(&mut Self) -> Read) -> Read {
         loop {
             let count = self.long()?;
             if count < 0 {
                 let size = self.long()?;
-                usize::try_from(size).ok().filter(|size| *size <= self.rest.len()).ok_or("a block is longer than what there is")?;
+                usize::try_from(size)
+                    .ok()
+                    .filter(|size| *size <= self.rest.len())
+                    .ok_or("a block is longer than what there is")?;
             }
             if count == 0 {
                 return Ok(());
@@ -200,22 +221,39 @@ impl<'s, 'p> Reader<'s, 'p> {
             None => self.bytes()?,
         };
         if bytes.is_empty() || bytes.len() > decimal::DECIMAL_BYTES_MAX {
-            return Err(format!("a decimal has no byte, or more than {}", decimal::DECIMAL_BYTES_MAX));
+            return Err(format!(
+                "a decimal has no byte, or more than {}",
+                decimal::DECIMAL_BYTES_MAX
+            ));
         }
         self.string(&decimal::digits(bytes, scale))
     }
 
     fn uuid(&mut self) -> Read {
         let hex: String = self.array::<16>()?.iter().map(|byte| format!("{byte:02x}")).collect();
-        self.string(&format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
+        self.string(&format!(
+            "{}-{}-{}-{}-{}",
+            &hex[..8],
+            &hex[8..12],
+            &hex[12..16],
+            &hex[16..20],
+            &hex[20..]
+        ))
     }
 
     fn duration(&mut self) -> Read {
-        let [months, days, millis] = [self.array()?, self.array()?, self.array()?].map(u32::from_le_bytes);
+        let [months, days, millis] =
+            [self.array()?, self.array()?, self.array()?].map(u32::from_le_bytes);
         self.write(&format!("{{\"months\":{months},\"days\":{days},\"millis\":{millis}}}"))
     }
 
-    fn float(&mut self, is_nan: bool, is_infinite: bool, is_negative_infinite: bool, number: &impl serde::Serialize) -> Read {
+    fn float(
+        &mut self,
+        is_nan: bool,
+        is_infinite: bool,
+        is_negative_infinite: bool,
+        number: &impl serde::Serialize,
+    ) -> Read {
         match () {
             () if is_nan => self.write("\"NaN\""),
             () if is_infinite => self.write("\"Infinity\""),
@@ -289,7 +327,9 @@ impl<'s, 'p> Reader<'s, 'p> {
 impl Node {
     fn name(&self) -> Option<&str> {
         match self {
-            Self::Record { name, .. } | Self::Enum { name, .. } | Self::Fixed { name, .. } => Some(name),
+            Self::Record { name, .. } | Self::Enum { name, .. } | Self::Fixed { name, .. } => {
+                Some(name)
+            }
             _ => None,
         }
     }
@@ -349,14 +389,30 @@ mod tests {
             (r#"{"type":"array","items":"int"}"#, vec![4, 2, 4, 2, 6, 0], "[1,2,3]"),
             (r#"{"type":"array","items":"int"}"#, vec![3, 4, 2, 4, 0], "[1,2]"),
             (r#"{"type":"array","items":"int"}"#, vec![0], "[]"),
-            (r#"{"type":"map","values":"int"}"#, vec![2, 2, b'k', 2, 1, 6, 2, b'l', 4, 0], r#"{"k":1,"l":2}"#),
+            (
+                r#"{"type":"map","values":"int"}"#,
+                vec![2, 2, b'k', 2, 1, 6, 2, b'l', 4, 0],
+                r#"{"k":1,"l":2}"#,
+            ),
             (r#"{"type":"map","values":"int"}"#, vec![0], "{}"),
             (r#"["null","string"]"#, vec![0], "null"),
             (r#"["null","string"]"#, vec![2, 2, b'x'], r#""x""#),
             (r#"{"type":{"type":"string","avro.java.string":"String"}}"#, vec![2, b'x'], r#""x""#),
-            (r#"{"type":"bytes","logicalType":"decimal","precision":4,"scale":2}"#, vec![4, 0xfb, 0x32], r#""-12.30""#),
-            (r#"{"type":"fixed","name":"D","size":2,"logicalType":"decimal","precision":4}"#, vec![0x04, 0xce], r#""1230""#),
-            (r#"{"type":"bytes","logicalType":"decimal","precision":1,"scale":2}"#, vec![2, 7], r#""Bw==""#),
+            (
+                r#"{"type":"bytes","logicalType":"decimal","precision":4,"scale":2}"#,
+                vec![4, 0xfb, 0x32],
+                r#""-12.30""#,
+            ),
+            (
+                r#"{"type":"fixed","name":"D","size":2,"logicalType":"decimal","precision":4}"#,
+                vec![0x04, 0xce],
+                r#""1230""#,
+            ),
+            (
+                r#"{"type":"bytes","logicalType":"decimal","precision":1,"scale":2}"#,
+                vec![2, 7],
+                r#""Bw==""#,
+            ),
             (r#"{"type":"string","logicalType":"uuid"}"#, vec![2, b'u'], r#""u""#),
             (
                 r#"{"type":"fixed","name":"U","size":16,"logicalType":"uuid"}"#,
@@ -365,7 +421,11 @@ mod tests {
             ),
             (r#"{"type":"int","logicalType":"date"}"#, zigzag(19_723), "19723"),
             (r#"{"type":"int","logicalType":"time-millis"}"#, zigzag(1), "1"),
-            (r#"{"type":"long","logicalType":"timestamp-micros"}"#, zigzag(1_700_000_000_000_001), "1700000000000001"),
+            (
+                r#"{"type":"long","logicalType":"timestamp-micros"}"#,
+                zigzag(1_700_000_000_000_001),
+                "1700000000000001",
+            ),
             (
                 r#"{"type":"fixed","name":"P","size":12,"logicalType":"duration"}"#,
                 vec![1, 0, 0, 0, 2, 0, 0, 0, 255, 255, 255, 255],
@@ -381,7 +441,10 @@ mod tests {
     fn records_have_names_and_may_be_within_themselves() {
         let tree = record(r#"{"name":"value","type":"int"},{"name":"next","type":["null","R"]}"#);
         let (text, name) = schema(&tree).decode(&[2, 2, 4, 0]).expect("it decodes");
-        assert_eq!(String::from_utf8(text).expect("UTF-8"), r#"{"value":1,"next":{"value":2,"next":null}}"#);
+        assert_eq!(
+            String::from_utf8(text).expect("UTF-8"),
+            r#"{"value":1,"next":{"value":2,"next":null}}"#
+        );
         assert_eq!(name.as_deref(), Some("a.b.R"));
         assert_eq!(json(&record(""), &[]), "{}");
         let either = r#"["null",{"type":"record","name":"x.A","fields":[]},{"type":"record","name":"B","fields":[]}]"#;
@@ -403,21 +466,49 @@ mod tests {
         for (schema, payload, why) in [
             (r#""int""#, &[][..], "it ends too early at ``"),
             (r#""int""#, &[2, 2, 2], "2 bytes are left over at ``"),
-            (r#""int""#, &[0x80, 0x80, 0x80, 0x80, 0x20], "an int is larger than an int can be at ``"),
+            (
+                r#""int""#,
+                &[0x80, 0x80, 0x80, 0x80, 0x20],
+                "an int is larger than an int can be at ``",
+            ),
             (r#""long""#, &[0xff; 11], "a number has more than 64 bits at ``"),
             (r#""string""#, &[2, 0xff], "a string is not UTF-8 at ``"),
             (r#""string""#, &[1], "a length is negative at ``"),
-            (r#""bytes""#, &[0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1], "it ends too early at ``"),
+            (
+                r#""bytes""#,
+                &[0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1],
+                "it ends too early at ``",
+            ),
             (r#""double""#, &[0; 7], "it ends too early at ``"),
             (r#"["null"]"#, &[2], "a union has no such branch at ``"),
             (r#"["null"]"#, &[1], "a union has no such branch at ``"),
             ("[]", &[0], "a union has no such branch at ``"),
-            (r#"{"type":"enum","name":"E","symbols":["A"]}"#, &[2], "an enum has no such symbol at ``"),
+            (
+                r#"{"type":"enum","name":"E","symbols":["A"]}"#,
+                &[2],
+                "an enum has no such symbol at ``",
+            ),
             (r#"{"type":"array","items":"int"}"#, &[2, 2], "it ends too early at ``"),
-            (r#"{"type":"array","items":"int"}"#, &[1, 20, 2, 0], "a block is longer than what there is at ``"),
-            (r#"{"type":"array","items":"int"}"#, &[1, 1, 2, 0], "a block is longer than what there is at ``"),
-            (r#"{"type":"map","values":"int"}"#, &[4, 2, b'k', 2, 2, b'k', 2, 0], "a map has a key twice at ``"),
-            (r#"{"type":"bytes","logicalType":"decimal","precision":4}"#, &[0], "a decimal has no byte, or more than 256 at ``"),
+            (
+                r#"{"type":"array","items":"int"}"#,
+                &[1, 20, 2, 0],
+                "a block is longer than what there is at ``",
+            ),
+            (
+                r#"{"type":"array","items":"int"}"#,
+                &[1, 1, 2, 0],
+                "a block is longer than what there is at ``",
+            ),
+            (
+                r#"{"type":"map","values":"int"}"#,
+                &[4, 2, b'k', 2, 2, b'k', 2, 0],
+                "a map has a key twice at ``",
+            ),
+            (
+                r#"{"type":"bytes","logicalType":"decimal","precision":4}"#,
+                &[0],
+                "a decimal has no byte, or more than 256 at ``",
+            ),
         ] {
             assert_eq!(fault(schema, payload), why, "{schema}");
         }
@@ -428,7 +519,11 @@ mod tests {
     fn bombs_do_not_go_off() {
         let many = zigzag(i64::MAX);
         let too_many = "it has more than 1000000 values";
-        for items in [r#""null""#, r#"{"type":"record","name":"Empty","fields":[]}"#, r#"{"type":"fixed","name":"F0","size":0}"#] {
+        for items in [
+            r#""null""#,
+            r#"{"type":"record","name":"Empty","fields":[]}"#,
+            r#"{"type":"fixed","name":"F0","size":0}"#,
+        ] {
             let array = format!(r#"{{"type":"array","items":{items}}}"#);
             assert!(fault(&array, &many).starts_with(too_many), "{items}");
         }
@@ -444,15 +539,17 @@ mod tests {
                 (format!("R{n}"), text)
             })
             .collect();
-        let doubled = Schema::parse(r#""R29""#, &types).expect("a schema").decode(&[]).expect_err("too many");
+        let doubled =
+            Schema::parse(r#""R29""#, &types).expect("a schema").decode(&[]).expect_err("too many");
         assert!(doubled.starts_with(too_many), "{doubled}");
         let endless = record(r#"{"name":"self","type":"R"}"#);
         assert!(fault(&endless, &[]).starts_with("it is nested more than 64 deep at `/self/self"));
         let list = record(r#"{"name":"next","type":["null","R"]}"#);
         assert!(fault(&list, &[2; 1_000_000]).starts_with("it is nested more than 64 deep"));
         let long_name = "n".repeat(1_000);
-        let wide =
-            format!(r#"{{"type":"array","items":{{"type":"record","name":"W","fields":[{{"name":"{long_name}","type":"null"}}]}}}}"#);
+        let wide = format!(
+            r#"{{"type":"array","items":{{"type":"record","name":"W","fields":[{{"name":"{long_name}","type":"null"}}]}}}}"#
+        );
         assert!(fault(&wide, &many).starts_with("as JSON it is larger than 16 MiB"));
     }
 
@@ -462,10 +559,16 @@ mod tests {
         let kind = r#"{"type":"enum","name":"shop.kinds.Kind","symbols":["A"]}"#;
         let order = r#"{"type":"record","name":"Order","namespace":"shop","fields":[
             {"name":"item","type":"Item"},{"name":"same","type":"shop.Item"},{"name":"kind","type":"shop.kinds.Kind"}]}"#;
-        let references = [("shop.Item".to_owned(), item.to_owned()), ("shop.kinds.Kind".to_owned(), kind.to_owned())];
+        let references = [
+            ("shop.Item".to_owned(), item.to_owned()),
+            ("shop.kinds.Kind".to_owned(), kind.to_owned()),
+        ];
         let schema = Schema::parse(order, &references).expect("a schema");
         let (json, name) = schema.decode(&[2, 4, 0]).expect("it decodes");
-        assert_eq!(String::from_utf8(json).expect("UTF-8"), r#"{"item":{"n":1},"same":{"n":2},"kind":"A"}"#);
+        assert_eq!(
+            String::from_utf8(json).expect("UTF-8"),
+            r#"{"item":{"n":1},"same":{"n":2},"kind":"A"}"#
+        );
         assert_eq!(name.as_deref(), Some("shop.Order"));
     }
 
@@ -480,12 +583,21 @@ mod tests {
             (r#"{"type":"array"}"#, "a type has no `items`"),
             (r#"{"type":"record","name":"R"}"#, "the record `R` has no `fields`"),
             (r#"{"type":"record","fields":[]}"#, "a named type has no `name`"),
-            (r#"{"type":"record","name":"a b","fields":[]}"#, "a type has a name that cannot be one"),
-            (r#"{"type":"record","name":"int","fields":[]}"#, "a type has a name that cannot be one"),
+            (
+                r#"{"type":"record","name":"a b","fields":[]}"#,
+                "a type has a name that cannot be one",
+            ),
+            (
+                r#"{"type":"record","name":"int","fields":[]}"#,
+                "a type has a name that cannot be one",
+            ),
             (r#"{"type":"fixed","name":"F"}"#, "the fixed `F` has no `size`"),
             (r#"{"type":"enum","name":"E","symbols":[1]}"#, "the enum `E` has no `symbols`"),
             (r#"[["null"]]"#, "a union is directly within a union"),
-            (r#"[{"type":"fixed","name":"F","size":1},{"type":"fixed","name":"F","size":1}]"#, "there are two types `F`"),
+            (
+                r#"[{"type":"fixed","name":"F","size":1},{"type":"fixed","name":"F","size":1}]"#,
+                "there are two types `F`",
+            ),
             (
                 r#"{"type":"bytes","logicalType":"decimal","precision":2000,"scale":2000}"#,
                 "a decimal has more than 256 bytes or a scale over 1000",
@@ -495,7 +607,9 @@ mod tests {
         }
         let twice = record(r#"{"name":"a","type":"int"},{"name":"a","type":"int"}"#);
         assert_eq!(refused(&twice), "the record `a.b.R` has two fields `a`");
-        let deep = |depth: usize| format!("{}\"int\"{}", r#"{"type":"array","items":"#.repeat(depth), "}".repeat(depth));
+        let deep = |depth: usize| {
+            format!("{}\"int\"{}", r#"{"type":"array","items":"#.repeat(depth), "}".repeat(depth))
+        };
         assert!(Schema::parse(&deep(63), &[]).is_ok());
         assert_eq!(refused(&deep(64)), "it is nested more than 64 deep");
         assert!(refused(&deep(10_000)).starts_with("it is no JSON"));

@@ -1,7 +1,7 @@
 //! What a message takes, looked at before anything is made of it.
 //!
-//! A byte on the wire may be a value of fifty bytes in memory, or a message whose thousand fields all have to be
-//! looked at; an `Any` may hold an `Any`, each decoded with a stack of its own.
+//! A byte on the wire may be a value of fifty bytes in memory, or a message whose thousand fields
+//! all have to be looked at; an `Any` may hold an `Any`, each decoded with a stack of its own.
 
 use prost_reflect::{FieldDescriptor, Kind, MessageDescriptor};
 
@@ -9,7 +9,8 @@ use prost_reflect::{FieldDescriptor, Kind, MessageDescriptor};
 const VALUES_MAX: usize = 1_000_000;
 /// Looks at fields of a descriptor.
 const LOOKS_MAX: usize = 5_000_000;
-/// Messages within each other, those in an `Any` too. The decoder stops there as well, but for `Any`.
+/// Messages within each other, those in an `Any` too. The decoder stops there as well, but for
+/// `Any`.
 const DEPTH_MAX: usize = 100;
 const ANY: &str = "google.protobuf.Any";
 
@@ -18,7 +19,8 @@ pub(super) fn check(descriptor: &MessageDescriptor, message: &[u8]) -> Result<()
     let mut cost = Cost { values: 0, looks: 0, path: Vec::new() };
     let place = |cost: &Cost| cost.path.iter().map(|name| format!("/{name}")).collect::<String>();
     let mut rest = message;
-    cost.message(Some(descriptor), &mut rest, None).map_err(|why| format!("{why} at `{}`", place(&cost)))
+    cost.message(Some(descriptor), &mut rest, None)
+        .map_err(|why| format!("{why} at `{}`", place(&cost)))
 }
 
 /// A number of at most ten bytes.
@@ -48,24 +50,43 @@ struct Cost {
 impl Cost {
     fn values(&mut self, more: usize) -> Result<(), String> {
         self.values += more;
-        if self.values > VALUES_MAX { Err(format!("it has more than {VALUES_MAX} values")) } else { Ok(()) }
+        if self.values > VALUES_MAX {
+            Err(format!("it has more than {VALUES_MAX} values"))
+        } else {
+            Ok(())
+        }
     }
 
     fn looks(&mut self, more: usize) -> Result<(), String> {
         self.looks += more;
-        if self.looks > LOOKS_MAX { Err("it has too many messages for the number of their fields".to_owned()) } else { Ok(()) }
+        if self.looks > LOOKS_MAX {
+            Err("it has too many messages for the number of their fields".to_owned())
+        } else {
+            Ok(())
+        }
     }
 
     fn enter(&mut self, name: &str) -> Result<(), String> {
         self.path.push(name.to_owned());
-        if self.path.len() >= DEPTH_MAX { Err(format!("it is nested more than {DEPTH_MAX} deep")) } else { Ok(()) }
+        if self.path.len() >= DEPTH_MAX {
+            Err(format!("it is nested more than {DEPTH_MAX} deep"))
+        } else {
+            Ok(())
+        }
     }
 
     /// A message up to its end, or that of its group; without a descriptor, an unknown group.
-    fn message(&mut self, descriptor: Option<&MessageDescriptor>, rest: &mut &[u8], group: Option<u64>) -> Result<(), String> {
+    fn message(
+        &mut self,
+        descriptor: Option<&MessageDescriptor>,
+        rest: &mut &[u8],
+        group: Option<u64>,
+    ) -> Result<(), String> {
         self.values(1)?;
         self.looks(descriptor.map_or(0, |descriptor| descriptor.fields().len()))?;
-        let mut any = descriptor.filter(|descriptor| descriptor.full_name() == ANY).map(|_| (None, Vec::new()));
+        let mut any = descriptor
+            .filter(|descriptor| descriptor.full_name() == ANY)
+            .map(|_| (None, Vec::new()));
         while !rest.is_empty() {
             let key = varint(rest).ok_or("a field has no number")?;
             let number = key >> 3;
@@ -103,7 +124,9 @@ impl Cost {
             return Err("a group has no end".to_owned());
         }
         match (any, descriptor) {
-            (Some((url, values)), Some(descriptor)) => self.any(descriptor, url.unwrap_or_default(), &values),
+            (Some((url, values)), Some(descriptor)) => {
+                self.any(descriptor, url.unwrap_or_default(), &values)
+            }
             _ => Ok(()),
         }
     }
@@ -113,7 +136,11 @@ impl Cost {
         self.values(1)
     }
 
-    fn delimited(&mut self, field: Option<&FieldDescriptor>, mut bytes: &[u8]) -> Result<(), String> {
+    fn delimited(
+        &mut self,
+        field: Option<&FieldDescriptor>,
+        mut bytes: &[u8],
+    ) -> Result<(), String> {
         let Some(field) = field else { return self.values(1) };
         match field.kind() {
             Kind::Message(message) => {
@@ -131,10 +158,17 @@ impl Cost {
     }
 
     /// The last type that it names is that of its values, of which the last counts.
-    fn any(&mut self, descriptor: &MessageDescriptor, url: &[u8], values: &[&[u8]]) -> Result<(), String> {
-        let name = url.rsplit(|byte| *byte == b'/').next().and_then(|name| std::str::from_utf8(name).ok());
+    fn any(
+        &mut self,
+        descriptor: &MessageDescriptor,
+        url: &[u8],
+        values: &[&[u8]],
+    ) -> Result<(), String> {
+        let name =
+            url.rsplit(|byte| *byte == b'/').next().and_then(|name| std::str::from_utf8(name).ok());
         let message = name.and_then(|name| descriptor.parent_pool().get_message_by_name(name));
-        let message = message.ok_or("an `Any` is of a type that is neither in its schema nor imported there")?;
+        let message = message
+            .ok_or("an `Any` is of a type that is neither in its schema nor imported there")?;
         self.enter("value")?;
         values.iter().try_for_each(|value| self.message(Some(&message), &mut &**value, None))?;
         self.path.pop();
@@ -143,7 +177,9 @@ impl Cost {
 }
 
 fn length_delimited<'m>(rest: &mut &'m [u8]) -> Result<&'m [u8], String> {
-    let length = varint(rest).and_then(|length| usize::try_from(length).ok()).ok_or("a length is cut off")?;
+    let length = varint(rest)
+        .and_then(|length| usize::try_from(length).ok())
+        .ok_or("a length is cut off")?;
     let (bytes, behind) = rest.split_at_checked(length).ok_or("it ends too early")?;
     *rest = behind;
     Ok(bytes)

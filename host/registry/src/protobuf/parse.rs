@@ -1,12 +1,15 @@
 //! Schemas read from their text.
 //!
-//! What JSON does not need is taken out of them before they are linked: options, extensions, services, reserved
-//! names. So imports that only serve options need not be there, and hostile ones of them do nothing.
+//! What JSON does not need is taken out of them before they are linked: options, extensions,
+//! services, reserved names. So imports that only serve options need not be there, and hostile ones
+//! of them do nothing.
 
 use std::collections::BTreeMap;
 
 use prost_reflect::DescriptorPool;
-use prost_reflect::prost_types::{DescriptorProto, EnumDescriptorProto, EnumOptions, FileDescriptorProto, MessageOptions};
+use prost_reflect::prost_types::{
+    DescriptorProto, EnumDescriptorProto, EnumOptions, FileDescriptorProto, MessageOptions,
+};
 
 use super::Schema;
 
@@ -22,7 +25,9 @@ impl Schema {
     pub(crate) fn parse(text: &str, references: &[(String, String)]) -> Result<Self, String> {
         let mut files = Files::default();
         for (name, text) in references.iter().filter(|(name, _)| !is_well_known(name)) {
-            files.add(name, text).map_err(|why| format!("in `{name}`, which it refers to: {why}"))?;
+            files
+                .add(name, text)
+                .map_err(|why| format!("in `{name}`, which it refers to: {why}"))?;
         }
         let mut own = "schema.proto".to_owned();
         while files.by_name.contains_key(&own) {
@@ -66,14 +71,21 @@ impl Files {
         file.extension.clear();
         file.service.clear();
         check_name(package, "")?;
-        file.message_type.iter_mut().try_for_each(|message| self.reduce_message(message, package))?;
+        file.message_type
+            .iter_mut()
+            .try_for_each(|message| self.reduce_message(message, package))?;
         file.enum_type.iter_mut().try_for_each(|kind| self.reduce_enum(kind, package))
     }
 
     /// The parser has bounded how deep messages are within each other, to 31.
-    fn reduce_message(&mut self, message: &mut DescriptorProto, around: &str) -> Result<(), String> {
+    fn reduce_message(
+        &mut self,
+        message: &mut DescriptorProto,
+        around: &str,
+    ) -> Result<(), String> {
         let is_entry = message.options.as_ref().is_some_and(MessageOptions::map_entry);
-        message.options = is_entry.then(|| MessageOptions { map_entry: Some(true), ..MessageOptions::default() });
+        message.options =
+            is_entry.then(|| MessageOptions { map_entry: Some(true), ..MessageOptions::default() });
         message.extension.clear();
         message.extension_range.clear();
         message.reserved_range.clear();
@@ -89,7 +101,10 @@ impl Files {
             oneof.options = None;
             check_name(&name, oneof.name())?;
         }
-        message.nested_type.iter_mut().try_for_each(|message| self.reduce_message(message, &name))?;
+        message
+            .nested_type
+            .iter_mut()
+            .try_for_each(|message| self.reduce_message(message, &name))?;
         message.enum_type.iter_mut().try_for_each(|kind| self.reduce_enum(kind, &name))
     }
 
@@ -110,18 +125,23 @@ impl Files {
     fn count(&mut self, more: usize) -> Result<(), String> {
         self.entries += more;
         if self.entries > ENTRIES_MAX {
-            return Err(format!("it has more than {ENTRIES_MAX} messages, fields and values, with what it imports"));
+            return Err(format!(
+                "it has more than {ENTRIES_MAX} messages, fields and values, with what it imports"
+            ));
         }
         Ok(())
     }
 
-    /// All files in the order in which they import each other, each with those of its imports that are there. If a
-    /// type of another is needed, linking says so.
+    /// All files in the order in which they import each other, each with those of its imports that
+    /// are there. If a type of another is needed, linking says so.
     fn linked(mut self) -> Result<Vec<FileDescriptorProto>, String> {
         let well_known = DescriptorPool::global();
-        let mut imported: Vec<String> = self.by_name.values().flat_map(|file| file.dependency.clone()).collect();
+        let mut imported: Vec<String> =
+            self.by_name.values().flat_map(|file| file.dependency.clone()).collect();
         while let Some(name) = imported.pop() {
-            if let Some(file) = well_known.get_file_by_name(&name).filter(|_| !self.by_name.contains_key(&name)) {
+            if let Some(file) =
+                well_known.get_file_by_name(&name).filter(|_| !self.by_name.contains_key(&name))
+            {
                 let file = file.file_descriptor_proto().clone();
                 imported.extend(file.dependency.clone());
                 self.by_name.insert(name, file);
@@ -133,8 +153,11 @@ impl Files {
         }
         let mut sorted = Vec::new();
         while !self.by_name.is_empty() {
-            let is_ready = |file: &FileDescriptorProto| file.dependency.iter().all(|name| !self.by_name.contains_key(name));
-            let ready = self.by_name.iter().find(|(_, file)| is_ready(file)).map(|(name, _)| name.clone());
+            let is_ready = |file: &FileDescriptorProto| {
+                file.dependency.iter().all(|name| !self.by_name.contains_key(name))
+            };
+            let ready =
+                self.by_name.iter().find(|(_, file)| is_ready(file)).map(|(name, _)| name.clone());
             let ready = ready.ok_or("its imports lead back to themselves")?;
             sorted.extend(self.by_name.remove(&ready));
         }
@@ -159,5 +182,9 @@ fn keep_imports(file: &mut FileDescriptorProto, names: &[String]) {
 
 fn check_name(around: &str, name: &str) -> Result<String, String> {
     let full = if around.is_empty() { name.to_owned() } else { format!("{around}.{name}") };
-    if full.len() > NAME_BYTES_MAX { Err(format!("it has a name of more than {NAME_BYTES_MAX} bytes")) } else { Ok(full) }
+    if full.len() > NAME_BYTES_MAX {
+        Err(format!("it has a name of more than {NAME_BYTES_MAX} bytes"))
+    } else {
+        Ok(full)
+    }
 }

@@ -36,11 +36,19 @@ struct Files {
     words: File,
 }
 
-pub(super) fn compile(compiler: &Compiler, settings: &CompileSettings, engine: &Engine, component: &[u8]) -> Result<Vec<u8>, LoadError> {
-    let mut files = Files::with(component).map_err(|error| LoadError::Compiler(error.to_string()))?;
-    let child = start(compiler, settings, &files)
-        .map_err(|error| LoadError::Compiler(format!("`{}` does not start: {error}", compiler.program.display())))?;
-    let ended = wait(child, compiler.duration_max).map_err(|error| LoadError::Compiler(error.to_string()))?;
+pub(super) fn compile(
+    compiler: &Compiler,
+    settings: &CompileSettings,
+    engine: &Engine,
+    component: &[u8],
+) -> Result<Vec<u8>, LoadError> {
+    let mut files =
+        Files::with(component).map_err(|error| LoadError::Compiler(error.to_string()))?;
+    let child = start(compiler, settings, &files).map_err(|error| {
+        LoadError::Compiler(format!("`{}` does not start: {error}", compiler.program.display()))
+    })?;
+    let ended = wait(child, compiler.duration_max)
+        .map_err(|error| LoadError::Compiler(error.to_string()))?;
     let Some(status) = ended else { return Err(LoadError::CompileTimeout(compiler.duration_max)) };
     match status.code() {
         Some(0) => files.code(engine),
@@ -51,7 +59,11 @@ pub(super) fn compile(compiler: &Compiler, settings: &CompileSettings, engine: &
 
 impl Files {
     fn with(component: &[u8]) -> io::Result<Self> {
-        let mut files = Self { component: in_memory(c"component")?, code: in_memory(c"code")?, words: in_memory(c"words")? };
+        let mut files = Self {
+            component: in_memory(c"component")?,
+            code: in_memory(c"code")?,
+            words: in_memory(c"words")?,
+        };
         files.component.write_all(component)?;
         files.component.rewind()?;
         Ok(files)
@@ -59,10 +71,16 @@ impl Files {
 
     /// The code, if it is for this very engine.
     fn code(&mut self, engine: &Engine) -> Result<Vec<u8>, LoadError> {
-        let written = read(&mut self.code, u64::MAX).map_err(|error| LoadError::Compiler(error.to_string()))?;
+        let written = read(&mut self.code, u64::MAX)
+            .map_err(|error| LoadError::Compiler(error.to_string()))?;
         let fingerprint = fingerprint(engine);
-        let code = written.strip_prefix(MAGIC).and_then(|rest| rest.strip_prefix(fingerprint.as_bytes()));
-        code.map(<[u8]>::to_vec).ok_or_else(|| LoadError::Compiler("it is another program than the host, or has other settings".to_owned()))
+        let code =
+            written.strip_prefix(MAGIC).and_then(|rest| rest.strip_prefix(fingerprint.as_bytes()));
+        code.map(<[u8]>::to_vec).ok_or_else(|| {
+            LoadError::Compiler(
+                "it is another program than the host, or has other settings".to_owned(),
+            )
+        })
     }
 
     fn refusal(&mut self) -> String {
@@ -74,7 +92,10 @@ impl Files {
     fn words(&mut self) -> String {
         let text = read(&mut self.words, 64 << 10).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
-        let line = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with("thread '"));
+        let line = text
+            .lines()
+            .map(str::trim)
+            .find(|line| !line.is_empty() && !line.starts_with("thread '"));
         bounded(line.unwrap_or_default(), WORDS_BYTES_MAX)
     }
 }
@@ -116,7 +137,8 @@ fn start(compiler: &Compiler, settings: &CompileSettings, files: &Files) -> io::
         .stderr(files.words.try_clone()?)
         // What a terminal sends to the host's group is the host's to answer.
         .process_group(0);
-    // SAFETY: `Bounds::apply` makes system calls and allocates nothing, so it may run between fork and exec.
+    // SAFETY: `Bounds::apply` makes system calls and allocates nothing, so it may run between fork
+    // and exec.
     unsafe { command.pre_exec(move || bounds.apply()) };
     command.spawn()
 }
@@ -137,10 +159,15 @@ impl Bounds {
         limit(libc::RLIMIT_CPU, self.cpu_seconds, self.cpu_seconds + 5)?;
         limit(libc::RLIMIT_FSIZE, CODE_BYTES_MAX, CODE_BYTES_MAX)?;
         limit(libc::RLIMIT_CORE, 0, 0)?;
-        // SAFETY: plain system calls with integer arguments. Descriptors of the host that are not closed
-        // by exec, such as a C library's sockets, are marked so.
+        // SAFETY: plain system calls with integer arguments. Descriptors of the host that are not
+        // closed by exec, such as a C library's sockets, are marked so.
         unsafe {
-            libc::syscall(libc::SYS_close_range, 3 as libc::c_uint, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
+            libc::syscall(
+                libc::SYS_close_range,
+                3 as libc::c_uint,
+                libc::c_uint::MAX,
+                libc::CLOSE_RANGE_CLOEXEC,
+            );
             libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS);
             libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
             // Tied to the thread that forked, which waits for the child until its end.
@@ -192,14 +219,20 @@ fn refused(compiler: &Compiler, reason: String) -> LoadError {
 }
 
 fn ended_badly(compiler: &Compiler, status: ExitStatus, words: &str) -> LoadError {
-    let is_out_of_memory = ["memory allocation of", "Cannot allocate memory", "failed to allocate"].iter().any(|sign| words.contains(sign));
+    let is_out_of_memory = ["memory allocation of", "Cannot allocate memory", "failed to allocate"]
+        .iter()
+        .any(|sign| words.contains(sign));
     match status.signal() {
         _ if is_out_of_memory => LoadError::CompileMemory(compiler.memory_bytes_max),
         Some(libc::SIGXCPU) => LoadError::CompileTimeout(compiler.duration_max),
-        Some(libc::SIGXFSZ) => LoadError::CompilerCrashed(format!("it wrote more than {CODE_BYTES_MAX} bytes of code")),
-        // By a person, or by the kernel when the machine has no memory left: not the component's fault, as
-        // far as anyone knows.
-        Some(libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGHUP) => LoadError::Compiler("it was killed from outside".to_owned()),
+        Some(libc::SIGXFSZ) => {
+            LoadError::CompilerCrashed(format!("it wrote more than {CODE_BYTES_MAX} bytes of code"))
+        }
+        // By a person, or by the kernel when the machine has no memory left: not the component's
+        // fault, as far as anyone knows.
+        Some(libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGHUP) => {
+            LoadError::Compiler("it was killed from outside".to_owned())
+        }
         _ if words.is_empty() => LoadError::CompilerCrashed(status.to_string()),
         _ => LoadError::CompilerCrashed(format!("{status}: {words}")),
     }

@@ -59,7 +59,9 @@ impl Clock {
     fn wall(&self) -> Datetime {
         let now = self.read();
         let nanoseconds = (self.start_ms % 1_000) * 1_000_000 + now % SECOND;
-        let seconds = (self.start_ms / 1_000).saturating_add(now / SECOND).saturating_add(nanoseconds / SECOND);
+        let seconds = (self.start_ms / 1_000)
+            .saturating_add(now / SECOND)
+            .saturating_add(nanoseconds / SECOND);
         Datetime { seconds, nanoseconds: (nanoseconds % SECOND) as u32 }
     }
 }
@@ -108,7 +110,9 @@ struct Timer {
 
 impl Pollable for Timer {
     // Written out, as the macro of the trait would, to return the future below.
-    fn ready<'life0, 'async_trait>(&'life0 mut self) -> Pin<Box<dyn Future<Output = ()> + Send + 'async_trait>>
+    fn ready<'life0, 'async_trait>(
+        &'life0 mut self,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'async_trait>>
     where
         'life0: 'async_trait,
         Self: 'async_trait,

@@ -193,7 +193,11 @@ mod tests {
         log.write(Output::Stderr, b"end");
         assert!(log.last_words().expect("words").ends_with("the end"));
         let lines = log.lines();
-        assert!(lines.is_truncated && lines.bytes_left < 2 * LINE_COST && lines.last_words.len() <= LAST_WORDS_BYTES);
+        assert!(
+            lines.is_truncated
+                && lines.bytes_left < 2 * LINE_COST
+                && lines.last_words.len() <= LAST_WORDS_BYTES
+        );
     }
 
     #[test]

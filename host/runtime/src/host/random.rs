@@ -22,7 +22,8 @@ impl Random {
     pub(crate) fn new(tenant_key: &[u8; 32], consumer: &str, message_id: &str) -> Self {
         // The length keeps (`a`, `bc`) and (`ab`, `c`) apart.
         let length = (consumer.len() as u64).to_be_bytes();
-        let key = mac(tenant_key, &[b"wasi:random", &length, consumer.as_bytes(), message_id.as_bytes()]);
+        let key =
+            mac(tenant_key, &[b"wasi:random", &length, consumer.as_bytes(), message_id.as_bytes()]);
         Self { key, blocks: 0, rest: Vec::new() }
     }
 
@@ -100,7 +101,8 @@ mod tests {
     fn small_reads_and_one_large_read_give_the_same_bytes() {
         let mut one = Random::new(&[7; 32], "c", "m");
         let mut two = Random::new(&[7; 32], "c", "m");
-        let pieces: Vec<u8> = [1, 31, 32, 33, 3].into_iter().flat_map(|count| one.bytes(count)).collect();
+        let pieces: Vec<u8> =
+            [1, 31, 32, 33, 3].into_iter().flat_map(|count| one.bytes(count)).collect();
         assert_eq!(pieces, two.bytes(100));
     }
 }

@@ -20,13 +20,19 @@ impl sql::HostSavepoint for State {
         }
     }
 
-    async fn rollback(&mut self, handle: Resource<Savepoint>) -> wasmtime::Result<Result<(), Error>> {
+    async fn rollback(
+        &mut self,
+        handle: Resource<Savepoint>,
+    ) -> wasmtime::Result<Result<(), Error>> {
         let savepoint = *self.table.get(&handle)?;
         let result = self.roll_back_to(savepoint).await;
         self.session.answer(result)
     }
 
-    async fn release(&mut self, handle: Resource<Savepoint>) -> wasmtime::Result<Result<(), Error>> {
+    async fn release(
+        &mut self,
+        handle: Resource<Savepoint>,
+    ) -> wasmtime::Result<Result<(), Error>> {
         let savepoint = *self.table.get(&handle)?;
         let result = self.release_savepoint(savepoint).await;
         self.session.answer(result)
@@ -73,7 +79,8 @@ impl State {
         match self.session.is_open(id) {
             true => Ok(()),
             false => Err(Stopped::Guest(Error::Refused(
-                "this savepoint is gone: it was released, or an earlier one was released or rolled back".to_owned(),
+                "this savepoint is gone: it was released, or an earlier one was released or rolled \
+                    back".to_owned(),
             ))),
         }
     }
@@ -85,7 +92,8 @@ impl State {
             return Ok(());
         }
         if self.tx_error().await.is_none()
-            && let Err(Stopped::Host(lost)) = self.control(format!("RELEASE SAVEPOINT guest_{id}")).await
+            && let Err(Stopped::Host(lost)) =
+                self.control(format!("RELEASE SAVEPOINT guest_{id}")).await
         {
             return Err(lost.into());
         }

@@ -11,7 +11,9 @@ mod session;
 mod statement;
 mod types;
 
-pub use crate::bindings::oncebox::handler::sql::{Column, DatabaseError, Element, Error, Interval, OtherValue, ResultSet, Value};
+pub use crate::bindings::oncebox::handler::sql::{
+    Column, DatabaseError, Element, Error, Interval, OtherValue, ResultSet, Value,
+};
 pub(crate) use run::control;
 pub use run::{Answer, ConnectionLost, Mode, Stopped, run_statement};
 pub(crate) use session::Session;
@@ -21,19 +23,32 @@ use oncebox_inbox::hooks;
 use crate::{bindings::oncebox::handler::sql, state::State};
 
 impl sql::Host for State {
-    async fn query(&mut self, statement: String, params: Vec<Value>) -> wasmtime::Result<Result<ResultSet, Error>> {
+    async fn query(
+        &mut self,
+        statement: String,
+        params: Vec<Value>,
+    ) -> wasmtime::Result<Result<ResultSet, Error>> {
         let answer = self.run(Mode::Query, &statement, &params).await?;
         Ok(answer.map(|answer| ResultSet { columns: answer.columns, rows: answer.rows }))
     }
 
-    async fn execute(&mut self, statement: String, params: Vec<Value>) -> wasmtime::Result<Result<u64, Error>> {
+    async fn execute(
+        &mut self,
+        statement: String,
+        params: Vec<Value>,
+    ) -> wasmtime::Result<Result<u64, Error>> {
         let answer = self.run(Mode::Execute, &statement, &params).await?;
         Ok(answer.map(|answer| answer.rows_affected))
     }
 }
 
 impl State {
-    async fn run(&mut self, mode: Mode, statement: &str, params: &[Value]) -> wasmtime::Result<Result<Answer, Error>> {
+    async fn run(
+        &mut self,
+        mode: Mode,
+        statement: &str,
+        params: &[Value],
+    ) -> wasmtime::Result<Result<Answer, Error>> {
         if let Some(recording) = &mut self.recording {
             recording.sent(mode, statement, params);
         }

@@ -8,14 +8,18 @@ use super::{
 };
 use crate::{
     component::{BATCH, CONTRACT, SINGLE, is_given, is_same_interface},
-    engine::{CORE_INSTANCES_MAX, MEMORIES_MAX, MEMORIES_OF_MODULE_MAX, TABLE_ELEMENTS_MAX, TABLES_MAX, TABLES_OF_MODULE_MAX},
+    engine::{
+        CORE_INSTANCES_MAX, MEMORIES_MAX, MEMORIES_OF_MODULE_MAX, TABLE_ELEMENTS_MAX, TABLES_MAX,
+        TABLES_OF_MODULE_MAX,
+    },
 };
 
 /// Problems of one kind that are told one by one.
 const TOLD_MAX: usize = 20;
 /// The versions of the contract that this host has.
 const VERSIONS: &str = "0.1";
-const NO_NETWORK: &str = "a handler has no network; what it is to read must be in the message or in its tables";
+const NO_NETWORK: &str =
+    "a handler has no network; what it is to read must be in the message or in its tables";
 
 /// What a handler is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,14 +33,23 @@ pub(super) struct World {
 pub(super) fn judge(scan: &Scan, allowance: &Allowance) -> Result<World, Vec<Problem>> {
     let mut problems = Vec::new();
     let world = exported(&scan.exports).map_err(|problem| problems.push(problem)).ok();
-    let refused: Vec<_> = scan.imports.iter().filter_map(|import| refusal(import, scan.has_shared_libc)).collect();
+    let refused: Vec<_> =
+        scan.imports.iter().filter_map(|import| refusal(import, scan.has_shared_libc)).collect();
     let more = refused.len().saturating_sub(TOLD_MAX);
     problems.extend(refused.into_iter().take(TOLD_MAX));
     if more > 0 {
-        problems.push(Problem::new("import_not_given", format!("and {more} more imports that a handler is not given")));
+        problems.push(Problem::new(
+            "import_not_given",
+            format!("and {more} more imports that a handler is not given"),
+        ));
     }
     if world.as_ref().is_some_and(|world| world.is_batch) {
-        problems.extend(scan.imports.iter().find(|import| import.name.starts_with("oncebox:handler/context@")).map(context_in_batch));
+        problems.extend(
+            scan.imports
+                .iter()
+                .find(|import| import.name.starts_with("oncebox:handler/context@"))
+                .map(context_in_batch),
+        );
     }
     problems.extend(needs(scan, allowance));
     match world {
@@ -52,11 +65,18 @@ fn version(name: &str) -> &str {
 /// The handler interface among the exports; a component that has both is run in batches.
 fn exported(exports: &[Export]) -> Result<World, Problem> {
     for (wanted, is_batch, function) in [(BATCH, true, "handle-batch"), (SINGLE, false, "handle")] {
-        let Some(export) = exports.iter().find(|export| is_same_interface(&export.name, wanted)) else { continue };
-        let has_function = export.functions.as_ref().is_some_and(|functions| functions.iter().any(|name| name == function));
+        let Some(export) = exports.iter().find(|export| is_same_interface(&export.name, wanted))
+        else {
+            continue;
+        };
+        let has_function = export
+            .functions
+            .as_ref()
+            .is_some_and(|functions| functions.iter().any(|name| name == function));
         if !has_function {
             let text = format!(
-                "the export `{}` has no function `{function}`; build the component against the `wit` folder of this release",
+                "the export `{}` has no function `{function}`; build the component against the \
+                    `wit` folder of this release",
                 quoted(&export.name)
             );
             return Err(Problem::new("wrong_export", text));
@@ -68,16 +88,19 @@ fn exported(exports: &[Export]) -> Result<World, Problem> {
 }
 
 fn missing(exports: &[Export]) -> Problem {
-    let names: Vec<String> = exports.iter().take(TOLD_MAX).map(|export| format!("`{}`", quoted(&export.name))).collect();
+    let names: Vec<String> =
+        exports.iter().take(TOLD_MAX).map(|export| format!("`{}`", quoted(&export.name))).collect();
     let has = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
     let is_command = exports.iter().any(|export| export.name.starts_with("wasi:cli/run@"));
     let hint = if is_command {
-        "; this is a program with a `main`, and a handler is a library (for Rust: `crate-type = [\"cdylib\"]`)"
+        "; this is a program with a `main`, and a handler is a library (for Rust: `crate-type = \
+            [\"cdylib\"]`)"
     } else {
         ""
     };
     let text = format!(
-        "the component does not handle messages: it must export `{SINGLE}` or `{BATCH}`, and it exports {has}{hint}; \
+        "the component does not handle messages: it must export `{SINGLE}` or `{BATCH}`, and it \
+            exports {has}{hint}; \
          `oncebox new` writes a project that does"
     );
     Problem::new("missing_export", text)
@@ -85,7 +108,8 @@ fn missing(exports: &[Export]) -> Problem {
 
 fn other_version(name: &str) -> Problem {
     let text = format!(
-        "`{}` is of another version of the contract; this host has {VERSIONS}; build the component against the `wit` folder of this release",
+        "`{}` is of another version of the contract; this host has {VERSIONS}; build the component \
+            against the `wit` folder of this release",
         quoted(name)
     );
     Problem::new("contract_version", text)
@@ -93,12 +117,14 @@ fn other_version(name: &str) -> Problem {
 
 /// Why an import is not given.
 ///
-/// A C library that is linked as a shared library, as Python's tools do it, imports all of `wasi:sockets`,
-/// whether the program uses it or not. What it imports is linked and refuses every socket. Of any other
-/// component the import is the program's own wish, which would fail only when the first message needs it.
+/// A C library that is linked as a shared library, as Python's tools do it, imports all of
+/// `wasi:sockets`, whether the program uses it or not. What it imports is linked and refuses every
+/// socket. Of any other component the import is the program's own wish, which would fail only when
+/// the first message needs it.
 fn refusal(import: &Import, has_shared_libc: bool) -> Option<Problem> {
     let name = quoted(&import.name);
-    let interface = import.name.split_once('@').map_or(import.name.as_str(), |(interface, _)| interface);
+    let interface =
+        import.name.split_once('@').map_or(import.name.as_str(), |(interface, _)| interface);
     if is_given(&import.name) && import.is_interface {
         return match is_network(interface) && !has_shared_libc {
             true => Some(not_given(&name, NO_NETWORK)),
@@ -106,12 +132,17 @@ fn refusal(import: &Import, has_shared_libc: bool) -> Option<Problem> {
         };
     }
     if !import.is_interface {
-        return Some(not_given(&name, "a handler imports whole interfaces of the contract, not functions of a host of its own"));
+        return Some(not_given(
+            &name,
+            "a handler imports whole interfaces of the contract, not functions of a host of its \
+                own",
+        ));
     }
     let package = interface.split_once('/').map_or(interface, |(package, _)| package);
     match package {
         "oncebox:handler" if version(&import.name).starts_with("0.1.") => {
-            let ours = CONTRACT.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+            let ours =
+                CONTRACT.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
             Some(not_given(&name, &format!("the contract has no such interface; it has {ours}")))
         }
         "oncebox:handler" => Some(other_version(&import.name)),
@@ -127,27 +158,50 @@ fn not_given(name: &str, why: &str) -> Problem {
 /// mentions them in its table of files.
 fn is_network(interface: &str) -> bool {
     let name = interface.strip_prefix("wasi:sockets/");
-    name.is_some_and(|name| ["instance-network", "ip-name-lookup", "tcp-create-socket", "udp-create-socket"].contains(&name))
+    name.is_some_and(|name| {
+        ["instance-network", "ip-name-lookup", "tcp-create-socket", "udp-create-socket"]
+            .contains(&name)
+    })
 }
 
 fn why_not(package: &str, import: &str) -> &'static str {
-    const OTHER_WASI: &str = "it is of another version of WASI; build for WASI 0.2 or `wasm32-unknown-unknown`";
+    const OTHER_WASI: &str =
+        "it is of another version of WASI; build for WASI 0.2 or `wasm32-unknown-unknown`";
     match package {
         "wasi:http" | "wasi:tls" | "wasi:sockets" => NO_NETWORK,
-        "wasi:filesystem" => "a handler has no files; keep data in its tables and settings in `config`",
-        "wasi:io" | "wasi:cli" | "wasi:clocks" | "wasi:random" if !version(import).starts_with("0.2.") => OTHER_WASI,
-        "wasi:keyvalue" | "wasi:blobstore" | "wasi:sql" => "a handler keeps its data in its tables, through `oncebox:handler/sql`",
-        "wasi:messaging" => "a handler sends no messages by itself; what it writes is committed with the message it handles",
-        "wasi:config" | "wasi:runtime-config" => "a handler reads its settings through `oncebox:handler/config`",
-        "wasi:logging" => "a handler logs through `oncebox:handler/log`, standard output or standard error",
+        "wasi:filesystem" => {
+            "a handler has no files; keep data in its tables and settings in `config`"
+        }
+        "wasi:io" | "wasi:cli" | "wasi:clocks" | "wasi:random"
+            if !version(import).starts_with("0.2.") =>
+        {
+            OTHER_WASI
+        }
+        "wasi:keyvalue" | "wasi:blobstore" | "wasi:sql" => {
+            "a handler keeps its data in its tables, through `oncebox:handler/sql`"
+        }
+        "wasi:messaging" => {
+            "a handler sends no messages by itself; what it writes is committed with the message \
+                it handles"
+        }
+        "wasi:config" | "wasi:runtime-config" => {
+            "a handler reads its settings through `oncebox:handler/config`"
+        }
+        "wasi:logging" => {
+            "a handler logs through `oncebox:handler/log`, standard output or standard error"
+        }
         "wasi:nn" | "wasi:webgpu" | "wasi:threads" => "this host has no such device",
-        _ => "this host does not know it; a handler has SQL, a log, its settings and a minimal WASI 0.2, and no other host functions",
+        _ => {
+            "this host does not know it; a handler has SQL, a log, its settings and a minimal WASI \
+                0.2, and no other host functions"
+        }
     }
 }
 
 fn context_in_batch(import: &Import) -> Problem {
     let text = format!(
-        "the component exports `{BATCH}` and imports `{}`, which speaks of one message; take what it needs from the messages",
+        "the component exports `{BATCH}` and imports `{}`, which speaks of one message; take what \
+            it needs from the messages",
         quoted(&import.name)
     );
     Problem::new("context_in_batch", text)
@@ -158,23 +212,63 @@ fn needs(scan: &Scan, allowance: &Allowance) -> Vec<Problem> {
     let needs = scan.needs;
     let memory_max = allowance.memory_bytes_max as u64;
     let counts = [
-        ("too_many_memories", "linear memories in one module", needs.memories_of_module, u64::from(MEMORIES_OF_MODULE_MAX), "use one"),
-        ("too_many_tables", "tables in one module", needs.tables_of_module, u64::from(TABLES_OF_MODULE_MAX), "use one"),
-        ("too_many_memories", "linear memories", needs.memories, u64::from(MEMORIES_MAX), "link the modules so that they share one"),
+        (
+            "too_many_memories",
+            "linear memories in one module",
+            needs.memories_of_module,
+            u64::from(MEMORIES_OF_MODULE_MAX),
+            "use one",
+        ),
+        (
+            "too_many_tables",
+            "tables in one module",
+            needs.tables_of_module,
+            u64::from(TABLES_OF_MODULE_MAX),
+            "use one",
+        ),
+        (
+            "too_many_memories",
+            "linear memories",
+            needs.memories,
+            u64::from(MEMORIES_MAX),
+            "link the modules so that they share one",
+        ),
         (
             "too_much_memory",
             "bytes of memory at its start",
             needs.memory_bytes,
             memory_max,
-            "reduce the memory that it begins with, or raise `limits.memory_bytes` of its consumer if that is the bound",
+            "reduce the memory that it begins with, or raise `limits.memory_bytes` of its consumer \
+                if that is the bound",
         ),
-        ("too_many_tables", "tables", needs.tables, u64::from(TABLES_MAX), "link the modules so that they share one"),
-        ("table_too_large", "elements in one table", needs.table_elements, TABLE_ELEMENTS_MAX as u64, "reduce the number of functions"),
-        ("too_many_core_instances", "core instances", needs.core_instances, u64::from(CORE_INSTANCES_MAX), "link the modules into fewer"),
+        (
+            "too_many_tables",
+            "tables",
+            needs.tables,
+            u64::from(TABLES_MAX),
+            "link the modules so that they share one",
+        ),
+        (
+            "table_too_large",
+            "elements in one table",
+            needs.table_elements,
+            TABLE_ELEMENTS_MAX as u64,
+            "reduce the number of functions",
+        ),
+        (
+            "too_many_core_instances",
+            "core instances",
+            needs.core_instances,
+            u64::from(CORE_INSTANCES_MAX),
+            "link the modules into fewer",
+        ),
     ];
     let over = counts.into_iter().filter(|(_, _, needed, max, _)| needed > max);
     over.map(|(code, what, needed, max, advice)| {
-        Problem::new(code, format!("the component needs {needed} {what} and may have {max}; {advice}"))
+        Problem::new(
+            code,
+            format!("the component needs {needed} {what} and may have {max}; {advice}"),
+        )
     })
     .collect()
 }

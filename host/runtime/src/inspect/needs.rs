@@ -1,7 +1,8 @@
 //! What an instance of a component takes of the pool, counted from the binary alone.
 //!
-//! Definitions are not instances: a module that is instantiated twice is counted twice, one that never
-//! is not at all. A few bytes can ask for an exponential number of instances, hence the saturating sums.
+//! Definitions are not instances: a module that is instantiated twice is counted twice, one that
+//! never is not at all. A few bytes can ask for an exponential number of instances, hence the
+//! saturating sums.
 
 use wasmparser::{ComponentAlias, ComponentInstance, ComponentOuterAliasKind, Instance};
 
@@ -36,7 +37,9 @@ impl Needs {
     }
 
     pub(super) fn add_memory(&mut self, memory: &wasmparser::MemoryType) {
-        let page = memory.page_size_log2.map_or(PAGE_BYTES, |log2| 1u64.checked_shl(log2).unwrap_or(PAGE_BYTES));
+        let page = memory
+            .page_size_log2
+            .map_or(PAGE_BYTES, |log2| 1u64.checked_shl(log2).unwrap_or(PAGE_BYTES));
         let bytes = memory.initial.saturating_mul(page);
         self.memories = self.memories.saturating_add(1);
         self.memory_bytes = self.memory_bytes.saturating_add(bytes);
@@ -50,8 +53,8 @@ impl Needs {
     }
 }
 
-/// The index spaces of a component that are needed to follow an instantiation. What comes from outside
-/// is unknown and counts as nothing: a handler is given no modules.
+/// The index spaces of a component that are needed to follow an instantiation. What comes from
+/// outside is unknown and counts as nothing: a handler is given no modules.
 #[derive(Debug, Default)]
 pub(super) struct Scope {
     modules: Vec<Needs>,
@@ -100,14 +103,20 @@ impl Scopes {
     }
 
     pub(super) fn instantiate_module(&mut self, instance: &Instance<'_>) {
-        if let (Instance::Instantiate { module_index, .. }, Some(scope)) = (instance, self.stack.last_mut()) {
+        if let (Instance::Instantiate { module_index, .. }, Some(scope)) =
+            (instance, self.stack.last_mut())
+        {
             scope.needs.add(scope.modules.get(*module_index as usize).copied().unwrap_or_default());
         }
     }
 
     pub(super) fn instantiate_component(&mut self, instance: &ComponentInstance<'_>) {
-        if let (ComponentInstance::Instantiate { component_index, .. }, Some(scope)) = (instance, self.stack.last_mut()) {
-            scope.needs.add(scope.components.get(*component_index as usize).copied().unwrap_or_default());
+        if let (ComponentInstance::Instantiate { component_index, .. }, Some(scope)) =
+            (instance, self.stack.last_mut())
+        {
+            scope
+                .needs
+                .add(scope.components.get(*component_index as usize).copied().unwrap_or_default());
         }
     }
 
@@ -116,7 +125,9 @@ impl Scopes {
         match alias {
             ComponentAlias::InstanceExport { kind: Module, .. } => self.import_module(),
             ComponentAlias::InstanceExport { kind: Component, .. } => self.import_component(),
-            ComponentAlias::Outer { kind, count, index } => self.alias_outer(*kind, *count as usize, *index as usize),
+            ComponentAlias::Outer { kind, count, index } => {
+                self.alias_outer(*kind, *count as usize, *index as usize)
+            }
             ComponentAlias::InstanceExport { .. } | ComponentAlias::CoreInstanceExport { .. } => {}
         }
     }
@@ -125,12 +136,18 @@ impl Scopes {
         let outer = self.stack.iter().nth_back(count);
         let found = match kind {
             ComponentOuterAliasKind::CoreModule => outer.and_then(|scope| scope.modules.get(index)),
-            ComponentOuterAliasKind::Component => outer.and_then(|scope| scope.components.get(index)),
+            ComponentOuterAliasKind::Component => {
+                outer.and_then(|scope| scope.components.get(index))
+            }
             ComponentOuterAliasKind::CoreType | ComponentOuterAliasKind::Type => return,
         };
         let needs = found.copied().unwrap_or_default();
         if let Some(scope) = self.stack.last_mut() {
-            let space = if matches!(kind, ComponentOuterAliasKind::CoreModule) { &mut scope.modules } else { &mut scope.components };
+            let space = if matches!(kind, ComponentOuterAliasKind::CoreModule) {
+                &mut scope.modules
+            } else {
+                &mut scope.components
+            };
             space.push(needs);
         }
     }

@@ -58,8 +58,12 @@ pub struct CustomSection {
 pub(super) fn report(scan: &Scan, world: World, size: usize) -> Report {
     let needs = scan.needs;
     let mut imports: Vec<String> = scan.imports.iter().map(|import| import.name.clone()).collect();
-    let mut permissions: Vec<String> =
-        scan.imports.iter().filter(|import| !import.functions.is_empty()).map(|import| import.name.clone()).collect();
+    let mut permissions: Vec<String> = scan
+        .imports
+        .iter()
+        .filter(|import| !import.functions.is_empty())
+        .map(|import| import.name.clone())
+        .collect();
     imports.sort();
     permissions.sort();
     let sections = scan.custom_sections.iter();
@@ -77,11 +81,15 @@ pub(super) fn report(scan: &Scan, world: World, size: usize) -> Report {
         tables: needs.tables,
         table_elements_max: needs.table_elements,
         core_instances: needs.core_instances,
-        custom_sections: sections.map(|(name, size)| CustomSection { name: name.clone(), size: *size }).collect(),
+        custom_sections: sections
+            .map(|(name, size)| CustomSection { name: name.clone(), size: *size })
+            .collect(),
     }
 }
 
 fn tools(scan: &Scan, field: &str) -> Vec<Tool> {
     let found = scan.producers.iter().filter(|((of, _), _)| of == field);
-    found.map(|((_, name), version)| Tool { name: name.clone(), version: version.clone() }).collect()
+    found
+        .map(|((_, name), version)| Tool { name: name.clone(), version: version.clone() })
+        .collect()
 }

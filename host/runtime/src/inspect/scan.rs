@@ -1,7 +1,8 @@
 //! One pass over the binary: whether it is valid, and what its sections say.
 //!
-//! Nothing is compiled and nothing recurses without bound: the parser hands over one section after the other, and
-//! the validator bounds the depth of types and every count before it allocates for it.
+//! Nothing is compiled and nothing recurses without bound: the parser hands over one section after
+//! the other, and the validator bounds the depth of types and every count before it allocates for
+//! it.
 
 use std::{
     collections::BTreeMap,
@@ -9,27 +10,30 @@ use std::{
 };
 
 use wasmparser::{
-    BinaryReader, BinaryReaderError, ComponentTypeRef, Encoding, FuncToValidate, FuncValidatorAllocations, FunctionBody, KnownCustom,
-    Parser, Payload, ValidPayload, Validator, ValidatorResources, WasmFeatures,
+    BinaryReader, BinaryReaderError, ComponentTypeRef, Encoding, FuncToValidate,
+    FuncValidatorAllocations, FunctionBody, KnownCustom, Parser, Payload, ValidPayload, Validator,
+    ValidatorResources, WasmFeatures,
     component_types::ComponentEntityType,
     types::{Types, TypesRef},
 };
 
 use super::needs::{Needs, Scopes};
 
-/// How long function bodies are looked at. Reading them takes longest, and some that are small take for
-/// ever; what is left after that the compiler checks, in a process that can be stopped.
+/// How long function bodies are looked at. Reading them takes longest, and some that are small take
+/// for ever; what is left after that the compiler checks, in a process that can be stopped.
 const BODIES_TIME: Duration = Duration::from_millis(400);
 /// Instructions between two looks at the clock.
 const INSTRUCTIONS: usize = 256;
-/// Targets of a `br_table` that are checked here: each of them costs as much as its block has results.
+/// Targets of a `br_table` that are checked here: each of them costs as much as its block has
+/// results.
 const TARGETS_MAX: u32 = 10_000;
 /// Components inside components.
 const DEPTH_MAX: usize = 64;
 /// Types of a component and its modules together; each takes some hundred bytes while it is read.
 const TYPES_MAX: u64 = 1_000_000;
-/// Types of components and instances in one section. The parser recurses where one is inside another, and
-/// no more can be inside one another than there are. Real ones have one for each interface.
+/// Types of components and instances in one section. The parser recurses where one is inside
+/// another, and no more can be inside one another than there are. Real ones have one for each
+/// interface.
 const NESTED_TYPES_MAX: usize = 500;
 /// Different tools that are kept of the producers sections.
 const TOOLS_MAX: usize = 64;
@@ -128,8 +132,13 @@ impl Reading {
     fn check_bounds(&mut self, bytes: &[u8], payload: &Payload<'_>) -> Result<(), Invalid> {
         let too_much = |message: String, offset: usize| Err(Invalid { message, offset });
         let (count, range) = match payload {
-            Payload::Version { encoding: Encoding::Component, range, .. } if self.scopes.depth() >= DEPTH_MAX => {
-                return too_much(format!("components nest more than {DEPTH_MAX} deep"), range.start);
+            Payload::Version { encoding: Encoding::Component, range, .. }
+                if self.scopes.depth() >= DEPTH_MAX =>
+            {
+                return too_much(
+                    format!("components nest more than {DEPTH_MAX} deep"),
+                    range.start,
+                );
             }
             Payload::TypeSection(types) => (types.count(), types.range()),
             Payload::CoreTypeSection(types) => (types.count(), types.range()),
@@ -140,9 +149,17 @@ impl Reading {
         if self.types_defined > TYPES_MAX {
             return too_much(format!("it defines more than {TYPES_MAX} types"), range.start);
         }
-        let nested = bytes.get(range.clone()).unwrap_or_default().windows(2).filter(|pair| matches!(pair, [1, 0x41 | 0x42])).count();
+        let nested = bytes
+            .get(range.clone())
+            .unwrap_or_default()
+            .windows(2)
+            .filter(|pair| matches!(pair, [1, 0x41 | 0x42]))
+            .count();
         if nested > NESTED_TYPES_MAX {
-            return too_much(format!("a type holds more than {NESTED_TYPES_MAX} types of interfaces"), range.start);
+            return too_much(
+                format!("a type holds more than {NESTED_TYPES_MAX} types of interfaces"),
+                range.start,
+            );
         }
         Ok(())
     }
@@ -151,12 +168,24 @@ impl Reading {
     fn payload<'a>(&mut self, payload: Payload<'a>) -> Result<(), Invalid> {
         match payload {
             Payload::Version { encoding: Encoding::Component, .. } => self.scopes.enter(),
-            Payload::Version { encoding: Encoding::Module, .. } => self.module = Some(Needs::default()),
-            Payload::MemorySection(memories) => self.in_module(memories, |needs, memory| needs.add_memory(&memory))?,
-            Payload::TableSection(tables) => self.in_module(tables, |needs, table| needs.add_table(&table.ty))?,
-            Payload::ExportSection(exports) => each(exports, |it| self.scan.has_shared_libc |= it.name.starts_with("libc.so:"))?,
-            Payload::InstanceSection(instances) => each(instances, |it| self.scopes.instantiate_module(&it))?,
-            Payload::ComponentInstanceSection(instances) => each(instances, |it| self.scopes.instantiate_component(&it))?,
+            Payload::Version { encoding: Encoding::Module, .. } => {
+                self.module = Some(Needs::default())
+            }
+            Payload::MemorySection(memories) => {
+                self.in_module(memories, |needs, memory| needs.add_memory(&memory))?
+            }
+            Payload::TableSection(tables) => {
+                self.in_module(tables, |needs, table| needs.add_table(&table.ty))?
+            }
+            Payload::ExportSection(exports) => {
+                each(exports, |it| self.scan.has_shared_libc |= it.name.starts_with("libc.so:"))?
+            }
+            Payload::InstanceSection(instances) => {
+                each(instances, |it| self.scopes.instantiate_module(&it))?
+            }
+            Payload::ComponentInstanceSection(instances) => {
+                each(instances, |it| self.scopes.instantiate_component(&it))?
+            }
             Payload::ComponentAliasSection(aliases) => each(aliases, |it| self.scopes.alias(&it))?,
             Payload::ComponentImportSection(imports) => each(imports, |it| self.import(&it))?,
             Payload::ComponentExportSection(exports) => each(exports, |it| self.export(&it))?,
@@ -184,7 +213,11 @@ impl Reading {
         }
         if self.scopes.depth() == 1 {
             let is_interface = matches!(import.ty, ComponentTypeRef::Instance(_));
-            self.scan.imports.push(Import { name: import.name.name.to_owned(), is_interface, functions: Vec::new() });
+            self.scan.imports.push(Import {
+                name: import.name.name.to_owned(),
+                is_interface,
+                functions: Vec::new(),
+            });
         }
     }
 
@@ -203,13 +236,22 @@ impl Reading {
     }
 
     fn custom(&mut self, section: &wasmparser::CustomSectionReader<'_>) -> Result<(), Invalid> {
-        if self.has_world && self.module.is_some() && self.scopes.depth() == 0 && section.name().starts_with("component-type") {
+        if self.has_world
+            && self.module.is_some()
+            && self.scopes.depth() == 0
+            && section.name().starts_with("component-type")
+        {
             // The encoder reads the world of a core module from a component in here.
-            let inside = |invalid: Invalid| Invalid { offset: invalid.offset.saturating_add(section.data_offset()), ..invalid };
+            let inside = |invalid: Invalid| Invalid {
+                offset: invalid.offset.saturating_add(section.data_offset()),
+                ..invalid
+            };
             scan_with(section.data(), false).map_err(inside)?;
         }
         let name = short(section.name());
-        if self.scan.custom_sections.len() < TOOLS_MAX || self.scan.custom_sections.contains_key(&name) {
+        if self.scan.custom_sections.len() < TOOLS_MAX
+            || self.scan.custom_sections.contains_key(&name)
+        {
             *self.scan.custom_sections.entry(name).or_default() += section.data().len() as u64;
         }
         if let KnownCustom::Producers(fields) = section.as_known() {
@@ -223,7 +265,9 @@ impl Reading {
         for field in fields.into_iter().map_while(Result::ok) {
             for tool in field.values.into_iter().map_while(Result::ok) {
                 if self.scan.producers.len() < TOOLS_MAX {
-                    self.scan.producers.insert((field.name.to_owned(), short(tool.name)), short(tool.version));
+                    self.scan
+                        .producers
+                        .insert((field.name.to_owned(), short(tool.name)), short(tool.version));
                 }
             }
         }
@@ -231,9 +275,14 @@ impl Reading {
 
     /// Names of functions come from the types, which are complete only at the end.
     fn finish(mut self) -> Result<Scan, Invalid> {
-        let types = self.types.as_ref().ok_or_else(|| Invalid { message: "it has no end".to_owned(), offset: 0 })?.as_ref();
+        let types = self
+            .types
+            .as_ref()
+            .ok_or_else(|| Invalid { message: "it has no end".to_owned(), offset: 0 })?
+            .as_ref();
         for import in &mut self.scan.imports {
-            import.functions = functions(types, types.component_item_for_import(&import.name)).unwrap_or_default();
+            import.functions =
+                functions(types, types.component_item_for_import(&import.name)).unwrap_or_default();
         }
         for export in &mut self.scan.exports {
             export.functions = functions(types, types.component_item_for_export(&export.name));
@@ -242,17 +291,28 @@ impl Reading {
     }
 }
 
-fn each<'a, T: wasmparser::FromReader<'a>>(section: wasmparser::SectionLimited<'a, T>, mut see: impl FnMut(T)) -> Result<(), Invalid> {
+fn each<'a, T: wasmparser::FromReader<'a>>(
+    section: wasmparser::SectionLimited<'a, T>,
+    mut see: impl FnMut(T),
+) -> Result<(), Invalid> {
     for item in section {
         see(item?);
     }
     Ok(())
 }
 
-fn functions(types: TypesRef<'_>, item: Option<&wasmparser::component_types::ComponentItem>) -> Option<Vec<String>> {
+fn functions(
+    types: TypesRef<'_>,
+    item: Option<&wasmparser::component_types::ComponentItem>,
+) -> Option<Vec<String>> {
     let ComponentEntityType::Instance(instance) = item?.ty else { return None };
     let exports = types[instance].exports.iter();
-    Some(exports.filter(|(_, item)| matches!(item.ty, ComponentEntityType::Func(_))).map(|(name, _)| name.clone()).collect())
+    Some(
+        exports
+            .filter(|(_, item)| matches!(item.ty, ComponentEntityType::Func(_)))
+            .map(|(name, _)| name.clone())
+            .collect(),
+    )
 }
 
 fn short(text: &str) -> String {
@@ -268,10 +328,18 @@ struct Bodies {
 
 impl Bodies {
     fn new() -> Self {
-        Self { deadline: Instant::now() + BODIES_TIME, allocations: FuncValidatorAllocations::default(), is_over: false }
+        Self {
+            deadline: Instant::now() + BODIES_TIME,
+            allocations: FuncValidatorAllocations::default(),
+            is_over: false,
+        }
     }
 
-    fn check(&mut self, function: FuncToValidate<ValidatorResources>, body: &FunctionBody<'_>) -> Result<(), Invalid> {
+    fn check(
+        &mut self,
+        function: FuncToValidate<ValidatorResources>,
+        body: &FunctionBody<'_>,
+    ) -> Result<(), Invalid> {
         if self.is_over {
             return Ok(());
         }
@@ -281,7 +349,9 @@ impl Bodies {
         reader.set_features(features());
         let mut count = 0;
         while !reader.eof() {
-            if (count % INSTRUCTIONS == 0 && Instant::now() > self.deadline) || has_many_targets(reader.clone()) {
+            if (count % INSTRUCTIONS == 0 && Instant::now() > self.deadline)
+                || has_many_targets(reader.clone())
+            {
                 self.is_over = true;
                 return Ok(());
             }
@@ -297,5 +367,6 @@ impl Bodies {
 /// Whether the next instruction is a `br_table` that would take long to check.
 fn has_many_targets(mut reader: BinaryReader<'_>) -> bool {
     const BR_TABLE: u8 = 0x0e;
-    matches!(reader.read_u8(), Ok(BR_TABLE)) && reader.read_var_u32().is_ok_and(|targets| targets > TARGETS_MAX)
+    matches!(reader.read_u8(), Ok(BR_TABLE))
+        && reader.read_var_u32().is_ok_and(|targets| targets > TARGETS_MAX)
 }

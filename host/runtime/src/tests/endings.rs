@@ -40,7 +40,8 @@ async fn a_retry_carries_its_delay() {
     let head = "(i32.store8 (i32.const 64) (i32.const 1))";
     let retry = guest("", &format!("{head} {OK}"));
     check(&retry, FailureKind::Retry { delay: None }, "").await;
-    let delay = "(i32.store8 (i32.const 80) (i32.const 1)) (i64.store (i32.const 88) (i64.const 1500))";
+    let delay =
+        "(i32.store8 (i32.const 80) (i32.const 1)) (i64.store (i32.const 88) (i64.const 1500))";
     let later = guest("", &format!("{head} {delay} {OK}"));
     check(&later, FailureKind::Retry { delay: Some(Duration::from_millis(1500)) }, "").await;
 }
@@ -50,26 +51,47 @@ async fn results_that_cannot_be_kept_are_bad_results() {
     check(&guest("", &ok_with("{")), FailureKind::BadResult, "not JSON").await;
     check(&guest("", &ok_with("\"\\u0000\"")), FailureKind::BadResult, "u0000").await;
     let limits = Limits { outcome_bytes_max: 4, ..Limits::default() };
-    check_under(limits, &guest("", &ok_with("\"long\"")), FailureKind::BadResult, "outcome_bytes_max").await;
+    check_under(
+        limits,
+        &guest("", &ok_with("\"long\"")),
+        FailureKind::BadResult,
+        "outcome_bytes_max",
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn traps_say_what_and_with_which_last_words() {
     check(&guest("", "unreachable"), FailureKind::Trap, "unreachable").await;
     check(&guest("", "(i32.load (i32.const -4))"), FailureKind::Trap, "out of bounds").await;
-    check(&guest("", "(i32.div_s (i32.const 1) (i32.const 0))"), FailureKind::Trap, "divide by zero").await;
-    let panic = format!("{} (call $log (i32.const 4) (i32.const 2048) (i32.const 5)) unreachable", stores(2048, "boom!"));
+    check(
+        &guest("", "(i32.div_s (i32.const 1) (i32.const 0))"),
+        FailureKind::Trap,
+        "divide by zero",
+    )
+    .await;
+    let panic = format!(
+        "{} (call $log (i32.const 4) (i32.const 2048) (i32.const 5)) unreachable",
+        stores(2048, "boom!")
+    );
     check(&guest(LOG, &panic), FailureKind::Trap, "boom!").await;
-    check(&guest("(func $deep (call $deep))", "(call $deep) unreachable"), FailureKind::Trap, "call stack exhausted").await;
+    check(
+        &guest("(func $deep (call $deep))", "(call $deep) unreachable"),
+        FailureKind::Trap,
+        "call stack exhausted",
+    )
+    .await;
     // A result that points outside the guest's memory.
     check(&guest("", "(i32.const -8)"), FailureKind::Trap, "").await;
 }
 
 #[tokio::test]
 async fn a_memory_hog_is_told_from_a_bug() {
-    let hog = "(if (i32.eq (memory.grow (i32.const 2000)) (i32.const -1)) (then unreachable)) (i32.const 64)";
+    let hog = "(if (i32.eq (memory.grow (i32.const 2000)) (i32.const -1)) (then unreachable)) \
+        (i32.const 64)";
     check(&guest("", hog), FailureKind::OutOfMemory, "memory_bytes").await;
-    let table = "(if (i32.eq (table.grow $t (ref.null func) (i32.const 10000000)) (i32.const -1)) (then unreachable)) (i32.const 64)";
+    let table = "(if (i32.eq (table.grow $t (ref.null func) (i32.const 10000000)) (i32.const -1)) \
+        (then unreachable)) (i32.const 64)";
     check(&guest("(table $t 1 funcref)", table), FailureKind::OutOfMemory, "memory_bytes").await;
     let limits = Limits { memory_bytes: 1000, ..Limits::default() };
     check_under(limits, &guest("", OK), FailureKind::OutOfMemory, "memory_bytes").await;
@@ -77,7 +99,8 @@ async fn a_memory_hog_is_told_from_a_bug() {
 
 #[tokio::test]
 async fn memories_and_tables_count_together() {
-    let two = "(memory.grow (i32.const 6)) drop (table.grow $t (ref.null func) (i32.const 19000)) (i32.const -1) i32.eq (if (then unreachable)) (i32.const 64)";
+    let two = "(memory.grow (i32.const 6)) drop (table.grow $t (ref.null func) (i32.const 19000)) \
+        (i32.const -1) i32.eq (if (then unreachable)) (i32.const 64)";
     let core = guest("(table $t 1 funcref)", two);
     let limits = Limits { memory_bytes: 10 * 65_536 + 16, ..Limits::default() };
     check_under(limits, &core, FailureKind::OutOfMemory, "memory_bytes").await;
@@ -87,7 +110,11 @@ async fn memories_and_tables_count_together() {
 
 #[tokio::test]
 async fn a_guest_that_survives_a_refused_growth_is_fine() {
-    assert_eq!(run(&guest("", "(drop (memory.grow (i32.const 60000))) (i32.const 64)"), Limits::default()).await, Ok(None));
+    assert_eq!(
+        run(&guest("", "(drop (memory.grow (i32.const 60000))) (i32.const 64)"), Limits::default())
+            .await,
+        Ok(None)
+    );
 }
 
 #[tokio::test]
@@ -98,7 +125,9 @@ async fn a_spinning_guest_is_stopped_in_time_and_leaves_the_host_alive() {
     for _ in 0..5 {
         let start = std::time::Instant::now();
         // More often than there are instances: each gives its slot back.
-        tokio::time::timeout(Duration::from_millis(50), handle(&spinning, &tx, &message)).await.expect_err("it never ends");
+        tokio::time::timeout(Duration::from_millis(50), handle(&spinning, &tx, &message))
+            .await
+            .expect_err("it never ends");
         assert!(start.elapsed() < Duration::from_secs(6), "{:?}", start.elapsed());
     }
     assert!(!tx.is_broken().await);
@@ -109,7 +138,8 @@ async fn with_every_instance_taken_a_message_waits() {
     let tx = Tx::on(connection_to_nowhere().await);
     let message = message();
     // `yield` by spinning a while; two instances, ten messages.
-    let busy = "(local $i i32) (loop $l (local.set $i (i32.add (local.get $i) (i32.const 1))) (br_if $l (i32.lt_u (local.get $i) (i32.const 20000000)))) (i32.const 64)";
+    let busy = "(local $i i32) (loop $l (local.set $i (i32.add (local.get $i) (i32.const 1))) \
+        (br_if $l (i32.lt_u (local.get $i) (i32.const 20000000)))) (i32.const 64)";
     let handler = handler(&guest("", busy), Limits::default()).await;
     let runs = (0..10).map(|_| handle(&handler, &tx, &message));
     for result in futures::future::join_all(runs).await {
@@ -120,23 +150,56 @@ async fn with_every_instance_taken_a_message_waits() {
 #[tokio::test]
 async fn a_refusal_that_the_guest_swallows_still_fails_the_message() {
     let commit = execute("/* select */ COMMIT");
-    check(&guest(EXECUTE, &format!("{commit} {OK}")), FailureKind::StatementRefused, "`COMMIT` is not allowed").await;
-    check(&guest(EXECUTE, &format!("{commit} unreachable")), FailureKind::StatementRefused, "unreachable").await;
-    check(&guest(EXECUTE, &format!("{commit} {}", fail_with(3, "my own words"))), FailureKind::StatementRefused, "my own words").await;
-    check(&guest(EXECUTE, &format!("{commit} {}", fail_with(1, "my decision"))), FailureKind::Reject, "my decision").await;
+    check(
+        &guest(EXECUTE, &format!("{commit} {OK}")),
+        FailureKind::StatementRefused,
+        "`COMMIT` is not allowed",
+    )
+    .await;
+    check(
+        &guest(EXECUTE, &format!("{commit} unreachable")),
+        FailureKind::StatementRefused,
+        "unreachable",
+    )
+    .await;
+    check(
+        &guest(EXECUTE, &format!("{commit} {}", fail_with(3, "my own words"))),
+        FailureKind::StatementRefused,
+        "my own words",
+    )
+    .await;
+    check(
+        &guest(EXECUTE, &format!("{commit} {}", fail_with(1, "my decision"))),
+        FailureKind::Reject,
+        "my decision",
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn a_cap_that_the_guest_swallows_still_fails_the_message() {
     let limits = Limits { statement_bytes_max: 3, ..Limits::default() };
-    check_under(limits, &guest(EXECUTE, &format!("{} {OK}", execute("select 1"))), FailureKind::Limit, "statement_bytes_max").await;
+    check_under(
+        limits,
+        &guest(EXECUTE, &format!("{} {OK}", execute("select 1"))),
+        FailureKind::Limit,
+        "statement_bytes_max",
+    )
+    .await;
     let limits = Limits { statements_max: 0, ..Limits::default() };
-    check_under(limits, &guest(EXECUTE, &format!("{} {OK}", execute("select 1"))), FailureKind::Limit, "statements_max").await;
+    check_under(
+        limits,
+        &guest(EXECUTE, &format!("{} {OK}", execute("select 1"))),
+        FailureKind::Limit,
+        "statements_max",
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn a_lost_connection_is_not_the_guests_fault() {
-    let handler = handler(&guest(EXECUTE, &format!("{} {OK}", execute("select 1"))), Limits::default()).await;
+    let handler =
+        handler(&guest(EXECUTE, &format!("{} {OK}", execute("select 1"))), Limits::default()).await;
     let tx = Tx::on(connection_to_nowhere().await);
     let failure = handle(&handler, &tx, &message()).await.expect_err("nobody answers");
     assert_eq!(failure.kind, FailureKind::Crashed, "{}", failure.text);
@@ -146,9 +209,11 @@ async fn a_lost_connection_is_not_the_guests_fault() {
 #[tokio::test]
 async fn a_huge_string_cannot_make_the_host_allocate_without_bound() {
     // A length of 1 GiB in a memory of 64 KiB, and lists that claim to be long.
-    let lie = "(call $execute (i32.const 0) (i32.const 1073741824) (i32.const 0) (i32.const 0) (i32.const 256)) (i32.const 64)";
+    let lie = "(call $execute (i32.const 0) (i32.const 1073741824) (i32.const 0) (i32.const 0) \
+        (i32.const 256)) (i32.const 64)";
     check(&guest(EXECUTE, lie), FailureKind::Trap, "").await;
-    let lie = "(call $execute (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 100000000) (i32.const 256)) (i32.const 64)";
+    let lie = "(call $execute (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 100000000) \
+        (i32.const 256)) (i32.const 64)";
     check(&guest(EXECUTE, lie), FailureKind::Trap, "").await;
 }
 
@@ -159,7 +224,9 @@ async fn state_of_one_message_does_not_reach_the_next() {
         (if (i32.load (i32.const 60000)) (then unreachable))
         (i32.store (i32.const 60000) (i32.const 1)) (i32.const 64)"#;
     let tx = Tx::on(connection_to_nowhere().await);
-    let handler = handler(&guest("(global $count (mut i32) (i32.const 0))", counter), Limits::default()).await;
+    let handler =
+        handler(&guest("(global $count (mut i32) (i32.const 0))", counter), Limits::default())
+            .await;
     for _ in 0..5 {
         assert_eq!(handle(&handler, &tx, &message()).await, Ok(None));
     }

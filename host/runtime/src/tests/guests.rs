@@ -24,13 +24,18 @@ pub(super) const OK: &str = "(i32.const 64)";
 
 /// Answers ok with this result.
 pub(super) fn ok_with(result: &str) -> String {
-    format!("{} (i32.store8 (i32.const 72) (i32.const 1)) {} (i32.const 64)", stores(4096, result), pair(76, 4096, result.len()))
+    format!(
+        "{} (i32.store8 (i32.const 72) (i32.const 1)) {} (i32.const 64)",
+        stores(4096, result),
+        pair(76, 4096, result.len())
+    )
 }
 
 /// Answers with a failure of this case and text.
 pub(super) fn fail_with(case: u32, text: &str) -> String {
     format!(
-        "{} (i32.store8 (i32.const 64) (i32.const 1)) (i32.store8 (i32.const 72) (i32.const {case})) {} (i32.const 64)",
+        "{} (i32.store8 (i32.const 64) (i32.const 1)) (i32.store8 (i32.const 72) (i32.const \
+            {case})) {} (i32.const 64)",
         stores(4096, text),
         pair(80, 4096, text.len())
     )
@@ -38,25 +43,35 @@ pub(super) fn fail_with(case: u32, text: &str) -> String {
 
 /// Code that puts a text into memory.
 pub(super) fn stores(at: usize, text: &str) -> String {
-    text.bytes().enumerate().map(|(i, byte)| format!("(i32.store8 (i32.const {}) (i32.const {byte}))", at + i)).collect()
+    text.bytes()
+        .enumerate()
+        .map(|(i, byte)| format!("(i32.store8 (i32.const {}) (i32.const {byte}))", at + i))
+        .collect()
 }
 
 /// Code that stores an address and a length.
 fn pair(at: usize, address: usize, length: usize) -> String {
-    format!("(i32.store (i32.const {at}) (i32.const {address})) (i32.store (i32.const {}) (i32.const {length}))", at + 4)
+    format!(
+        "(i32.store (i32.const {at}) (i32.const {address})) (i32.store (i32.const {}) (i32.const \
+            {length}))",
+        at + 4
+    )
 }
 
 /// The import of `sql.execute`.
-pub(super) const EXECUTE: &str = r#"(import "oncebox:handler/sql@0.1.0" "execute" (func $execute (param i32 i32 i32 i32 i32)))"#;
+pub(super) const EXECUTE: &str =
+    r#"(import "oncebox:handler/sql@0.1.0" "execute" (func $execute (param i32 i32 i32 i32 i32)))"#;
 
 /// Sends a statement without parameters; the answer goes to address 256.
 pub(super) fn execute(statement: &str) -> String {
     format!(
-        "{} (call $execute (i32.const 2048) (i32.const {}) (i32.const 0) (i32.const 0) (i32.const 256))",
+        "{} (call $execute (i32.const 2048) (i32.const {}) (i32.const 0) (i32.const 0) (i32.const \
+            256))",
         stores(2048, statement),
         statement.len()
     )
 }
 
 /// The import of `log.log`.
-pub(super) const LOG: &str = r#"(import "oncebox:handler/log@0.1.0" "log" (func $log (param i32 i32 i32)))"#;
+pub(super) const LOG: &str =
+    r#"(import "oncebox:handler/log@0.1.0" "log" (func $log (param i32 i32 i32)))"#;

@@ -25,7 +25,11 @@ fn check(bytes: &[u8], expected: &[(&str, &str)]) {
     assert_eq!(codes, expected.iter().map(|(code, _)| *code).collect::<Vec<_>>(), "{problems:#?}");
     for (problem, (_, part)) in problems.iter().zip(expected) {
         println!("{}: {}", problem.code, problem.text);
-        assert!(problem.text.contains(part) && !problem.text.contains('\n'), "`{}` lacks `{part}`", problem.text);
+        assert!(
+            problem.text.contains(part) && !problem.text.contains('\n'),
+            "`{}` lacks `{part}`",
+            problem.text
+        );
     }
 }
 
@@ -77,7 +81,10 @@ fn size_is_capped_before_anything_is_read() {
     let bytes = component(&guest("", OK));
     let small = Allowance { component_bytes_max: 10, ..config().allowance() };
     let problems = inspect(&bytes, &small).expect_err("too large");
-    assert!(problems[0].code == "too_large" && problems[0].text.contains("component_bytes_max"), "{problems:?}");
+    assert!(
+        problems[0].code == "too_large" && problems[0].text.contains("component_bytes_max"),
+        "{problems:?}"
+    );
 }
 
 #[test]
@@ -105,10 +112,14 @@ fn every_import_that_is_not_given_is_told_with_its_reason() {
         ("acme:things/engine", "does not know it"),
         ("oncebox:handler/secrets@0.1.0", "no such interface"),
     ];
-    let parts: String = imports.iter().map(|(name, _)| format!("(import \"{name}\" (instance))")).collect();
+    let parts: String =
+        imports.iter().map(|(name, _)| format!("(import \"{name}\" (instance))")).collect();
     let parts = format!("{parts} (import \"launch\" (func))");
-    let expected: Vec<_> =
-        imports.iter().map(|(_, why)| ("import_not_given", *why)).chain([("import_not_given", "whole interfaces")]).collect();
+    let expected: Vec<_> = imports
+        .iter()
+        .map(|(_, why)| ("import_not_given", *why))
+        .chain([("import_not_given", "whole interfaces")])
+        .collect();
     check(&handler(&parts), &expected);
 }
 
@@ -122,8 +133,11 @@ fn a_flood_of_imports_is_summed_up() {
 
 #[test]
 fn types_of_sockets_are_no_network_and_a_shared_c_library_may_name_all() {
-    look(&handler("(import \"wasi:sockets/tcp@0.2.0\" (instance)) (import \"wasi:sockets/network@0.2.0\" (instance))"))
-        .expect("types only");
+    look(&handler(
+        "(import \"wasi:sockets/tcp@0.2.0\" (instance)) (import \
+        \"wasi:sockets/network@0.2.0\" (instance))",
+    ))
+    .expect("types only");
     let sockets = r#"(import "wasi:sockets/tcp-create-socket@0.2.0" (instance))"#;
     let libc = r#"(core module (global (export "libc.so:memory_base") i32 (i32.const 0)))"#;
     look(&handler(&format!("{sockets} {libc}"))).expect("a shared C library");
@@ -133,14 +147,24 @@ fn types_of_sockets_are_no_network_and_a_shared_c_library_may_name_all() {
 #[test]
 fn exports_are_named_as_they_are_and_as_they_should_be() {
     check(&wat("(component)"), &[("missing_export", "it exports nothing")]);
-    check(&handler_of("wasi:cli/run@0.2.0", "run", ""), &[("missing_export", "a program with a `main`")]);
-    check(&handler_of("oncebox:handler/incoming-handler@0.1.0", "hondle", ""), &[("wrong_export", "no function `handle`")]);
-    check(&handler_of("oncebox:handler/incoming-handler@0.2.0", "handle", ""), &[("contract_version", "this host has 0.1")]);
+    check(
+        &handler_of("wasi:cli/run@0.2.0", "run", ""),
+        &[("missing_export", "a program with a `main`")],
+    );
+    check(
+        &handler_of("oncebox:handler/incoming-handler@0.1.0", "hondle", ""),
+        &[("wrong_export", "no function `handle`")],
+    );
+    check(
+        &handler_of("oncebox:handler/incoming-handler@0.2.0", "handle", ""),
+        &[("contract_version", "this host has 0.1")],
+    );
     check(
         &handler("(import \"oncebox:handler/sql@0.2.0\" (instance))"),
         &[("contract_version", "`oncebox:handler/sql@0.2.0` is of another version")],
     );
-    let later = look(&handler_of("oncebox:handler/incoming-handler@0.1.9", "handle", "")).expect("a later patch");
+    let later = look(&handler_of("oncebox:handler/incoming-handler@0.1.9", "handle", ""))
+        .expect("a later patch");
     assert_eq!(later.report.contract, "0.1.9");
 }
 
@@ -150,42 +174,73 @@ fn all_problems_are_told_at_once() {
         (core module $m (memory 1000)) (core module $n (memory 3000)) (core instance (instantiate $m)) (core instance (instantiate $n))"#;
     check(
         &handler_of("oncebox:handler/incoming-batch-handler@0.1.0", "handle-batch", parts),
-        &[("import_not_given", "no network"), ("context_in_batch", "speaks of one message"), ("too_much_memory", "262144000 bytes")],
+        &[
+            ("import_not_given", "no network"),
+            ("context_in_batch", "speaks of one message"),
+            ("too_much_memory", "262144000 bytes"),
+        ],
     );
     check(
         &wat(&format!("(component {parts})")),
-        &[("missing_export", "does not handle messages"), ("import_not_given", "no network"), ("too_much_memory", "may have 134217728")],
+        &[
+            ("missing_export", "does not handle messages"),
+            ("import_not_given", "no network"),
+            ("too_much_memory", "may have 134217728"),
+        ],
     );
 }
 
 #[test]
 fn what_an_instance_takes_is_counted_per_instantiation() {
-    let five = r#"(core module $m (memory 1) (table 3 funcref)) "#.to_owned() + &"(core instance (instantiate $m))".repeat(5);
+    let five = r#"(core module $m (memory 1) (table 3 funcref)) "#.to_owned()
+        + &"(core instance (instantiate $m))".repeat(5);
     check(&handler(&five), &[("too_many_memories", "needs 5 linear memories and may have 4")]);
     check(
-        &handler("(core module $m (memory 1) (memory 1) (table 1 funcref) (table 1 funcref)) (core instance (instantiate $m))"),
-        &[("too_many_memories", "needs 2 linear memories in one module"), ("too_many_tables", "needs 2 tables in one module")],
+        &handler(
+            "(core module $m (memory 1) (memory 1) (table 1 funcref) (table 1 funcref)) (core \
+                instance (instantiate $m))",
+        ),
+        &[
+            ("too_many_memories", "needs 2 linear memories in one module"),
+            ("too_many_tables", "needs 2 tables in one module"),
+        ],
     );
-    let report = look(&handler("(core module (memory 1) (table 30000 funcref))")).expect("nobody instantiates it").report;
+    let report = look(&handler("(core module (memory 1) (table 30000 funcref))"))
+        .expect("nobody instantiates it")
+        .report;
     assert_eq!((report.memories, report.tables, report.core_instances), (0, 0, 1));
     check(
         &handler("(core module $m (table 30000 funcref)) (core instance (instantiate $m))"),
         &[("table_too_large", "needs 30000 elements")],
     );
     // Each level instantiates the one below twice: 2^12 core instances in a few hundred bytes.
-    let mut bomb = "(component $c0 (core module $m (table 0 funcref)) (core instance (instantiate $m)))".to_owned();
+    let mut bomb =
+        "(component $c0 (core module $m (table 0 funcref)) (core instance (instantiate $m)))"
+            .to_owned();
     for level in 1..=12 {
         let below = level - 1;
-        bomb = format!("(component $c{level} {bomb} (instance (instantiate $c{below})) (instance (instantiate $c{below})))");
+        bomb = format!(
+            "(component $c{level} {bomb} (instance (instantiate $c{below})) (instance (instantiate \
+                $c{below})))"
+        );
     }
     let bomb = handler(&format!("{bomb} (instance (instantiate $c12))"));
-    check(&bomb, &[("too_many_tables", "needs 4096 tables"), ("too_many_core_instances", "needs 4097 core instances")]);
+    check(
+        &bomb,
+        &[
+            ("too_many_tables", "needs 4096 tables"),
+            ("too_many_core_instances", "needs 4097 core instances"),
+        ],
+    );
 }
 
 #[test]
 fn the_report_says_what_it_is() {
     let report = look(&component(&guest(LOG, OK))).expect("sound").report;
-    assert_eq!((report.world.as_str(), report.contract.as_str(), report.memories), ("single", "0.1.0", 1));
+    assert_eq!(
+        (report.world.as_str(), report.contract.as_str(), report.memories),
+        ("single", "0.1.0", 1)
+    );
     assert_eq!(report.memory_bytes_min, 4 << 16);
     assert_eq!(report.permissions, ["oncebox:handler/log@0.1.0"]);
     assert!(report.imports.iter().any(|name| name == "oncebox:handler/types@0.1.0"), "{report:?}");
@@ -210,7 +265,8 @@ fn the_same_proposals_are_on_as_in_the_engine() {
         "(global i32 (i32.add (i32.const 1) (i32.const 2)))",
         "(memory 1 (pagesize 1))",
         "(func (param i64 i64) (result i64 i64) local.get 0 local.get 1 i64.mul_wide_s)",
-        "(func (param v128 v128 v128) (result v128) local.get 0 local.get 1 local.get 2 f32x4.relaxed_madd)",
+        "(func (param v128 v128 v128) (result v128) local.get 0 local.get 1 local.get 2 \
+            f32x4.relaxed_madd)",
         "(table i64 1 funcref)",
     ] {
         check_same(&engine, &wat(&format!("(component (core module {text}))")), text);
@@ -234,8 +290,10 @@ fn the_same_proposals_are_on_as_in_the_engine() {
 }
 
 fn check_same(engine: &Engine, bytes: &[u8], text: &str) {
-    let compiled = Component::from_binary(engine, bytes).map(|_| ()).map_err(|error| format!("{error:#}"));
-    let compiled = compiled.or_else(|error| if error.contains("pooling allocator") { Ok(()) } else { Err(error) });
+    let compiled =
+        Component::from_binary(engine, bytes).map(|_| ()).map_err(|error| format!("{error:#}"));
+    let compiled = compiled
+        .or_else(|error| if error.contains("pooling allocator") { Ok(()) } else { Err(error) });
     let problems = look(bytes).expect_err("it is no handler");
     let is_valid = !problems.iter().any(|problem| problem.code == "invalid_wasm");
     assert_eq!(compiled.is_ok(), is_valid, "`{text}`: {compiled:?}, {problems:?}");
@@ -245,17 +303,23 @@ fn check_same(engine: &Engine, bytes: &[u8], text: &str) {
 #[test]
 fn real_components_are_taken_in_a_moment() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let languages = std::env::var_os("ONCEBOX_LANGUAGES").map_or_else(|| root.join("target/languages"), Into::into);
+    let languages = std::env::var_os("ONCEBOX_LANGUAGES")
+        .map_or_else(|| root.join("target/languages"), Into::into);
     let mut seen = 0;
     for folder in [root.join("guest-examples/components"), languages] {
         let Ok(entries) = fs::read_dir(&folder) else { continue };
-        for path in entries.map(|entry| entry.expect("an entry").path()).filter(|path| path.extension().is_some_and(|it| it == "wasm")) {
+        for path in entries
+            .map(|entry| entry.expect("an entry").path())
+            .filter(|path| path.extension().is_some_and(|it| it == "wasm"))
+        {
             let bytes = fs::read(&path).expect("a component");
             let start = Instant::now();
-            let inspected = look(&bytes).unwrap_or_else(|problems| panic!("`{}`: {problems:#?}", path.display()));
+            let inspected = look(&bytes)
+                .unwrap_or_else(|problems| panic!("`{}`: {problems:#?}", path.display()));
             let report = &inspected.report;
             println!(
-                "{}: {} KiB in {:.1} ms, {} imports, {} memories of {} KiB, {} tables of {}, {} core instances, {:?} {:?}",
+                "{}: {} KiB in {:.1} ms, {} imports, {} memories of {} KiB, {} tables of {}, {} \
+                    core instances, {:?} {:?}",
                 path.file_stem().expect("a name").display(),
                 bytes.len() / 1024,
                 start.elapsed().as_secs_f64() * 1e3,

@@ -21,7 +21,10 @@ async fn refusal(bytes: &[u8]) -> String {
 
 async fn check(text: &str, part: &str) {
     let refusal = refusal(&wat::parse_str(text).expect("WebAssembly text")).await;
-    assert!(refusal.contains(part) && !refusal.contains('\n'), "`{refusal}` does not contain `{part}` in one line");
+    assert!(
+        refusal.contains(part) && !refusal.contains('\n'),
+        "`{refusal}` does not contain `{part}` in one line"
+    );
 }
 
 #[tokio::test]
@@ -31,7 +34,8 @@ async fn what_is_no_component_is_refused_by_what_it_is() {
     assert!(refusal(b"\0asm").await.contains("not a WebAssembly file"));
     assert!(refusal(b"\0asm\x0d\0\x01\0garbage").await.contains("cannot be compiled"));
     check("(module)", "oncebox component encode").await;
-    let small = Runtime::new(RuntimeConfig { component_bytes_max: 10, ..config() }).expect("an engine");
+    let small =
+        Runtime::new(RuntimeConfig { component_bytes_max: 10, ..config() }).expect("an engine");
     let error = small.load(&component(&guest("", OK))).await.err().expect("too large");
     assert!(matches!(error, LoadError::TooLarge { max: 10, .. }), "{error}");
 }
@@ -49,7 +53,11 @@ async fn imports_beyond_the_contract_are_named() {
         "`wasi:http/outgoing-handler@0.2.0`, `acme:x/y`",
     )
     .await;
-    check(r#"(component (import "oncebox:handler/sql@0.2.0" (instance)))"#, "`oncebox:handler/sql@0.2.0`").await;
+    check(
+        r#"(component (import "oncebox:handler/sql@0.2.0" (instance)))"#,
+        "`oncebox:handler/sql@0.2.0`",
+    )
+    .await;
     check(r#"(component (import "oncebox:handler/secrets@0.1.0" (instance)))"#, "no network").await;
 }
 
@@ -82,14 +90,24 @@ async fn a_loaded_component_knows_itself() {
     let bytes = component(&guest(super::guests::LOG, OK));
     let loaded = runtime().load(&bytes).await.expect("sound");
     assert_eq!(loaded.size(), bytes.len());
-    assert!(loaded.imports().iter().any(|import| import == "oncebox:handler/log@0.1.0"), "{:?}", loaded.imports());
-    assert!(!loaded.imports().iter().any(|import| import.contains("sql")), "it imports only what it uses");
+    assert!(
+        loaded.imports().iter().any(|import| import == "oncebox:handler/log@0.1.0"),
+        "{:?}",
+        loaded.imports()
+    );
+    assert!(
+        !loaded.imports().iter().any(|import| import.contains("sql")),
+        "it imports only what it uses"
+    );
 }
 
 #[test]
 fn only_core_modules_are_encoded() {
     assert!(matches!(encode_component(b"x"), Err(EncodeError::NotWasm)));
-    assert!(matches!(encode_component(&component(&guest("", OK))), Err(EncodeError::AlreadyComponent)));
+    assert!(matches!(
+        encode_component(&component(&guest("", OK))),
+        Err(EncodeError::AlreadyComponent)
+    ));
     let empty = wat::parse_str("(module)").expect("text");
     let error = encode_component(&empty).expect_err("it exports nothing").to_string();
     assert!(error.contains("incoming-handler") && !error.contains('\n'), "{error}");
@@ -100,17 +118,22 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("oncebox-cache-{name}-{}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("oncebox-cache-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         Self(path)
     }
 
     fn runtime(&self) -> Runtime {
-        Runtime::new(RuntimeConfig { cache_dir: Some(self.0.clone()), ..config() }).expect("an engine")
+        Runtime::new(RuntimeConfig { cache_dir: Some(self.0.clone()), ..config() })
+            .expect("an engine")
     }
 
     fn files(&self) -> Vec<PathBuf> {
-        fs::read_dir(&self.0).expect("a folder").map(|entry| entry.expect("an entry").path()).collect()
+        fs::read_dir(&self.0)
+            .expect("a folder")
+            .map(|entry| entry.expect("an entry").path())
+            .collect()
     }
 }
 
@@ -128,7 +151,11 @@ async fn compiled_code_is_kept_and_used() {
     let [file] = &folder.files()[..] else { panic!("one file") };
     let written = fs::metadata(file).and_then(|metadata| metadata.modified()).expect("metadata");
     folder.runtime().load(&bytes).await.expect("sound");
-    assert_eq!(fs::metadata(file).and_then(|metadata| metadata.modified()).expect("metadata"), written, "it was written again");
+    assert_eq!(
+        fs::metadata(file).and_then(|metadata| metadata.modified()).expect("metadata"),
+        written,
+        "it was written again"
+    );
 }
 
 #[tokio::test]
@@ -138,7 +165,11 @@ async fn damaged_code_is_never_executed_but_replaced() {
     folder.runtime().load(&bytes).await.expect("sound");
     let file = folder.files().remove(0);
     let sound = fs::read(&file).expect("code");
-    let flipped: Vec<u8> = sound.iter().enumerate().map(|(at, byte)| if at == sound.len() / 2 { !byte } else { *byte }).collect();
+    let flipped: Vec<u8> = sound
+        .iter()
+        .enumerate()
+        .map(|(at, byte)| if at == sound.len() / 2 { !byte } else { *byte })
+        .collect();
     for damage in [&b""[..], b"oncebox1", &sound[..sound.len() - 1], &flipped] {
         fs::write(&file, damage).expect("a damaged file");
         folder.runtime().load(&bytes).await.expect("compiled again");
@@ -152,15 +183,23 @@ async fn a_cache_that_others_can_write_is_refused() {
     let folder = Folder::new("open");
     fs::create_dir_all(&folder.0).expect("a folder");
     fs::set_permissions(&folder.0, fs::Permissions::from_mode(0o777)).expect("permissions");
-    let error = Runtime::new(RuntimeConfig { cache_dir: Some(folder.0.clone()), ..config() }).err().expect("refused");
+    let error = Runtime::new(RuntimeConfig { cache_dir: Some(folder.0.clone()), ..config() })
+        .err()
+        .expect("refused");
     assert!(error.to_string().contains("chmod 700"), "{error}");
 }
 
 #[tokio::test]
 async fn little_virtual_memory_is_enough_when_asked_for() {
-    let runtime = Runtime::new(RuntimeConfig { small_virtual_memory: true, ..config() }).expect("an engine");
+    let runtime =
+        Runtime::new(RuntimeConfig { small_virtual_memory: true, ..config() }).expect("an engine");
     let loaded = runtime.load(&component(&guest("", OK))).await.expect("sound");
-    let settings = HandlerSettings { version: 1, limits: Limits::default(), config: vec![], random_key: [0; 32] };
+    let settings = HandlerSettings {
+        version: 1,
+        limits: Limits::default(),
+        config: vec![],
+        random_key: [0; 32],
+    };
     let tx = Tx::on(connection_to_nowhere().await);
     assert_eq!(handle(&runtime.handler(&loaded, settings), &tx, &message()).await, Ok(None));
 }

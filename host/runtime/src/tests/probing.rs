@@ -18,9 +18,15 @@ async fn probe(parts: &str) -> Result<(), Problem> {
 }
 
 async fn check(body: &str, part: &str) {
-    let problem = probe(&format!("(func $start {body}) (start $start)")).await.expect_err("it fails at its start");
+    let problem = probe(&format!("(func $start {body}) (start $start)"))
+        .await
+        .expect_err("it fails at its start");
     println!("{}", problem.text);
-    assert!(problem.code == "traps_at_start" && problem.text.contains(part), "`{}` lacks `{part}`", problem.text);
+    assert!(
+        problem.code == "traps_at_start" && problem.text.contains(part),
+        "`{}` lacks `{part}`",
+        problem.text
+    );
     assert!(!problem.text.contains('\n'), "{}", problem.text);
 }
 
@@ -48,13 +54,23 @@ async fn a_start_that_spins_is_stopped() {
 
 #[tokio::test]
 async fn a_start_that_takes_memory_without_end_is_stopped() {
-    check("(loop (br_if 0 (i32.ne (memory.grow (i32.const 100)) (i32.const -1)))) unreachable", "bytes of memory").await;
+    check(
+        "(loop (br_if 0 (i32.ne (memory.grow (i32.const 100)) (i32.const -1)))) unreachable",
+        "bytes of memory",
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn sql_at_the_start_is_answered_and_does_no_harm() {
     // The answer's first byte says that it is an error.
-    let body = format!("{} (if (i32.eqz (i32.load8_u (i32.const 256))) (then unreachable))", execute("select 1"));
-    // Imports that need an allocator are linked after the start section ran; toolchains use this name.
-    probe(&format!("(func (export \"_initialize\") {body})")).await.expect("the guest took the error");
+    let body = format!(
+        "{} (if (i32.eqz (i32.load8_u (i32.const 256))) (then unreachable))",
+        execute("select 1")
+    );
+    // Imports that need an allocator are linked after the start section ran; toolchains use this
+    // name.
+    probe(&format!("(func (export \"_initialize\") {body})"))
+        .await
+        .expect("the guest took the error");
 }

@@ -49,7 +49,8 @@ fn octal(number: u64) -> Option<String> {
 async fn time_begins_at_the_message_and_two_runs_agree() {
     let wall = number("(drop (call $clock_time_get (i32.const 0) (i64.const 1) (i32.const 3072)))");
     assert_eq!(run(&wall, Limits::default()).await, Ok(octal(1_700_000_000_000_001_000)));
-    let monotonic = number("(drop (call $clock_time_get (i32.const 1) (i64.const 1) (i32.const 3072)))");
+    let monotonic =
+        number("(drop (call $clock_time_get (i32.const 1) (i64.const 1) (i32.const 3072)))");
     assert_eq!(run(&monotonic, Limits::default()).await, Ok(octal(1_000)));
 }
 
@@ -83,7 +84,9 @@ async fn there_is_no_environment_and_no_file() {
     let environment = number("(drop (call $environ_sizes_get (i32.const 3072) (i32.const 3076)))");
     assert_eq!(run(&environment, Limits::default()).await, Ok(octal(0)));
     // 8 is `badf`: no folder was opened beforehand.
-    let folders = number("(i32.store (i32.const 3072) (call $fd_prestat_get (i32.const 3) (i32.const 3200)))");
+    let folders = number(
+        "(i32.store (i32.const 3072) (call $fd_prestat_get (i32.const 3) (i32.const 3200)))",
+    );
     assert_eq!(run(&folders, Limits::default()).await, Ok(octal(8)));
 }
 
@@ -91,7 +94,8 @@ async fn there_is_no_environment_and_no_file() {
 async fn the_last_words_on_standard_error_are_in_the_failure() {
     let panic = format!(
         "{} (i32.store (i32.const 1024) (i32.const 2048)) (i32.store (i32.const 1028) (i32.const 9))
-         (drop (call $fd_write (i32.const 2) (i32.const 1024) (i32.const 1) (i32.const 1032))) unreachable",
+         (drop (call $fd_write (i32.const 2) (i32.const 1024) (i32.const 1) (i32.const 1032))) \
+            unreachable",
         stores(2048, "panicked!")
     );
     let failure = run(&guest(WASI, &panic), Limits::default()).await.expect_err("a trap");
@@ -101,8 +105,16 @@ async fn the_last_words_on_standard_error_are_in_the_failure() {
 
 #[tokio::test]
 async fn an_exit_is_a_trap_with_its_status() {
-    let failure = run(&guest(WASI, "(call $proc_exit (i32.const 1)) unreachable"), Limits::default()).await.expect_err("a trap");
-    assert_eq!((failure.kind, failure.text.contains("exited with status 1")), (FailureKind::Trap, true), "{}", failure.text);
+    let failure =
+        run(&guest(WASI, "(call $proc_exit (i32.const 1)) unreachable"), Limits::default())
+            .await
+            .expect_err("a trap");
+    assert_eq!(
+        (failure.kind, failure.text.contains("exited with status 1")),
+        (FailureKind::Trap, true),
+        "{}",
+        failure.text
+    );
 }
 
 #[tokio::test]
@@ -122,5 +134,10 @@ async fn a_flood_of_output_is_cut() {
 #[tokio::test]
 async fn the_adapter_needs_nothing_beyond_the_sandbox() {
     let loaded = runtime().load(&component(&guest(WASI, "(i32.const 64)"))).await.expect("sound");
-    assert!(!loaded.imports().iter().any(|import| import.starts_with("wasi:sockets") || import.starts_with("wasi:http")));
+    assert!(
+        !loaded
+            .imports()
+            .iter()
+            .any(|import| import.starts_with("wasi:sockets") || import.starts_with("wasi:http"))
+    );
 }

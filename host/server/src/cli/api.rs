@@ -1,5 +1,5 @@
-//! How commands speak: the API's requests, answered by a server, or in this process over the database.
-//! Both answer the same; a command does not know which it is.
+//! How commands speak: the API's requests, answered by a server, or in this process over the
+//! database. Both answer the same; a command does not know which it is.
 
 mod problem;
 mod remote;
@@ -33,15 +33,16 @@ const UPLOAD_TIMEOUT: Duration = Duration::from_secs(900);
 /// Who answers.
 #[derive(Clone)]
 pub(crate) enum Api {
-    /// The routes themselves, in this process, for whoever may do everything, and what compiles for them.
+    /// The routes themselves, in this process, for whoever may do everything, and what compiles for
+    /// them.
     Here(Router, Principal, Compilations),
     /// A server.
     There(Remote),
 }
 
 impl Api {
-    /// Compile a version that is waited for, where that is done in this process and nobody else does it: whoever began may
-    /// have been ended. A server looks for such by itself.
+    /// Compile a version that is waited for, where that is done in this process and nobody else
+    /// does it: whoever began may have been ended. A server looks for such by itself.
     pub(crate) fn compile(&self, digest: &str) {
         if let (Self::Here(_, _, components), Ok(digest)) = (self, hex::decode(digest)) {
             // With too many before it, it is asked for again.
@@ -49,7 +50,8 @@ impl Api {
         }
     }
 
-    /// Give back what this process compiles, so that the next one begins at once and without a mark on it.
+    /// Give back what this process compiles, so that the next one begins at once and without a mark
+    /// on it.
     pub(crate) async fn give_back(&self) {
         if let Self::Here(_, _, components) = self {
             let ended = CancellationToken::new();
@@ -64,18 +66,48 @@ impl Api {
     }
 
     /// Make something.
-    pub(crate) async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
-        self.json(Method::POST, path, Body::from(serde_json::to_vec(body)?), Some("application/json")).await
+    pub(crate) async fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T> {
+        self.json(
+            Method::POST,
+            path,
+            Body::from(serde_json::to_vec(body)?),
+            Some("application/json"),
+        )
+        .await
     }
 
     /// Change something.
-    pub(crate) async fn patch<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
-        self.json(Method::PATCH, path, Body::from(serde_json::to_vec(body)?), Some("application/json")).await
+    pub(crate) async fn patch<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T> {
+        self.json(
+            Method::PATCH,
+            path,
+            Body::from(serde_json::to_vec(body)?),
+            Some("application/json"),
+        )
+        .await
     }
 
     /// Set something.
-    pub(crate) async fn put_json<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
-        self.json(Method::PUT, path, Body::from(serde_json::to_vec(body)?), Some("application/json")).await
+    pub(crate) async fn put_json<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T> {
+        self.json(
+            Method::PUT,
+            path,
+            Body::from(serde_json::to_vec(body)?),
+            Some("application/json"),
+        )
+        .await
     }
 
     /// Take something away.
@@ -84,17 +116,41 @@ impl Api {
     }
 
     /// Take something away, with what has to be said for it.
-    pub(crate) async fn delete_with<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
-        self.json(Method::DELETE, path, Body::from(serde_json::to_vec(body)?), Some("application/json")).await
+    pub(crate) async fn delete_with<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T> {
+        self.json(
+            Method::DELETE,
+            path,
+            Body::from(serde_json::to_vec(body)?),
+            Some("application/json"),
+        )
+        .await
     }
 
     /// Bytes, as they are sent by a stream that may count them.
-    pub(crate) async fn put<T: DeserializeOwned>(&self, path: &str, length: usize, body: Body) -> Result<T> {
-        let request = Request::put(path).header(CONTENT_TYPE, "application/wasm").header("content-length", length).body(body)?;
+    pub(crate) async fn put<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        length: usize,
+        body: Body,
+    ) -> Result<T> {
+        let request = Request::put(path)
+            .header(CONTENT_TYPE, "application/wasm")
+            .header("content-length", length)
+            .body(body)?;
         self.answer(request, UPLOAD_TIMEOUT).await
     }
 
-    async fn json<T: DeserializeOwned>(&self, method: Method, path: &str, body: Body, content_type: Option<&str>) -> Result<T> {
+    async fn json<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Body,
+        content_type: Option<&str>,
+    ) -> Result<T> {
         let mut request = Request::builder().method(method).uri(path);
         if let Some(content_type) = content_type {
             request = request.header(CONTENT_TYPE, content_type);
@@ -102,7 +158,11 @@ impl Api {
         self.answer(request.body(body)?, ANSWER_TIMEOUT).await
     }
 
-    async fn answer<T: DeserializeOwned>(&self, mut request: Request<Body>, within: Duration) -> Result<T> {
+    async fn answer<T: DeserializeOwned>(
+        &self,
+        mut request: Request<Body>,
+        within: Duration,
+    ) -> Result<T> {
         // In this process a request ends by itself, and a large migration may take its time.
         let within = if matches!(self, Self::Here(..)) { HOUR } else { within };
         let answering = async {
@@ -114,11 +174,14 @@ impl Api {
                 Self::There(server) => server.send(request).await?,
             };
             let (head, body) = response.into_parts();
-            let body = axum::body::to_bytes(body, ANSWER_MAX).await.with_context(|| format!("the answer of {self} broke off"))?;
+            let body = axum::body::to_bytes(body, ANSWER_MAX)
+                .await
+                .with_context(|| format!("the answer of {self} broke off"))?;
             self.read(&Response::from_parts(head, body))
         };
         let answer = tokio::time::timeout(within, answering).await;
-        answer.map_err(|_| anyhow::anyhow!("{self} did not answer within {} s", within.as_secs()))?
+        answer
+            .map_err(|_| anyhow::anyhow!("{self} did not answer within {} s", within.as_secs()))?
     }
 
     fn read<T: DeserializeOwned>(&self, response: &Response<Bytes>) -> Result<T> {
@@ -136,7 +199,11 @@ impl Api {
 
     /// Something answers, but not as this version's API does.
     fn foreign(&self, status: StatusCode) -> String {
-        format!("{self} answered {} in a way that this program does not understand; check `--server` (ONCEBOX_SERVER)", status.as_u16())
+        format!(
+            "{self} answered {} in a way that this program does not understand; check `--server` \
+                (ONCEBOX_SERVER)",
+            status.as_u16()
+        )
     }
 }
 
@@ -156,16 +223,28 @@ pub(crate) fn path(segments: &[&str]) -> String {
 
 /// A path with a query, of those parameters that have a value.
 pub(crate) fn with_query(path: &str, parameters: &[(&str, Option<String>)]) -> String {
-    let given = parameters.iter().filter_map(|(name, value)| Some(format!("{name}={}", escaped(value.as_ref()?))));
+    let given = parameters
+        .iter()
+        .filter_map(|(name, value)| Some(format!("{name}={}", escaped(value.as_ref()?))));
     let query = given.collect::<Vec<_>>().join("&");
     if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") }
 }
 
-/// RFC 3986: everything but unreserved characters is escaped. A segment of dots would be taken for a
-/// step in the path, and an empty one for none, by what stands between.
+/// RFC 3986: everything but unreserved characters is escaped. A segment of dots would be taken for
+/// a step in the path, and an empty one for none, by what stands between.
 fn escaped(text: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_~".contains(&byte) || byte == b'.' && text.bytes().any(|b| b != b'.');
-    text.bytes().map(|byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+    let is_plain = |byte: u8| {
+        byte.is_ascii_alphanumeric()
+            || b"-_~".contains(&byte)
+            || byte == b'.' && text.bytes().any(|b| b != b'.')
+    };
+    text.bytes()
+        .map(
+            |byte| {
+                if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }
+            },
+        )
+        .collect()
 }
 
 #[cfg(test)]
@@ -183,7 +262,13 @@ mod tests {
         ] {
             assert_eq!(path(&[segment]), in_path);
         }
-        assert_eq!(with_query("/v1/x", &[("a", None), ("b", Some("1&2".to_owned())), ("c", Some(String::new()))]), "/v1/x?b=1%262&c=");
+        assert_eq!(
+            with_query(
+                "/v1/x",
+                &[("a", None), ("b", Some("1&2".to_owned())), ("c", Some(String::new()))]
+            ),
+            "/v1/x?b=1%262&c="
+        );
         assert_eq!(with_query("/v1/x", &[("a", None)]), "/v1/x");
     }
 }

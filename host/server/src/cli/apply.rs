@@ -1,5 +1,6 @@
-//! `oncebox apply`: tenants, consumers and deployments as a file says them. What is there is compared
-//! with it first, the plan is shown, and only then something is done. Nothing is ever taken away.
+//! `oncebox apply`: tenants, consumers and deployments as a file says them. What is there is
+//! compared with it first, the plan is shown, and only then something is done. Nothing is ever
+//! taken away.
 
 mod carry_out;
 mod file;

@@ -1,4 +1,5 @@
-//! Reads the command line. A `--tenant` or `--consumer` that is left out is looked up where only one exists.
+//! Reads the command line. A `--tenant` or `--consumer` that is left out is looked up where only
+//! one exists.
 
 use std::ffi::OsString;
 
@@ -62,8 +63,11 @@ impl Arguments {
         if self.missing.contains(&"--consumer") {
             found.push(("--consumer", only_consumer(api, &tenant).await?));
         }
-        let found: Vec<_> =
-            found.iter().filter(|(option, _)| self.missing.contains(option)).map(|(option, name)| (*option, name.as_str())).collect();
+        let found: Vec<_> = found
+            .iter()
+            .filter(|(option, _)| self.missing.contains(option))
+            .map(|(option, name)| (*option, name.as_str()))
+            .collect();
         match parsed(&with(&self.words, &found)) {
             Ok((cli, _)) => Ok(cli.command),
             Err(error) => error.exit(),
@@ -80,7 +84,8 @@ impl Arguments {
     }
 }
 
-/// Returns the program's commands. The usage of each shows its own arguments alone, whatever the environment sets.
+/// Returns the program's commands. The usage of each shows its own arguments alone, whatever the
+/// environment sets.
 pub(super) fn command() -> clap::Command {
     let mut command = Cli::command();
     command.build();
@@ -101,19 +106,23 @@ fn parsed(words: &[OsString]) -> Result<(Cli, ArgMatches), clap::Error> {
 
 /// Returns what the command line lacks, if all of it can be looked up.
 fn looked_up(error: &clap::Error) -> Vec<&'static str> {
-    let Some(ContextValue::Strings(missing)) =
-        error.get(ContextKind::InvalidArg).filter(|_| error.kind() == ErrorKind::MissingRequiredArgument)
+    let Some(ContextValue::Strings(missing)) = error
+        .get(ContextKind::InvalidArg)
+        .filter(|_| error.kind() == ErrorKind::MissingRequiredArgument)
     else {
         return Vec::new();
     };
-    let option = |missing: &String| LOOKED_UP.into_iter().find(|option| missing.split(' ').next() == Some(option));
+    let option = |missing: &String| {
+        LOOKED_UP.into_iter().find(|option| missing.split(' ').next() == Some(option))
+    };
     missing.iter().map(option).collect::<Option<_>>().unwrap_or_default()
 }
 
 /// Returns the words with options added, before a `--` that ends options.
 fn with(words: &[OsString], options: &[(&str, &str)]) -> Vec<OsString> {
     let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
-    let added = options.iter().flat_map(|(option, value)| [OsString::from(option), OsString::from(value)]);
+    let added =
+        options.iter().flat_map(|(option, value)| [OsString::from(option), OsString::from(value)]);
     words[..end].iter().cloned().chain(added).chain(words[end..].iter().cloned()).collect()
 }
 
@@ -147,8 +156,14 @@ pub(super) async fn named_or_only(api: &Api, named: Option<String>) -> Result<St
 }
 
 async fn only_tenant(api: &Api) -> Result<String> {
-    let names = tenants(api).await.context("`--tenant` was left out, and the tenants cannot be listed")?;
-    only(names.into_iter().map(|tenant| tenant.name).collect(), "tenant", "--tenant", "oncebox tenant create")
+    let names =
+        tenants(api).await.context("`--tenant` was left out, and the tenants cannot be listed")?;
+    only(
+        names.into_iter().map(|tenant| tenant.name).collect(),
+        "tenant",
+        "--tenant",
+        "oncebox tenant create",
+    )
 }
 
 async fn only_consumer(api: &Api, tenant: &str) -> Result<String> {
@@ -165,9 +180,13 @@ fn only(mut names: Vec<String>, noun: &str, option: &str, create: &str) -> Resul
         Some(name) if names.is_empty() => Ok(name),
         Some(name) => {
             names.push(name);
-            let shown: Vec<_> = names.iter().take(SHOWN_MAX).map(|name| format!("`{name}`")).collect();
+            let shown: Vec<_> =
+                names.iter().take(SHOWN_MAX).map(|name| format!("`{name}`")).collect();
             let more = if count > SHOWN_MAX { ", …" } else { "" };
-            bail!("`{option}` is needed, since there is more than one {noun}: {}{more}", shown.join(", "))
+            bail!(
+                "`{option}` is needed, since there is more than one {noun}: {}{more}",
+                shown.join(", ")
+            )
         }
     }
 }
@@ -187,10 +206,13 @@ mod tests {
     fn table(heading: &str) -> Vec<(Vec<String>, Vec<String>)> {
         let rows = PAGE.split_once(&format!("| {heading} |")).expect("the table").1.lines().skip(2);
         let rows = rows.take_while(|row| row.starts_with('|'));
-        rows.map(|row| row.trim_matches('|').split_once('|').expect("two cells")).map(|(a, b)| (words(a), words(b))).collect()
+        rows.map(|row| row.trim_matches('|').split_once('|').expect("two cells"))
+            .map(|(a, b)| (words(a), words(b)))
+            .collect()
     }
 
-    // What could go wrong: the page promises a verb that does not exist, or a command is on no page.
+    // What could go wrong: the page promises a verb that does not exist, or a command is on no
+    // page.
     #[test]
     fn the_page_has_every_command_and_no_other() {
         let mut found = Vec::new();

@@ -21,15 +21,27 @@ pub(super) struct AuditArgs {
 
 pub(super) async fn run(api: &Api, args: AuditArgs, json: bool) -> Result<()> {
     let tenant = arguments::named_or_own(api, args.tenant).await?;
-    let path = tenant.as_ref().map_or_else(|| path(&["audit"]), |tenant| path(&["tenants", tenant, "audit"]));
-    let entries: Vec<AuditEntry> = api.get(&with_query(&path, &[("limit", Some(args.limit.to_string()))])).await?;
+    let path = tenant
+        .as_ref()
+        .map_or_else(|| path(&["audit"]), |tenant| path(&["tenants", tenant, "audit"]));
+    let entries: Vec<AuditEntry> =
+        api.get(&with_query(&path, &[("limit", Some(args.limit.to_string()))])).await?;
     if json {
         return output::json(&entries);
     }
     let cells = |entry: &AuditEntry| {
-        vec![output::time(entry.at), entry.actor.clone(), entry.action.clone(), entry.subject.clone(), details(&entry.details)]
+        vec![
+            output::time(entry.at),
+            entry.actor.clone(),
+            entry.action.clone(),
+            entry.subject.clone(),
+            details(&entry.details),
+        ]
     };
-    output::table(&["AT", "ACTOR", "ACTION", "SUBJECT", "DETAILS"], &entries.iter().map(cells).collect::<Vec<_>>());
+    output::table(
+        &["AT", "ACTOR", "ACTION", "SUBJECT", "DETAILS"],
+        &entries.iter().map(cells).collect::<Vec<_>>(),
+    );
     Ok(())
 }
 

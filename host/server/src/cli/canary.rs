@@ -68,7 +68,8 @@ impl TrialsArgs {
     /// Lists the deployments of a role.
     pub(super) async fn list(self, api: &Api, role: &'static str, json: bool) -> Result<()> {
         let Self { tenant, consumer, history } = self;
-        deployments::run(api, DeploymentsArgs { tenant, consumer, history, role: Some(role) }, json).await
+        deployments::run(api, DeploymentsArgs { tenant, consumer, history, role: Some(role) }, json)
+            .await
     }
 }
 
@@ -99,15 +100,27 @@ pub(super) async fn run(api: &Api, command: CanaryCommand, json: bool) -> Result
         CanaryCommand::Show { slot } => show(&slot.latest(api, "canary").await?, json),
         CanaryCommand::Grow { slot, percent } => {
             let canary = live(api, &slot).await?;
-            let grown: Deployment =
-                api.patch(&slot.path(&["deployments", &canary.deployment_id.to_string()]), &NewPercent { percent }).await?;
-            let text = format!("version {} takes {percent} % of the keys of {}", short(&grown.digest), slot.shown());
+            let grown: Deployment = api
+                .patch(
+                    &slot.path(&["deployments", &canary.deployment_id.to_string()]),
+                    &NewPercent { percent },
+                )
+                .await?;
+            let text = format!(
+                "version {} takes {percent} % of the keys of {}",
+                short(&grown.digest),
+                slot.shown()
+            );
             if json { output::json(&grown) } else { output::done(false, &text) }
         }
         CanaryCommand::Promote { slot, waiting } => {
             let canary = live(api, &slot).await?;
-            let promoted: Deployment =
-                api.post(&slot.path(&["deployments", &canary.deployment_id.to_string(), "promote"]), &serde_json::json!({})).await?;
+            let promoted: Deployment = api
+                .post(
+                    &slot.path(&["deployments", &canary.deployment_id.to_string(), "promote"]),
+                    &serde_json::json!({}),
+                )
+                .await?;
             if !json {
                 println!("version {} takes {}", short(&promoted.digest), slot.shown());
             }
@@ -125,11 +138,18 @@ async fn start(api: &Api, args: StartArgs, json: bool) -> Result<()> {
     let slot = &what.slot;
     let (version, deployment) = what.prepare(api).await?;
     let guard = Guard { margin_percent: margin, window_s: window, messages_min };
-    let canary: Deployment = api.post(&slot.path(&["canaries"]), &NewCanary { deployment, percent, guard: Some(guard) }).await?;
+    let canary: Deployment = api
+        .post(&slot.path(&["canaries"]), &NewCanary { deployment, percent, guard: Some(guard) })
+        .await?;
     if !json {
-        println!("version {} takes {percent} % of the keys of {}", short(&canary.digest), slot.shown());
         println!(
-            "it ends by itself when it fails {margin} points more often than the live version, over {window} s and {messages_min} messages or more"
+            "version {} takes {percent} % of the keys of {}",
+            short(&canary.digest),
+            slot.shown()
+        );
+        println!(
+            "it ends by itself when it fails {margin} points more often than the live version, \
+                over {window} s and {messages_min} messages or more"
         );
         println!("imports: {}", version::imports(&version));
     }
@@ -141,14 +161,25 @@ fn show(canary: &Deployment, json: bool) -> Result<()> {
         return output::json(canary);
     }
     let mut rows = vec![
-        vec!["version".to_owned(), format!("{} of handler `{}`", short(&canary.digest), canary.handler)],
-        vec!["share".to_owned(), format!("{} % of the ordering keys", canary.percent.unwrap_or_default())],
-        vec!["started".to_owned(), format!("{} by {}", output::time(canary.created_at), canary.created_by)],
+        vec![
+            "version".to_owned(),
+            format!("{} of handler `{}`", short(&canary.digest), canary.handler),
+        ],
+        vec![
+            "share".to_owned(),
+            format!("{} % of the ordering keys", canary.percent.unwrap_or_default()),
+        ],
+        vec![
+            "started".to_owned(),
+            format!("{} by {}", output::time(canary.created_at), canary.created_by),
+        ],
     ];
     if let Some(guard) = &canary.guard {
         let Guard { margin_percent, window_s, messages_min } = guard;
-        let text =
-            format!("by itself when it fails {margin_percent} points more often, over {window_s} s and {messages_min} messages or more");
+        let text = format!(
+            "by itself when it fails {margin_percent} points more often, over {window_s} s and \
+                {messages_min} messages or more"
+        );
         rows.push(vec!["ends".to_owned(), text]);
     }
     if canary.ended_at.is_some() {
@@ -164,16 +195,32 @@ fn show(canary: &Deployment, json: bool) -> Result<()> {
 
 async fn live(api: &Api, slot: &SlotArgs) -> Result<Deployment> {
     let canary = slot.live(api, "canary").await?;
-    canary.with_context(|| format!("no canary runs for {}; `oncebox deployments --history` shows what became of it", slot.shown()))
+    canary.with_context(|| {
+        format!(
+            "no canary runs for {}; `oncebox deployments --history` shows what became of it",
+            slot.shown()
+        )
+    })
 }
 
 /// Take a canary or a shadow away.
-pub(super) async fn end(api: &Api, slot: &SlotArgs, deployment: &Deployment, reason: Option<String>, json: bool) -> Result<()> {
+pub(super) async fn end(
+    api: &Api,
+    slot: &SlotArgs,
+    deployment: &Deployment,
+    reason: Option<String>,
+    json: bool,
+) -> Result<()> {
     let path = slot.path(&["deployments", &deployment.deployment_id.to_string(), "end"]);
     let ended: Deployment = api.post(&path, &Ending { reason }).await?;
     if json {
         return output::json(&ended);
     }
-    println!("the {} of version {} for {} has ended", ended.role, short(&ended.digest), slot.shown());
+    println!(
+        "the {} of version {} for {} has ended",
+        ended.role,
+        short(&ended.digest),
+        slot.shown()
+    );
     Ok(())
 }

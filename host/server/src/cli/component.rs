@@ -21,8 +21,11 @@ pub(super) enum ComponentCommand {
 
 pub(super) fn run(command: ComponentCommand, json: bool) -> Result<()> {
     let ComponentCommand::Encode { module, output } = command;
-    let core = std::fs::read(&module).with_context(|| format!("failed to read `{}`", module.display()))?;
-    let component = oncebox_runtime::encode_component(&core).with_context(|| format!("failed to encode `{}`", module.display()))?;
-    std::fs::write(&output, &component).with_context(|| format!("failed to write `{}`", output.display()))?;
+    let core =
+        std::fs::read(&module).with_context(|| format!("failed to read `{}`", module.display()))?;
+    let component = oncebox_runtime::encode_component(&core)
+        .with_context(|| format!("failed to encode `{}`", module.display()))?;
+    std::fs::write(&output, &component)
+        .with_context(|| format!("failed to write `{}`", output.display()))?;
     output::done(json, &format!("wrote `{}`, {} bytes", output.display(), component.len()))
 }

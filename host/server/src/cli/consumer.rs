@@ -110,7 +110,8 @@ pub(super) async fn run(api: &Api, command: ConsumerCommand, json: bool) -> Resu
         ConsumerCommand::Create { name, tenant, policy } => {
             let parsed = read_policy(&tenant, &name, &policy, &|path| std::fs::read(path))?;
             let new = NewConsumer { name: name.clone(), policy: policy_object(&parsed)? };
-            let consumer: Consumer = api.post(&path(&["tenants", &tenant, "consumers"]), &new).await?;
+            let consumer: Consumer =
+                api.post(&path(&["tenants", &tenant, "consumers"]), &new).await?;
             if json {
                 return output::json(&consumer);
             }
@@ -118,7 +119,8 @@ pub(super) async fn run(api: &Api, command: ConsumerCommand, json: bool) -> Resu
             println!("collapses: {}", oncebox_inbox::collapses(&parsed.identity));
             if parsed.ack == Ack::AfterInsert {
                 println!(
-                    "warning: `after_insert` acks what has not run yet; the backlog is in the inbox, and the broker's lag no longer shows it"
+                    "warning: `after_insert` acks what has not run yet; the backlog is in the \
+                        inbox, and the broker's lag no longer shows it"
                 );
             }
             Ok(())
@@ -127,10 +129,16 @@ pub(super) async fn run(api: &Api, command: ConsumerCommand, json: bool) -> Resu
         ConsumerCommand::Show(of) => show::one(api, &of, json).await,
         ConsumerCommand::Policy(PolicyCommand::Show(of)) => show::policy(api, &of, json).await,
         ConsumerCommand::Policy(PolicyCommand::Explain(of)) => show::explain(api, &of, json).await,
-        ConsumerCommand::Policy(PolicyCommand::Set(args)) => change::set_policy(api, &args, json).await,
+        ConsumerCommand::Policy(PolicyCommand::Set(args)) => {
+            change::set_policy(api, &args, json).await
+        }
         ConsumerCommand::Pause(of) => change::state(api, &of, "pause", wait::For::Rest, json).await,
-        ConsumerCommand::Resume(of) => change::state(api, &of, "resume", wait::For::Work, json).await,
-        ConsumerCommand::Drain(of) => change::state(api, &of, "drain", wait::For::Drained, json).await,
+        ConsumerCommand::Resume(of) => {
+            change::state(api, &of, "resume", wait::For::Work, json).await
+        }
+        ConsumerCommand::Drain(of) => {
+            change::state(api, &of, "drain", wait::For::Drained, json).await
+        }
         ConsumerCommand::Seek(args) => seek::run(api, &args, json).await,
         ConsumerCommand::Delete { of, confirm } => change::delete(api, &of, &confirm, json).await,
     }
@@ -138,7 +146,8 @@ pub(super) async fn run(api: &Api, command: ConsumerCommand, json: bool) -> Resu
 
 /// A policy of a file, checked.
 pub(super) fn read_policy(tenant: &str, name: &str, path: &Path, open: Open<'_>) -> Result<Policy> {
-    let text = read_text(path, open).with_context(|| format!("failed to read the policy `{}`", path.display()))?;
+    let text = read_text(path, open)
+        .with_context(|| format!("failed to read the policy `{}`", path.display()))?;
     let invalid = || format!("the policy `{}` is not valid", path.display());
     let policy = Policy::parse(&text).with_context(invalid)?;
     check_kafka(tenant, name, &policy).with_context(invalid)?;

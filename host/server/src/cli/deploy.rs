@@ -88,7 +88,10 @@ impl From<RetriesArg> for wire::Retries {
 
 /// The name of a handler that is given none: its file's.
 pub(crate) fn handler_name(component: &Path) -> String {
-    component.file_stem().map(|stem| stem.to_string_lossy().to_lowercase().replace('_', "-")).unwrap_or_default()
+    component
+        .file_stem()
+        .map(|stem| stem.to_string_lossy().to_lowercase().replace('_', "-"))
+        .unwrap_or_default()
 }
 
 /// A setting as it is written on the command line.
@@ -117,9 +120,14 @@ impl SlotArgs {
 
     /// Returns the deployment of a role that runs here, else the last that did.
     pub(super) async fn latest(&self, api: &Api, role: &str) -> Result<Deployment> {
-        let all: Vec<Deployment> = api.get(&with_query(&self.path(&["deployments"]), &[("history", Some("true".to_owned()))])).await?;
-        let found = all.into_iter().filter(|deployment| deployment.role == role && self.is_of(deployment));
-        found.max_by_key(|deployment| deployment.deployment_id).with_context(|| format!("no {role} ever ran for {}", self.shown()))
+        let all: Vec<Deployment> = api
+            .get(&with_query(&self.path(&["deployments"]), &[("history", Some("true".to_owned()))]))
+            .await?;
+        let found =
+            all.into_iter().filter(|deployment| deployment.role == role && self.is_of(deployment));
+        found
+            .max_by_key(|deployment| deployment.deployment_id)
+            .with_context(|| format!("no {role} ever ran for {}", self.shown()))
     }
 
     /// Whether a deployment is for this place.
@@ -157,7 +165,10 @@ impl WhatArgs {
     pub(super) async fn prepare(&self, api: &Api) -> Result<(Version, NewDeployment)> {
         let SlotArgs { tenant, event_type, event_versions, .. } = &self.slot;
         // Told before anything is uploaded.
-        ensure!(!event_type.is_empty(), "the event type is empty; use `*` for those that no other deployment takes");
+        ensure!(
+            !event_type.is_empty(),
+            "the event type is empty; use `*` for those that no other deployment takes"
+        );
         let version = match (&self.component, &self.version) {
             (Some(file), _) => {
                 let bytes = upload::read(file)?;
@@ -167,13 +178,19 @@ impl WhatArgs {
                 if self.handler.is_some() {
                     self.tell_of_new_handler(api, &handler).await?;
                 }
-                Upload { tenant, handler: &handler, name: file.display().to_string(), bytes }.until_ready(api).await?
+                Upload { tenant, handler: &handler, name: file.display().to_string(), bytes }
+                    .until_ready(api)
+                    .await?
             }
             (None, digest) => {
                 let handler = match &self.handler {
                     Some(handler) => handler.clone(),
                     None => {
-                        self.slot.live(api, "stable").await?.context("nothing is live there; `--handler` says whose version it is")?.handler
+                        self.slot
+                            .live(api, "stable")
+                            .await?
+                            .context("nothing is live there; `--handler` says whose version it is")?
+                            .handler
                     }
                 };
                 upload::find(api, tenant, &handler, digest.as_deref().unwrap_or_default()).await?
@@ -184,8 +201,16 @@ impl WhatArgs {
             event_versions: event_versions.clone(),
             handler: version.handler.clone(),
             version: version.digest.clone(),
-            settings: self.settings.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect(),
-            limits: self.limits.iter().map(|(key, value)| (key.clone(), (*value).into())).collect::<Map<_, _>>(),
+            settings: self
+                .settings
+                .iter()
+                .map(|(key, value)| (key.clone(), value.clone().into()))
+                .collect(),
+            limits: self
+                .limits
+                .iter()
+                .map(|(key, value)| (key.clone(), (*value).into()))
+                .collect::<Map<_, _>>(),
             requires_migration: self.requires_migration.clone(),
             retries: self.retries.into(),
         };
@@ -194,14 +219,16 @@ impl WhatArgs {
 
     /// Warns of a name that makes a new handler where another one is live: it may be misspelt.
     async fn tell_of_new_handler(&self, api: &Api, handler: &str) -> Result<()> {
-        let handlers: Vec<wire::Handler> = api.get(&path(&["tenants", &self.slot.tenant, "handlers"])).await?;
+        let handlers: Vec<wire::Handler> =
+            api.get(&path(&["tenants", &self.slot.tenant, "handlers"])).await?;
         if handlers.iter().any(|known| known.name == handler) {
             return Ok(());
         }
         if let Some(live) = self.slot.live(api, "stable").await? {
             let of = self.slot.shown();
             eprintln!(
-                "note: handler `{handler}` is new; `{}` is live for {of}; `--handler {}` makes it a version of that",
+                "note: handler `{handler}` is new; `{}` is live for {of}; `--handler {}` makes it \
+                    a version of that",
                 live.handler, live.handler
             );
         }
@@ -214,7 +241,12 @@ pub(super) async fn run(api: &Api, args: DeployArgs, json: bool) -> Result<()> {
     let (version, new) = args.what.prepare(api).await?;
     let deployed: Deployment = api.post(&slot.path(&["deployments"]), &new).await?;
     if !json {
-        println!("handler `{}`, version {}, takes {}", deployed.handler, short(&deployed.digest), slot.shown());
+        println!(
+            "handler `{}`, version {}, takes {}",
+            deployed.handler,
+            short(&deployed.digest),
+            slot.shown()
+        );
         println!("imports: {}", version::imports(&version));
     }
     hosts::report(api, slot, deployed, &args.waiting, json).await

@@ -39,9 +39,17 @@ pub(super) async fn run(api: &Api, args: DeploymentsArgs, json: bool) -> Result<
     let mut all = Vec::new();
     for (tenant, consumer) in consumers(api, &args).await? {
         let path = path(&["tenants", &tenant, "consumers", &consumer, "deployments"]);
-        let found: Vec<Deployment> = api.get(&with_query(&path, &[("history", args.history.then(|| "true".to_owned()))])).await?;
-        let found = found.into_iter().filter(|deployment| args.role.is_none_or(|role| deployment.role == role));
-        all.extend(found.map(|deployment| Of { tenant: tenant.clone(), consumer: consumer.clone(), deployment }));
+        let found: Vec<Deployment> = api
+            .get(&with_query(&path, &[("history", args.history.then(|| "true".to_owned()))]))
+            .await?;
+        let found = found
+            .into_iter()
+            .filter(|deployment| args.role.is_none_or(|role| deployment.role == role));
+        all.extend(found.map(|deployment| Of {
+            tenant: tenant.clone(),
+            consumer: consumer.clone(),
+            deployment,
+        }));
     }
     if json {
         return output::json(&all);
@@ -56,12 +64,15 @@ async fn consumers(api: &Api, args: &DeploymentsArgs) -> Result<Vec<(String, Str
         return Ok(vec![(tenant.clone(), consumer.clone())]);
     }
     let consumers = consumer::all(api, args.tenant.as_deref()).await?;
-    let wanted = consumers.into_iter().filter(|consumer| args.consumer.as_ref().is_none_or(|name| *name == consumer.name));
+    let wanted = consumers
+        .into_iter()
+        .filter(|consumer| args.consumer.as_ref().is_none_or(|name| *name == consumer.name));
     Ok(wanted.map(|consumer| (consumer.tenant, consumer.name)).collect())
 }
 
 fn print(all: &[Of], history: bool) {
-    let mut headings = vec!["ID", "CONSUMER", "EVENT TYPE", "ROLE", "HANDLER", "VERSION", "SINCE", "BY", "HOSTS"];
+    let mut headings =
+        vec!["ID", "CONSUMER", "EVENT TYPE", "ROLE", "HANDLER", "VERSION", "SINCE", "BY", "HOSTS"];
     if history {
         headings.push("ENDED");
     }
@@ -70,7 +81,10 @@ fn print(all: &[Of], history: bool) {
         let mut cells = vec![
             d.deployment_id.to_string(),
             format!("{}/{}", of.tenant, of.consumer),
-            d.event_versions.as_ref().map_or_else(|| d.event_type.clone(), |versions| format!("{} ({versions})", d.event_type)),
+            d.event_versions.as_ref().map_or_else(
+                || d.event_type.clone(),
+                |versions| format!("{} ({versions})", d.event_type),
+            ),
             d.percent.map_or_else(|| d.role.clone(), |percent| format!("{} {percent} %", d.role)),
             d.handler.clone(),
             short(&d.digest).to_owned(),
@@ -90,7 +104,11 @@ fn print(all: &[Of], history: bool) {
 fn hosts(deployment: &Deployment) -> String {
     let late = |host| match hosts::state(deployment, host) {
         "switched" => None,
-        state => Some(format!(", {} {state}{}", host.host, host.error.as_ref().map_or_else(String::new, |error| format!(" ({error})")))),
+        state => Some(format!(
+            ", {} {state}{}",
+            host.host,
+            host.error.as_ref().map_or_else(String::new, |error| format!(" ({error})"))
+        )),
     };
     let late: Vec<_> = deployment.hosts.iter().filter_map(late).collect();
     let of = deployment.hosts.len();
@@ -99,7 +117,10 @@ fn hosts(deployment: &Deployment) -> String {
 
 /// Returns when a deployment ended, how and why; nothing while it lives.
 pub(super) fn ended(deployment: &Deployment) -> String {
-    let (Some(at), Some(how)) = (deployment.ended_at, &deployment.ended_how) else { return String::new() };
-    let reason = deployment.ended_reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
+    let (Some(at), Some(how)) = (deployment.ended_at, &deployment.ended_how) else {
+        return String::new();
+    };
+    let reason =
+        deployment.ended_reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
     format!("{} {}{reason}", output::time(at), how.replace('_', " "))
 }

@@ -18,7 +18,10 @@ pub(super) async fn run(api: &Api, json: bool) -> Result<()> {
     }
     let DoctorReport { errors, warnings, unknown, .. } = report;
     if errors > 0 {
-        bail!("the database does not hold what it should: {errors} errors, {warnings} warnings, {unknown} unknown");
+        bail!(
+            "the database does not hold what it should: {errors} errors, {warnings} warnings, \
+                {unknown} unknown"
+        );
     }
     if !json {
         println!("no errors, {warnings} warnings, {unknown} unknown");

@@ -38,21 +38,36 @@ pub(super) async fn run(api: &Api, json: bool) -> Result<()> {
         return output::json(&hosts);
     }
     let cells = |host: &Host| {
-        let consumers: Vec<_> = host.consumers.iter().map(|(state, count)| format!("{count} {state}")).collect();
+        let consumers: Vec<_> =
+            host.consumers.iter().map(|(state, count)| format!("{count} {state}")).collect();
         let (started, seen) = (output::time(host.started_at), output::time(host.seen_at));
         vec![host.host_id.to_string(), host.name.clone(), started, seen, consumers.join(", ")]
     };
-    output::table(&["HOST", "NAME", "STARTED", "SEEN", "CONSUMERS"], &hosts.iter().map(cells).collect::<Vec<_>>());
+    output::table(
+        &["HOST", "NAME", "STARTED", "SEEN", "CONSUMERS"],
+        &hosts.iter().map(cells).collect::<Vec<_>>(),
+    );
     for host in &hosts {
         for HostFailing { tenant, consumer, error } in &host.failing {
-            println!("consumer `{tenant}/{consumer}` fails on host `{}`: {}", host.name, error.as_deref().unwrap_or_default());
+            println!(
+                "consumer `{tenant}/{consumer}` fails on host `{}`: {}",
+                host.name,
+                error.as_deref().unwrap_or_default()
+            );
         }
     }
     Ok(())
 }
 
-/// Print a deployment that was just made, once every host has switched to it where that is asked for.
-pub(super) async fn report(api: &Api, slot: &SlotArgs, deployed: Deployment, waiting: &Waiting, json: bool) -> Result<()> {
+/// Print a deployment that was just made, once every host has switched to it where that is asked
+/// for.
+pub(super) async fn report(
+    api: &Api,
+    slot: &SlotArgs,
+    deployed: Deployment,
+    waiting: &Waiting,
+    json: bool,
+) -> Result<()> {
     if !json {
         deployed.warnings.iter().for_each(|warning| println!("warning: {warning}"));
     }
@@ -71,26 +86,49 @@ pub(super) async fn report(api: &Api, slot: &SlotArgs, deployed: Deployment, wai
 }
 
 /// Wait, where that is asked for, until every running host has switched to what is live now.
-pub(super) async fn wait_quietly(api: &Api, slot: &SlotArgs, live: &Deployment, waiting: &Waiting, json: bool) -> Result<()> {
+pub(super) async fn wait_quietly(
+    api: &Api,
+    slot: &SlotArgs,
+    live: &Deployment,
+    waiting: &Waiting,
+    json: bool,
+) -> Result<()> {
     let Some(seconds) = waiting.wait else { return Ok(()) };
     let switched = wait(api, slot, live.deployment_id, Duration::from_secs(seconds)).await?;
     if !json {
-        println!("{switched} of {switched} hosts have switched to version {} for {}", short(&live.digest), slot.shown());
+        println!(
+            "{switched} of {switched} hosts have switched to version {} for {}",
+            short(&live.digest),
+            slot.shown()
+        );
     }
     Ok(())
 }
 
 /// Wait until every running host has switched to what is live by now; how many there are. What was
 /// withdrawn has no row of its own to wait for, so it is the consumer's generation that counts.
-pub(crate) async fn wait(api: &Api, slot: &SlotArgs, deployment_id: i64, within: Duration) -> Result<usize> {
-    let (path, deadline) = (slot.path(&["deployments", &deployment_id.to_string()]), Instant::now() + within);
+pub(crate) async fn wait(
+    api: &Api,
+    slot: &SlotArgs,
+    deployment_id: i64,
+    within: Duration,
+) -> Result<usize> {
+    let (path, deadline) =
+        (slot.path(&["deployments", &deployment_id.to_string()]), Instant::now() + within);
     let generation = api.get::<Consumer>(&slot.path(&[])).await?.generation;
     let bar = spinner();
     loop {
         let hosts = api.get::<Deployment>(&path).await?.hosts;
-        let (switched, late): (Vec<_>, Vec<_>) = hosts.iter().partition(|host| host.generation >= generation);
-        if let Some(failed) = late.iter().find(|host| host.state == "failed" && host.next_generation >= generation) {
-            bail!("host `{}` cannot switch: {}", failed.host, failed.error.as_deref().unwrap_or("it did not say why"));
+        let (switched, late): (Vec<_>, Vec<_>) =
+            hosts.iter().partition(|host| host.generation >= generation);
+        if let Some(failed) =
+            late.iter().find(|host| host.state == "failed" && host.next_generation >= generation)
+        {
+            bail!(
+                "host `{}` cannot switch: {}",
+                failed.host,
+                failed.error.as_deref().unwrap_or("it did not say why")
+            );
         }
         if late.is_empty() {
             bar.finish_and_clear();
@@ -98,7 +136,11 @@ pub(crate) async fn wait(api: &Api, slot: &SlotArgs, deployment_id: i64, within:
         }
         if Instant::now() >= deadline {
             let late: Vec<_> = late.iter().map(|host| format!("`{}`", host.host)).collect();
-            bail!("after {} s these hosts have not switched: {}", within.as_secs(), late.join(", "));
+            bail!(
+                "after {} s these hosts have not switched: {}",
+                within.as_secs(),
+                late.join(", ")
+            );
         }
         terminal::tell(&bar, &format!("{} of {} hosts have switched", switched.len(), hosts.len()));
         tokio::time::sleep(POLL).await;
@@ -127,7 +169,15 @@ pub(super) fn table(deployment: &Deployment) {
         return;
     }
     let cells = |host: &HostProgress| {
-        vec![host.host.clone(), state(deployment, host).to_owned(), output::time(host.at), host.error.clone().unwrap_or_default()]
+        vec![
+            host.host.clone(),
+            state(deployment, host).to_owned(),
+            output::time(host.at),
+            host.error.clone().unwrap_or_default(),
+        ]
     };
-    output::table(&["HOST", "STATE", "SINCE", "ERROR"], &deployment.hosts.iter().map(cells).collect::<Vec<_>>());
+    output::table(
+        &["HOST", "STATE", "SINCE", "ERROR"],
+        &deployment.hosts.iter().map(cells).collect::<Vec<_>>(),
+    );
 }

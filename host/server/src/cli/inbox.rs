@@ -18,8 +18,17 @@ use super::{
 };
 
 /// States of a row that can be seen from outside.
-const STATUSES: [&str; 9] =
-    ["received", "in_progress", "completed", "failed_retryable", "failed_terminal", "parked", "waiting", "skipped", "discarded"];
+const STATUSES: [&str; 9] = [
+    "received",
+    "in_progress",
+    "completed",
+    "failed_retryable",
+    "failed_terminal",
+    "parked",
+    "waiting",
+    "skipped",
+    "discarded",
+];
 
 #[derive(Subcommand)]
 pub(super) enum InboxCommand {
@@ -54,7 +63,8 @@ pub(super) enum InboxCommand {
     Export(export::Export),
     /// Run dead letters again, under their ids and with their headers
     Redrive(Box<Remedied>),
-    /// Never run messages that did not complete; their rows stay, and what waits behind them follows
+    /// Never run messages that did not complete; their rows stay, and what waits behind them
+    /// follows
     Discard(Box<Remedied>),
     /// Run messages now that wait for their next attempt
     Retry(Box<Remedied>),
@@ -102,7 +112,8 @@ pub(super) struct Narrowed {
     /// Only those that a version ran last whose digest begins like this
     #[arg(long)]
     version: Option<String>,
-    /// Only those received at this time or later: RFC 3339, or how long ago, as `90s`, `15m`, `2h`, `3d`
+    /// Only those received at this time or later: RFC 3339, or how long ago, as `90s`, `15m`, `2h`,
+    /// `3d`
     #[arg(long, value_parser = moment)]
     since: Option<DateTime<Utc>>,
     /// Only those received before this time
@@ -134,7 +145,8 @@ pub(super) struct Remedied {
     dry_run: bool,
 }
 
-/// A place in a list of several consumers' messages: of those of one time, consumers come by their names.
+/// A place in a list of several consumers' messages: of those of one time, consumers come by their
+/// names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct After {
     received_at: DateTime<Utc>,
@@ -154,16 +166,26 @@ impl std::str::FromStr for After {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let mut parts = text.splitn(3, ',');
-        let mut part = || parts.next().ok_or("a place is a time, a consumer and a message id, with commas between them");
+        let mut part = || {
+            parts
+                .next()
+                .ok_or("a place is a time, a consumer and a message id, with commas between them")
+        };
         let (time, consumer, message_id) = (part()?, part()?.to_owned(), part()?.to_owned());
-        let received_at = DateTime::parse_from_rfc3339(time).map_err(|error| format!("`{time}` is no time: {error}"))?.into();
+        let received_at = DateTime::parse_from_rfc3339(time)
+            .map_err(|error| format!("`{time}` is no time: {error}"))?
+            .into();
         Ok(Self { received_at, consumer, message_id })
     }
 }
 
 impl After {
     fn of(row: &InboxRow) -> Self {
-        Self { received_at: row.received_at, consumer: named(row), message_id: row.message_id.clone() }
+        Self {
+            received_at: row.received_at,
+            consumer: named(row),
+            message_id: row.message_id.clone(),
+        }
     }
 
     /// The same place in the list of one consumer.
@@ -187,18 +209,28 @@ const UNITS: [(char, i64); 4] = [('s', 1), ('m', 60), ('h', 3_600), ('d', 86_400
 
 /// How long ago something was, in the largest unit that has passed.
 fn ago(seconds: i64) -> String {
-    let (unit, length) = UNITS.into_iter().rev().find(|(_, length)| seconds >= *length).unwrap_or(UNITS[0]);
+    let (unit, length) =
+        UNITS.into_iter().rev().find(|(_, length)| seconds >= *length).unwrap_or(UNITS[0]);
     format!("{}{unit}", seconds / length)
 }
 
 /// A time, or how long ago it was.
 fn moment(text: &str) -> Result<DateTime<Utc>, String> {
-    let ago = UNITS.iter().find_map(|(unit, seconds)| text.strip_suffix(*unit)?.parse::<u32>().ok()?.checked_mul(*seconds as u32));
+    let ago = UNITS.iter().find_map(|(unit, seconds)| {
+        text.strip_suffix(*unit)?.parse::<u32>().ok()?.checked_mul(*seconds as u32)
+    });
     if let Some(ago) = ago {
-        return Utc::now().checked_sub_signed(TimeDelta::seconds(ago.into())).ok_or_else(|| "that is too long ago".to_owned());
+        return Utc::now()
+            .checked_sub_signed(TimeDelta::seconds(ago.into()))
+            .ok_or_else(|| "that is too long ago".to_owned());
     }
     let time = DateTime::parse_from_rfc3339(text);
-    Ok(time.map_err(|_| "use a time as `2026-01-31T12:00:00Z`, or how long ago, as `90s`, `15m`, `2h`, `3d`")?.into())
+    Ok(time
+        .map_err(|_| {
+            "use a time as `2026-01-31T12:00:00Z`, or how long ago, as `90s`, `15m`, \
+        `2h`, `3d`"
+        })?
+        .into())
 }
 
 pub(super) async fn run(api: &Api, command: InboxCommand, as_json: bool) -> Result<()> {
@@ -209,13 +241,21 @@ pub(super) async fn run(api: &Api, command: InboxCommand, as_json: bool) -> Resu
         }
         InboxCommand::Show { message_id, tenant, consumer, payload } => {
             let path = path(&["tenants", &tenant, "consumers", &consumer, "inbox", &message_id]);
-            let message: InboxDetail = api.get(&with_query(&path, &[("payload", payload.then(|| "true".to_owned()))])).await?;
+            let message: InboxDetail = api
+                .get(&with_query(&path, &[("payload", payload.then(|| "true".to_owned()))]))
+                .await?;
             show(&message, as_json)
         }
         InboxCommand::Stats { tenant, consumer } => stats(api, tenant, consumer, as_json).await,
-        InboxCommand::Redrive(wanted) => remedy(api, &wanted, "redrive", ["redriven", "redrive"], as_json).await,
-        InboxCommand::Discard(wanted) => remedy(api, &wanted, "discard", ["discarded", "discard"], as_json).await,
-        InboxCommand::Retry(wanted) => remedy(api, &wanted, "retry", ["made due", "make due"], as_json).await,
+        InboxCommand::Redrive(wanted) => {
+            remedy(api, &wanted, "redrive", ["redriven", "redrive"], as_json).await
+        }
+        InboxCommand::Discard(wanted) => {
+            remedy(api, &wanted, "discard", ["discarded", "discard"], as_json).await
+        }
+        InboxCommand::Retry(wanted) => {
+            remedy(api, &wanted, "retry", ["made due", "make due"], as_json).await
+        }
         InboxCommand::Revise(wanted) => revise::revise(api, wanted, as_json).await,
         InboxCommand::Tail(wanted) => tail::tail(api, *wanted, as_json).await,
         InboxCommand::Export(wanted) => export::export(api, wanted).await,
@@ -223,7 +263,11 @@ pub(super) async fn run(api: &Api, command: InboxCommand, as_json: bool) -> Resu
 }
 
 /// The consumers of these names, with their tenants; all where no name is given.
-async fn consumers(api: &Api, tenant: &Option<String>, consumer: &Option<String>) -> Result<Vec<(String, String)>> {
+async fn consumers(
+    api: &Api,
+    tenant: &Option<String>,
+    consumer: &Option<String>,
+) -> Result<Vec<(String, String)>> {
     if let (Some(tenant), Some(consumer)) = (tenant, consumer) {
         return Ok(vec![(tenant.clone(), consumer.clone())]);
     }
@@ -234,7 +278,12 @@ async fn consumers(api: &Api, tenant: &Option<String>, consumer: &Option<String>
 /// States whose reasons say what to do.
 const STUCK: [&str; 2] = ["failed_terminal", "parked"];
 
-async fn stats(api: &Api, tenant: Option<String>, consumer: Option<String>, as_json: bool) -> Result<()> {
+async fn stats(
+    api: &Api,
+    tenant: Option<String>,
+    consumer: Option<String>,
+    as_json: bool,
+) -> Result<()> {
     let mut all: Vec<InboxStats> = Vec::new();
     for (tenant, consumer) in consumers(api, &tenant, &consumer).await? {
         all.push(api.get(&path(&["tenants", &tenant, "consumers", &consumer, "backlog"])).await?);
@@ -243,22 +292,50 @@ async fn stats(api: &Api, tenant: Option<String>, consumer: Option<String>, as_j
         return output::json(&all);
     }
     let cells = |stats: &InboxStats| {
-        let messages = |status: &str| stats.open.iter().filter(|open| open.status == status).map(|open| open.messages).sum::<i64>();
+        let messages = |status: &str| {
+            stats
+                .open
+                .iter()
+                .filter(|open| open.status == status)
+                .map(|open| open.messages)
+                .sum::<i64>()
+        };
         let age = stats.oldest_pending_age_s.map(|age| ago(age as i64));
-        let states = ["failed_retryable", "waiting", "failed_terminal", "parked"].map(|status| messages(status).to_string());
-        let mut cells = vec![format!("{}/{}", stats.tenant, stats.consumer), stats.pending.to_string(), age.unwrap_or_default()];
+        let states = ["failed_retryable", "waiting", "failed_terminal", "parked"]
+            .map(|status| messages(status).to_string());
+        let mut cells = vec![
+            format!("{}/{}", stats.tenant, stats.consumer),
+            stats.pending.to_string(),
+            age.unwrap_or_default(),
+        ];
         cells.extend(states);
-        cells.push(stats.alerts.iter().map(|alert| alert.alert.as_str()).collect::<Vec<_>>().join(", "));
+        cells.push(
+            stats.alerts.iter().map(|alert| alert.alert.as_str()).collect::<Vec<_>>().join(", "),
+        );
         cells
     };
-    let headings = ["CONSUMER", "PENDING", "OLDEST", "TO RETRY", "WAITING", "DEAD LETTERS", "PARKED", "ALERTS"];
+    let headings = [
+        "CONSUMER",
+        "PENDING",
+        "OLDEST",
+        "TO RETRY",
+        "WAITING",
+        "DEAD LETTERS",
+        "PARKED",
+        "ALERTS",
+    ];
     output::table(&headings, &all.iter().map(cells).collect::<Vec<_>>());
     let reasons = all.iter().flat_map(|stats| stats.open.iter().map(move |open| (stats, open)));
     let stuck = reasons.filter(|(_, open)| STUCK.contains(&open.status.as_str()));
     let lines: Vec<_> = stuck
         .map(|(stats, open)| {
             let reason = open.reason.clone().unwrap_or_default();
-            vec![format!("{}/{}", stats.tenant, stats.consumer), open.status.clone(), reason, open.messages.to_string()]
+            vec![
+                format!("{}/{}", stats.tenant, stats.consumer),
+                open.status.clone(),
+                reason,
+                open.messages.to_string(),
+            ]
         })
         .collect();
     if !lines.is_empty() {
@@ -274,10 +351,19 @@ async fn rows(api: &Api, wanted: &Wanted) -> Result<Vec<InboxRow>> {
     let mut rows: Vec<InboxRow> = Vec::new();
     for (tenant, consumer) in &consumers {
         let path = path(&["tenants", tenant, "consumers", consumer, "inbox"]);
-        let after = wanted.after.as_ref().map(|after| after.within(&format!("{tenant}/{consumer}")));
-        rows.extend(api.get::<Vec<InboxRow>>(&with_query(&path, &wanted.narrowed.query(after, wanted.limit))).await?);
+        let after =
+            wanted.after.as_ref().map(|after| after.within(&format!("{tenant}/{consumer}")));
+        rows.extend(
+            api.get::<Vec<InboxRow>>(&with_query(
+                &path,
+                &wanted.narrowed.query(after, wanted.limit),
+            ))
+            .await?,
+        );
     }
-    rows.sort_by(|a, b| (b.received_at, named(a), &a.message_id).cmp(&(a.received_at, named(b), &b.message_id)));
+    rows.sort_by(|a, b| {
+        (b.received_at, named(a), &a.message_id).cmp(&(a.received_at, named(b), &b.message_id))
+    });
     rows.truncate(wanted.limit.try_into().unwrap_or(0));
     Ok(rows)
 }
@@ -285,9 +371,15 @@ async fn rows(api: &Api, wanted: &Wanted) -> Result<Vec<InboxRow>> {
 /// Messages of one request.
 const BATCH: u32 = 500;
 
-/// Batch by batch, until nothing is left that it can be done with. Whoever breaks it off has done what it said so far,
-/// and goes on by saying it again.
-async fn remedy(api: &Api, wanted: &Remedied, verb: &str, [done, to_do]: [&str; 2], as_json: bool) -> Result<()> {
+/// Batch by batch, until nothing is left that it can be done with. Whoever breaks it off has done
+/// what it said so far, and goes on by saying it again.
+async fn remedy(
+    api: &Api,
+    wanted: &Remedied,
+    verb: &str,
+    [done, to_do]: [&str; 2],
+    as_json: bool,
+) -> Result<()> {
     let Remedied { message_ids, tenant, consumer, narrowed, all, because, dry_run } = wanted;
     let filter = narrowed.filter();
     let is_narrowed = !message_ids.is_empty() || filter != InboxFilter::default();
@@ -295,8 +387,13 @@ async fn remedy(api: &Api, wanted: &Remedied, verb: &str, [done, to_do]: [&str; 
         bail!("say which messages: by their ids, by an option such as `--reason`, or with `--all`");
     }
     let path = path(&["tenants", tenant, "consumers", consumer, verb]);
-    let mut request =
-        Remedy { reason: because.clone(), filter, message_ids: message_ids.clone(), as_of: None, limit: if *dry_run { 0 } else { BATCH } };
+    let mut request = Remedy {
+        reason: because.clone(),
+        filter,
+        message_ids: message_ids.clone(),
+        as_of: None,
+        limit: if *dry_run { 0 } else { BATCH },
+    };
     let mut answer: wire::Remedied = api.post(&path, &request).await?;
     let mut changed = answer.changed;
     while !dry_run && answer.left > 0 && answer.changed > 0 {
@@ -311,12 +408,16 @@ async fn remedy(api: &Api, wanted: &Remedied, verb: &str, [done, to_do]: [&str; 
     if as_json {
         return output::json(&answer);
     }
-    let messages = |count: i64| if count == 1 { "1 message".to_owned() } else { format!("{count} messages") };
+    let messages =
+        |count: i64| if count == 1 { "1 message".to_owned() } else { format!("{count} messages") };
     match (dry_run, changed, answer.left) {
         (true, _, left) => println!("would {to_do} {}", messages(left)),
         (false, 0, 0) => println!("there is nothing to {to_do}"),
         (false, changed, 0) => println!("{done} {}", messages(changed)),
-        (false, changed, left) => println!("{done} {}; {left} are being worked on, say it again for those", messages(changed)),
+        (false, changed, left) => println!(
+            "{done} {}; {left} are being worked on, say it again for those",
+            messages(changed)
+        ),
     }
     Ok(())
 }
@@ -324,7 +425,9 @@ async fn remedy(api: &Api, wanted: &Remedied, verb: &str, [done, to_do]: [&str; 
 impl Narrowed {
     /// A page of those, as a request asks for it.
     fn query(&self, after: Option<InboxPlace>, limit: i64) -> Vec<(&'static str, Option<String>)> {
-        let time = |time: Option<DateTime<Utc>>| time.map(|time| time.to_rfc3339_opts(SecondsFormat::Micros, true));
+        let time = |time: Option<DateTime<Utc>>| {
+            time.map(|time| time.to_rfc3339_opts(SecondsFormat::Micros, true))
+        };
         vec![
             ("status", self.status.clone()),
             ("reason", self.reason.clone()),
@@ -388,7 +491,9 @@ fn show(message: &InboxDetail, as_json: bool) -> Result<()> {
     if as_json {
         return output::json(&value);
     }
-    for (name, value) in value.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
+    for (name, value) in
+        value.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null())
+    {
         println!("{name:<16} {}", value.as_str().map_or_else(|| value.to_string(), str::to_owned));
     }
     Ok(())
@@ -404,9 +509,13 @@ mod tests {
         for (text, seconds) in [("90s", 90), ("15m", 900), ("2h", 7_200), ("3d", 259_200)] {
             assert!((passed(text) - seconds).abs() < 10, "{text}");
         }
-        assert_eq!([0, 59, 60, 7_199, 7_200, 300_000].map(ago), ["0s", "59s", "1m", "1h", "2h", "3d"]);
+        assert_eq!(
+            [0, 59, 60, 7_199, 7_200, 300_000].map(ago),
+            ["0s", "59s", "1m", "1h", "2h", "3d"]
+        );
         assert_eq!(moment("2026-01-31T12:00:00Z").expect("a time").timestamp(), 1_769_860_800);
-        for text in ["", "5", "h", "-5m", "99999999999s", "4000000000d", "yesterday", "2026-01-31"] {
+        for text in ["", "5", "h", "-5m", "99999999999s", "4000000000d", "yesterday", "2026-01-31"]
+        {
             assert!(moment(text).is_err(), "{text}");
         }
     }
@@ -418,7 +527,10 @@ mod tests {
         assert_eq!((place.consumer.as_str(), place.message_id.as_str()), ("acme/b", "a,b"));
         assert_eq!(place.to_string().parse(), Ok(place.clone()));
         let within = |consumer| place.within(consumer).message_id;
-        assert_eq!((within("acme/a"), within("acme/b"), within("acme/c")), (None, Some("a,b".to_owned()), Some(String::new())));
+        assert_eq!(
+            (within("acme/a"), within("acme/b"), within("acme/c")),
+            (None, Some("a,b".to_owned()), Some(String::new()))
+        );
         for text in ["", "2026-01-31T12:00:00Z", "2026-01-31T12:00:00Z,acme/b", "noon,acme/b,x"] {
             assert!(text.parse::<After>().is_err(), "{text}");
         }

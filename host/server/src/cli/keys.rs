@@ -1,5 +1,5 @@
-//! `oncebox keys …`: the master key that credentials are sealed under. On the database itself, since it takes
-//! both keys.
+//! `oncebox keys …`: the master key that credentials are sealed under. On the database itself,
+//! since it takes both keys.
 
 use std::path::PathBuf;
 
@@ -14,8 +14,8 @@ pub(super) enum KeysCommand {
     /// Seal all credentials under a new master key
     ///
     /// The configured key is the one that they are sealed under now. Everything is sealed anew in
-    /// one transaction, or nothing; running it twice changes nothing more. Hosts keep in memory what
-    /// they opened, so that no message stops. In this order:
+    /// one transaction, or nothing; running it twice changes nothing more. Hosts keep in memory
+    /// what they opened, so that no message stops. In this order:
     ///
     /// 1. On every host, set the new key as `keys.master_key_file` and the old one as
     ///    `keys.previous_master_key_file` (ONCEBOX_PREVIOUS_MASTER_KEY), and restart one after the
@@ -34,14 +34,18 @@ pub(super) enum KeysCommand {
 
 pub(super) async fn run(admin: &Admin, command: KeysCommand, json: bool) -> Result<()> {
     let KeysCommand::Rotate { new_key_file } = command;
-    let text = std::fs::read_to_string(&new_key_file)
-        .with_context(|| format!("failed to read the new master key from `{}`", new_key_file.display()))?;
-    let new = MasterKey::parse(&text).with_context(|| format!("`{}` holds no key", new_key_file.display()))?;
+    let text = std::fs::read_to_string(&new_key_file).with_context(|| {
+        format!("failed to read the new master key from `{}`", new_key_file.display())
+    })?;
+    let new = MasterKey::parse(&text)
+        .with_context(|| format!("`{}` holds no key", new_key_file.display()))?;
     let rotation = admin.rotate_master_key(&new).await?;
     if json {
         return output::json(&rotation);
     }
     let (key, sealed, unchanged) = (rotation.key, rotation.sealed, rotation.unchanged);
-    println!("sealed under `{key}`: the credentials of {sealed} tenants anew, of {unchanged} already");
+    println!(
+        "sealed under `{key}`: the credentials of {sealed} tenants anew, of {unchanged} already"
+    );
     Ok(())
 }

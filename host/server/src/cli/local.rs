@@ -15,7 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(3_600);
 /// The largest migration.
 const JSON_BYTES_MAX: usize = 64 << 20;
 
-/// The routes, for whoever has the database and its key: everything is allowed, in the name of the user.
+/// The routes, for whoever has the database and its key: everything is allowed, in the name of the
+/// user.
 pub(crate) fn api(config: &Config, admin: Admin) -> Result<Api> {
     let component_bytes_max = config.runtime.component_bytes_max;
     let runtime = Runtime::new(RuntimeConfig {
@@ -35,7 +36,12 @@ pub(crate) fn api(config: &Config, admin: Admin) -> Result<Api> {
         ..Limits::default()
     };
     let principal = Principal::local(std::env::var("USER").unwrap_or_else(|_| "cli".to_owned()));
-    let mut state = oncebox_admin::Api::new(admin, Arc::new(Uploads { components: components.clone() }), limits, Mode::Tokens);
+    let mut state = oncebox_admin::Api::new(
+        admin,
+        Arc::new(Uploads { components: components.clone() }),
+        limits,
+        Mode::Tokens,
+    );
     // Most commands need no brokers; those that do say what is missing.
     if let Ok(kafka) = Kafka::of(config) {
         state = state.with_brokers(Arc::new(kafka));

@@ -15,7 +15,8 @@ pub(crate) type Open<'a> = &'a dyn Fn(&Path) -> std::io::Result<Vec<u8>>;
 
 /// A file that is a text.
 pub(super) fn read_text(path: &Path, open: Open<'_>) -> std::io::Result<String> {
-    String::from_utf8(open(path)?).map_err(|_| std::io::Error::new(std::io::ErrorKind::InvalidData, "it is not UTF-8"))
+    String::from_utf8(open(path)?)
+        .map_err(|_| std::io::Error::new(std::io::ErrorKind::InvalidData, "it is not UTF-8"))
 }
 
 /// A migration, as it was read.
@@ -34,8 +35,14 @@ pub(crate) struct Migration {
 impl Migration {
     /// Read a file.
     pub(crate) fn read(path: &Path, open: Open<'_>) -> Result<Self> {
-        let sql = read_text(path, open).with_context(|| format!("failed to read the migration `{}`", path.display()))?;
-        Ok(Self { name: migration_name(path), path: path.to_owned(), digest: hex::encode(Sha256::digest(&sql)), sql })
+        let sql = read_text(path, open)
+            .with_context(|| format!("failed to read the migration `{}`", path.display()))?;
+        Ok(Self {
+            name: migration_name(path),
+            path: path.to_owned(),
+            digest: hex::encode(Sha256::digest(&sql)),
+            sql,
+        })
     }
 
     /// What the API takes.
@@ -45,11 +52,13 @@ impl Migration {
 
     /// A migration that was applied under this name has this text.
     pub(super) fn check(&self, tenant: &str, applied: &[wire::Migration]) -> Result<()> {
-        let is_other = applied.iter().any(|known| known.name == self.name && known.digest != self.digest);
+        let is_other =
+            applied.iter().any(|known| known.name == self.name && known.digest != self.digest);
         let (name, path) = (&self.name, self.path.display());
         ensure!(
             !is_other,
-            "migration `{name}` of tenant `{tenant}` was applied with another text than `{path}` has; write what is new as a migration of its own"
+            "migration `{name}` of tenant `{tenant}` was applied with another text than `{path}` \
+                has; write what is new as a migration of its own"
         );
         Ok(())
     }

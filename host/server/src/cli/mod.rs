@@ -151,7 +151,15 @@ enum ApiCommand {
 impl Command {
     /// Whether it only asks and prints: nothing is left half done when it ends in the middle.
     fn is_short(&self) -> bool {
-        matches!(self, Self::OfApi(_) | Self::Component(_) | Self::Policy(_) | Self::New(_) | Self::Openapi | Self::Completions(_))
+        matches!(
+            self,
+            Self::OfApi(_)
+                | Self::Component(_)
+                | Self::Policy(_)
+                | Self::New(_)
+                | Self::Openapi
+                | Self::Completions(_)
+        )
     }
 }
 
@@ -162,7 +170,9 @@ pub fn main() -> ExitCode {
     match words.next().as_ref().and_then(|word| word.to_str()) {
         // Neither a configuration nor threads of ours: it reads a component and writes its code.
         Some(oncebox_runtime::COMPILE_SUBCOMMAND) => {
-            return oncebox_runtime::compile_stdin(&words.next().unwrap_or_default().to_string_lossy());
+            return oncebox_runtime::compile_stdin(
+                &words.next().unwrap_or_default().to_string_lossy(),
+            );
         }
         Some(crate::verify::SUBCOMMAND) => return on_executor(crate::verify::work()),
         _ => {}
@@ -273,8 +283,8 @@ async fn api(config: &Config, server: &Server) -> Result<Api> {
     }
 }
 
-/// The functions of a person's commands, on a database that holds an inbox: the configured one, else
-/// that of the `oncebox dev` that runs in this folder.
+/// The functions of a person's commands, on a database that holds an inbox: the configured one,
+/// else that of the `oncebox dev` that runs in this folder.
 async fn ready(config: &Config) -> Result<oncebox_inbox::Admin> {
     let mut config = config.clone();
     dev::running::fill_in(&mut config).await?;

@@ -36,7 +36,11 @@ fn name(text: &str) -> Result<String, String> {
         && text.len() <= 63
         && !text.ends_with('-')
         && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
-    if sound { Ok(text.to_owned()) } else { Err("use a lower-case letter, then up to 62 of a-z, 0-9 and `-`".to_owned()) }
+    if sound {
+        Ok(text.to_owned())
+    } else {
+        Err("use a lower-case letter, then up to 62 of a-z, 0-9 and `-`".to_owned())
+    }
 }
 
 pub(super) fn run(args: NewArgs, json: bool) -> Result<()> {
@@ -49,10 +53,20 @@ pub(super) fn run(args: NewArgs, json: bool) -> Result<()> {
     let commands = commands(&dir, &args.name);
     if json {
         let paths: Vec<_> = files.iter().map(|(path, _)| path).collect();
-        return output::json(&json!({ "name": args.name, "dir": dir, "files": paths, "next": commands }));
+        return output::json(
+            &json!({ "name": args.name, "dir": dir, "files": paths, "next": commands }),
+        );
     }
-    println!("wrote {} files to `{}`; the handler is in `{}`", files.len(), dir.display(), args.lang.handler_file());
-    println!("\nbuild it and try it on messages, then run it and, in another terminal in the same folder, send them:\n");
+    println!(
+        "wrote {} files to `{}`; the handler is in `{}`",
+        files.len(),
+        dir.display(),
+        args.lang.handler_file()
+    );
+    println!(
+        "\nbuild it and try it on messages, then run it and, in another terminal in the same \
+            folder, send them:\n"
+    );
     for command in &commands {
         println!("  {command}");
     }
@@ -65,17 +79,26 @@ fn check_is_free(dir: &Path) -> Result<()> {
         Ok(true) => Ok(()),
         Ok(false) => bail!("`{}` is not empty; choose another `--dir`", dir.display()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error).with_context(|| format!("failed to look into `{}`", dir.display())),
+        Err(error) => {
+            Err(error).with_context(|| format!("failed to look into `{}`", dir.display()))
+        }
     }
 }
 
 fn write(path: &Path, content: &[u8]) -> Result<()> {
     let failed = || format!("failed to write `{}`", path.display());
     if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent).with_context(|| format!("failed to create `{}`", parent.display()))?;
+        std::fs::create_dir_all(parent)
+            .with_context(|| format!("failed to create `{}`", parent.display()))?;
     }
-    let mode = if path.extension().is_some_and(|extension| extension == "sh") { 0o755 } else { 0o644 };
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path).with_context(failed)?;
+    let mode =
+        if path.extension().is_some_and(|extension| extension == "sh") { 0o755 } else { 0o644 };
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(path)
+        .with_context(failed)?;
     file.write_all(content).with_context(failed)
 }
 
@@ -104,7 +127,9 @@ fn folder_to_add_to_path() -> Option<PathBuf> {
 /// A path as one word of a shell.
 pub(crate) fn quoted(path: impl AsRef<Path>) -> String {
     let text = path.as_ref().to_string_lossy();
-    let is_plain = !text.is_empty() && !text.starts_with('-') && text.chars().all(|c| c.is_alphanumeric() || "/._-+".contains(c));
+    let is_plain = !text.is_empty()
+        && !text.starts_with('-')
+        && text.chars().all(|c| c.is_alphanumeric() || "/._-+".contains(c));
     if is_plain { text.into_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
 
@@ -124,7 +149,13 @@ mod tests {
 
     #[test]
     fn paths_are_one_word_for_a_shell() {
-        for (path, word) in [("a/b-c", "a/b-c"), ("my folder", "'my folder'"), ("it's", r"'it'\''s'"), ("-x", "'-x'"), ("a;b", "'a;b'")] {
+        for (path, word) in [
+            ("a/b-c", "a/b-c"),
+            ("my folder", "'my folder'"),
+            ("it's", r"'it'\''s'"),
+            ("-x", "'-x'"),
+            ("a;b", "'a;b'"),
+        ] {
             assert_eq!(quoted(Path::new(path)), word);
         }
     }

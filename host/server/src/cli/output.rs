@@ -21,7 +21,10 @@ pub(super) fn done(as_json: bool, text: &str) -> Result<()> {
 
 /// Print a table with aligned columns.
 pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) {
-    let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| crate::terminal::cell(cell)).collect()).collect();
+    let rows: Vec<Vec<_>> = rows
+        .iter()
+        .map(|row| row.iter().map(|cell| crate::terminal::cell(cell)).collect())
+        .collect();
     let mut widths: Vec<_> = headings.iter().map(|heading| heading.chars().count()).collect();
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
@@ -29,7 +32,8 @@ pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) {
         }
     }
     let line = |cells: Vec<&str>| {
-        let padded: Vec<_> = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        let padded: Vec<_> =
+            cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
         println!("{}", padded.join("  ").trim_end());
     };
     line(headings.to_vec());

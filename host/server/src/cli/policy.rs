@@ -21,7 +21,8 @@ pub(super) enum PolicyCommand {
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
-    /// Say in sentences what a policy does, and answer what is asked of a consumer before it is relied on
+    /// Say in sentences what a policy does, and answer what is asked of a consumer before it is
+    /// relied on
     Explain {
         /// TOML file with the policy
         file: PathBuf,
@@ -40,7 +41,9 @@ struct Checked {
 pub(super) fn run(command: PolicyCommand, json: bool) -> Result<()> {
     match command {
         PolicyCommand::Check { files } => check(&files, json),
-        PolicyCommand::Explain { file } => explain(&read_policy(TENANT, CONSUMER, &file, &|path| std::fs::read(path))?, json),
+        PolicyCommand::Explain { file } => {
+            explain(&read_policy(TENANT, CONSUMER, &file, &|path| std::fs::read(path))?, json)
+        }
         PolicyCommand::Presets => presets(json),
     }
 }
@@ -50,7 +53,10 @@ const TENANT: &str = "tenant";
 const CONSUMER: &str = "consumer";
 
 fn check(files: &[PathBuf], json: bool) -> Result<()> {
-    let checked: Vec<_> = files.iter().map(|file| Ok(Checked { file: file.clone(), problems: problems(file)? })).collect::<Result<_>>()?;
+    let checked: Vec<_> = files
+        .iter()
+        .map(|file| Ok(Checked { file: file.clone(), problems: problems(file)? }))
+        .collect::<Result<_>>()?;
     if json {
         output::json(&checked)?;
     }
@@ -69,10 +75,15 @@ fn check(files: &[PathBuf], json: bool) -> Result<()> {
 }
 
 fn problems(file: &Path) -> Result<Vec<PolicyProblem>> {
-    let text = read_text(file, &|path| std::fs::read(path)).with_context(|| format!("failed to read the policy `{}`", file.display()))?;
+    let text = read_text(file, &|path| std::fs::read(path))
+        .with_context(|| format!("failed to read the policy `{}`", file.display()))?;
     let (policy, mut problems) = Policy::read(&text);
     if let Some(Err(error)) = policy.map(|policy| check_kafka(TENANT, CONSUMER, &policy)) {
-        problems.push(PolicyProblem { key: "kafka".to_owned(), line: None, text: error.to_string() });
+        problems.push(PolicyProblem {
+            key: "kafka".to_owned(),
+            line: None,
+            text: error.to_string(),
+        });
     }
     Ok(problems)
 }
@@ -96,7 +107,13 @@ pub(super) fn explain(policy: &Policy, json: bool) -> Result<()> {
         Standing::Missing => "MISSING",
     };
     for (number, answer) in explained.readiness.iter().enumerate() {
-        println!("{:>2}. {}\n    {}: {}", number + 1, answer.question, standing(answer), answer.answer);
+        println!(
+            "{:>2}. {}\n    {}: {}",
+            number + 1,
+            answer.question,
+            standing(answer),
+            answer.answer
+        );
     }
     Ok(())
 }
@@ -107,7 +124,8 @@ fn presets(json: bool) -> Result<()> {
         return output::json(&ladders);
     }
     let row = |ladder: &oncebox_inbox::policy::Retry| {
-        let steps = (1..ladder.attempts_max).map(|attempts| format!("{} s", ladder.bound(attempts).as_secs()));
+        let steps = (1..ladder.attempts_max)
+            .map(|attempts| format!("{} s", ladder.bound(attempts).as_secs()));
         vec![
             ladder.preset.map_or_else(String::new, |preset| preset.name().to_owned()),
             ladder.attempts_max.to_string(),
@@ -115,6 +133,9 @@ fn presets(json: bool) -> Result<()> {
             steps.collect::<Vec<_>>().join(", "),
         ]
     };
-    output::table(&["PRESET", "RUNS", "DELAY", "AFTER EACH FAILURE"], &ladders.iter().map(row).collect::<Vec<_>>());
+    output::table(
+        &["PRESET", "RUNS", "DELAY", "AFTER EACH FAILURE"],
+        &ladders.iter().map(row).collect::<Vec<_>>(),
+    );
     Ok(())
 }

@@ -31,7 +31,13 @@ pub(super) struct RollbackArgs {
 
 pub(super) async fn run(api: &Api, args: RollbackArgs, json: bool) -> Result<()> {
     let RollbackArgs { slot, to, reason, redrive, waiting } = args;
-    let request = NewRollback { event_type: slot.event_type.clone(), event_versions: slot.event_versions.clone(), to, reason, redrive };
+    let request = NewRollback {
+        event_type: slot.event_type.clone(),
+        event_versions: slot.event_versions.clone(),
+        to,
+        reason,
+        redrive,
+    };
     let done: Rollback = api.post(&slot.path(&["rollbacks"]), &request).await?;
     if json {
         output::json(&done)?;
@@ -44,9 +50,17 @@ pub(super) async fn run(api: &Api, args: RollbackArgs, json: bool) -> Result<()>
 fn print(slot: &SlotArgs, done: &Rollback, redrive: bool) {
     let Rollback { withdrawn, live, migrations_kept, redriven } = done;
     let what = if withdrawn.role == "canary" { "canary" } else { "version" };
-    println!("{what} {} of {} is withdrawn; version {} is live", short(&withdrawn.digest), slot.shown(), short(&live.digest));
+    println!(
+        "{what} {} of {} is withdrawn; version {} is live",
+        short(&withdrawn.digest),
+        slot.shown(),
+        short(&live.digest)
+    );
     if !migrations_kept.is_empty() {
-        println!("these migrations are later than that version, and stay: {}", migrations_kept.join(", "));
+        println!(
+            "these migrations are later than that version, and stay: {}",
+            migrations_kept.join(", ")
+        );
     }
     if redrive {
         println!("{redriven} messages that it had failed run again");

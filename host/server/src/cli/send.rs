@@ -53,7 +53,9 @@ pub(super) async fn run(config: &Config, args: SendArgs, json: bool) -> Result<(
     let producer = producer(config, &target)?;
     send(&producer, &target, &messages).await?;
     if json {
-        return output::json(&json!({ "sent": messages.len(), "topic": target.topic, "brokers": target.brokers }));
+        return output::json(
+            &json!({ "sent": messages.len(), "topic": target.topic, "brokers": target.brokers }),
+        );
     }
     let (count, s) = (messages.len(), if messages.len() == 1 { "" } else { "s" });
     let to = if target.is_dev { " of the `oncebox dev` in this folder" } else { "" };
@@ -63,12 +65,22 @@ pub(super) async fn run(config: &Config, args: SendArgs, json: bool) -> Result<(
 
 async fn target(config: &Config, args: &SendArgs) -> Result<Target> {
     let topic = || args.topic.clone().unwrap_or_else(|| "events".to_owned());
-    if let Some(brokers) = args.brokers.clone().or_else(|| Some(config.kafka.brokers.clone()).filter(|brokers| !brokers.is_empty())) {
+    if let Some(brokers) = args
+        .brokers
+        .clone()
+        .or_else(|| Some(config.kafka.brokers.clone()).filter(|brokers| !brokers.is_empty()))
+    {
         return Ok(Target { brokers, topic: topic(), is_dev: false });
     }
     match Running::wait(Path::new(running::DIR)).await? {
-        Some(dev) => Ok(Target { brokers: dev.brokers, topic: args.topic.clone().unwrap_or(dev.topic), is_dev: true }),
-        None => bail!("no brokers to send to; start `oncebox dev` in this folder, or give `--brokers`"),
+        Some(dev) => Ok(Target {
+            brokers: dev.brokers,
+            topic: args.topic.clone().unwrap_or(dev.topic),
+            is_dev: true,
+        }),
+        None => {
+            bail!("no brokers to send to; start `oncebox dev` in this folder, or give `--brokers`")
+        }
     }
 }
 
@@ -87,7 +99,10 @@ fn producer(config: &Config, target: &Target) -> Result<FutureProducer> {
     client.create().map_err(|error| match error {
         // Its text shows the value, which may be a password.
         KafkaError::ClientConfig(_, _, name, _) => {
-            anyhow::anyhow!("kafka property `{name}` is unknown or its value is not accepted; check `kafka.properties`")
+            anyhow::anyhow!(
+                "kafka property `{name}` is unknown or its value is not accepted; \
+                check `kafka.properties`"
+            )
         }
         other => anyhow::Error::new(other).context("failed to start the kafka client"),
     })
@@ -97,10 +112,13 @@ fn producer(config: &Config, target: &Target) -> Result<FutureProducer> {
 async fn send(producer: &FutureProducer, target: &Target, messages: &[FileMessage]) -> Result<()> {
     check(producer, target).await?;
     for batch in messages.chunks(UNDER_WAY) {
-        let sent = batch.iter().map(|message| (message, producer.send(record(target, message), TIMEOUT)));
+        let sent =
+            batch.iter().map(|message| (message, producer.send(record(target, message), TIMEOUT)));
         let (messages, sent): (Vec<_>, Vec<_>) = sent.unzip();
         for (message, answer) in messages.iter().zip(futures::future::join_all(sent).await) {
-            answer.map_err(|(error, _)| error).with_context(|| format!("message `{}` was not sent", message.id))?;
+            answer
+                .map_err(|(error, _)| error)
+                .with_context(|| format!("message `{}` was not sent", message.id))?;
         }
     }
     Ok(())
@@ -109,18 +127,24 @@ async fn send(producer: &FutureProducer, target: &Target, messages: &[FileMessag
 /// A broker that is not there is told at once, and not once for each message.
 async fn check(producer: &FutureProducer, target: &Target) -> Result<()> {
     let (client, topic) = (producer.clone(), target.topic.clone());
-    let answer = tokio::task::spawn_blocking(move || client.client().fetch_metadata(Some(&topic), TIMEOUT)).await?;
+    let answer =
+        tokio::task::spawn_blocking(move || client.client().fetch_metadata(Some(&topic), TIMEOUT))
+            .await?;
     let metadata = answer.with_context(|| format!("no broker answers at `{}`", target.brokers))?;
     let problem = metadata.topics().iter().find_map(|topic| topic.error());
     match problem {
-        Some(error) => bail!("topic `{}`: {}", target.topic, KafkaError::MetadataFetch(error.into())),
+        Some(error) => {
+            bail!("topic `{}`: {}", target.topic, KafkaError::MetadataFetch(error.into()))
+        }
         None => Ok(()),
     }
 }
 
 fn record<'a>(target: &'a Target, message: &'a FileMessage) -> FutureRecord<'a, str, [u8]> {
     let headers =
-        message.wire_headers().iter().fold(OwnedHeaders::new(), |headers, (key, value)| headers.insert(Header { key, value: Some(value) }));
+        message.wire_headers().iter().fold(OwnedHeaders::new(), |headers, (key, value)| {
+            headers.insert(Header { key, value: Some(value) })
+        });
     FutureRecord {
         topic: &target.topic,
         partition: None,

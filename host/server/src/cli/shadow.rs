@@ -63,8 +63,13 @@ pub(super) async fn run(api: &Api, command: ShadowCommand, json: bool) -> Result
         ShadowCommand::Show { slot } => show(api, &slot, json).await,
         ShadowCommand::Stop { slot, reason } => {
             let live = slot.live(api, "shadow").await?;
-            let shadow = live
-                .with_context(|| format!("no shadow runs for {}; `oncebox deployments --history` shows what became of it", slot.shown()))?;
+            let shadow = live.with_context(|| {
+                format!(
+                    "no shadow runs for {}; `oncebox deployments --history` \
+                    shows what became of it",
+                    slot.shown()
+                )
+            })?;
             canary::end(api, &slot, &shadow, reason, json).await
         }
     }
@@ -78,7 +83,8 @@ async fn start(api: &Api, args: StartArgs, json: bool) -> Result<()> {
     let shadow: Deployment = api.post(&slot.path(&["shadows"]), &new).await?;
     if !json {
         println!(
-            "version {} runs on {percent} % of the messages of {}, after the live version and without an effect",
+            "version {} runs on {percent} % of the messages of {}, after the live version and \
+                without an effect",
             short(&shadow.digest),
             slot.shown()
         );
@@ -90,22 +96,30 @@ async fn start(api: &Api, args: StartArgs, json: bool) -> Result<()> {
     hosts::report(api, slot, shadow, &waiting, json).await
 }
 
-/// Wait until the changes of every table are captured: before that no message is compared. A host puts the triggers there;
-/// without one there is nothing to wait for.
-async fn until_captured(api: &Api, slot: &SlotArgs, shadow: &Deployment, within: Duration) -> Result<()> {
+/// Wait until the changes of every table are captured: before that no message is compared. A host
+/// puts the triggers there; without one there is nothing to wait for.
+async fn until_captured(
+    api: &Api,
+    slot: &SlotArgs,
+    shadow: &Deployment,
+    within: Duration,
+) -> Result<()> {
     let deadline = Instant::now() + within;
     let id = shadow.deployment_id.to_string();
     let bar = spinner();
     loop {
         let found: Differences = api.get(&slot.path(&["deployments", &id, "differences"])).await?;
         let left = differences::tables(&found.uncaptured_tables);
-        if left.is_empty() || api.get::<Deployment>(&slot.path(&["deployments", &id])).await?.hosts.is_empty() {
+        if left.is_empty()
+            || api.get::<Deployment>(&slot.path(&["deployments", &id])).await?.hosts.is_empty()
+        {
             bar.finish_and_clear();
             return Ok(());
         }
         if Instant::now() >= deadline {
             bail!(
-                "after {} s changes of {left} are not captured, which other transactions may hold; nothing is compared until then, \
+                "after {} s changes of {left} are not captured, which other transactions may hold; \
+                    nothing is compared until then, \
                  and `oncebox shadow show` says when that is over",
                 within.as_secs()
             );
@@ -121,8 +135,8 @@ async fn show(api: &Api, slot: &SlotArgs, json: bool) -> Result<()> {
     if json {
         return output::json(&found);
     }
-    let differences: Differences =
-        serde_json::from_value(found).context("the server tells of differences in another form; use `--json`")?;
+    let differences: Differences = serde_json::from_value(found)
+        .context("the server tells of differences in another form; use `--json`")?;
     differences::print(&differences);
     Ok(())
 }

@@ -27,8 +27,8 @@ pub(super) enum TenantCommand {
         /// SQL file with the tenant's tables, applied as the owner of its schema
         #[arg(long)]
         schema: Vec<PathBuf>,
-        /// File with the URL of an empty PostgreSQL database that holds its inbox and tables instead of the
-        /// host's; or ONCEBOX_TENANT_DATABASE_URL
+        /// File with the URL of an empty PostgreSQL database that holds its inbox and tables
+        /// instead of the host's; or ONCEBOX_TENANT_DATABASE_URL
         #[arg(long)]
         database_url_file: Option<PathBuf>,
     },
@@ -77,26 +77,49 @@ pub(super) async fn run(api: &Api, command: TenantCommand, json: bool) -> Result
         TenantCommand::Schema(command) => schema::run(api, command, json).await,
         TenantCommand::Suspend { tenant } => {
             let done = change(api, &tenant, "suspend").await?;
-            say(json, &done, &format!("tenant `{tenant}` is suspended: its hosts finish what they run and let its consumers rest"))
+            say(
+                json,
+                &done,
+                &format!(
+                    "tenant `{tenant}` is suspended: its hosts finish what they run and let its \
+                        consumers rest"
+                ),
+            )
         }
         TenantCommand::Resume { tenant } => {
             let done = change(api, &tenant, "resume").await?;
-            say(json, &done, &format!("tenant `{tenant}` is active: its consumers go on where they were"))
+            say(
+                json,
+                &done,
+                &format!("tenant `{tenant}` is active: its consumers go on where they were"),
+            )
         }
         TenantCommand::Limits(args) => limits::run(api, args, json).await,
         TenantCommand::RotateCredentials { tenant } => {
             let done = change(api, &tenant, "rotate-credentials").await?;
-            say(json, &done, &format!("tenant `{tenant}` has new credentials; sessions with those before go on for ten minutes at most"))
+            say(
+                json,
+                &done,
+                &format!(
+                    "tenant `{tenant}` has new credentials; sessions with those before go on for \
+                        ten minutes at most"
+                ),
+            )
         }
         TenantCommand::Delete(args) => delete::run(api, args, json).await,
     }
 }
 
-/// The URL of a tenant's own database. It holds a password, so it is no argument, which every process can read.
+/// The URL of a tenant's own database. It holds a password, so it is no argument, which every
+/// process can read.
 fn database_url(file: Option<&Path>) -> Result<Option<String>> {
-    let Some(path) = file else { return Ok(std::env::var("ONCEBOX_TENANT_DATABASE_URL").ok().filter(|url| !url.is_empty())) };
+    let Some(path) = file else {
+        return Ok(std::env::var("ONCEBOX_TENANT_DATABASE_URL").ok().filter(|url| !url.is_empty()));
+    };
     let read = std::fs::read_to_string(path);
-    let url = read.with_context(|| format!("failed to read the tenant's database URL from `{}`", path.display()))?;
+    let url = read.with_context(|| {
+        format!("failed to read the tenant's database URL from `{}`", path.display())
+    })?;
     Ok(Some(url.trim().to_owned()))
 }
 
@@ -129,14 +152,28 @@ fn show(tenant: &wire::Tenant, json: bool) -> Result<()> {
     Ok(())
 }
 
-async fn create(api: &Api, name: &str, schema: &[PathBuf], database_url: Option<String>, json: bool) -> Result<()> {
-    let files: Vec<_> = schema.iter().map(|path| Migration::read(path, &|path| std::fs::read(path))).collect::<Result<_>>()?;
+async fn create(
+    api: &Api,
+    name: &str,
+    schema: &[PathBuf],
+    database_url: Option<String>,
+    json: bool,
+) -> Result<()> {
+    let files: Vec<_> = schema
+        .iter()
+        .map(|path| Migration::read(path, &|path| std::fs::read(path)))
+        .collect::<Result<_>>()?;
     let migrations = files.iter().map(Migration::to_send).collect();
-    let tenant: wire::Tenant = api.post(&path(&["tenants"]), &NewTenant { name: name.to_owned(), migrations, database_url }).await?;
+    let tenant: wire::Tenant = api
+        .post(&path(&["tenants"]), &NewTenant { name: name.to_owned(), migrations, database_url })
+        .await?;
     if json {
         return output::json(&tenant);
     }
-    let place = tenant.database.map(|database| format!(" of its own database {database}")).unwrap_or_default();
+    let place = tenant
+        .database
+        .map(|database| format!(" of its own database {database}"))
+        .unwrap_or_default();
     println!("tenant `{name}` created; its tables live in schema `{}`{place}", tenant.schema_name);
     Ok(())
 }
@@ -147,15 +184,27 @@ pub(crate) fn migration_name(path: &Path) -> String {
 }
 
 /// A tenant with its tables, or, when they are not right, neither.
-pub(crate) async fn create_with_tables(admin: &Admin, name: &str, schema: &[PathBuf]) -> Result<Tenant> {
-    let read = |path: &PathBuf| std::fs::read_to_string(path).with_context(|| format!("failed to read the schema `{}`", path.display()));
+pub(crate) async fn create_with_tables(
+    admin: &Admin,
+    name: &str,
+    schema: &[PathBuf],
+) -> Result<Tenant> {
+    let read = |path: &PathBuf| {
+        std::fs::read_to_string(path)
+            .with_context(|| format!("failed to read the schema `{}`", path.display()))
+    };
     let files = schema.iter().map(|path| Ok((path, read(path)?))).collect::<Result<Vec<_>>>()?;
     let tenant = admin.create_tenant(name).await?;
     for (path, sql) in &files {
         if let Err(error) = admin.apply_migration(&tenant, &migration_name(path), sql).await {
             // Its tables are applied by other connections than its row is written by.
-            admin.take_back_tenant(&tenant).await.with_context(|| format!("failed to take tenant `{name}` back after: {error}"))?;
-            return Err(error).with_context(|| format!("tenant `{name}` was not created, because of `{}`", path.display()));
+            admin
+                .take_back_tenant(&tenant)
+                .await
+                .with_context(|| format!("failed to take tenant `{name}` back after: {error}"))?;
+            return Err(error).with_context(|| {
+                format!("tenant `{name}` was not created, because of `{}`", path.display())
+            });
         }
     }
     Ok(tenant)
@@ -166,8 +215,12 @@ async fn list(api: &Api, json: bool) -> Result<()> {
     if json {
         return output::json(&tenants);
     }
-    let rows: Vec<_> =
-        tenants.iter().map(|t| vec![t.name.clone(), t.state.clone(), t.schema_name.clone(), output::time(t.created_at)]).collect();
+    let rows: Vec<_> = tenants
+        .iter()
+        .map(|t| {
+            vec![t.name.clone(), t.state.clone(), t.schema_name.clone(), output::time(t.created_at)]
+        })
+        .collect();
     output::table(&["TENANT", "STATE", "SCHEMA", "CREATED"], &rows);
     Ok(())
 }

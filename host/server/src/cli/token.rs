@@ -82,7 +82,10 @@ pub(super) async fn run(api: &Api, command: TokenCommand, json: bool) -> Result<
             if json {
                 return output::json(&created);
             }
-            eprintln!("token {} for `{}`, {}; it is not shown again:", created.token_id, created.name, created.role);
+            eprintln!(
+                "token {} for `{}`, {}; it is not shown again:",
+                created.token_id, created.name, created.role
+            );
             println!("{}", created.token);
             Ok(())
         }
@@ -93,7 +96,11 @@ pub(super) async fn run(api: &Api, command: TokenCommand, json: bool) -> Result<
         TokenCommand::Revoke { id, tenant } => {
             let tenant = arguments::named_or_own(api, tenant).await?;
             let revoked: Token = api.delete(&tokens(tenant.as_deref(), &[&id.to_string()])).await?;
-            if json { output::json(&revoked) } else { output::done(false, &format!("token {id} of `{}` is revoked", revoked.name)) }
+            if json {
+                output::json(&revoked)
+            } else {
+                output::done(false, &format!("token {id} of `{}` is revoked", revoked.name))
+            }
         }
     }
 }
@@ -119,6 +126,9 @@ fn list(tokens: &[Token], json: bool) -> Result<()> {
             state(token),
         ]
     };
-    output::table(&["ID", "NAME", "ROLE", "TENANT", "CREATED", "BY", "STATE"], &tokens.iter().map(cells).collect::<Vec<_>>());
+    output::table(
+        &["ID", "NAME", "ROLE", "TENANT", "CREATED", "BY", "STATE"],
+        &tokens.iter().map(cells).collect::<Vec<_>>(),
+    );
     Ok(())
 }

@@ -21,7 +21,8 @@ use crate::terminal;
 const CHUNK: usize = 64 << 10;
 /// How often the state is asked for.
 const POLL: Duration = Duration::from_millis(100);
-/// How often this process offers to compile what is waited for. It takes over at once what nobody compiles any more.
+/// How often this process offers to compile what is waited for. It takes over at once what nobody
+/// compiles any more.
 const OFFER: Duration = Duration::from_secs(1);
 
 /// A component, and what it is called.
@@ -69,7 +70,8 @@ impl std::error::Error for Unfit {}
 
 /// Read a component's file.
 pub(crate) fn read(path: &Path) -> Result<Bytes> {
-    let bytes = std::fs::read(path).with_context(|| format!("failed to read the component `{}`", path.display()))?;
+    let bytes = std::fs::read(path)
+        .with_context(|| format!("failed to read the component `{}`", path.display()))?;
     Ok(bytes.into())
 }
 
@@ -97,7 +99,11 @@ impl Upload<'_> {
 async fn known(api: &Api, path: &str) -> Result<Option<Version>> {
     match api.get(path).await {
         Ok(known) => Ok(Some(known)),
-        Err(error) if error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 404) => Ok(None),
+        Err(error)
+            if error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 404) =>
+        {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }
@@ -105,14 +111,24 @@ async fn known(api: &Api, path: &str) -> Result<Option<Version>> {
 /// Wait until a version is compiled, with a sign of life.
 pub(crate) async fn wait(api: &Api, tenant: &str, name: &str, version: Version) -> Result<Version> {
     let bar = spinner();
-    let version = wait_telling(api, tenant, name, version, |state| terminal::tell(&bar, &format!("{name}: {state}"))).await?;
+    let version = wait_telling(api, tenant, name, version, |state| {
+        terminal::tell(&bar, &format!("{name}: {state}"))
+    })
+    .await?;
     bar.finish_and_clear();
     Ok(version)
 }
 
 /// Wait until a version is compiled, and tell its state several times a second.
-pub(crate) async fn wait_telling(api: &Api, tenant: &str, name: &str, mut version: Version, mut tell: impl FnMut(&str)) -> Result<Version> {
-    let path = path(&["tenants", tenant, "handlers", &version.handler, "versions", &version.digest]);
+pub(crate) async fn wait_telling(
+    api: &Api,
+    tenant: &str,
+    name: &str,
+    mut version: Version,
+    mut tell: impl FnMut(&str),
+) -> Result<Version> {
+    let path =
+        path(&["tenants", tenant, "handlers", &version.handler, "versions", &version.digest]);
     let mut offered: Option<Instant> = None;
     loop {
         match version.state.as_str() {
@@ -144,10 +160,13 @@ fn unfit(name: &str, error: anyhow::Error) -> anyhow::Error {
 /// A body that moves a bar, where a person can see it.
 fn counted(bytes: Bytes, name: &str) -> Body {
     let bar = ProgressBar::with_draw_target(Some(bytes.len() as u64), ProgressDrawTarget::stderr());
-    let style = ProgressStyle::with_template("{msg}: uploading {bar:30} {bytes}/{total_bytes}, {eta}");
+    let style =
+        ProgressStyle::with_template("{msg}: uploading {bar:30} {bytes}/{total_bytes}, {eta}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     terminal::tell(&bar, name);
-    let chunks = (0..bytes.len()).step_by(CHUNK).map(move |start| bytes.slice(start..(start + CHUNK).min(bytes.len())));
+    let chunks = (0..bytes.len())
+        .step_by(CHUNK)
+        .map(move |start| bytes.slice(start..(start + CHUNK).min(bytes.len())));
     Body::from_stream(futures::stream::iter(chunks).map(move |chunk| {
         bar.inc(chunk.len() as u64);
         if bar.length().is_some_and(|length| bar.position() >= length) {
@@ -160,7 +179,10 @@ fn counted(bytes: Bytes, name: &str) -> Body {
 /// A sign of life, where a person can see it.
 pub(super) fn spinner() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    bar.set_style(ProgressStyle::with_template("{spinner} {msg} {elapsed}").unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    bar.set_style(
+        ProgressStyle::with_template("{spinner} {msg} {elapsed}")
+            .unwrap_or_else(|_| ProgressStyle::default_spinner()),
+    );
     bar.enable_steady_tick(Duration::from_millis(100));
     bar
 }
@@ -175,6 +197,7 @@ pub(crate) async fn find(api: &Api, tenant: &str, handler: &str, digest: &str) -
     if digest.is_empty() {
         bail!("the version is empty; name one by the first digits of its digest");
     }
-    let version = api.get(&path(&["tenants", tenant, "handlers", handler, "versions", digest])).await?;
+    let version =
+        api.get(&path(&["tenants", tenant, "handlers", handler, "versions", digest])).await?;
     wait(api, tenant, digest, version).await
 }

@@ -80,8 +80,14 @@ pub(super) async fn run(api: &Api, command: VersionCommand, json: bool) -> Resul
         VersionCommand::Upload { file, tenant, handler, no_wait } => {
             let bytes = upload::read(&file)?;
             let handler = handler.unwrap_or_else(|| handler_name(&file));
-            let upload = Upload { tenant: &tenant, handler: &handler, name: file.display().to_string(), bytes };
-            let version = if no_wait { upload.send(api).await? } else { upload.until_ready(api).await? };
+            let upload = Upload {
+                tenant: &tenant,
+                handler: &handler,
+                name: file.display().to_string(),
+                bytes,
+            };
+            let version =
+                if no_wait { upload.send(api).await? } else { upload.until_ready(api).await? };
             print(&version, json)
         }
         VersionCommand::List { of } => list(&api.get::<Vec<Version>>(&of.path(&[])).await?, json),
@@ -104,9 +110,16 @@ async fn live(api: &Api, of: &HandlerArgs, diff: &VersionDiff) -> Result<Vec<Liv
     for consumer in consumer::all(api, Some(&of.tenant)).await? {
         let path = path(&["tenants", &of.tenant, "consumers", &consumer.name, "deployments"]);
         let all: Vec<Deployment> = api.get(&path).await?;
-        let is_it = |d: &Deployment| d.handler == of.handler && [&diff.before.digest, &diff.after.digest].contains(&&d.digest);
+        let is_it = |d: &Deployment| {
+            d.handler == of.handler
+                && [&diff.before.digest, &diff.after.digest].contains(&&d.digest)
+        };
         let name = format!("{}/{}", of.tenant, consumer.name);
-        live.extend(all.into_iter().filter(is_it).map(|deployment| Live { consumer: name.clone(), deployment }));
+        live.extend(
+            all.into_iter()
+                .filter(is_it)
+                .map(|deployment| Live { consumer: name.clone(), deployment }),
+        );
     }
     Ok(live)
 }
@@ -124,8 +137,17 @@ fn list(versions: &[Version], json: bool) -> Result<()> {
         return output::json(&versions);
     }
     let cells = |v: &Version| {
-        vec![short(&v.digest).to_owned(), v.state.clone(), output::bytes(v.size), output::time(v.created_at), v.created_by.clone()]
+        vec![
+            short(&v.digest).to_owned(),
+            v.state.clone(),
+            output::bytes(v.size),
+            output::time(v.created_at),
+            v.created_by.clone(),
+        ]
     };
-    output::table(&["VERSION", "STATE", "SIZE", "UPLOADED", "BY"], &versions.iter().map(cells).collect::<Vec<_>>());
+    output::table(
+        &["VERSION", "STATE", "SIZE", "UPLOADED", "BY"],
+        &versions.iter().map(cells).collect::<Vec<_>>(),
+    );
     Ok(())
 }

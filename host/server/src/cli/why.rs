@@ -25,13 +25,16 @@ pub(super) struct WhyArgs {
 pub(super) async fn run(api: &Api, args: WhyArgs, as_json: bool) -> Result<()> {
     let WhyArgs { message_id, tenant, consumer } = args;
     let all = consumer::all(api, tenant.as_deref()).await?.into_iter().map(|c| (c.tenant, c.name));
-    let asked: Vec<_> = all.filter(|(_, name)| consumer.as_ref().is_none_or(|consumer| consumer == name)).collect();
+    let asked: Vec<_> =
+        all.filter(|(_, name)| consumer.as_ref().is_none_or(|consumer| consumer == name)).collect();
     let (mut stories, mut failed) = (Vec::new(), Vec::new());
     for (tenant, consumer) in &asked {
         let path = path(&["tenants", tenant, "consumers", consumer, "inbox", &message_id, "story"]);
         match api.get::<Story>(&path).await {
             Ok(story) => stories.push(story),
-            Err(error) if error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 404) => {}
+            Err(error)
+                if error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 404) => {
+            }
             Err(error) => failed.push(error),
         }
     }
@@ -42,13 +45,17 @@ pub(super) async fn run(api: &Api, args: WhyArgs, as_json: bool) -> Result<()> {
     failed.iter().for_each(|error| eprintln!("{error:#}"));
     if stories.is_empty() {
         let looked = match &asked[..] {
-            [] => bail!("there is no such consumer; `oncebox consumer list` shows those that there are"),
+            [] => bail!(
+                "there is no such consumer; `oncebox consumer list` shows those that there are"
+            ),
             [(tenant, consumer)] => format!("the inbox of `{tenant}/{consumer}` holds"),
             _ => format!("the inboxes of {} consumers hold", asked.len()),
         };
         bail!(
-            "{looked} no message `{message_id}`: its record was not read yet (the metric `oncebox_kafka_lag_records` of the hosts counts \
-             those), or its id is another one (`oncebox inbox list --reason undecodable` shows records without one)"
+            "{looked} no message `{message_id}`: its record was not read yet (the metric \
+                `oncebox_kafka_lag_records` of the hosts counts \
+             those), or its id is another one (`oncebox inbox list --reason undecodable` shows \
+             records without one)"
         );
     }
     if as_json {
@@ -80,9 +87,11 @@ fn tell(story: &Story) {
     println!("{}\n", facts.join(", "));
 
     let mut lines = vec![(row.received_at, "received".to_owned(), None)];
-    lines.extend(story.history.iter().map(|event| (event.at, happened(event), event.error.clone())));
+    lines
+        .extend(story.history.iter().map(|event| (event.at, happened(event), event.error.clone())));
     if let Some(at) = row.processed_at.filter(|_| row.status == "completed") {
-        let runs = if row.attempts > 1 { format!(" on run {}", row.attempts) } else { String::new() };
+        let runs =
+            if row.attempts > 1 { format!(" on run {}", row.attempts) } else { String::new() };
         lines.push((at, format!("completed{runs}{}", by(row.version.as_deref())), None));
     }
     for (at, text, error) in lines {
@@ -100,13 +109,19 @@ fn tell(story: &Story) {
 
 fn happened(event: &StoryEvent) -> String {
     let StoryEvent { attempt, reason, .. } = event;
-    let run = attempt.filter(|attempt| *attempt > 0).map_or_else(String::new, |attempt| format!("run {attempt} "));
+    let run = attempt
+        .filter(|attempt| *attempt > 0)
+        .map_or_else(String::new, |attempt| format!("run {attempt} "));
     let reason = reason.as_deref().unwrap_or_default();
     match event.event.as_str() {
         "failed" if run.is_empty() => format!("not run: {reason}"),
         "failed" => format!("{run}failed: {reason}{}", by(event.version.as_deref())),
-        "crashed" => format!("{run}ended with its process or connection{}", by(event.version.as_deref())),
-        "interrupted" => format!("{run}was under way when the database went away; it does not count"),
+        "crashed" => {
+            format!("{run}ended with its process or connection{}", by(event.version.as_deref()))
+        }
+        "interrupted" => {
+            format!("{run}was under way when the database went away; it does not count")
+        }
         "restored" => "restored: a redelivery brought its record back".to_owned(),
         other => format!("{other} by {}: {reason}", event.actor.as_deref().unwrap_or("someone")),
     }

@@ -36,12 +36,18 @@ impl From<InboxError> for Failure {
 
 impl From<LoadError> for Failure {
     fn from(error: LoadError) -> Self {
-        error.problem().map_or_else(|| Self::Host(error.to_string()), |problem| Self::Refused(vec![problem]))
+        error
+            .problem()
+            .map_or_else(|| Self::Host(error.to_string()), |problem| Self::Refused(vec![problem]))
     }
 }
 
 impl Inner {
-    pub(super) async fn run(&self, digest: &[u8], is_urgent: bool) -> Result<LoadedComponent, Failure> {
+    pub(super) async fn run(
+        &self,
+        digest: &[u8],
+        is_urgent: bool,
+    ) -> Result<LoadedComponent, Failure> {
         let host_id = self.host_id.get().copied();
         match self.admin.begin_compiling(digest, host_id).await? {
             Begun::Yours(claim) => self.compile(digest, host_id, claim).await,
@@ -54,7 +60,12 @@ impl Inner {
     }
 
     /// Compile it and say in its row how that ended.
-    async fn compile(&self, digest: &[u8], host_id: Option<i64>, mut claim: CompilationClaim) -> Result<LoadedComponent, Failure> {
+    async fn compile(
+        &self,
+        digest: &[u8],
+        host_id: Option<i64>,
+        mut claim: CompilationClaim,
+    ) -> Result<LoadedComponent, Failure> {
         let start = Instant::now();
         let outcome = tokio::select! {
             outcome = self.load(digest) => outcome,
@@ -72,9 +83,15 @@ impl Inner {
         drop(claim);
         let digest = hex::encode(&digest[..digest.len().min(6)]);
         match (&outcome, written) {
-            (_, Err(error)) => tracing::warn!(%error, digest, "failed to write how a compilation ended"),
+            (_, Err(error)) => {
+                tracing::warn!(%error, digest, "failed to write how a compilation ended")
+            }
             (Ok(_), _) => tracing::info!(digest, compile_ms, "component ready"),
-            (Err(Failure::Host(error)), _) => tracing::warn!(error, digest, "a component could not be compiled now and is queued again"),
+            (Err(Failure::Host(error)), _) => tracing::warn!(
+                error,
+                digest,
+                "a component could not be compiled now and is queued again"
+            ),
             (Err(failure), _) => tracing::info!(%failure, digest, "component refused"),
         }
         outcome
@@ -90,7 +107,12 @@ impl Inner {
         }
     }
 
-    async fn beat(&self, digest: &[u8], host_id: Option<i64>, claim: &mut CompilationClaim) -> std::convert::Infallible {
+    async fn beat(
+        &self,
+        digest: &[u8],
+        host_id: Option<i64>,
+        claim: &mut CompilationClaim,
+    ) -> std::convert::Infallible {
         loop {
             sleep(BEAT).await;
             // A database that is away for a moment is told the next time.

@@ -33,7 +33,10 @@ impl Kept {
     }
 
     pub(super) fn put(&mut self, digest: &[u8], component: &LoadedComponent) {
-        self.components.insert(digest.to_vec(), Entry { component: component.clone(), used_at: Instant::now() });
+        self.components.insert(
+            digest.to_vec(),
+            Entry { component: component.clone(), used_at: Instant::now() },
+        );
         self.shrink(COUNT_MAX, BYTES_MAX, &[]);
     }
 
@@ -53,12 +56,15 @@ impl Kept {
         });
     }
 
-    /// Forget what was not used for longest, what is warm last, until the rest fits. What a handler holds
-    /// would stay in memory anyhow.
+    /// Forget what was not used for longest, what is warm last, until the rest fits. What a handler
+    /// holds would stay in memory anyhow.
     fn shrink(&mut self, count_max: usize, bytes_max: usize, warm: &[Digest]) {
         let idle = self.components.iter().filter(|(_, entry)| !entry.component.is_shared());
-        let mut idle: Vec<_> =
-            idle.map(|(digest, entry)| (warm.contains(digest), entry.used_at, digest.clone(), entry.component.code_bytes())).collect();
+        let mut idle: Vec<_> = idle
+            .map(|(digest, entry)| {
+                (warm.contains(digest), entry.used_at, digest.clone(), entry.component.code_bytes())
+            })
+            .collect();
         idle.sort();
         let mut count = idle.len();
         let mut bytes: usize = idle.iter().map(|(.., size)| size).sum();
@@ -89,7 +95,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_runs_and_what_a_rollback_needs_stays() {
-        let runtime = Runtime::new(RuntimeConfig { instances_max: 1, ..RuntimeConfig::default() }).expect("an engine");
+        let runtime = Runtime::new(RuntimeConfig { instances_max: 1, ..RuntimeConfig::default() })
+            .expect("an engine");
         let mut kept = Kept::default();
         for name in 0..4 {
             kept.put(&[name], &runtime.load(LEDGER).await.expect("sound"));

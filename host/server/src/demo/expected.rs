@@ -111,7 +111,11 @@ impl Tenant {
     }
 
     fn finish(self) -> Expected {
-        Expected { issues: newest(self.issues), pull_requests: newest(self.pull_requests), ..self.tables }
+        Expected {
+            issues: newest(self.issues),
+            pull_requests: newest(self.pull_requests),
+            ..self.tables
+        }
     }
 }
 
@@ -132,7 +136,8 @@ fn remember(histories: &mut BTreeMap<(i64, i64), History>, repository: i64, said
 /// The newest state of each: the latest time, and of equal times the last state by name.
 /// Times are all UTC in one format, so their text has their order.
 fn newest(histories: BTreeMap<(i64, i64), History>) -> BTreeMap<(i64, i64), Progress> {
-    let last = |(states, events): History| (states.into_iter().max().map(|(_, state)| state), events);
+    let last =
+        |(states, events): History| (states.into_iter().max().map(|(_, state)| state), events);
     histories.into_iter().map(|(key, history)| (key, last(history))).collect()
 }
 
@@ -177,16 +182,26 @@ mod tests {
 
     #[test]
     fn the_newest_state_wins_in_any_order() {
-        check_state([issue(Some("open"), 1), issue(Some("closed"), 9), issue(Some("open"), 5)], Some("closed"));
-        check_state([issue(Some("open"), 5), issue(Some("closed"), 5), issue(Some("closed"), 5)], Some("open"));
-        check_state([issue(Some("open"), 1), issue(None, 9), issue(Some("closed"), 5)], Some("closed"));
+        check_state(
+            [issue(Some("open"), 1), issue(Some("closed"), 9), issue(Some("open"), 5)],
+            Some("closed"),
+        );
+        check_state(
+            [issue(Some("open"), 5), issue(Some("closed"), 5), issue(Some("closed"), 5)],
+            Some("open"),
+        );
+        check_state(
+            [issue(Some("open"), 1), issue(None, 9), issue(Some("closed"), 5)],
+            Some("closed"),
+        );
         check_state([issue(None, 1), issue(None, 2), issue(None, 3)], None);
     }
 
     #[test]
     fn a_merged_pull_request_is_more_than_closed() {
         let pull = json!({ "number": 2, "state": "closed", "merged": true, "updated_at": "2024-05-15T15:00:00Z" });
-        let tables = tables(&[("pull_request", json!({ "repository": { "id": 1 }, "pull_request": pull }))]);
+        let tables =
+            tables(&[("pull_request", json!({ "repository": { "id": 1 }, "pull_request": pull }))]);
         assert_eq!(tables.pull_requests[&(1, 2)], (Some("merged".into()), 1));
         assert!(tables.issues.is_empty());
     }
@@ -195,7 +210,10 @@ mod tests {
     fn pushes_and_stars_add_up() {
         let repository = json!({ "id": 1 });
         let tables = tables(&[
-            ("push", json!({ "repository": repository, "commits": [{ "id": "a" }, { "id": "b" }] })),
+            (
+                "push",
+                json!({ "repository": repository, "commits": [{ "id": "a" }, { "id": "b" }] }),
+            ),
             ("push", json!({ "repository": repository, "commits": [] })),
             ("star", json!({ "repository": repository, "action": "created" })),
             ("star", json!({ "repository": repository, "action": "deleted" })),
@@ -222,7 +240,10 @@ mod tests {
         assert_eq!(sum(|it| it.repository_activity.values().map(|row| row.1).sum()), 7 * 20);
         assert_eq!(sum(|it| it.repository_activity.values().map(|row| row.0).sum()), 2 * 20);
         assert_eq!(sum(|it| it.repository_activity.values().map(|row| row.2).sum()), 4 * 20);
-        assert!(all.iter().all(|it| { it.issues.values().any(|row| row.0.as_deref() == Some("closed")) }));
+        assert!(
+            all.iter()
+                .all(|it| { it.issues.values().any(|row| row.0.as_deref() == Some("closed")) })
+        );
         assert_ne!(all[0], all[1]);
     }
 }

@@ -23,7 +23,8 @@ impl Host {
     pub(super) fn start(config: &Config, dir: &Path) -> Result<Self> {
         let log = dir.join("host.log");
         let (config, path) = (config.clone(), log.clone());
-        let command: Box<dyn Fn() -> Result<Command> + Send> = Box::new(move || serve(&config, &path));
+        let command: Box<dyn Fn() -> Result<Command> + Send> =
+            Box::new(move || serve(&config, &path));
         let child = Child::spawn(command()?, libc::SIGKILL).context("failed to start the host")?;
         Ok(Self { command, child, log })
     }
@@ -34,18 +35,24 @@ impl Host {
 
     /// A host that ends by itself is an error.
     pub(super) fn check(&self) -> Result<()> {
-        ensure!(self.child.is_running(), "the host ended by itself; its log is `{}`", self.log.display());
+        ensure!(
+            self.child.is_running(),
+            "the host ended by itself; its log is `{}`",
+            self.log.display()
+        );
         Ok(())
     }
 
-    /// Kill it at a moment when the database holds an open transaction of its with a claim in it, and
-    /// start it again. It is stopped while the database is asked, so that the answer still holds.
+    /// Kill it at a moment when the database holds an open transaction of its with a claim in it,
+    /// and start it again. It is stopped while the database is asked, so that the answer still
+    /// holds.
     pub(super) async fn kill_in_transaction(&mut self, admin: &Admin) -> Result<()> {
         for _ in 0..10_000 {
             self.child.signal(libc::SIGSTOP);
             if open_transactions(admin).await? > 0 {
                 self.child.end(&[(libc::SIGKILL, Duration::from_secs(10))]);
-                self.child = Child::spawn((self.command)()?, libc::SIGKILL).context("failed to start the host again")?;
+                self.child = Child::spawn((self.command)()?, libc::SIGKILL)
+                    .context("failed to start the host again")?;
                 return Ok(());
             }
             self.child.signal(libc::SIGCONT);
@@ -57,14 +64,25 @@ impl Host {
 
     /// A clean end.
     pub(super) fn stop(&mut self) -> Result<()> {
-        let status = self.child.end(&[(libc::SIGTERM, Duration::from_secs(40)), (libc::SIGKILL, Duration::from_secs(5))]);
-        ensure!(status.is_some_and(|status| status.success()), "the host did not drain; its log is `{}`", self.log.display());
+        let status = self.child.end(&[
+            (libc::SIGTERM, Duration::from_secs(40)),
+            (libc::SIGKILL, Duration::from_secs(5)),
+        ]);
+        ensure!(
+            status.is_some_and(|status| status.success()),
+            "the host did not drain; its log is `{}`",
+            self.log.display()
+        );
         Ok(())
     }
 }
 
 fn serve(config: &Config, log: &Path) -> Result<Command> {
-    let log = File::options().create(true).append(true).open(log).with_context(|| format!("failed to open `{}`", log.display()))?;
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(log)
+        .with_context(|| format!("failed to open `{}`", log.display()))?;
     let mut command = Command::new(std::env::current_exe().context("failed to find this program")?);
     command
         .arg("serve")
@@ -87,7 +105,7 @@ fn serve(config: &Config, log: &Path) -> Result<Command> {
 
 /// Transactions of tenants' sessions that have written, which a claim does first.
 async fn open_transactions(admin: &Admin) -> Result<i64> {
-    const OPEN: &str =
-        "SELECT count(*) FROM pg_stat_activity a JOIN oncebox.tenant t ON t.login = a.usename WHERE a.backend_xid IS NOT NULL";
+    const OPEN: &str = "SELECT count(*) FROM pg_stat_activity a JOIN oncebox.tenant t ON t.login = \
+        a.usename WHERE a.backend_xid IS NOT NULL";
     Ok(sqlx::query_scalar(OPEN).fetch_one(&admin.pool).await?)
 }

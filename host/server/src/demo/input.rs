@@ -75,8 +75,14 @@ pub(crate) enum Malformed {
 
 impl Malformed {
     /// Every way.
-    pub(crate) const ALL: [Self; 6] =
-        [Self::NotJson, Self::MissingId, Self::EmptyId, Self::ControlCharacterInId, Self::OverlongId, Self::MissingType];
+    pub(crate) const ALL: [Self; 6] = [
+        Self::NotJson,
+        Self::MissingId,
+        Self::EmptyId,
+        Self::ControlCharacterInId,
+        Self::OverlongId,
+        Self::MissingType,
+    ];
 }
 
 /// A Kafka record, in CloudEvents' binary mode unless it is malformed.
@@ -116,7 +122,11 @@ impl Input {
         Event {
             tenant,
             event_type: format!("com.github.{}", template.event),
-            key: if template.has_repository { keys.repository.to_string() } else { delivery.clone() },
+            key: if template.has_repository {
+                keys.repository.to_string()
+            } else {
+                delivery.clone()
+            },
             payload: template.render(&keys),
             delivery,
         }
@@ -149,7 +159,10 @@ pub(crate) fn plan(seed: u64, events: usize) -> Vec<Delivery> {
         let times = random.random_range(1..=DELIVERIES_MAX);
         plan.extend(std::iter::repeat_n(Delivery::Event(index), times));
     }
-    plan.extend((0..malformed_count(events)).map(|index| Delivery::Malformed(index, Malformed::ALL[index % Malformed::ALL.len()])));
+    plan.extend(
+        (0..malformed_count(events))
+            .map(|index| Delivery::Malformed(index, Malformed::ALL[index % Malformed::ALL.len()])),
+    );
     plan.shuffle(&mut random);
     plan
 }
@@ -162,7 +175,12 @@ pub(crate) fn malformed_count(events: usize) -> usize {
 
 impl From<Event> for Record {
     fn from(event: Event) -> Self {
-        Self { tenant: event.tenant, headers: headers(event.delivery, event.event_type), key: event.key, payload: event.payload }
+        Self {
+            tenant: event.tenant,
+            headers: headers(event.delivery, event.event_type),
+            key: event.key,
+            payload: event.payload,
+        }
     }
 }
 
@@ -189,7 +207,12 @@ fn malformed(index: usize, kind: Malformed) -> Record {
         Malformed::NotJson => format!("{id} is no JSON"),
         _ => json!({ "zen": id }).to_string(),
     };
-    Record { tenant: index / Malformed::ALL.len() % TENANTS, key: id, headers, payload: payload.into_bytes() }
+    Record {
+        tenant: index / Malformed::ALL.len() % TENANTS,
+        key: id,
+        headers,
+        payload: payload.into_bytes(),
+    }
 }
 
 fn broken_id(id: &str, kind: Malformed) -> String {
@@ -327,7 +350,11 @@ mod tests {
     fn deliveries_are_distinct_and_the_keys_are_spread() {
         let events: Vec<_> = input(5_000).events().collect();
         let deliveries: BTreeSet<_> = events.iter().map(|it| &it.delivery).collect();
-        let rows: BTreeSet<_> = events.iter().filter(|it| it.key != it.delivery).map(|it| (it.tenant, &it.key)).collect();
+        let rows: BTreeSet<_> = events
+            .iter()
+            .filter(|it| it.key != it.delivery)
+            .map(|it| (it.tenant, &it.key))
+            .collect();
         assert_eq!(deliveries.len(), 5_000);
         assert!(deliveries.iter().all(|it| it.len() == 36));
         assert_eq!(rows.len(), TENANTS * REPOSITORIES as usize);
@@ -346,9 +373,11 @@ mod tests {
     #[test]
     fn re_keying_reaches_every_member_and_nothing_else() {
         let input = input(1_480);
-        let lines: Vec<Webhook> = WEBHOOKS.lines().map(|it| serde_json::from_str(it).unwrap()).collect();
+        let lines: Vec<Webhook> =
+            WEBHOOKS.lines().map(|it| serde_json::from_str(it).unwrap()).collect();
         for (index, event) in input.events().enumerate() {
-            let (mut given, mut made) = (lines[index % lines.len()].payload.clone(), payload(&event));
+            let (mut given, mut made) =
+                (lines[index % lines.len()].payload.clone(), payload(&event));
             if let Some(id) = made.pointer("/repository/id") {
                 assert_eq!(id.to_string(), event.key);
                 assert_eq!(made["repository"]["full_name"], format!("octo/repo-{id}"));
@@ -382,7 +411,10 @@ mod tests {
 
     #[test]
     fn one_in_a_hundred_is_malformed_once_and_of_every_kind() {
-        let broken: Vec<_> = plan(SEED, 20_000).into_iter().filter(|it| matches!(it, Delivery::Malformed(..))).collect();
+        let broken: Vec<_> = plan(SEED, 20_000)
+            .into_iter()
+            .filter(|it| matches!(it, Delivery::Malformed(..)))
+            .collect();
         let kinds: BTreeSet<_> = broken
             .iter()
             .filter_map(|it| match it {
@@ -410,7 +442,9 @@ mod tests {
         assert_eq!(header(Malformed::ControlCharacterInId, "ce_id").unwrap().last(), Some(&b'\n'));
         assert_eq!(header(Malformed::MissingType, "ce_type"), None);
         assert!(id(Malformed::MissingType).is_some_and(|it| (1..=512).contains(&it)));
-        assert!(serde_json::from_slice::<Value>(&malformed(0, Malformed::NotJson).payload).is_err());
+        assert!(
+            serde_json::from_slice::<Value>(&malformed(0, Malformed::NotJson).payload).is_err()
+        );
     }
 
     #[test]
@@ -419,6 +453,9 @@ mod tests {
         let (event, record) = (input.event(0), input.record(Delivery::Event(0)));
         assert!(record.headers.contains(&("ce_id", event.delivery.clone().into_bytes())));
         assert!(record.headers.contains(&("ce_type", event.event_type.clone().into_bytes())));
-        assert_eq!((record.tenant, &record.key, &record.payload), (event.tenant, &event.key, &event.payload));
+        assert_eq!(
+            (record.tenant, &record.key, &record.payload),
+            (event.tenant, &event.key, &event.payload)
+        );
     }
 }

@@ -42,11 +42,26 @@ const PARTITIONS: i32 = 16;
 const SETUP: &str = include_str!("../../../../guest-examples/github-demo.toml");
 const FILES: [(&str, &[u8]); 6] = [
     ("github-schema.sql", include_bytes!("../../../../guest-examples/github-schema.sql")),
-    ("components/github-push.wasm", include_bytes!("../../../../guest-examples/components/github-push.wasm")),
-    ("components/github-issues.wasm", include_bytes!("../../../../guest-examples/components/github-issues.wasm")),
-    ("components/github-pull-requests.wasm", include_bytes!("../../../../guest-examples/components/github-pull-requests.wasm")),
-    ("components/github-stars.wasm", include_bytes!("../../../../guest-examples/components/github-stars.wasm")),
-    ("components/github-audit.wasm", include_bytes!("../../../../guest-examples/components/github-audit.wasm")),
+    (
+        "components/github-push.wasm",
+        include_bytes!("../../../../guest-examples/components/github-push.wasm"),
+    ),
+    (
+        "components/github-issues.wasm",
+        include_bytes!("../../../../guest-examples/components/github-issues.wasm"),
+    ),
+    (
+        "components/github-pull-requests.wasm",
+        include_bytes!("../../../../guest-examples/components/github-pull-requests.wasm"),
+    ),
+    (
+        "components/github-stars.wasm",
+        include_bytes!("../../../../guest-examples/components/github-stars.wasm"),
+    ),
+    (
+        "components/github-audit.wasm",
+        include_bytes!("../../../../guest-examples/components/github-audit.wasm"),
+    ),
 ];
 /// Without any progress for this long, something is stuck.
 const STUCK: Duration = Duration::from_secs(60);
@@ -69,7 +84,8 @@ pub(crate) struct DemoArgs {
     /// A running PostgreSQL with an empty database instead of a private one
     #[arg(long)]
     database_url: Option<String>,
-    /// Running brokers with the topics `github.acme` and `github.globex` instead of the embedded one
+    /// Running brokers with the topics `github.acme` and `github.globex` instead of the embedded
+    /// one
     #[arg(long)]
     brokers: Option<String>,
 }
@@ -105,8 +121,13 @@ fn empty(dir: &Path) -> Result<()> {
     if dir.join(MARKER).exists() {
         std::fs::remove_dir_all(dir).with_context(|| format!("failed to empty `{shown}`"))?;
     } else if dir.exists() {
-        let mut entries = std::fs::read_dir(dir).with_context(|| format!("failed to read the folder `{shown}`"))?;
-        ensure!(entries.next().is_none(), "`{shown}` holds files that are not of an earlier demo; name another folder with `--dir`");
+        let mut entries = std::fs::read_dir(dir)
+            .with_context(|| format!("failed to read the folder `{shown}`"))?;
+        ensure!(
+            entries.next().is_none(),
+            "`{shown}` holds files that are not of an earlier demo; name another folder with \
+                `--dir`"
+        );
     }
     std::fs::create_dir_all(dir).with_context(|| format!("failed to create `{shown}`"))?;
     std::fs::write(dir.join(MARKER), "").with_context(|| format!("failed to write to `{shown}`"))
@@ -123,7 +144,8 @@ fn services(args: &DemoArgs) -> Result<(Option<PrivatePostgres>, Option<MockBrok
         }
         None => {
             eprintln!("starting a private PostgreSQL");
-            let postgres = PrivatePostgres::start(PostgresOptions::new(args.dir.join("postgres")).tcp(true))?;
+            let postgres =
+                PrivatePostgres::start(PostgresOptions::new(args.dir.join("postgres")).tcp(true))?;
             config.database.url = postgres.url();
             Some(postgres)
         }
@@ -158,7 +180,8 @@ async fn set_up(config: &Config) -> Result<Admin> {
     let admin = config.admin()?;
     let api = local_api(config, admin.clone())?;
     let open = |path: &Path| {
-        let found = FILES.iter().find(|(name, _)| Path::new(name) == path).map(|(_, bytes)| bytes.to_vec());
+        let found =
+            FILES.iter().find(|(name, _)| Path::new(name) == path).map(|(_, bytes)| bytes.to_vec());
         found.ok_or_else(|| std::io::ErrorKind::NotFound.into())
     };
     apply(&api, Path::new("github-demo.toml"), SETUP, &open).await?;
@@ -166,7 +189,12 @@ async fn set_up(config: &Config) -> Result<Admin> {
 }
 
 /// Watch the inbox fill; kill the host on the way, whenever another share of the work is done.
-async fn drive(admin: &Admin, host: &mut Host, publishing: &publish::Publishing, progress: &mut Progress) -> Result<()> {
+async fn drive(
+    admin: &Admin,
+    host: &mut Host,
+    publishing: &publish::Publishing,
+    progress: &mut Progress,
+) -> Result<()> {
     let mut moved = (0, Instant::now());
     loop {
         let settled = found::settled(admin).await?;
@@ -182,9 +210,11 @@ async fn drive(admin: &Admin, host: &mut Host, publishing: &publish::Publishing,
             bail!("{error}");
         }
         if moved.1.elapsed() > STUCK {
-            let (log, distinct, behind) = (host.log().display(), progress.distinct, publishing.behind().await?);
+            let (log, distinct, behind) =
+                (host.log().display(), progress.distinct, publishing.behind().await?);
             bail!(
-                "no progress for {} s: {settled} of {distinct} messages are settled, {behind} records are not acked; the host's log is `{log}`",
+                "no progress for {} s: {settled} of {distinct} messages are settled, {behind} \
+                    records are not acked; the host's log is `{log}`",
                 STUCK.as_secs()
             );
         }
@@ -229,21 +259,42 @@ fn report(rows: &[Row], progress: &Progress, took: Duration, as_json: bool) -> R
                 })
             })
             .collect();
-        println!("{}", serde_json::to_string_pretty(&json!({ "kills": progress.kills(), "tenants": tenants, "seconds": took.as_secs() }))?);
+        println!(
+            "{}",
+            serde_json::to_string_pretty(
+                &json!({ "kills": progress.kills(), "tenants": tenants, "seconds": took.as_secs() })
+            )?
+        );
     } else {
         let cells = |r: &Row| {
-            [r.delivered, r.distinct, r.malformed, r.parked, r.refused, r.expected, r.found].iter().map(u64::to_string).collect::<Vec<_>>()
+            [r.delivered, r.distinct, r.malformed, r.parked, r.refused, r.expected, r.found]
+                .iter()
+                .map(u64::to_string)
+                .collect::<Vec<_>>()
         };
-        let lines: Vec<_> = rows.iter().map(|r| [vec![r.tenant.clone()], cells(r)].concat()).collect();
+        let lines: Vec<_> =
+            rows.iter().map(|r| [vec![r.tenant.clone()], cells(r)].concat()).collect();
         println!();
         table(
-            &["TENANT", "DELIVERED", "DISTINCT", "MALFORMED", "PARKED", "DUPLICATES REFUSED", "EFFECTS EXPECTED", "EFFECTS FOUND"],
+            &[
+                "TENANT",
+                "DELIVERED",
+                "DISTINCT",
+                "MALFORMED",
+                "PARKED",
+                "DUPLICATES REFUSED",
+                "EFFECTS EXPECTED",
+                "EFFECTS FOUND",
+            ],
             &lines,
         );
         let (kills, s) = (progress.kills(), if progress.kills() == 1 { "" } else { "s" });
         println!("\nkilled {kills} time{s} with a transaction open; {} s", took.as_secs());
     }
-    let differences: Vec<_> = rows.iter().flat_map(|row| row.differences.iter().map(move |d| format!("{}: {d}", row.tenant))).collect();
+    let differences: Vec<_> = rows
+        .iter()
+        .flat_map(|row| row.differences.iter().map(move |d| format!("{}: {d}", row.tenant)))
+        .collect();
     for difference in differences.iter().take(20) {
         eprintln!("differs: {difference}");
     }
@@ -262,7 +313,10 @@ fn report(rows: &[Row], progress: &Progress, took: Duration, as_json: bool) -> R
 
 /// Rows of expected effects, for the table.
 fn effects(expected: &Expected) -> u64 {
-    (expected.repository_activity.len() + expected.issues.len() + expected.pull_requests.len() + expected.audit.len()) as u64
+    (expected.repository_activity.len()
+        + expected.issues.len()
+        + expected.pull_requests.len()
+        + expected.audit.len()) as u64
 }
 
 /// Tenant of a delivery.

@@ -59,17 +59,24 @@ impl Progress {
 
     /// Kills are spread evenly over the work.
     pub(super) fn kill_is_due(&self, settled: u64) -> bool {
-        self.kills < self.kills_wanted && settled >= self.distinct * (self.kills as u64 + 1) / (self.kills_wanted as u64 + 1)
+        self.kills < self.kills_wanted
+            && settled >= self.distinct * (self.kills as u64 + 1) / (self.kills_wanted as u64 + 1)
     }
 
     pub(super) fn killed(&mut self) {
         self.kills += 1;
-        self.say(&format!("killed the host with a transaction open ({} of {}), started it again", self.kills, self.kills_wanted));
+        self.say(&format!(
+            "killed the host with a transaction open ({} of {}), started it again",
+            self.kills, self.kills_wanted
+        ));
     }
 
     pub(super) fn show(&self, settled: u64, published: u64) {
         self.bar.set_position(settled);
-        terminal::tell(&self.bar, &format!("{published} of {} delivered", self.delivered.iter().sum::<u64>()));
+        terminal::tell(
+            &self.bar,
+            &format!("{published} of {} delivered", self.delivered.iter().sum::<u64>()),
+        );
     }
 
     pub(super) fn finish(&self) {
@@ -92,7 +99,7 @@ fn bar(distinct: u64) -> ProgressBar {
         bar.set_length(distinct);
         return bar;
     }
-    let style =
-        ProgressStyle::with_template("{bar:40} {pos}/{len} settled, {msg} [{elapsed}]").unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} settled, {msg} [{elapsed}]")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(distinct).with_style(style)
 }

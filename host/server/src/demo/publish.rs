@@ -113,18 +113,23 @@ impl Watch {
 fn of_tenant(brokers: &str, tenant: usize, positions: &mut HashMap<Place, Position>) -> Result<()> {
     let (name, topic) = (TENANTS[tenant], topic(TENANTS[tenant]));
     let group = format!("oncebox.{name}.github");
-    let client: BaseConsumer = ClientConfig::new().set("bootstrap.servers", brokers).set("group.id", group).create()?;
+    let client: BaseConsumer =
+        ClientConfig::new().set("bootstrap.servers", brokers).set("group.id", group).create()?;
     let mut list = TopicPartitionList::new();
     (0..PARTITIONS).for_each(|partition| {
         list.add_partition(&topic, partition);
     });
-    let committed = client.committed_offsets(list, TIMEOUT).context("failed to read the group's offsets")?;
+    let committed =
+        client.committed_offsets(list, TIMEOUT).context("failed to read the group's offsets")?;
     for partition in 0..PARTITIONS {
-        let (low, high) = client.fetch_watermarks(&topic, partition, TIMEOUT).context("failed to read a partition's ends")?;
-        let committed = match committed.find_partition(&topic, partition).map(|element| element.offset()) {
-            Some(Offset::Offset(offset)) => offset,
-            _ => 0,
-        };
+        let (low, high) = client
+            .fetch_watermarks(&topic, partition, TIMEOUT)
+            .context("failed to read a partition's ends")?;
+        let committed =
+            match committed.find_partition(&topic, partition).map(|element| element.offset()) {
+                Some(Offset::Offset(offset)) => offset,
+                _ => 0,
+            };
         positions.insert((tenant, partition), Position { low, high, committed });
     }
     Ok(())
@@ -148,8 +153,14 @@ impl Lead {
     }
 
     fn consumed(&mut self, place: Place, committed: i64) {
-        let (Some(records), Some(held)) = (self.records.get_mut(&place), self.bytes.get_mut(&place)) else { return };
-        while let Some((offset, bytes)) = records.front().copied().filter(|(offset, _)| *offset < committed) {
+        let (Some(records), Some(held)) =
+            (self.records.get_mut(&place), self.bytes.get_mut(&place))
+        else {
+            return;
+        };
+        while let Some((offset, bytes)) =
+            records.front().copied().filter(|(offset, _)| *offset < committed)
+        {
             debug_assert!(offset < committed);
             *held -= bytes;
             records.pop_front();
@@ -157,7 +168,12 @@ impl Lead {
     }
 }
 
-async fn publish(input: Input, plan: Vec<Delivery>, watch: Arc<Watch>, published: &AtomicU64) -> Result<()> {
+async fn publish(
+    input: Input,
+    plan: Vec<Delivery>,
+    watch: Arc<Watch>,
+    published: &AtomicU64,
+) -> Result<()> {
     let producer: FutureProducer = ClientConfig::new()
         .set("bootstrap.servers", &watch.brokers)
         .set("compression.type", "zstd")
@@ -171,8 +187,11 @@ async fn publish(input: Input, plan: Vec<Delivery>, watch: Arc<Watch>, published
         let record = input.record(delivery);
         let place = (record.tenant, partition(&record.key));
         let bytes = record.payload.len() + 512;
-        // Records under way count only when the broker has given them an offset: wait for those first.
-        if !lead.has_room(place, bytes + sent.iter().map(|(_, bytes, _)| bytes).sum::<usize>()) || sent.len() >= 256 {
+        // Records under way count only when the broker has given them an offset: wait for those
+        // first.
+        if !lead.has_room(place, bytes + sent.iter().map(|(_, bytes, _)| bytes).sum::<usize>())
+            || sent.len() >= 256
+        {
             settle(&mut sent, &mut lead, published).await?;
         }
         while !lead.has_room(place, bytes) {
@@ -180,10 +199,18 @@ async fn publish(input: Input, plan: Vec<Delivery>, watch: Arc<Watch>, published
             refresh(&watch, &mut lead).await?;
         }
         let topic = topic(TENANTS[record.tenant]);
-        let headers =
-            record.headers.iter().fold(OwnedHeaders::new(), |headers, (key, value)| headers.insert(Header { key, value: Some(value) }));
-        let message = FutureRecord::to(&topic).partition(place.1).key(&record.key).payload(&record.payload).headers(headers);
-        let answer = producer.send_result(message).map_err(|(error, _)| error).context("failed to publish")?;
+        let headers = record.headers.iter().fold(OwnedHeaders::new(), |headers, (key, value)| {
+            headers.insert(Header { key, value: Some(value) })
+        });
+        let message = FutureRecord::to(&topic)
+            .partition(place.1)
+            .key(&record.key)
+            .payload(&record.payload)
+            .headers(headers);
+        let answer = producer
+            .send_result(message)
+            .map_err(|(error, _)| error)
+            .context("failed to publish")?;
         sent.push((place, bytes, answer));
     }
     settle(&mut sent, &mut lead, published).await?;
@@ -191,9 +218,17 @@ async fn publish(input: Input, plan: Vec<Delivery>, watch: Arc<Watch>, published
     Ok(())
 }
 
-async fn settle(sent: &mut Vec<(Place, usize, rdkafka::producer::DeliveryFuture)>, lead: &mut Lead, published: &AtomicU64) -> Result<()> {
+async fn settle(
+    sent: &mut Vec<(Place, usize, rdkafka::producer::DeliveryFuture)>,
+    lead: &mut Lead,
+    published: &AtomicU64,
+) -> Result<()> {
     for (place, bytes, answer) in sent.drain(..) {
-        let delivered = answer.await.context("the publisher ended")?.map_err(|(error, _)| error).context("a record was not published")?;
+        let delivered = answer
+            .await
+            .context("the publisher ended")?
+            .map_err(|(error, _)| error)
+            .context("a record was not published")?;
         lead.add(place, delivered.offset, bytes);
         published.fetch_add(1, Ordering::Relaxed);
     }
@@ -203,7 +238,11 @@ async fn settle(sent: &mut Vec<(Place, usize, rdkafka::producer::DeliveryFuture)
 /// What was acked makes room; what the broker dropped before it was acked is an error.
 async fn refresh(watch: &Watch, lead: &mut Lead) -> Result<()> {
     for (place, position) in watch.positions().await? {
-        ensure!(position.low <= position.committed, "the embedded broker dropped records of partition {} that were not consumed", place.1);
+        ensure!(
+            position.low <= position.committed,
+            "the embedded broker dropped records of partition {} that were not consumed",
+            place.1
+        );
         lead.consumed(place, position.committed);
     }
     Ok(())

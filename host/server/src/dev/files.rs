@@ -1,6 +1,6 @@
-//! Component files that change. They are looked at a few times a second: what a build writes is told
-//! from what it is still writing by its standing still, and that works in every file system, for files
-//! that are written in place and for those that are replaced.
+//! Component files that change. They are looked at a few times a second: what a build writes is
+//! told from what it is still writing by its standing still, and that works in every file system,
+//! for files that are written in place and for those that are replaced.
 
 use std::{
     collections::BTreeMap,
@@ -52,8 +52,14 @@ pub(super) struct Changed {
 
 impl Files {
     /// Components by what they take, and a folder.
-    pub(super) fn new(components: impl IntoIterator<Item = (String, PathBuf)>, dir: Option<PathBuf>) -> Self {
-        let watched = components.into_iter().map(|(event_type, path)| (absolute(&path), Watched::new(event_type, path))).collect();
+    pub(super) fn new(
+        components: impl IntoIterator<Item = (String, PathBuf)>,
+        dir: Option<PathBuf>,
+    ) -> Self {
+        let watched = components
+            .into_iter()
+            .map(|(event_type, path)| (absolute(&path), Watched::new(event_type, path)))
+            .collect();
         Self { watched, dir }
     }
 
@@ -121,7 +127,9 @@ impl Watched {
             }
         };
         let bytes = std::fs::read(path).ok()?;
-        if Stamp::of(&std::fs::metadata(path).ok()?) != stamp || breaks_off(&bytes) && now.duration_since(since) < REST_MAX {
+        if Stamp::of(&std::fs::metadata(path).ok()?) != stamp
+            || breaks_off(&bytes) && now.duration_since(since) < REST_MAX
+        {
             return None;
         }
         self.read = Some(stamp);
@@ -156,7 +164,10 @@ fn breaks_off(bytes: &[u8]) -> bool {
 /// An unsigned LEB128 of 32 bits.
 fn length(bytes: &[u8]) -> Option<(usize, &[u8])> {
     let end = bytes.iter().take(5).position(|byte| byte & 0x80 == 0)? + 1;
-    let value = bytes[..end].iter().rev().fold(0_usize, |value, byte| value << 7 | usize::from(byte & 0x7f));
+    let value = bytes[..end]
+        .iter()
+        .rev()
+        .fold(0_usize, |value, byte| value << 7 | usize::from(byte & 0x7f));
     Some((value, &bytes[end..]))
 }
 
@@ -178,7 +189,8 @@ mod tests {
         }
     }
 
-    // What could go wrong: half a file is deployed, a change is missed, or a file is deployed again and again.
+    // What could go wrong: half a file is deployed, a change is missed, or a file is deployed again
+    // and again.
     #[test]
     fn a_change_is_told_once_and_whole() {
         let dir = std::env::temp_dir().join(format!("oncebox-files-{}", std::process::id()));
@@ -189,14 +201,18 @@ mod tests {
         let mut files = Files::new([("t".to_owned(), other.clone())], Some(dir.clone()));
         assert!(files.read_all().is_err(), "a file that is missing at the start is an error");
         std::fs::write(&other, "text").expect("a file");
-        let all: Vec<_> = files.read_all().expect("both").into_iter().map(|changed| changed.event_type).collect();
+        let all: Vec<_> =
+            files.read_all().expect("both").into_iter().map(|changed| changed.event_type).collect();
         assert_eq!(all, ["order.placed", "t"]);
         let mut looker = Looker { files, now: Instant::now() };
         assert!(looker.look().is_empty() && looker.look().is_empty(), "nothing changed");
 
         // Written in place, with a pause in the middle.
         std::fs::write(&path, &component[..10]).expect("a file");
-        assert!(looker.look().is_empty() && looker.look().is_empty() && looker.look().is_empty(), "half of it");
+        assert!(
+            looker.look().is_empty() && looker.look().is_empty() && looker.look().is_empty(),
+            "half of it"
+        );
         std::fs::write(&path, [component.as_slice(), b"\0\0"].concat()).expect("a file");
         assert!(looker.look().is_empty(), "it may still be written");
         assert_eq!(looker.look(), ["order.placed 14"]);
@@ -215,13 +231,20 @@ mod tests {
         // A new one, which is half a component for good.
         std::fs::write(dir.join("half.wasm"), &component[..10]).expect("a file");
         let looks: Vec<_> = (0..12).map(|_| looker.look()).collect();
-        assert_eq!((looks.concat(), looks[0].len() + looks[4].len()), (vec!["half 10".to_owned()], 0));
+        assert_eq!(
+            (looks.concat(), looks[0].len() + looks[4].len()),
+            (vec!["half 10".to_owned()], 0)
+        );
         std::fs::remove_dir_all(&dir).expect("the folder");
     }
 
     #[test]
     fn what_breaks_off_is_told_from_what_is_no_component() {
-        let whole = b"\0asm\x0d\0\x01\0\0\x02ab\x01\x80\x01".iter().copied().chain([0; 128]).collect::<Vec<_>>();
+        let whole = b"\0asm\x0d\0\x01\0\0\x02ab\x01\x80\x01"
+            .iter()
+            .copied()
+            .chain([0; 128])
+            .collect::<Vec<_>>();
         assert!(!breaks_off(&whole));
         let ends = [8, 12, whole.len()];
         for end in 0..=whole.len() {

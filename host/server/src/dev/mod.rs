@@ -42,20 +42,21 @@ const ANY_EVENT_TYPE: &str = "*";
 /// Partitions of a topic of the embedded broker, which keeps 5 MiB of each.
 const PARTITIONS: i32 = 16;
 
-/// The consumer that `dev` makes: any record is a message, whoever sent it. Its membership ends soon
-/// after a kill, so that the next start need not wait for long.
-const POLICY: &str = "ack = 'after_commit'\nidentity.id = ['cloudevents', {header = 'message-id'}, 'position']\n\
+/// The consumer that `dev` makes: any record is a message, whoever sent it. Its membership ends
+/// soon after a kill, so that the next start need not wait for long.
+const POLICY: &str = "ack = 'after_commit'\nidentity.id = ['cloudevents', {header = 'message-id'}, \
+    'position']\n\
     identity.event_type = ['cloudevents', {header = 'event-type'}, 'topic']\n\
     kafka.properties = { 'session.timeout.ms' = '6000', 'heartbeat.interval.ms' = '500' }\n";
 
 /// What to run.
 #[derive(Args)]
 pub(crate) struct DevArgs {
-    /// Components to deploy, each as `event.type=file.wasm`, or `file.wasm` for every event type. A file
-    /// that changes is deployed again
+    /// Components to deploy, each as `event.type=file.wasm`, or `file.wasm` for every event type. A
+    /// file that changes is deployed again
     components: Vec<String>,
-    /// Folder of components, each named for its event type: `event.type.wasm`. What changes or comes is
-    /// deployed
+    /// Folder of components, each named for its event type: `event.type.wasm`. What changes or
+    /// comes is deployed
     #[arg(long, value_name = "DIR")]
     watch: Option<PathBuf>,
     /// Folder for the database and the keys
@@ -78,7 +79,10 @@ pub(crate) struct DevArgs {
 /// Logs without a line for each of its own requests, unless somebody chose what to log.
 pub(crate) fn quiet(log: &Log) -> Log {
     match log.level.parse::<LevelFilter>() {
-        Ok(level) => Log { level: format!("{level},sqlx=warn,sqlx::postgres::notice=off,oncebox_admin=warn"), ..log.clone() },
+        Ok(level) => Log {
+            level: format!("{level},sqlx=warn,sqlx::postgres::notice=off,oncebox_admin=warn"),
+            ..log.clone()
+        },
         Err(_) => log.clone(),
     }
 }
@@ -89,7 +93,8 @@ pub(crate) async fn run(mut config: Config, args: DevArgs) -> Result<()> {
     let tables = schema::read(&args.schema)?;
     let mut files = files(&args);
     files.read_all()?;
-    std::fs::create_dir_all(&args.dir).with_context(|| format!("failed to create `{}`", args.dir.display()))?;
+    std::fs::create_dir_all(&args.dir)
+        .with_context(|| format!("failed to create `{}`", args.dir.display()))?;
     let mut start = Start::begin(&args.dir)?;
     let stop = CancellationToken::new();
     let signals = tokio::spawn(serve::cancel_on_signal(stop.clone()));
@@ -102,7 +107,8 @@ pub(crate) async fn run(mut config: Config, args: DevArgs) -> Result<()> {
     let broker = start_broker(&mut config, &args)?;
     let admin = config.admin()?;
     let api = local_api(&config, admin.clone())?;
-    let stage = Stage { config: &config, args: &args, admin: &admin, api: &api, broker: broker.as_ref() };
+    let stage =
+        Stage { config: &config, args: &args, admin: &admin, api: &api, broker: broker.as_ref() };
     let prepared = tokio::select! {
         biased;
         () = stop.cancelled() => None,
@@ -116,7 +122,11 @@ pub(crate) async fn run(mut config: Config, args: DevArgs) -> Result<()> {
     let announced = running(&config, &args, &topic)?.announce(&args.dir)?;
     announce(&config, &args, &topic, event_type.as_deref());
     start.end()?;
-    let watching = [tokio::spawn(watch::watch(admin)), tokio::spawn(redeploy::watch(api, files)), tokio::spawn(schema.watch())];
+    let watching = [
+        tokio::spawn(watch::watch(admin)),
+        tokio::spawn(redeploy::watch(api, files)),
+        tokio::spawn(schema.watch()),
+    ];
     let served = serve::serve_until(&config, stop).await;
     signals.abort();
     watching.iter().for_each(|task| task.abort());
@@ -157,7 +167,12 @@ struct Prepared {
 
 impl Stage<'_> {
     /// Bring the database up to date, make what no earlier run made, and deploy.
-    async fn prepare(&self, files: &mut Files, tables: Vec<Migration>, start: &mut Start) -> Result<Prepared> {
+    async fn prepare(
+        &self,
+        files: &mut Files,
+        tables: Vec<Migration>,
+        start: &mut Start,
+    ) -> Result<Prepared> {
         serve::migrate(self.config).await?;
         let topics = self.set_up().await?;
         for topic in &topics {
@@ -171,7 +186,8 @@ impl Stage<'_> {
         Ok(Prepared { topic, event_type: self.event_type().await?, schema })
     }
 
-    /// The tenant and the consumer, unless an earlier run made them; the topics that it reads, the one to send to first.
+    /// The tenant and the consumer, unless an earlier run made them; the topics that it reads, the
+    /// one to send to first.
     async fn set_up(&self) -> Result<Vec<String>> {
         match self.admin.tenant(TENANT).await {
             Ok(_) => {}
@@ -192,22 +208,31 @@ impl Stage<'_> {
         };
         let mut policy = consumer.policy()?;
         if let Some(topic) = asked.filter(|topic| !policy.topics.iter().any(|read| read == topic)) {
-            println!("topic     {topic} is read from now on, instead of {}", policy.topics.join(", "));
+            println!(
+                "topic     {topic} is read from now on, instead of {}",
+                policy.topics.join(", ")
+            );
             policy.topics = vec![topic.to_owned()];
             self.admin.set_policy(TENANT, CONSUMER, policy.clone(), true).await?;
         }
         // Patterns are not names of topics.
-        let mut topics: Vec<_> = policy.topics.into_iter().filter(|topic| !topic.starts_with('^')).collect();
+        let mut topics: Vec<_> =
+            policy.topics.into_iter().filter(|topic| !topic.starts_with('^')).collect();
         topics.sort_by_key(|topic| Some(topic.as_str()) != asked);
         Ok(topics)
     }
 
-    /// Deploy the components as they are, through the API; the host finds what was compiled in the cache.
+    /// Deploy the components as they are, through the API; the host finds what was compiled in the
+    /// cache.
     async fn deploy(&self, files: &mut Files, start: &mut Start) -> Result<()> {
         for component in files.read_all()? {
             start.is_about(&format!("compiling `{}`", component.path.display()))?;
             redeploy::deploy(self.api, &component).await?;
-            println!("handler   {} takes `{}`", redeploy::handler_of(&component.path), component.event_type);
+            println!(
+                "handler   {} takes `{}`",
+                redeploy::handler_of(&component.path),
+                component.event_type
+            );
         }
         if let Some(dir) = &self.args.watch {
             println!("watching  {}: each `<event type>.wasm` in it is deployed", dir.display());
@@ -219,7 +244,8 @@ impl Stage<'_> {
     async fn event_type(&self) -> Result<Option<String>> {
         let consumer = self.admin.consumer(TENANT, CONSUMER).await?;
         let live = self.admin.deployment_list(consumer.consumer_id, false).await?;
-        let mut taken: Vec<_> = live.into_iter().map(|deployment| deployment.slot.event_type).collect();
+        let mut taken: Vec<_> =
+            live.into_iter().map(|deployment| deployment.slot.event_type).collect();
         taken.sort_by_key(|event_type| event_type.ends_with('*'));
         Ok(taken.first().map(|event_type| one_of(event_type)))
     }
@@ -248,7 +274,8 @@ fn start_postgres(config: &mut Config, args: &DevArgs) -> Result<Option<PrivateP
         config.database.url = url.clone();
         return Ok(None);
     }
-    let postgres = PrivatePostgres::start(PostgresOptions::new(args.dir.join("postgres")).tcp(true))?;
+    let postgres =
+        PrivatePostgres::start(PostgresOptions::new(args.dir.join("postgres")).tcp(true))?;
     config.database.url = postgres.url();
     Ok(Some(postgres))
 }
@@ -260,7 +287,8 @@ fn start_broker(config: &mut Config, args: &DevArgs) -> Result<Option<MockBroker
     }
     let broker = MockBroker::start()?;
     config.kafka.brokers = broker.bootstrap().to_owned();
-    // This broker lets a group that everyone has left wait for most of a session before it takes a member.
+    // This broker lets a group that everyone has left wait for most of a session before it takes a
+    // member.
     config.kafka.idle_after_ms = 0;
     Ok(Some(broker))
 }
@@ -291,20 +319,24 @@ fn anew(args: &DevArgs) -> String {
     }
 }
 
-/// For the commands of this folder. The password of a database that was given stays where it was given.
+/// For the commands of this folder. The password of a database that was given stays where it was
+/// given.
 fn running(config: &Config, args: &DevArgs, topic: &str) -> Result<running::Running> {
     let key = args.dir.join("master.key");
     Ok(running::Running {
         brokers: config.kafka.brokers.clone(),
         topic: topic.to_owned(),
         database_url: args.database_url.is_none().then(|| config.database.url.clone()),
-        master_key_file: key.canonicalize().with_context(|| format!("failed to find `{}`", key.display()))?,
+        master_key_file: key
+            .canonicalize()
+            .with_context(|| format!("failed to find `{}`", key.display()))?,
     })
 }
 
 fn announce(config: &Config, args: &DevArgs, topic: &str, event_type: Option<&str>) {
     let brokers = &config.kafka.brokers;
-    // The password of a database that was given stays where it was given; the private one has no other place.
+    // The password of a database that was given stays where it was given; the private one has no
+    // other place.
     let database = if args.database_url.is_some() { "…" } else { config.database.url.as_str() };
     println!("database  {database}");
     println!("brokers   {brokers}");
@@ -319,10 +351,14 @@ fn announce(config: &Config, args: &DevArgs, topic: &str, event_type: Option<&st
         Some(event_type) => {
             let event_type = quoted(event_type);
             println!(
-                "or        echo '{{\"hello\":\"world\"}}' | kcat -P -b {brokers} -t {topic} -H message-id=1 -H event-type={event_type}"
+                "or        echo '{{\"hello\":\"world\"}}' | kcat -P -b {brokers} -t {topic} -H \
+                    message-id=1 -H event-type={event_type}"
             );
         }
-        None => println!("note      nothing is deployed, so that messages are parked; name a component, or `--watch` a folder"),
+        None => println!(
+            "note      nothing is deployed, so that messages are parked; name a component, or \
+                `--watch` a folder"
+        ),
     }
     if is_here && args.database_url.is_none() {
         println!("look      oncebox inbox list");
@@ -330,14 +366,18 @@ fn announce(config: &Config, args: &DevArgs, topic: &str, event_type: Option<&st
         look_from_elsewhere(database, args);
     }
     if args.brokers.is_none() {
-        println!("note      the embedded broker keeps 5 MiB per partition and forgets everything when this process ends");
+        println!(
+            "note      the embedded broker keeps 5 MiB per partition and forgets everything when \
+                this process ends"
+        );
     }
     println!();
 }
 
 fn look_from_elsewhere(database: &str, args: &DevArgs) {
     println!(
-        "look      ONCEBOX_DATABASE_URL='{database}' ONCEBOX_KEYS_MASTER_KEY_FILE={} oncebox inbox list",
+        "look      ONCEBOX_DATABASE_URL='{database}' ONCEBOX_KEYS_MASTER_KEY_FILE={} oncebox inbox \
+            list",
         args.dir.join("master.key").display()
     );
 }

@@ -44,10 +44,15 @@ async fn tell(api: &Api, changed: &Changed) {
     match redeploy(api, changed).await {
         Ok(Some(digest)) => {
             let took = started.elapsed().as_secs_f64();
-            println!("redeploy  {file} takes `{event_type}`, version {}, live after {took:.2} s", short(&digest));
+            println!(
+                "redeploy  {file} takes `{event_type}`, version {}, live after {took:.2} s",
+                short(&digest)
+            );
         }
         Ok(None) => println!("redeploy  {file} is what is live already"),
-        Err(error) => println!("refused   {}; what is live stays", report::lines(&error).join("; ")),
+        Err(error) => {
+            println!("refused   {}; what is live stays", report::lines(&error).join("; "))
+        }
     }
 }
 
@@ -55,7 +60,8 @@ async fn redeploy(api: &Api, changed: &Changed) -> Result<Option<String>> {
     match deploy(api, changed).await? {
         Deployed::Before => Ok(None),
         Deployed::Now { deployment_id, digest } => {
-            wait_until_switched(api, &slot(&changed.event_type), deployment_id, SWITCH_TIMEOUT).await?;
+            wait_until_switched(api, &slot(&changed.event_type), deployment_id, SWITCH_TIMEOUT)
+                .await?;
             Ok(Some(digest))
         }
     }
@@ -65,16 +71,26 @@ async fn redeploy(api: &Api, changed: &Changed) -> Result<Option<String>> {
 pub(super) async fn deploy(api: &Api, changed: &Changed) -> Result<Deployed> {
     let slot = slot(&changed.event_type);
     let (handler, name) = (handler_of(&changed.path), changed.path.display().to_string());
-    let upload = Upload { tenant: &slot.tenant, handler: &handler, name, bytes: changed.bytes.clone().into() };
+    let upload = Upload {
+        tenant: &slot.tenant,
+        handler: &handler,
+        name,
+        bytes: changed.bytes.clone().into(),
+    };
     let version = compiled(api, &upload).await?;
-    if slot.live(api, "stable").await?.is_some_and(|live| live.digest == version.digest && live.handler == version.handler) {
+    if slot
+        .live(api, "stable")
+        .await?
+        .is_some_and(|live| live.digest == version.digest && live.handler == version.handler)
+    {
         return Ok(Deployed::Before);
     }
     let deployed = slot.deploy(api, &version).await?;
     Ok(Deployed::Now { deployment_id: deployed.deployment_id, digest: version.digest })
 }
 
-/// Upload a component and wait until it is compiled. The first time may take a minute, which is told while it passes.
+/// Upload a component and wait until it is compiled. The first time may take a minute, which is
+/// told while it passes.
 async fn compiled(api: &Api, upload: &Upload<'_>) -> Result<wire::Version> {
     let version = upload.send(api).await?;
     let started = Instant::now();
@@ -103,5 +119,10 @@ pub(super) fn handler_of(path: &Path) -> String {
 }
 
 fn slot(event_type: &str) -> SlotArgs {
-    SlotArgs { tenant: "dev".to_owned(), consumer: "dev".to_owned(), event_type: event_type.to_owned(), event_versions: None }
+    SlotArgs {
+        tenant: "dev".to_owned(),
+        consumer: "dev".to_owned(),
+        event_type: event_type.to_owned(),
+        event_versions: None,
+    }
 }

@@ -1,6 +1,7 @@
-//! What an `oncebox dev` tells the commands of its folder: first that it starts and what it is about, then
-//! where its broker and its database are. Both files are locked for as long as the process lives; a lock ends
-//! with the process however that ends, so a file that was left behind is told from one that holds.
+//! What an `oncebox dev` tells the commands of its folder: first that it starts and what it is
+//! about, then where its broker and its database are. Both files are locked for as long as the
+//! process lives; a lock ends with the process however that ends, so a file that was left behind is
+//! told from one that holds.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -23,14 +24,15 @@ const FILE: &str = "dev.json";
 /// Holds what a starting `oncebox dev` is about, and nothing once it is up.
 const START_FILE: &str = "dev.lock";
 
-/// How long a command waits for an `oncebox dev` that a shell may have put into the background a moment ago.
+/// How long a command waits for an `oncebox dev` that a shell may have put into the background a
+/// moment ago.
 const APPEAR_MAX: Duration = Duration::from_secs(2);
 /// How long it waits for one that starts: a large component may take minutes to compile.
 const START_MAX: Duration = Duration::from_secs(600);
 /// How often it looks.
 const POLL: Duration = Duration::from_millis(50);
-/// A command that looks holds the lock for an instant: an `oncebox dev` tries again this often before it believes that
-/// another one has it.
+/// A command that looks holds the lock for an instant: an `oncebox dev` tries again this often
+/// before it believes that another one has it.
 const LOCK_TRIES: u32 = 20;
 /// Pause between two tries.
 const LOCK_AGAIN: Duration = Duration::from_millis(10);
@@ -60,7 +62,12 @@ impl Start {
     pub(super) fn begin(dir: &Path) -> Result<Self> {
         let path = dir.join(START_FILE);
         let failed = || format!("failed to write `{}`", path.display());
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path).with_context(failed)?;
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .with_context(failed)?;
         let mut locked = file.try_lock();
         for _ in 0..LOCK_TRIES {
             if !matches!(locked, Err(TryLockError::WouldBlock)) {
@@ -72,7 +79,11 @@ impl Start {
         match locked {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                bail!("an `oncebox dev` is running with `{}` already; stop it, or use another `--dir`", dir.display())
+                bail!(
+                    "an `oncebox dev` is running with `{}` already; stop it, or use another \
+                        `--dir`",
+                    dir.display()
+                )
             }
             Err(TryLockError::Error(error)) => return Err(error).with_context(failed),
         }
@@ -90,7 +101,8 @@ impl Start {
     }
 
     fn write(&mut self, what: &str) -> std::io::Result<()> {
-        // In this order: an empty file says that nothing starts, and a command may read at any moment.
+        // In this order: an empty file says that nothing starts, and a command may read at any
+        // moment.
         self.file.rewind()?;
         self.file.write_all(what.as_bytes())?;
         self.file.set_len(what.len() as u64)
@@ -135,11 +147,19 @@ impl Running {
         let path = dir.join(FILE);
         let failed = || format!("failed to write `{}`", path.display());
         if Self::find(dir)?.is_some() {
-            bail!("an `oncebox dev` is running with `{}` already; stop it, or use another `--dir`", dir.display());
+            bail!(
+                "an `oncebox dev` is running with `{}` already; stop it, or use another `--dir`",
+                dir.display()
+            );
         }
         let new = dir.join(format!("{FILE}.new"));
         let _ = std::fs::remove_file(&new);
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new).with_context(failed)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&new)
+            .with_context(failed)?;
         file.lock().with_context(failed)?;
         file.write_all(&serde_json::to_vec_pretty(self)?).with_context(failed)?;
         std::fs::rename(&new, &path).with_context(failed)?;
@@ -155,14 +175,17 @@ impl Running {
             opened => opened.with_context(failed)?,
         };
         match file.try_lock_shared() {
-            Err(TryLockError::WouldBlock) => Ok(Some(serde_json::from_reader(&file).with_context(failed)?)),
+            Err(TryLockError::WouldBlock) => {
+                Ok(Some(serde_json::from_reader(&file).with_context(failed)?))
+            }
             Err(TryLockError::Error(error)) => Err(error).with_context(failed),
             // Nobody holds it: its owner was killed.
             Ok(()) => Ok(None),
         }
     }
 
-    /// What runs with this folder, if anything does. One that starts is waited for, with a line on standard error.
+    /// What runs with this folder, if anything does. One that starts is waited for, with a line on
+    /// standard error.
     pub(crate) async fn wait(dir: &Path) -> Result<Option<Self>> {
         let began = Instant::now();
         let mut told = None;
@@ -175,14 +198,20 @@ impl Running {
             let elapsed = began.elapsed();
             match starting {
                 Some(what) if elapsed >= START_MAX => {
-                    bail!("the `oncebox dev` of this folder is not ready after {} s; it is {what}", START_MAX.as_secs())
+                    bail!(
+                        "the `oncebox dev` of this folder is not ready after {} s; it is {what}",
+                        START_MAX.as_secs()
+                    )
                 }
                 Some(what) if told.as_ref() != Some(&what) => {
                     eprintln!("waiting for the `oncebox dev` of this folder, which is {what}");
                     told = Some(what);
                 }
                 Some(_) => {}
-                None if told.is_some() => bail!("the `oncebox dev` of this folder ended before it was ready; it says why where it ran"),
+                None if told.is_some() => bail!(
+                    "the `oncebox dev` of this folder ended before it was ready; it says why where \
+                        it ran"
+                ),
                 None if elapsed >= APPEAR_MAX => return Ok(None),
                 None => {}
             }
@@ -191,14 +220,18 @@ impl Running {
     }
 }
 
-/// Commands of a person who configured nothing speak to the `oncebox dev` of the folder they are in.
-/// A database or a key that is configured is never mixed with it.
+/// Commands of a person who configured nothing speak to the `oncebox dev` of the folder they are
+/// in. A database or a key that is configured is never mixed with it.
 pub(crate) async fn fill_in(config: &mut Config) -> Result<()> {
-    let is_configured = !config.database.url.is_empty() || config.keys.master_key.is_some() || config.keys.master_key_file.is_some();
+    let is_configured = !config.database.url.is_empty()
+        || config.keys.master_key.is_some()
+        || config.keys.master_key_file.is_some();
     if is_configured {
         return Ok(());
     }
-    if let Some(Running { database_url: Some(url), master_key_file, brokers, .. }) = Running::wait(Path::new(DIR)).await? {
+    if let Some(Running { database_url: Some(url), master_key_file, brokers, .. }) =
+        Running::wait(Path::new(DIR)).await?
+    {
         config.database.url = url;
         config.keys.master_key_file = Some(master_key_file);
         if config.kafka.brokers.is_empty() {
@@ -214,8 +247,8 @@ mod tests {
 
     use super::*;
 
-    /// What could go wrong: a command that comes a moment after `oncebox dev` is told that there is none, or waits for one
-    /// that has ended.
+    /// What could go wrong: a command that comes a moment after `oncebox dev` is told that there is
+    /// none, or waits for one that has ended.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_start_is_waited_for_and_its_end_is_told() {
         let dir = std::env::temp_dir().join(format!("oncebox-start-{}", std::process::id()));
@@ -238,14 +271,21 @@ mod tests {
         start.is_about("starting PostgreSQL").expect("a file");
         assert_eq!(Start::find(&dir).expect("a file").as_deref(), Some("starting PostgreSQL"));
         start.is_about("compiling").expect("a file");
-        assert_eq!(Start::find(&dir).expect("a file").as_deref(), Some("compiling"), "the shorter text replaces the longer one");
+        assert_eq!(
+            Start::find(&dir).expect("a file").as_deref(),
+            Some("compiling"),
+            "the shorter text replaces the longer one"
+        );
         assert!(!waiting.is_finished());
         let announced = running().announce(&dir).expect("a file");
         start.end().expect("a file");
         assert_eq!(waiting.await.expect("no panic").expect("it is up"), Some(running()));
         // It stops: nobody waits for it.
         drop(announced);
-        assert_eq!((Start::find(&dir).expect("a file"), Running::find(&dir).expect("no file")), (None, None));
+        assert_eq!(
+            (Start::find(&dir).expect("a file"), Running::find(&dir).expect("no file")),
+            (None, None)
+        );
 
         start.is_about("starting PostgreSQL").expect("a file");
         let waiting = tokio::spawn({

@@ -1,5 +1,5 @@
-//! The files with the handlers' tables. Each is a migration of the tenant, applied once: a new one is applied, and one
-//! that changed is told, since the tables stay as they were made.
+//! The files with the handlers' tables. Each is a migration of the tenant, applied once: a new one
+//! is applied, and one that changed is told, since the tables stay as they were made.
 
 use std::{
     path::{Path, PathBuf},
@@ -50,12 +50,16 @@ impl Schema {
             let applied = match known.iter().find(|known| known.name == file.name) {
                 Some(known) => known.digest.clone(),
                 None => {
-                    let applied: wire::Migration = api.post(&route, &file.to_send()).await.with_context(|| format!("`{path}`"))?;
+                    let applied: wire::Migration = api
+                        .post(&route, &file.to_send())
+                        .await
+                        .with_context(|| format!("`{path}`"))?;
                     println!("applied   {path}, which is new");
                     applied.digest
                 }
             };
-            let mut file = SchemaFile { told: applied.clone(), applied, seen: file.digest, path: file.path };
+            let mut file =
+                SchemaFile { told: applied.clone(), applied, seen: file.digest, path: file.path };
             file.tell(&schema.anew);
             schema.files.push(file);
         }
@@ -93,7 +97,10 @@ impl SchemaFile {
             return;
         }
         println!("schema    {path} has changed, and the tables stay as they were made");
-        println!("          to change them, write what is new into a file of its own: oncebox tenant schema apply {TENANT} more.sql");
+        println!(
+            "          to change them, write what is new into a file of its own: oncebox tenant \
+                schema apply {TENANT} more.sql"
+        );
         println!("          to make them anew, without their rows and messages: {anew}");
     }
 }

@@ -27,7 +27,10 @@ pub(super) async fn watch(admin: Admin) {
 }
 
 fn tell(rows: &[InboxRow], known: &HashMap<String, String>) {
-    let mut news: Vec<_> = rows.iter().filter(|row| is_settled(row) && known.get(&key(row)) != Some(&state(row))).collect();
+    let mut news: Vec<_> = rows
+        .iter()
+        .filter(|row| is_settled(row) && known.get(&key(row)) != Some(&state(row)))
+        .collect();
     news.sort_by(|a, b| (a.received_at, &a.message_id).cmp(&(b.received_at, &b.message_id)));
     for row in &news {
         println!("{}", line(row));
@@ -53,7 +56,11 @@ fn state(row: &InboxRow) -> String {
 fn line(row: &InboxRow) -> String {
     let event_type = row.event_type.as_deref().unwrap_or("of no type");
     let mut line = format!("handled   {} ({event_type}): {}", row.message_id, row.status);
-    let why = [row.reason.as_deref(), row.last_error.as_deref()].into_iter().flatten().collect::<Vec<_>>().join(": ");
+    let why = [row.reason.as_deref(), row.last_error.as_deref()]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join(": ");
     if row.status != "completed" && !why.is_empty() {
         line.push_str(&format!(", {why}"));
     }

@@ -57,7 +57,9 @@ impl Finding {
     /// A block for people: the finding, the statement with the line marked, the advice.
     pub(crate) fn block(&self, statements: &[String]) -> String {
         let mut block = format!("{}: {} ({})\n", self.level.name(), self.text, self.rule);
-        if let Some((place, text)) = self.place.and_then(|place| Some((place, statements.get(place.statement - 1)?))) {
+        if let Some((place, text)) =
+            self.place.and_then(|place| Some((place, statements.get(place.statement - 1)?)))
+        {
             let _ = writeln!(block, "  statement {}", place.statement); // writing to a string cannot fail
             for (number, line) in (1..).zip(text.lines()) {
                 let mark = if number == place.line { '>' } else { ' ' };

@@ -35,8 +35,8 @@ pub(crate) struct Shown {
     pub(crate) changed_by_order: BTreeSet<String>,
 }
 
-/// The different statements of all runs, in the order in which they were first sent. A finding names
-/// them by their number, from 1.
+/// The different statements of all runs, in the order in which they were first sent. A finding
+/// names them by their number, from 1.
 pub(crate) fn statements(runs: &[RunRecord]) -> Vec<String> {
     let mut texts: Vec<String> = Vec::new();
     for statement in runs.iter().flat_map(|run| &run.statements) {
@@ -52,7 +52,13 @@ pub(crate) fn lint(subject: &Subject<'_>) -> Vec<Finding> {
     let texts = statements(subject.runs);
     let mut findings = Vec::new();
     for (number, text) in (1..).zip(&texts) {
-        let source = rules::Source { subject, number, text, parts: shape::parts(text), tokens: token::tokens(text) };
+        let source = rules::Source {
+            subject,
+            number,
+            text,
+            parts: shape::parts(text),
+            tokens: token::tokens(text),
+        };
         findings.extend(source.deltas());
         findings.extend(source.inserts());
         findings.extend(source.session_values());
@@ -67,12 +73,20 @@ pub(crate) fn lint(subject: &Subject<'_>) -> Vec<Finding> {
 /// The line of the first statement that writes a column of a table, or the table at all.
 pub(crate) fn writer_of(statements: &[String], table: &str, column: Option<&str>) -> Option<Place> {
     (1..).zip(statements).find_map(|(number, text)| {
-        shape::parts(text).into_iter().filter(|part| part.verb != shape::Verb::Select && part.table == table).find_map(|part| {
-            let Some(column) = column else { return Some(Place::of(number, text, part.at)) };
-            let assignment = part.assignments.iter().find(|assignment| assignment.column == column).map(|assignment| assignment.at);
-            let is_inserted = part.verb == shape::Verb::Insert && (part.columns.is_empty() || part.columns.iter().any(|it| it == column));
-            Some(Place::of(number, text, assignment.or(is_inserted.then_some(part.at))?))
-        })
+        shape::parts(text)
+            .into_iter()
+            .filter(|part| part.verb != shape::Verb::Select && part.table == table)
+            .find_map(|part| {
+                let Some(column) = column else { return Some(Place::of(number, text, part.at)) };
+                let assignment = part
+                    .assignments
+                    .iter()
+                    .find(|assignment| assignment.column == column)
+                    .map(|assignment| assignment.at);
+                let is_inserted = part.verb == shape::Verb::Insert
+                    && (part.columns.is_empty() || part.columns.iter().any(|it| it == column));
+                Some(Place::of(number, text, assignment.or(is_inserted.then_some(part.at))?))
+            })
     })
 }
 

@@ -85,8 +85,11 @@ pub(super) fn parts(text: &str) -> Vec<Part<'_>> {
     let mut found = Vec::new();
     for (index, token) in tokens.iter().enumerate() {
         let before = index.checked_sub(1).map(|before| tokens[before]);
-        let is_clause =
-            before.is_some_and(|before| ["FOR", "DO", "KEY", "ON", "THEN", "."].iter().any(|word| before.is(word) || before.text == *word));
+        let is_clause = before.is_some_and(|before| {
+            ["FOR", "DO", "KEY", "ON", "THEN", "."]
+                .iter()
+                .any(|word| before.is(word) || before.text == *word)
+        });
         let verb = match token.kind == Kind::Word && !is_clause {
             true if token.is("SELECT") => Verb::Select,
             true if token.is("INSERT") => Verb::Insert,
@@ -95,7 +98,10 @@ pub(super) fn parts(text: &str) -> Vec<Part<'_>> {
             true if token.is("MERGE") => Verb::Merge,
             _ => continue,
         };
-        let end = tokens[index..].iter().position(|other| other.depth < token.depth).map_or(tokens.len(), |length| index + length);
+        let end = tokens[index..]
+            .iter()
+            .position(|other| other.depth < token.depth)
+            .map_or(tokens.len(), |length| index + length);
         found.extend(Reader { tokens: &tokens[index..end], depth: token.depth }.part(verb));
     }
     found
@@ -133,8 +139,13 @@ impl<'a> Reader<'_, 'a> {
             columns: if verb == Verb::Insert { self.columns(after) } else { Vec::new() },
             values: if verb == Verb::Insert { self.values(after) } else { Vec::new() },
             assignments: set.map(|set| self.assignments(set + 1)).unwrap_or_default(),
-            is_guarded: conflict.and_then(|at| self.tokens.get(at + 2)).is_some_and(|token| token.is_symbol('(') || token.is("ON")),
-            condition: condition_from.and_then(|from| self.clause("WHERE", from)).map(|at| self.until_clause(at + 1)).unwrap_or_default(),
+            is_guarded: conflict
+                .and_then(|at| self.tokens.get(at + 2))
+                .is_some_and(|token| token.is_symbol('(') || token.is("ON")),
+            condition: condition_from
+                .and_then(|from| self.clause("WHERE", from))
+                .map(|at| self.until_clause(at + 1))
+                .unwrap_or_default(),
             selected: if verb == Verb::Select { self.until_clause(1) } else { Vec::new() },
             is_locking: verb == Verb::Select && self.clause("FOR", 1).is_some(),
         })
@@ -142,7 +153,8 @@ impl<'a> Reader<'_, 'a> {
 
     /// Where a key word stands, in this part and not deeper.
     fn clause(&self, word: &str, from: usize) -> Option<usize> {
-        (from..self.tokens.len()).find(|at| self.tokens[*at].depth == self.depth && self.tokens[*at].is(word))
+        (from..self.tokens.len())
+            .find(|at| self.tokens[*at].depth == self.depth && self.tokens[*at].is(word))
     }
 
     /// `[ONLY] [schema.]table [[AS] alias]`, and where it ends.
@@ -155,7 +167,10 @@ impl<'a> Reader<'_, 'a> {
         }
         at += 1;
         let has_as = self.tokens.get(at).is_some_and(|token| token.is("AS"));
-        let alias = self.tokens.get(at + usize::from(has_as)).filter(|token| !CLAUSES.iter().any(|clause| token.is(clause)));
+        let alias = self
+            .tokens
+            .get(at + usize::from(has_as))
+            .filter(|token| !CLAUSES.iter().any(|clause| token.is(clause)));
         match alias.and_then(Token::name) {
             Some(alias) => Some((name, Some(alias), at + 1 + usize::from(has_as))),
             None => Some((name, None, at)),
@@ -164,7 +179,10 @@ impl<'a> Reader<'_, 'a> {
 
     /// The tokens up to the next clause of this part.
     fn until_clause(&self, from: usize) -> Vec<Token<'a>> {
-        let ends = |token: &Token<'_>| token.depth == self.depth && CLAUSES.iter().any(|clause| *clause != "AS" && token.is(clause));
+        let ends = |token: &Token<'_>| {
+            token.depth == self.depth
+                && CLAUSES.iter().any(|clause| *clause != "AS" && token.is(clause))
+        };
         self.tokens.iter().skip(from).take_while(|token| !ends(token)).copied().collect()
     }
 
@@ -172,14 +190,18 @@ impl<'a> Reader<'_, 'a> {
     fn conflict(&self, from: usize) -> Option<usize> {
         (from..self.tokens.len()).find(|at| {
             let next = self.tokens.get(at + 1);
-            self.tokens[*at].depth == self.depth && self.tokens[*at].is("ON") && next.is_some_and(|next| next.is("CONFLICT"))
+            self.tokens[*at].depth == self.depth
+                && self.tokens[*at].is("ON")
+                && next.is_some_and(|next| next.is("CONFLICT"))
         })
     }
 
     /// `(a, b)` right behind the table of an INSERT.
     fn columns(&self, at: usize) -> Vec<String> {
         match self.tokens.get(at) {
-            Some(token) if token.is_symbol('(') => self.list(at).iter().filter_map(|item| item.first()?.name()).collect(),
+            Some(token) if token.is_symbol('(') => {
+                self.list(at).iter().filter_map(|item| item.first()?.name()).collect()
+            }
             _ => Vec::new(),
         }
     }
@@ -187,14 +209,20 @@ impl<'a> Reader<'_, 'a> {
     /// The first row behind VALUES.
     fn values(&self, from: usize) -> Vec<Vec<Token<'a>>> {
         match self.clause("VALUES", from) {
-            Some(at) if self.tokens.get(at + 1).is_some_and(|token| token.is_symbol('(')) => self.list(at + 1),
+            Some(at) if self.tokens.get(at + 1).is_some_and(|token| token.is_symbol('(')) => {
+                self.list(at + 1)
+            }
             _ => Vec::new(),
         }
     }
 
     /// The items between a parenthesis and its partner.
     fn list(&self, open: usize) -> Vec<Vec<Token<'a>>> {
-        let inside: Vec<_> = self.tokens[open + 1..].iter().take_while(|token| token.depth > self.depth).copied().collect();
+        let inside: Vec<_> = self.tokens[open + 1..]
+            .iter()
+            .take_while(|token| token.depth > self.depth)
+            .copied()
+            .collect();
         split(&inside, self.depth + 1)
     }
 
@@ -202,9 +230,14 @@ impl<'a> Reader<'_, 'a> {
     fn assignments(&self, from: usize) -> Vec<Assignment<'a>> {
         let mut found = Vec::new();
         for item in split(&self.until_clause(from), self.depth) {
-            let Some(equals) = item.iter().position(|token| token.depth == self.depth && token.is_symbol('=')) else { continue };
+            let Some(equals) =
+                item.iter().position(|token| token.depth == self.depth && token.is_symbol('='))
+            else {
+                continue;
+            };
             let (left, right) = (&item[..equals], &item[equals + 1..]);
-            for token in left.iter().filter(|token| matches!(token.kind, Kind::Word | Kind::Quoted)) {
+            for token in left.iter().filter(|token| matches!(token.kind, Kind::Word | Kind::Quoted))
+            {
                 let column = token.name().unwrap_or_default();
                 found.push(Assignment { column, value: right.to_vec(), at: token.at });
             }
@@ -216,7 +249,9 @@ impl<'a> Reader<'_, 'a> {
 /// Whether a comparison of order begins here; `->`, `#>` and `@>` are none.
 fn is_comparison(tokens: &[Token<'_>], at: usize) -> bool {
     let touches = |other: usize| tokens[other.min(at)].at + 1 == tokens[other.max(at)].at;
-    let joins = |other: usize, symbols: &[char]| touches(other) && symbols.iter().any(|symbol| tokens[other].is_symbol(*symbol));
+    let joins = |other: usize, symbols: &[char]| {
+        touches(other) && symbols.iter().any(|symbol| tokens[other].is_symbol(*symbol))
+    };
     let follows = at > 0 && joins(at - 1, &['-', '#', '@', '>', '<']);
     let leads = at + 1 < tokens.len() && joins(at + 1, &['@', '>']);
     (tokens[at].is_symbol('<') || tokens[at].is_symbol('>')) && !follows && !leads
@@ -246,7 +281,8 @@ impl Part<'_> {
     pub(super) fn is_delta(&self, assignment: &Assignment<'_>) -> bool {
         let value = &assignment.value;
         let computes = value.iter().enumerate().any(|(index, token)| {
-            let is_arrow = token.is_symbol('-') && value.get(index + 1).is_some_and(|next| next.is_symbol('>'));
+            let is_arrow = token.is_symbol('-')
+                && value.get(index + 1).is_some_and(|next| next.is_symbol('>'));
             !is_arrow && ['+', '-', '*', '/', '|'].iter().any(|symbol| token.is_symbol(*symbol))
         });
         computes && self.mentions(value, &assignment.column)
@@ -256,7 +292,8 @@ impl Part<'_> {
     /// comparison of order, and none with what is assigned.
     pub(super) fn is_blind(&self, assignment: &Assignment<'_>) -> bool {
         let compares = (0..self.condition.len()).any(|at| is_comparison(&self.condition, at));
-        let is_conditional = self.assignments.iter().any(|other| self.mentions(&self.condition, &other.column));
+        let is_conditional =
+            self.assignments.iter().any(|other| self.mentions(&self.condition, &other.column));
         !compares && !is_conditional && !self.mentions(&assignment.value, &assignment.column)
     }
 }
@@ -273,21 +310,36 @@ mod tests {
 
     #[test]
     fn updates_are_read_with_what_they_set() {
-        let part =
-            only("UPDATE shop.account AS a SET balance = a.balance + $1, (n, seen) = ($2, greatest(a.seen, $3)) WHERE id = $4 RETURNING n");
+        let part = only(
+            "UPDATE shop.account AS a SET balance = a.balance + $1, (n, seen) = ($2, \
+                greatest(a.seen, $3)) WHERE id = $4 RETURNING n",
+        );
         assert_eq!((part.verb, part.table.as_str()), (Verb::Update, "account"));
-        let columns: Vec<_> = part.assignments.iter().map(|a| (a.column.as_str(), part.is_delta(a), part.is_blind(a))).collect();
+        let columns: Vec<_> = part
+            .assignments
+            .iter()
+            .map(|a| (a.column.as_str(), part.is_delta(a), part.is_blind(a)))
+            .collect();
         assert_eq!(columns, [("balance", true, false), ("n", false, true), ("seen", false, false)]);
-        assert_eq!(part.condition.iter().map(|token| token.text).collect::<Vec<_>>(), ["id", "=", "$4"]);
+        assert_eq!(
+            part.condition.iter().map(|token| token.text).collect::<Vec<_>>(),
+            ["id", "=", "$4"]
+        );
     }
 
     #[test]
     fn a_version_in_the_condition_makes_an_update_careful() {
-        for text in ["UPDATE t SET a = $1, v = $2 WHERE id = $3 AND v < $2", "UPDATE t SET a = $1, v = $2 WHERE id = $3 AND v = $4"] {
+        for text in [
+            "UPDATE t SET a = $1, v = $2 WHERE id = $3 AND v < $2",
+            "UPDATE t SET a = $1, v = $2 WHERE id = $3 AND v = $4",
+        ] {
             let part = only(text);
             assert!(part.assignments.iter().all(|assignment| !part.is_blind(assignment)), "{text}");
         }
-        for text in ["UPDATE t SET a = $1 WHERE id = ($2::json->>'id')::int", "UPDATE t SET a = $1 WHERE tags @> $2 AND id <> $3"] {
+        for text in [
+            "UPDATE t SET a = $1 WHERE id = ($2::json->>'id')::int",
+            "UPDATE t SET a = $1 WHERE tags @> $2 AND id <> $3",
+        ] {
             assert!(only(text).is_blind(&only(text).assignments[0]), "{text}");
         }
     }
@@ -295,24 +347,41 @@ mod tests {
     #[test]
     fn upserts_are_inserts_with_assignments() {
         let part = only(
-            "insert into hits (page, n) values (lower($1), 1) on conflict (page) do update set n = hits.n + excluded.n where hits.n < 5",
+            "insert into hits (page, n) values (lower($1), 1) on conflict (page) do update set n = \
+                hits.n + excluded.n where hits.n < 5",
         );
-        assert_eq!((part.verb, part.columns.join(","), part.values.len(), part.is_guarded), (Verb::Insert, "page,n".to_owned(), 2, true));
+        assert_eq!(
+            (part.verb, part.columns.join(","), part.values.len(), part.is_guarded),
+            (Verb::Insert, "page,n".to_owned(), 2, true)
+        );
         assert!(part.is_delta(&part.assignments[0]));
         let part = only("INSERT INTO t VALUES ($1) ON CONFLICT DO NOTHING");
         assert!(!part.is_guarded && part.assignments.is_empty() && part.columns.is_empty());
-        let part = only("INSERT INTO t (n) VALUES (1) ON CONFLICT (n) DO UPDATE SET n = excluded.n");
+        let part =
+            only("INSERT INTO t (n) VALUES (1) ON CONFLICT (n) DO UPDATE SET n = excluded.n");
         assert!(!part.is_delta(&part.assignments[0]) && part.is_blind(&part.assignments[0]));
     }
 
     #[test]
     fn parts_inside_with_are_found() {
-        let text = "WITH gone AS (DELETE FROM a WHERE x = 1 RETURNING *) INSERT INTO b (x) SELECT x FROM gone FOR UPDATE";
-        let found: Vec<_> = parts(text).iter().map(|part| (part.verb, part.table.clone(), part.is_locking)).collect();
+        let text = "WITH gone AS (DELETE FROM a WHERE x = 1 RETURNING *) INSERT INTO b (x) SELECT \
+            x FROM gone FOR UPDATE";
+        let found: Vec<_> = parts(text)
+            .iter()
+            .map(|part| (part.verb, part.table.clone(), part.is_locking))
+            .collect();
         assert_eq!(
             found,
-            [(Verb::Delete, "a".to_owned(), false), (Verb::Insert, "b".to_owned(), false), (Verb::Select, "gone".to_owned(), true)]
+            [
+                (Verb::Delete, "a".to_owned(), false),
+                (Verb::Insert, "b".to_owned(), false),
+                (Verb::Select, "gone".to_owned(), true)
+            ]
         );
-        assert!(parts("SELECT 1").is_empty() && parts("VALUES (1)").is_empty() && parts("UPDATE").is_empty());
+        assert!(
+            parts("SELECT 1").is_empty()
+                && parts("VALUES (1)").is_empty()
+                && parts("UPDATE").is_empty()
+        );
     }
 }

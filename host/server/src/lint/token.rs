@@ -59,16 +59,24 @@ pub(super) fn tokens(text: &str) -> Vec<Token<'_>> {
             'e' | 'E' if rest[1..].starts_with('\'') => (Some(Kind::Value), string(rest, 2, true)),
             '"' => (Some(Kind::Quoted), quoted(rest)),
             '$' => dollar(rest),
-            c if c.is_ascii_digit() => {
-                (Some(Kind::Value), rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '.').unwrap_or(rest.len()))
-            }
-            c if is_word(c) => (Some(Kind::Word), rest.find(|c: char| !is_word(c) && c != '$').unwrap_or(rest.len())),
+            c if c.is_ascii_digit() => (
+                Some(Kind::Value),
+                rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '.').unwrap_or(rest.len()),
+            ),
+            c if is_word(c) => (
+                Some(Kind::Word),
+                rest.find(|c: char| !is_word(c) && c != '$').unwrap_or(rest.len()),
+            ),
             c => (Some(Kind::Symbol), c.len_utf8()),
         };
         if let Some(kind) = kind {
             let token = Token { kind, text: &rest[..length], at, depth };
             let closes = token.is_symbol(')');
-            depth = if closes { depth.saturating_sub(1) } else { depth + usize::from(token.is_symbol('(')) };
+            depth = if closes {
+                depth.saturating_sub(1)
+            } else {
+                depth + usize::from(token.is_symbol('('))
+            };
             found.push(Token { depth: if closes { depth } else { token.depth }, ..token });
         }
         at += length;
@@ -130,7 +138,9 @@ fn dollar(rest: &str) -> (Option<Kind>, usize) {
     if digits > 0 {
         return (Some(Kind::Value), 1 + digits);
     }
-    let Some(end) = rest[1..].find('$').map(|end| end + 2).filter(|end| rest[1..end - 1].chars().all(is_word)) else {
+    let Some(end) =
+        rest[1..].find('$').map(|end| end + 2).filter(|end| rest[1..end - 1].chars().all(is_word))
+    else {
         return (Some(Kind::Symbol), 1);
     };
     let close = rest[end..].find(&rest[..end]).map_or(rest.len(), |at| end + at + end);
@@ -142,7 +152,11 @@ mod tests {
     use super::*;
 
     fn check(text: &str, expected: &[&str]) {
-        assert_eq!(tokens(text).iter().map(|token| token.text).collect::<Vec<_>>(), expected, "{text}");
+        assert_eq!(
+            tokens(text).iter().map(|token| token.text).collect::<Vec<_>>(),
+            expected,
+            "{text}"
+        );
     }
 
     #[test]
@@ -160,7 +174,11 @@ mod tests {
 
     #[test]
     fn parentheses_are_counted() {
-        let depths: Vec<_> = tokens("a (b (c)) d").iter().map(|token| (token.text, token.depth)).collect();
-        assert_eq!(depths, [("a", 0), ("(", 0), ("b", 1), ("(", 1), ("c", 2), (")", 1), (")", 0), ("d", 0)]);
+        let depths: Vec<_> =
+            tokens("a (b (c)) d").iter().map(|token| (token.text, token.depth)).collect();
+        assert_eq!(
+            depths,
+            [("a", 0), ("(", 0), ("b", 1), ("(", 1), ("c", 2), (")", 1), (")", 0), ("d", 0)]
+        );
     }
 }

@@ -9,7 +9,10 @@ use std::ptr::NonNull;
 
 use anyhow::Context;
 use rdkafka::ClientConfig;
-use rdkafka::bindings::{rd_kafka_handle_mock_cluster, rd_kafka_mock_cluster_t, rd_kafka_mock_group_initial_rebalance_delay_ms};
+use rdkafka::bindings::{
+    rd_kafka_handle_mock_cluster, rd_kafka_mock_cluster_t,
+    rd_kafka_mock_group_initial_rebalance_delay_ms,
+};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{BaseProducer, DefaultProducerContext, Producer};
 
@@ -29,10 +32,16 @@ impl MockBroker {
     pub fn start() -> anyhow::Result<Self> {
         let mut config = ClientConfig::new();
         config.set("test.mock.num.brokers", "1").set("client.id", "embedded-broker");
-        let client: BaseProducer = config.create().context("failed to start the embedded broker")?;
+        let client: BaseProducer =
+            config.create().context("failed to start the embedded broker")?;
         let cluster = raw_cluster(&client)?;
         // SAFETY: `cluster` is the live cluster inside `client`.
-        unsafe { rd_kafka_mock_group_initial_rebalance_delay_ms(cluster.as_ptr(), INITIAL_REBALANCE_DELAY_MS) };
+        unsafe {
+            rd_kafka_mock_group_initial_rebalance_delay_ms(
+                cluster.as_ptr(),
+                INITIAL_REBALANCE_DELAY_MS,
+            )
+        };
         let bootstrap = mock_cluster(&client)?.bootstrap_servers();
         Ok(Self { client, bootstrap })
     }

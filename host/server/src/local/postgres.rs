@@ -27,8 +27,12 @@ const MEMORY_LIMIT_BYTES: u64 = (128 + 1536) * 1024 * 1024;
 
 /// Before the caller's settings, which win. `jit` compiles with LLVM, which wants more address
 /// space than it is worth for short statements.
-const SETTINGS: [(&str, &str); 4] =
-    [("shared_buffers", "128MB"), ("max_connections", "200"), ("max_locks_per_transaction", "256"), ("jit", "off")];
+const SETTINGS: [(&str, &str); 4] = [
+    ("shared_buffers", "128MB"),
+    ("max_connections", "200"),
+    ("max_locks_per_transaction", "256"),
+    ("jit", "off"),
+];
 
 const SUPERUSER: &str = "postgres";
 
@@ -38,8 +42,11 @@ const SOCKET_ONLY_PORT: u16 = 5432;
 const PORT_ATTEMPTS: usize = 3;
 
 /// Fast, then immediate shutdown, then the end.
-const STOP: [(c_int, Duration); 3] =
-    [(SIGINT, Duration::from_secs(30)), (SIGQUIT, Duration::from_secs(10)), (SIGKILL, Duration::from_secs(10))];
+const STOP: [(c_int, Duration); 3] = [
+    (SIGINT, Duration::from_secs(30)),
+    (SIGQUIT, Duration::from_secs(10)),
+    (SIGKILL, Duration::from_secs(10)),
+];
 
 /// What to start, and where.
 #[derive(Debug, Clone)]
@@ -98,14 +105,16 @@ impl PrivatePostgres {
     }
 
     fn start_as(mut options: PostgresOptions, identity: Identity) -> Result<Self> {
-        options.dir = std::path::absolute(&options.dir).context("failed to find the current folder")?;
+        options.dir =
+            std::path::absolute(&options.dir).context("failed to find the current folder")?;
         create_private_dir(&options.dir)?;
         let lock = take_lock(&options.dir)?;
         let home = Home::open(&options, identity)?;
         home.end_leftover_server()?;
         let password = home.password()?;
         home.create_cluster()?;
-        let mut server = Self { options, home, password, port: SOCKET_ONLY_PORT, child: None, _lock: lock };
+        let mut server =
+            Self { options, home, password, port: SOCKET_ONLY_PORT, child: None, _lock: lock };
         server.launch_on_free_port()?;
         Ok(server)
     }
@@ -115,10 +124,14 @@ impl PrivatePostgres {
     pub fn url(&self) -> String {
         let (password, port) = (&self.password, self.port);
         if self.options.tcp {
-            return format!("postgres://{SUPERUSER}:{password}@127.0.0.1:{port}/postgres?sslmode=disable");
+            return format!(
+                "postgres://{SUPERUSER}:{password}@127.0.0.1:{port}/postgres?sslmode=disable"
+            );
         }
         let socket = percent_encode(&self.home.socket_dir);
-        format!("postgres://{SUPERUSER}:{password}@localhost:{port}/postgres?host={socket}&sslmode=disable")
+        format!(
+            "postgres://{SUPERUSER}:{password}@localhost:{port}/postgres?host={socket}&sslmode=disable"
+        )
     }
 
     /// The same for sqlx; always over the unix socket.
@@ -178,7 +191,8 @@ impl PrivatePostgres {
         for dir in [&self.options.dir, &self.home.dir, &self.home.socket_dir] {
             match std::fs::remove_dir_all(dir) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(error).with_context(|| format!("failed to remove `{}`", dir.display()));
+                    return Err(error)
+                        .with_context(|| format!("failed to remove `{}`", dir.display()));
                 }
                 _ => {}
             }
@@ -206,7 +220,10 @@ impl PrivatePostgres {
         let mut command = self.home.command("postgres");
         command.arg("-D").arg(self.home.data()).arg("-k").arg(&self.home.socket_dir);
         command.args(["-p", &self.port.to_string()]);
-        command.args(["-c", if self.options.tcp { "listen_addresses=127.0.0.1" } else { "listen_addresses=" }]);
+        command.args([
+            "-c",
+            if self.options.tcp { "listen_addresses=127.0.0.1" } else { "listen_addresses=" },
+        ]);
         let ours = SETTINGS.iter().map(|(name, value)| format!("{name}={value}"));
         let theirs = self.options.settings.iter().map(|(name, value)| format!("{name}={value}"));
         for setting in ours.chain(theirs) {
@@ -214,7 +231,8 @@ impl PrivatePostgres {
         }
         command.stdout(log.try_clone().context("failed to share the log file")?).stderr(log);
         limit_memory(&mut command, MEMORY_LIMIT_BYTES);
-        // Ctrl-C reaches the group of a terminal's command: the host drains first, and ends the server after that.
+        // Ctrl-C reaches the group of a terminal's command: the host drains first, and ends the
+        // server after that.
         command.process_group(0);
         let child = Child::spawn(command, SIGINT).context("failed to start `postgres`")?;
         let ready = self.home.wait_until_ready(&child);
@@ -234,7 +252,9 @@ impl Drop for PrivatePostgres {
 /// For a URL's query: everything but unreserved characters and `/`.
 fn percent_encode(path: &Path) -> String {
     let encode = |byte: &u8| match byte {
-        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => char::from(*byte).to_string(),
+        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+            char::from(*byte).to_string()
+        }
         _ => format!("%{byte:02X}"),
     };
     path.as_os_str().as_encoded_bytes().iter().map(encode).collect()
@@ -253,7 +273,8 @@ mod tests {
 
     impl Folder {
         fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("oncebox-test-{}-{name}", std::process::id()));
+            let path =
+                std::env::temp_dir().join(format!("oncebox-test-{}-{name}", std::process::id()));
             Self(path)
         }
     }
@@ -276,7 +297,9 @@ mod tests {
         let postgres = find_binaries(&PostgresOptions::new(&folder.0)).unwrap().join("postgres");
         assert_ne!(Identity::choose(&postgres).unwrap(), Identity::Caller);
         let (uid, gid) = (65534, 65534);
-        let server = PrivatePostgres::start_as(PostgresOptions::new(&folder.0), Identity::User(uid, gid)).unwrap();
+        let server =
+            PrivatePostgres::start_as(PostgresOptions::new(&folder.0), Identity::User(uid, gid))
+                .unwrap();
         let owner = fs::metadata(format!("/proc/{}", server.pid().unwrap())).unwrap().uid();
         assert_eq!(owner, uid);
         let home = Folder(server.home.dir.clone());

@@ -74,7 +74,8 @@ impl Child {
     /// Waits for the end of the process, at most for `timeout`; `None` while it runs.
     pub fn wait(&self, timeout: Duration) -> Option<ExitStatus> {
         let status = self.exit.status();
-        let waited = self.exit.changed.wait_timeout_while(status, timeout, |status| status.is_none());
+        let waited =
+            self.exit.changed.wait_timeout_while(status, timeout, |status| status.is_none());
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
@@ -156,7 +157,8 @@ fn wait_without_reaping(pid: pid_t) {
         // SAFETY: an all-zero `siginfo_t` is a valid value; the call overwrites it.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
         // SAFETY: `info` is valid for writing for the whole call.
-        let done = unsafe { libc::waitid(libc::P_PID, id, &mut info, libc::WEXITED | libc::WNOWAIT) };
+        let done =
+            unsafe { libc::waitid(libc::P_PID, id, &mut info, libc::WEXITED | libc::WNOWAIT) };
         if done == 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
             return;
         }
@@ -275,7 +277,12 @@ fn look_up(names: &[&str]) -> anyhow::Result<(uid_t, gid_t)> {
         Some((ids.next()?, ids.next()?))
     };
     let found = names.iter().find_map(find);
-    found.with_context(|| format!("no user {} exists; create one, or start as a user other than root", names.join(" or ")))
+    found.with_context(|| {
+        format!(
+            "no user {} exists; create one, or start as a user other than root",
+            names.join(" or ")
+        )
+    })
 }
 
 fn own_pid() -> pid_t {

@@ -39,7 +39,12 @@ impl Seen {
 struct Counting(Arc<Seen>);
 
 impl Inbox for Counting {
-    fn open(&self, _: &str, _: i32, _: i64) -> BoxFuture<'_, Result<Box<dyn PartitionInbox>, SinkError>> {
+    fn open(
+        &self,
+        _: &str,
+        _: i32,
+        _: i64,
+    ) -> BoxFuture<'_, Result<Box<dyn PartitionInbox>, SinkError>> {
         self.0.opened.fetch_add(1, Ordering::SeqCst);
         let partition: Box<dyn PartitionInbox> = Box::new(Self(self.0.clone()));
         async move { Ok(partition) }.boxed()
@@ -61,7 +66,11 @@ impl Database for InReach {
 
 impl PartitionInbox for Counting {
     fn process<'a>(&'a mut self, records: &'a [Record]) -> BoxFuture<'a, Result<usize, SinkError>> {
-        self.0.offsets.lock().expect("no panic while held").extend(records.iter().map(|record| record.offset));
+        self.0
+            .offsets
+            .lock()
+            .expect("no panic while held")
+            .extend(records.iter().map(|record| record.offset));
         async move { Ok(records.len()) }.boxed()
     }
 
@@ -77,7 +86,8 @@ impl PartitionInbox for Counting {
 fn config(brokers: &str, consumer: &str) -> ConsumerConfig {
     let properties = [
         ("bootstrap.servers", brokers),
-        // What is left of it after a second is how long the embedded broker holds a group that everyone left.
+        // What is left of it after a second is how long the embedded broker holds a group that
+        // everyone left.
         ("session.timeout.ms", "1300"),
         ("heartbeat.interval.ms", "200"),
         ("auto.commit.interval.ms", "50"),
@@ -87,7 +97,10 @@ fn config(brokers: &str, consumer: &str) -> ConsumerConfig {
         consumer: consumer.to_owned(),
         topics: vec![TOPIC.to_owned()],
         kafka: policy::Kafka::default(),
-        host_properties: properties.map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter().collect::<BTreeMap<_, _>>(),
+        host_properties: properties
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into_iter()
+            .collect::<BTreeMap<_, _>>(),
         timing: Timing::default(),
     }
 }
@@ -101,7 +114,11 @@ impl Broker {
     fn start() -> Self {
         let broker = MockBroker::start().expect("a broker");
         broker.create_topic(TOPIC, 1).expect("a topic");
-        let producer = ClientConfig::new().set("bootstrap.servers", broker.bootstrap()).set("linger.ms", "0").create().expect("a producer");
+        let producer = ClientConfig::new()
+            .set("bootstrap.servers", broker.bootstrap())
+            .set("linger.ms", "0")
+            .create()
+            .expect("a producer");
         Self { broker, producer }
     }
 
@@ -112,8 +129,10 @@ impl Broker {
 
     fn read(&self, openings: &Arc<Openings>, consumer: &str) -> (Reading, Arc<Seen>) {
         let seen = Arc::<Seen>::default();
-        let (config, inbox) = (config(self.broker.bootstrap(), consumer), Arc::new(Counting(seen.clone())));
-        let reading = Reading::start(openings.clone(), config, inbox, None, None, Arc::new(InReach));
+        let (config, inbox) =
+            (config(self.broker.bootstrap(), consumer), Arc::new(Counting(seen.clone())));
+        let reading =
+            Reading::start(openings.clone(), config, inbox, None, None, Arc::new(InReach));
         (reading.expect("a consumer"), seen)
     }
 }
@@ -149,7 +168,11 @@ async fn nothing_is_missed_while_a_consumer_opens_and_closes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_group_with_offsets_is_joined_now_and_then() {
     let broker = Broker::start();
-    let openings = Openings::with(Duration::from_millis(200), NEVER, (Duration::from_millis(300), Duration::from_millis(300)));
+    let openings = Openings::with(
+        Duration::from_millis(200),
+        NEVER,
+        (Duration::from_millis(300), Duration::from_millis(300)),
+    );
     let (without, unseen) = broker.read(&openings, "without");
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(unseen.opened(), 0, "a group without offsets has nothing to be kept");
@@ -169,7 +192,15 @@ async fn those_that_cannot_tell_open_a_few_at_a_time() {
     let openings = Openings::with(NEVER, NEVER, (NEVER, NEVER));
     let start = |number| {
         let config = config("127.0.0.1:1", &format!("blind-{number}"));
-        Reading::start(openings.clone(), config, Arc::new(Counting(Arc::default())), None, None, Arc::new(InReach)).expect("a consumer")
+        Reading::start(
+            openings.clone(),
+            config,
+            Arc::new(Counting(Arc::default())),
+            None,
+            None,
+            Arc::new(InReach),
+        )
+        .expect("a consumer")
     };
     let readings: Vec<_> = (0..3 * AT_ONCE).map(start).collect();
     let open = || readings.iter().filter(|reading| reading.is_open()).count();

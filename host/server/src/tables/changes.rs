@@ -36,14 +36,16 @@ impl ChangeKind {
     }
 }
 
-/// Everything that differs, table by table. Rows are the same row when their primary keys are; a table
-/// without one has rows that come and go, but none that are updated.
+/// Everything that differs, table by table. Rows are the same row when their primary keys are; a
+/// table without one has rows that come and go, but none that are updated.
 pub(crate) fn changes(tables: &[Table], before: &Snapshot, after: &Snapshot) -> Vec<Change> {
     tables.iter().flat_map(|table| table_changes(table, before, after)).collect()
 }
 
 fn table_changes(table: &Table, before: &Snapshot, after: &Snapshot) -> Vec<Change> {
-    let (Some(Rows::All(before)), Some(Rows::All(after))) = (before.tables.get(&table.name), after.tables.get(&table.name)) else {
+    let (Some(Rows::All(before)), Some(Rows::All(after))) =
+        (before.tables.get(&table.name), after.tables.get(&table.name))
+    else {
         return Vec::new();
     };
     let key = table.key();
@@ -67,11 +69,15 @@ fn table_changes(table: &Table, before: &Snapshot, after: &Snapshot) -> Vec<Chan
     for row in after {
         match was.get_mut(&identity(row)).and_then(Vec::pop) {
             None => found.push(change(ChangeKind::Inserted, None, Some(row))),
-            Some(old) if old != row => found.push(change(ChangeKind::Updated, Some(old), Some(row))),
+            Some(old) if old != row => {
+                found.push(change(ChangeKind::Updated, Some(old), Some(row)))
+            }
             Some(_) => {}
         }
     }
-    found.extend(was.into_values().flatten().map(|row| change(ChangeKind::Deleted, Some(row), None)));
+    found.extend(
+        was.into_values().flatten().map(|row| change(ChangeKind::Deleted, Some(row), None)),
+    );
     found.sort_by(|a, b| (&a.before, &a.after).cmp(&(&b.before, &b.after)));
     found
 }
@@ -84,15 +90,24 @@ impl Change {
             (Some(before), Some(after)) => {
                 let key = table.key().unwrap_or_default();
                 let cell = |position: usize| match before[position] == after[position] {
-                    true if key.contains(&position) => Some(format!("{}={}", name(position), shown(&after[position]))),
+                    true if key.contains(&position) => {
+                        Some(format!("{}={}", name(position), shown(&after[position])))
+                    }
                     true => None,
-                    false => Some(format!("{} {} → {}", name(position), shown(&before[position]), shown(&after[position]))),
+                    false => Some(format!(
+                        "{} {} → {}",
+                        name(position),
+                        shown(&before[position]),
+                        shown(&after[position])
+                    )),
                 };
                 (0..after.len()).filter_map(cell).collect()
             }
-            (Some(row), None) | (None, Some(row)) => {
-                row.iter().enumerate().map(|(position, value)| format!("{}={}", name(position), shown(value))).collect()
-            }
+            (Some(row), None) | (None, Some(row)) => row
+                .iter()
+                .enumerate()
+                .map(|(position, value)| format!("{}={}", name(position), shown(value)))
+                .collect(),
             (None, None) => Vec::new(),
         };
         cells.join("  ")
@@ -101,7 +116,11 @@ impl Change {
     /// The same for programs.
     pub(crate) fn json(&self, table: &Table) -> Value {
         let object = |row: &Row| -> Value {
-            let cells = table.columns.iter().zip(row).map(|(column, value)| (column.name.clone(), column.json(value.as_deref())));
+            let cells = table
+                .columns
+                .iter()
+                .zip(row)
+                .map(|(column, value)| (column.name.clone(), column.json(value.as_deref())));
             cells.collect::<Map<_, _>>().into()
         };
         json!({
@@ -119,8 +138,11 @@ const SHOWN_MAX: usize = 60;
 /// A value in a line: quoted only where its end would not be seen.
 pub(crate) fn shown(value: &Option<String>) -> String {
     let Some(text) = value else { return "null".to_owned() };
-    let mut cut: String =
-        text.chars().take(SHOWN_MAX).flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect();
+    let mut cut: String = text
+        .chars()
+        .take(SHOWN_MAX)
+        .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
+        .collect();
     if text.chars().count() > SHOWN_MAX {
         cut.push('…');
     }
@@ -137,14 +159,20 @@ mod tests {
     }
 
     fn snapshot(rows: &[[&str; 2]]) -> Snapshot {
-        let rows = rows.iter().map(|row| row.iter().map(|value| Some((*value).to_owned())).collect()).collect();
+        let rows = rows
+            .iter()
+            .map(|row| row.iter().map(|value| Some((*value).to_owned())).collect())
+            .collect();
         Snapshot { tables: [("t".to_owned(), Rows::All(rows))].into() }
     }
 
     fn check(has_key: bool, before: &[[&str; 2]], after: &[[&str; 2]], expected: &[&str]) {
         let table = table(has_key);
         let found = changes(std::slice::from_ref(&table), &snapshot(before), &snapshot(after));
-        let lines: Vec<_> = found.iter().map(|change| format!("{} {}", change.kind.name(), change.line(&table))).collect();
+        let lines: Vec<_> = found
+            .iter()
+            .map(|change| format!("{} {}", change.kind.name(), change.line(&table)))
+            .collect();
         assert_eq!(lines, expected);
     }
 
@@ -161,7 +189,12 @@ mod tests {
 
     #[test]
     fn without_a_key_equal_rows_are_counted() {
-        check(false, &[["a", "1"], ["a", "1"]], &[["a", "1"], ["a", "2"]], &["inserted id=a  n=2", "deleted id=a  n=1"]);
+        check(
+            false,
+            &[["a", "1"], ["a", "1"]],
+            &[["a", "1"], ["a", "2"]],
+            &["inserted id=a  n=2", "deleted id=a  n=1"],
+        );
         check(false, &[["a", "1"]], &[["a", "1"], ["a", "1"]], &["inserted id=a  n=1"]);
     }
 }

@@ -53,30 +53,44 @@ pub(crate) struct Reference {
     pub(crate) to_columns: Vec<String>,
 }
 
-const TABLES: &str = "SELECT c.relname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-    WHERE n.nspname = current_schema() AND c.relkind IN ('r', 'p') AND NOT c.relispartition ORDER BY 1";
+const TABLES: &str = "SELECT c.relname::text FROM pg_catalog.pg_class c JOIN \
+    pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+    WHERE n.nspname = current_schema() AND c.relkind IN ('r', 'p') AND NOT c.relispartition ORDER \
+    BY 1";
 
-const COLUMNS: &str = "SELECT c.relname::text AS \"table\", a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS \"type\", \
+const COLUMNS: &str = "SELECT c.relname::text AS \"table\", a.attname::text AS name, \
+    format_type(a.atttypid, a.atttypmod) AS \"type\", \
     a.attidentity <> '' AS is_identity, pg_get_expr(d.adbin, d.adrelid) AS \"default\" \
-    FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+    FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid JOIN \
+    pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
     LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum \
-    WHERE n.nspname = current_schema() AND a.attnum > 0 AND NOT a.attisdropped AND c.relkind IN ('r', 'p') ORDER BY c.relname, a.attnum";
+    WHERE n.nspname = current_schema() AND a.attnum > 0 AND NOT a.attisdropped AND c.relkind IN \
+    ('r', 'p') ORDER BY c.relname, a.attnum";
 
-const INDEXES: &str = "SELECT c.relname::text AS \"table\", x.relname::text AS name, i.indisprimary AS is_primary, \
-    ARRAY(SELECT coalesce(a.attname::text, '') FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, n) \
-        LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum AND k.attnum > 0 \
+const INDEXES: &str = "SELECT c.relname::text AS \"table\", x.relname::text AS name, \
+    i.indisprimary AS is_primary, \
+    ARRAY(SELECT coalesce(a.attname::text, '') FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS \
+    k(attnum, n) \
+        LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum AND \
+        k.attnum > 0 \
         WHERE k.n <= i.indnkeyatts ORDER BY k.n) AS columns \
-    FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indrelid JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid \
+    FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indrelid JOIN \
+    pg_catalog.pg_class x ON x.oid = i.indexrelid \
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-    WHERE n.nspname = current_schema() AND i.indisunique AND i.indpred IS NULL ORDER BY NOT i.indisprimary, x.relname";
+    WHERE n.nspname = current_schema() AND i.indisunique AND i.indpred IS NULL ORDER BY NOT \
+    i.indisprimary, x.relname";
 
 const REFERENCES: &str = "SELECT c.relname::text AS \"table\", f.relname::text AS to_table, \
     ARRAY(SELECT a.attname::text FROM unnest(k.conkey) WITH ORDINALITY AS u(attnum, n) \
-        JOIN pg_catalog.pg_attribute a ON a.attrelid = k.conrelid AND a.attnum = u.attnum ORDER BY u.n) AS columns, \
+        JOIN pg_catalog.pg_attribute a ON a.attrelid = k.conrelid AND a.attnum = u.attnum ORDER BY \
+        u.n) AS columns, \
     ARRAY(SELECT a.attname::text FROM unnest(k.confkey) WITH ORDINALITY AS u(attnum, n) \
-        JOIN pg_catalog.pg_attribute a ON a.attrelid = k.confrelid AND a.attnum = u.attnum ORDER BY u.n) AS to_columns \
-    FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_class c ON c.oid = k.conrelid JOIN pg_catalog.pg_class f ON f.oid = k.confrelid \
-    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = current_schema() AND k.contype = 'f'";
+        JOIN pg_catalog.pg_attribute a ON a.attrelid = k.confrelid AND a.attnum = u.attnum ORDER \
+        BY u.n) AS to_columns \
+    FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_class c ON c.oid = k.conrelid JOIN \
+    pg_catalog.pg_class f ON f.oid = k.confrelid \
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = current_schema() \
+    AND k.contype = 'f'";
 
 /// The tables of the tenant's schema, by name.
 pub(crate) async fn read(tx: &Tx) -> Result<Vec<Table>> {
@@ -87,7 +101,11 @@ pub(crate) async fn read(tx: &Tx) -> Result<Vec<Table>> {
     let table = |(name,): (String,)| Table {
         columns: columns.iter().filter(|column| column.table == name).cloned().collect(),
         indexes: indexes.iter().filter(|index| index.table == name).cloned().collect(),
-        references: references.iter().filter(|reference| reference.table == name).cloned().collect(),
+        references: references
+            .iter()
+            .filter(|reference| reference.table == name)
+            .cloned()
+            .collect(),
         name,
     };
     Ok(names.into_iter().map(table).collect())
@@ -96,7 +114,8 @@ pub(crate) async fn read(tx: &Tx) -> Result<Vec<Table>> {
 /// The answer to a statement of ours in a transaction of the tenant.
 async fn fetch<T: for<'r> FromRow<'r, PgRow> + Send + Unpin>(tx: &Tx, sql: &str) -> Result<Vec<T>> {
     let mut statement = tx.statement().await;
-    let rows = sqlx::query_as(AssertSqlSafe(sql.to_owned())).fetch_all(statement.connection()).await;
+    let rows =
+        sqlx::query_as(AssertSqlSafe(sql.to_owned())).fetch_all(statement.connection()).await;
     statement.finish(rows.as_ref().err());
     rows.context("failed to read the tenant's tables")
 }
@@ -116,9 +135,20 @@ impl Table {
 
 #[cfg(test)]
 impl Table {
-    /// A table for tests: its columns, its unique indexes (the first is the primary key), its defaults.
-    pub(crate) fn sample(name: &str, columns: &[&str], indexes: &[&[&str]], defaults: &[(&str, &str)]) -> Self {
-        let default = |column: &str| defaults.iter().find(|(name, _)| *name == column).map(|(_, default)| (*default).to_owned());
+    /// A table for tests: its columns, its unique indexes (the first is the primary key), its
+    /// defaults.
+    pub(crate) fn sample(
+        name: &str,
+        columns: &[&str],
+        indexes: &[&[&str]],
+        defaults: &[(&str, &str)],
+    ) -> Self {
+        let default = |column: &str| {
+            defaults
+                .iter()
+                .find(|(name, _)| *name == column)
+                .map(|(_, default)| (*default).to_owned())
+        };
         let column = |column: &&str| Column {
             table: name.to_owned(),
             name: (*column).to_owned(),
@@ -144,7 +174,8 @@ impl Table {
 impl Column {
     /// Whether its value is counted up by a sequence.
     pub(crate) fn is_counted(&self) -> bool {
-        self.is_identity || self.default.as_deref().is_some_and(|default| default.contains("nextval("))
+        self.is_identity
+            || self.default.as_deref().is_some_and(|default| default.contains("nextval("))
     }
 
     /// A value as JSON: numbers and truth values as such, everything else as PostgreSQL writes it.

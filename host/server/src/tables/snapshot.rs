@@ -33,10 +33,23 @@ impl Snapshot {
     pub(crate) async fn take(tx: &Tx, tables: &[Table]) -> Result<Self> {
         let mut snapshot = Self::default();
         for table in tables {
-            let columns: Vec<_> = table.columns.iter().map(|column| format!("{}::text", quoted(&column.name))).collect();
-            let sql = format!("SELECT ARRAY[{}]::text[] FROM {} LIMIT {}", columns.join(", "), quoted(&table.name), ROWS_MAX + 1);
+            let columns: Vec<_> = table
+                .columns
+                .iter()
+                .map(|column| format!("{}::text", quoted(&column.name)))
+                .collect();
+            let sql = format!(
+                "SELECT ARRAY[{}]::text[] FROM {} LIMIT {}",
+                columns.join(", "),
+                quoted(&table.name),
+                ROWS_MAX + 1
+            );
             let rows: Vec<(Row,)> = fetch(tx, &sql).await?;
-            let rows = if rows.len() > ROWS_MAX { Rows::TooMany } else { Rows::All(rows.into_iter().map(|(row,)| row).collect()) };
+            let rows = if rows.len() > ROWS_MAX {
+                Rows::TooMany
+            } else {
+                Rows::All(rows.into_iter().map(|(row,)| row).collect())
+            };
             snapshot.tables.insert(table.name.clone(), rows);
         }
         Ok(snapshot)
@@ -44,6 +57,9 @@ impl Snapshot {
 
     /// Names of tables too large to compare.
     pub(crate) fn too_large(&self) -> impl Iterator<Item = &str> {
-        self.tables.iter().filter(|(_, rows)| **rows == Rows::TooMany).map(|(name, _)| name.as_str())
+        self.tables
+            .iter()
+            .filter(|(_, rows)| **rows == Rows::TooMany)
+            .map(|(name, _)| name.as_str())
     }
 }

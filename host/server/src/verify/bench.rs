@@ -31,20 +31,39 @@ pub(super) struct Bench {
 
 impl Bench {
     /// Look at what was furnished, and let go of it so that it can be copied.
-    pub(super) async fn new(scratch: Scratch, furnished: Furnished, messages: Vec<FileMessage>) -> Result<Self> {
+    pub(super) async fn new(
+        scratch: Scratch,
+        furnished: Furnished,
+        messages: Vec<FileMessage>,
+    ) -> Result<Self> {
         let Furnished { admin, tenant, .. } = furnished;
         let (tables, initial) = look(&admin, &tenant).await?;
         admin.pool.close().await;
         let file = scratch.dir.join("messages.jsonl");
-        let lines: String = messages.iter().map(|message| format!("{}\n", message.json())).collect();
-        std::fs::write(&file, lines).with_context(|| format!("failed to write `{}`", file.display()))?;
+        let lines: String =
+            messages.iter().map(|message| format!("{}\n", message.json())).collect();
+        std::fs::write(&file, lines)
+            .with_context(|| format!("failed to write `{}`", file.display()))?;
         let cache_dir = scratch.dir.join("cache");
         let program = std::env::current_exe().context("failed to find this program")?;
-        Ok(Self { scratch, tenant, tables, initial, messages: Arc::new(messages), file, cache_dir, program })
+        Ok(Self {
+            scratch,
+            tenant,
+            tables,
+            initial,
+            messages: Arc::new(messages),
+            file,
+            cache_dir,
+            program,
+        })
     }
 
     /// Do something in a copy of its own; the answer comes with what it left behind.
-    pub(super) async fn in_copy<T>(&self, name: &str, work: impl AsyncFnOnce(Spec) -> Result<T>) -> Result<(T, Found)> {
+    pub(super) async fn in_copy<T>(
+        &self,
+        name: &str,
+        work: impl AsyncFnOnce(Spec) -> Result<T>,
+    ) -> Result<(T, Found)> {
         self.scratch.copy(name).await?;
         let worked = async {
             let answer = work(self.spec(name)?).await?;
@@ -71,7 +90,11 @@ impl Bench {
     async fn found(&self, database: &str) -> Result<Found> {
         let admin = self.scratch.admin(database)?;
         let (_, tables) = look(&admin, &self.tenant).await?;
-        let statuses = driver::rows(&admin).await?.into_iter().map(|row| (row.message_id, row.status)).collect();
+        let statuses = driver::rows(&admin)
+            .await?
+            .into_iter()
+            .map(|row| (row.message_id, row.status))
+            .collect();
         admin.pool.close().await;
         Ok(Found { tables, statuses })
     }
@@ -80,7 +103,8 @@ impl Bench {
     pub(super) async fn clean_run(&self, name: &str) -> Result<(Vec<RunRecord>, Found)> {
         let recorder = Recorder::default();
         self.in_copy(name, async |spec| {
-            let mut driver = Driver::open(&spec, self.messages.clone(), Some(recorder.clone())).await?;
+            let mut driver =
+                Driver::open(&spec, self.messages.clone(), Some(recorder.clone())).await?;
             driver.deliver(&self.log(), true, |_| {}).await?;
             driver.finish().await?;
             driver.close().await;
@@ -91,11 +115,16 @@ impl Bench {
 
     /// The log in which every message is there once, in order.
     pub(super) fn log(&self) -> Vec<Delivery> {
-        (0..self.messages.len()).map(|message| Delivery { message, offset: message as i64, id: None }).collect()
+        (0..self.messages.len())
+            .map(|message| Delivery { message, offset: message as i64, id: None })
+            .collect()
     }
 
     /// The same with other content: an order, repetitions, second ids.
-    pub(super) fn log_of(&self, messages: impl IntoIterator<Item = (usize, bool)>) -> Vec<Delivery> {
+    pub(super) fn log_of(
+        &self,
+        messages: impl IntoIterator<Item = (usize, bool)>,
+    ) -> Vec<Delivery> {
         let delivery = |(offset, (message, is_second_id)): (i64, (usize, bool))| Delivery {
             message,
             offset,
@@ -111,7 +140,9 @@ async fn look(admin: &Admin, tenant: &Tenant) -> Result<(Vec<Table>, Snapshot)> 
     let transaction = sessions.begin().await?;
     let tables = tables::read(transaction.tx()).await;
     let looked = match tables {
-        Ok(tables) => Snapshot::take(transaction.tx(), &tables).await.map(|snapshot| (tables, snapshot)),
+        Ok(tables) => {
+            Snapshot::take(transaction.tx(), &tables).await.map(|snapshot| (tables, snapshot))
+        }
         Err(error) => Err(error),
     };
     transaction.rollback().await;

@@ -108,7 +108,9 @@ impl Excluded {
 
     /// Table, column and reason.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &str, &str)> {
-        self.columns.iter().map(|((table, column), why)| (table.as_str(), column.as_str(), why.as_str()))
+        self.columns
+            .iter()
+            .map(|((table, column), why)| (table.as_str(), column.as_str(), why.as_str()))
     }
 
     fn holds(&self, table: &str, column: &str) -> bool {
@@ -121,7 +123,9 @@ impl Excluded {
         for table in &mut tables {
             let name = &table.name;
             table.columns.retain(|column| !self.holds(name, &column.name));
-            table.indexes.retain(|index| !index.columns.iter().any(|column| self.holds(name, column)));
+            table
+                .indexes
+                .retain(|index| !index.columns.iter().any(|column| self.holds(name, column)));
         }
         tables
     }
@@ -133,7 +137,9 @@ impl Excluded {
             let Some(Rows::All(rows)) = snapshot.tables.get_mut(&table.name) else { continue };
             for row in rows {
                 let mut columns = table.columns.iter();
-                row.retain(|_| columns.next().is_none_or(|column| !self.holds(&table.name, &column.name)));
+                row.retain(|_| {
+                    columns.next().is_none_or(|column| !self.holds(&table.name, &column.name))
+                });
             }
         }
         snapshot
@@ -157,15 +163,18 @@ pub(crate) struct Reference {
 }
 
 impl Reference {
-    /// Compare a run with the clean one. `compares_inbox` is false where other messages were delivered.
+    /// Compare a run with the clean one. `compares_inbox` is false where other messages were
+    /// delivered.
     pub(crate) fn judge(&self, found: &Found, compares_inbox: bool) -> Judgement {
         let expected = self.excluded.without(&self.tables, &self.found.tables);
         let actual = self.excluded.without(&self.tables, &found.tables);
         let initial = self.excluded.without(&self.tables, &self.initial);
         let tables = self.excluded.comparable(&self.tables);
         let differences = changes(&tables, &expected, &actual);
-        let mut votes: Vec<_> = differences.iter().map(|change| vote(&tables, change, &initial)).collect();
-        let mut details: Vec<_> = differences.iter().map(|change| detail(&tables, change)).collect();
+        let mut votes: Vec<_> =
+            differences.iter().map(|change| vote(&tables, change, &initial)).collect();
+        let mut details: Vec<_> =
+            differences.iter().map(|change| detail(&tables, change)).collect();
         if compares_inbox {
             for (id, status) in &self.found.statuses {
                 match found.statuses.get(id) {
@@ -193,7 +202,9 @@ impl Reference {
 
 /// Which way one row differs: a number that went further than it should is an effect too many.
 fn vote(tables: &[Table], change: &Change, initial: &Snapshot) -> Verdict {
-    let Some(table) = tables.iter().find(|table| table.name == change.table) else { return Verdict::Differs };
+    let Some(table) = tables.iter().find(|table| table.name == change.table) else {
+        return Verdict::Differs;
+    };
     match (change.kind, &change.before, &change.after) {
         (ChangeKind::Inserted, ..) => Verdict::Doubled,
         (ChangeKind::Deleted, ..) => Verdict::Lost,
@@ -202,11 +213,21 @@ fn vote(tables: &[Table], change: &Change, initial: &Snapshot) -> Verdict {
             let votes: Vec<_> = (0..expected.len())
                 .filter(|position| expected[*position] != actual[*position])
                 .map(|position| {
-                    let number = |value: &Option<String>| value.as_deref().and_then(|text| text.parse::<f64>().ok());
+                    let number = |value: &Option<String>| {
+                        value.as_deref().and_then(|text| text.parse::<f64>().ok())
+                    };
                     let start = start.as_ref().map_or(Some(0.0), |row| number(&row[position]));
                     match (start, number(&expected[position]), number(&actual[position])) {
-                        (Some(start), Some(expected), Some(actual)) if (actual - expected) * (expected - start) > 0.0 => Verdict::Doubled,
-                        (Some(start), Some(expected), Some(actual)) if (actual - expected) * (expected - start) < 0.0 => Verdict::Lost,
+                        (Some(start), Some(expected), Some(actual))
+                            if (actual - expected) * (expected - start) > 0.0 =>
+                        {
+                            Verdict::Doubled
+                        }
+                        (Some(start), Some(expected), Some(actual))
+                            if (actual - expected) * (expected - start) < 0.0 =>
+                        {
+                            Verdict::Lost
+                        }
                         _ => Verdict::Differs,
                     }
                 })
@@ -218,16 +239,26 @@ fn vote(tables: &[Table], change: &Change, initial: &Snapshot) -> Verdict {
 }
 
 fn detail(tables: &[Table], change: &Change) -> String {
-    let line = tables.iter().find(|table| table.name == change.table).map(|table| change.line(table)).unwrap_or_default();
+    let line = tables
+        .iter()
+        .find(|table| table.name == change.table)
+        .map(|table| change.line(table))
+        .unwrap_or_default();
     match change.kind {
         ChangeKind::Inserted => format!("`{}` has a row too many: {line}", change.table),
         ChangeKind::Deleted => format!("`{}` lacks a row: {line}", change.table),
-        ChangeKind::Updated => format!("`{}` has another row, expected → found: {line}", change.table),
+        ChangeKind::Updated => {
+            format!("`{}` has another row, expected → found: {line}", change.table)
+        }
     }
 }
 
 /// The row as it was before any message, found by its key.
-fn first_values<'a>(table: &Table, initial: &'a Snapshot, row: &[Option<String>]) -> Option<&'a Vec<Option<String>>> {
+fn first_values<'a>(
+    table: &Table,
+    initial: &'a Snapshot,
+    row: &[Option<String>],
+) -> Option<&'a Vec<Option<String>>> {
     let key = table.key()?;
     let Some(Rows::All(rows)) = initial.tables.get(&table.name) else { return None };
     rows.iter().find(|old| key.iter().all(|position| old[*position] == row[*position]))
@@ -263,25 +294,44 @@ mod tests {
             Table::sample("account", &["id", "balance"], &[&["id"]], &[]),
             Table::sample("entry", &["entry", "fact"], &[&["entry"]], &[("entry", "nextval('s')")]),
         ];
-        let clean = snapshot(&[("account", &["a", "150"]), ("entry", &["1", "x"]), ("entry", &["2", "y"])]);
+        let clean =
+            snapshot(&[("account", &["a", "150"]), ("entry", &["1", "x"]), ("entry", &["2", "y"])]);
         let reference = Reference {
             initial: snapshot(&[("account", &["a", "100"])]),
             excluded: Excluded::find(&tables, &clean, &clean),
             found: Found { tables: clean, statuses: BTreeMap::new() },
             tables,
         };
-        let judged = reference.judge(&Found { tables: snapshot(found), statuses: BTreeMap::new() }, true);
+        let judged =
+            reference.judge(&Found { tables: snapshot(found), statuses: BTreeMap::new() }, true);
         assert_eq!(judged.verdict, expected, "{judged:?}");
     }
 
     #[test]
     fn a_run_is_judged_by_rows_and_by_how_far_numbers_went() {
-        check(&[("account", &["a", "150"]), ("entry", &["1", "x"]), ("entry", &["2", "y"])], Verdict::Once);
+        check(
+            &[("account", &["a", "150"]), ("entry", &["1", "x"]), ("entry", &["2", "y"])],
+            Verdict::Once,
+        );
         // A sequence jumps over what was rolled back.
-        check(&[("account", &["a", "150"]), ("entry", &["7", "y"]), ("entry", &["8", "x"])], Verdict::Once);
-        check(&[("account", &["a", "200"]), ("entry", &["1", "x"]), ("entry", &["2", "y"]), ("entry", &["3", "y"])], Verdict::Doubled);
+        check(
+            &[("account", &["a", "150"]), ("entry", &["7", "y"]), ("entry", &["8", "x"])],
+            Verdict::Once,
+        );
+        check(
+            &[
+                ("account", &["a", "200"]),
+                ("entry", &["1", "x"]),
+                ("entry", &["2", "y"]),
+                ("entry", &["3", "y"]),
+            ],
+            Verdict::Doubled,
+        );
         check(&[("account", &["a", "125"]), ("entry", &["1", "x"])], Verdict::Lost);
         check(&[("account", &["a", "200"]), ("entry", &["1", "x"])], Verdict::Differs);
-        check(&[("account", &["a", "ninety"]), ("entry", &["1", "x"]), ("entry", &["2", "y"])], Verdict::Differs);
+        check(
+            &[("account", &["a", "ninety"]), ("entry", &["1", "x"]), ("entry", &["2", "y"])],
+            Verdict::Differs,
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The real inbox without a broker: whoever drives it hands over records and learns how many are settled.
+//! The real inbox without a broker: whoever drives it hands over records and learns how many are
+//! settled.
 
 use std::{
     path::{Path, PathBuf},
@@ -65,12 +66,13 @@ pub(crate) struct Delivery {
     pub(crate) id: Option<String>,
 }
 
-/// The policy that handlers are verified under: as by default, but quick to retry, and with leases that
-/// run out soon. Without a breaker: what fails is to fail here, and nobody is there to wait.
+/// The policy that handlers are verified under: as by default, but quick to retry, and with leases
+/// that run out soon. Without a breaker: what fails is to fail here, and nobody is there to wait.
 pub(crate) fn policy() -> Result<Policy> {
     Ok(Policy::parse(&format!(
         "topics = ['{TOPIC}']\nack = 'after_commit'\n{IDENTITY}\
-         retry = {{ attempts_max = 5, backoff_min_ms = 1, backoff_max_ms = 20, lease_ms = 4600, workers = 1 }}\n\
+         retry = {{ attempts_max = 5, backoff_min_ms = 1, backoff_max_ms = 20, lease_ms = 4600, \
+         workers = 1 }}\n\
          breaker = {{ enabled = false }}\nlimits = {{ deadline_ms = 2000 }}\n"
     ))?)
 }
@@ -86,13 +88,20 @@ pub(crate) struct Driver {
 
 impl Driver {
     /// Load the deployment and take the partition.
-    pub(crate) async fn open(spec: &Spec, messages: Arc<Vec<FileMessage>>, recorder: Option<Recorder>) -> Result<Self> {
+    pub(crate) async fn open(
+        spec: &Spec,
+        messages: Arc<Vec<FileMessage>>,
+        recorder: Option<Recorder>,
+    ) -> Result<Self> {
         let options = spec.url.parse().context("failed to read the URL of the scratch database")?;
         let admin = Admin::new(options, MasterKey::parse(&spec.key)?, "verify");
         let runtime = runtime(&spec.cache_dir)?;
-        let (tenant, consumer) = (admin.tenant(TENANT).await?, admin.consumer(TENANT, CONSUMER).await?);
+        let (tenant, consumer) =
+            (admin.tenant(TENANT).await?, admin.consumer(TENANT, CONSUMER).await?);
         let policy = Policy { ack: spec.ack, ..consumer.policy()? };
-        let recorder = recorder.or_else(|| (spec.pause_ms > 0).then(|| Recorder::pausing(Duration::from_millis(spec.pause_ms))));
+        let recorder = recorder.or_else(|| {
+            (spec.pause_ms > 0).then(|| Recorder::pausing(Duration::from_millis(spec.pause_ms)))
+        });
         let handlers = Loader::new(admin.clone(), Compilations::new(admin.clone(), runtime, 1))
             .recorded_by(recorder)
             .load(&tenant, &consumer, &policy)
@@ -100,15 +109,30 @@ impl Driver {
         let sessions = Sessions::of(&admin, &tenant, &SessionSettings::default(), Budget::new(4))?;
         let owner = format!("verify/{}", std::process::id());
         let (tenant, name) = (TENANT.to_owned(), CONSUMER.to_owned());
-        let inbox = ConsumerInbox::new(consumer.consumer_id, tenant, name, policy, owner, sessions, handlers);
-        let partition = PartitionInbox::open(inbox.clone(), TOPIC, spec.partition, spec.next_offset).await?;
+        let inbox = ConsumerInbox::new(
+            consumer.consumer_id,
+            tenant,
+            name,
+            policy,
+            owner,
+            sessions,
+            handlers,
+        );
+        let partition =
+            PartitionInbox::open(inbox.clone(), TOPIC, spec.partition, spec.next_offset).await?;
         Ok(Self { inbox, partition, admin, messages, number: spec.partition })
     }
 
-    /// Hand records over until all are settled; `settled` hears how many are. `each` hands them over one
-    /// by one, so that none shares a transaction.
-    pub(crate) async fn deliver(&mut self, deliveries: &[Delivery], each: bool, mut settled: impl FnMut(usize)) -> Result<()> {
-        let records: Vec<_> = deliveries.iter().map(|delivery| self.record(delivery)).collect::<Result<_>>()?;
+    /// Hand records over until all are settled; `settled` hears how many are. `each` hands them
+    /// over one by one, so that none shares a transaction.
+    pub(crate) async fn deliver(
+        &mut self,
+        deliveries: &[Delivery],
+        each: bool,
+        mut settled: impl FnMut(usize),
+    ) -> Result<()> {
+        let records: Vec<_> =
+            deliveries.iter().map(|delivery| self.record(delivery)).collect::<Result<_>>()?;
         let deadline = Instant::now() + PATIENCE;
         let mut done = 0;
         while done < records.len() {
@@ -127,7 +151,11 @@ impl Driver {
     }
 
     fn record(&self, delivery: &Delivery) -> Result<Record> {
-        let mut message = self.messages.get(delivery.message).context("there is no such message in the file")?.clone();
+        let mut message = self
+            .messages
+            .get(delivery.message)
+            .context("there is no such message in the file")?
+            .clone();
         message.id = delivery.id.clone().unwrap_or(message.id);
         Ok(message.record(&TOPIC.into(), self.number, delivery.offset))
     }
@@ -168,11 +196,16 @@ impl Driver {
 
 /// The runtime of every process of a verification, so that compiled code can be shared.
 pub(crate) fn runtime(cache_dir: &Path) -> Result<Runtime> {
-    Ok(Runtime::new(RuntimeConfig { instances_max: 4, cache_dir: Some(cache_dir.to_owned()), ..RuntimeConfig::default() })?)
+    Ok(Runtime::new(RuntimeConfig {
+        instances_max: 4,
+        cache_dir: Some(cache_dir.to_owned()),
+        ..RuntimeConfig::default()
+    })?)
 }
 
 /// The rows of the inbox.
 pub(crate) async fn rows(admin: &Admin) -> Result<Vec<oncebox_inbox::InboxRow>> {
-    let filter = oncebox_inbox::Filter { limit: i64::from(i32::MAX), ..oncebox_inbox::Filter::default() };
+    let filter =
+        oncebox_inbox::Filter { limit: i64::from(i32::MAX), ..oncebox_inbox::Filter::default() };
     Ok(admin.inbox_list(&filter).await?)
 }

@@ -8,12 +8,13 @@ use super::{
 };
 use crate::lint::{self, Finding, Level, Shown};
 
-/// Where two workers or a lease that waited changed the order, a handler that depends on it is not to
-/// be told that an effect was lost.
+/// Where two workers or a lease that waited changed the order, a handler that depends on it is not
+/// to be told that an effect was lost.
 pub(super) fn excuse_order(mut rows: Vec<Row>) -> Vec<Row> {
     let depends = rows.iter().any(|row| row.judgement.verdict == Verdict::OrderDependent);
     for row in rows.iter_mut().filter(|_| depends) {
-        let may_change_order = matches!(row.window.kind, Kind::TwoWorkers | Kind::LeasedCrash { .. });
+        let may_change_order =
+            matches!(row.window.kind, Kind::TwoWorkers | Kind::LeasedCrash { .. });
         let verdict = &mut row.judgement.verdict;
         if may_change_order && verdict.is_failure() && *verdict != Verdict::NotReached {
             *verdict = Verdict::OrderDependent;
@@ -25,7 +26,10 @@ pub(super) fn excuse_order(mut rows: Vec<Row>) -> Vec<Row> {
 /// What the linter is told about deliveries.
 pub(super) fn shown(rows: &[Row]) -> Shown {
     let second = rows.iter().find(|row| matches!(row.window.kind, Kind::SecondIds));
-    Shown { changed_by_second_id: second.map(|row| row.judgement.tables.clone()), changed_by_order: order_dependent(rows) }
+    Shown {
+        changed_by_second_id: second.map(|row| row.judgement.tables.clone()),
+        changed_by_order: order_dependent(rows),
+    }
 }
 
 /// Tables that another order of the messages left different.
@@ -35,8 +39,14 @@ pub(super) fn order_dependent(rows: &[Row]) -> BTreeSet<String> {
 }
 
 /// Everything, the worst first.
-pub(super) fn find(subject: &lint::Subject<'_>, rows: &[Row], reference: &Reference, statements: &[String]) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = rows.iter().filter(|row| is_failure(row)).map(failed_window).collect();
+pub(super) fn find(
+    subject: &lint::Subject<'_>,
+    rows: &[Row],
+    reference: &Reference,
+    statements: &[String],
+) -> Vec<Finding> {
+    let mut findings: Vec<Finding> =
+        rows.iter().filter(|row| is_failure(row)).map(failed_window).collect();
     let linted = lint::lint(subject);
     findings.extend(order(rows, &linted, statements));
     findings.extend(second_ids(rows, &linted, statements));
@@ -49,19 +59,26 @@ pub(super) fn find(subject: &lint::Subject<'_>, rows: &[Row], reference: &Refere
 /// Whether a window fails the handler. That one fact under two ids has its effect twice is the
 /// handler's choice, and only worth a warning.
 pub(super) fn is_failure(row: &Row) -> bool {
-    row.judgement.verdict.is_failure() && !matches!(row.window.kind, Kind::SecondIds) || row.judgement.verdict == Verdict::NotReached
+    row.judgement.verdict.is_failure() && !matches!(row.window.kind, Kind::SecondIds)
+        || row.judgement.verdict == Verdict::NotReached
 }
 
 fn failed_window(row: &Row) -> Finding {
-    let what = row.judgement.details.first().map(|detail| format!(": {detail}")).unwrap_or_default();
+    let what =
+        row.judgement.details.first().map(|detail| format!(": {detail}")).unwrap_or_default();
     let advice = match row.window.kind {
         Kind::LeasedCrash { .. } => {
-            "the effect must not depend on the attempt or on how the message came: `attempt()` and `delivery()` are for logs"
+            "the effect must not depend on the attempt or on how the message came: `attempt()` and \
+                `delivery()` are for logs"
         }
         Kind::TwoWorkers => {
-            "two messages at once meet in a row: change it in one statement, or lock it with `FOR UPDATE` before it is read"
+            "two messages at once meet in a row: change it in one statement, or lock it with `FOR \
+                UPDATE` before it is read"
         }
-        _ => "the effect must follow from the message and the tables alone, so that a run that was rolled back leaves no trace",
+        _ => {
+            "the effect must follow from the message and the tables alone, so that a run that was \
+                rolled back leaves no trace"
+        }
     };
     Finding {
         level: Level::Error,
@@ -77,8 +94,12 @@ fn order(rows: &[Row], linted: &[Finding], statements: &[String]) -> Option<Find
     let row = rows.iter().find(|row| row.judgement.verdict == Verdict::OrderDependent)?;
     let tables = order_dependent(rows);
     let named: Vec<_> = tables.iter().map(|table| format!("`{table}`")).collect();
-    let where_it_shows = if named.is_empty() { "the messages' own outcomes".to_owned() } else { named.join(", ") };
-    let place = linted.iter().find(|finding| finding.rule == "last-write-wins").and_then(|finding| finding.place);
+    let where_it_shows =
+        if named.is_empty() { "the messages' own outcomes".to_owned() } else { named.join(", ") };
+    let place = linted
+        .iter()
+        .find(|finding| finding.rule == "last-write-wins")
+        .and_then(|finding| finding.place);
     Some(Finding {
         level: Level::Warning,
         rule: "depends-on-order",
@@ -86,8 +107,10 @@ fn order(rows: &[Row], linted: &[Finding], statements: &[String]) -> Option<Find
             "another order of the messages changes {where_it_shows}{}",
             row.judgement.details.first().map(|detail| format!(": {detail}")).unwrap_or_default()
         ),
-        place: place.or_else(|| tables.iter().find_map(|table| lint::writer_of(statements, table, None))),
-        advice: "messages of one key stay in order until one of them is retried; compare versions or timestamps in the statement, or make \
+        place: place
+            .or_else(|| tables.iter().find_map(|table| lint::writer_of(statements, table, None))),
+        advice: "messages of one key stay in order until one of them is retried; compare versions \
+            or timestamps in the statement, or make \
                  the statements commute"
             .to_owned(),
     })
@@ -95,11 +118,16 @@ fn order(rows: &[Row], linted: &[Finding], statements: &[String]) -> Option<Find
 
 /// Tables that a second id changed again, and that no statement was blamed for yet.
 fn second_ids(rows: &[Row], linted: &[Finding], statements: &[String]) -> Vec<Finding> {
-    let Some(row) = rows.iter().find(|row| matches!(row.window.kind, Kind::SecondIds)) else { return Vec::new() };
+    let Some(row) = rows.iter().find(|row| matches!(row.window.kind, Kind::SecondIds)) else {
+        return Vec::new();
+    };
     let is_blamed = |table: &str| {
         let blames = |finding: &Finding| {
-            let names = finding.text.contains(&format!("`{table}`")) || finding.text.contains(&format!("`{table}."));
-            names && finding.level <= Level::Warning && matches!(finding.rule, "delta" | "unguarded-insert")
+            let names = finding.text.contains(&format!("`{table}`"))
+                || finding.text.contains(&format!("`{table}."));
+            names
+                && finding.level <= Level::Warning
+                && matches!(finding.rule, "delta" | "unguarded-insert")
         };
         linted.iter().any(blames)
     };
@@ -109,7 +137,9 @@ fn second_ids(rows: &[Row], linted: &[Finding], statements: &[String]) -> Vec<Fi
         rule: "second-id",
         text: format!("the same fact under a second message id changes `{table}` again"),
         place: lint::writer_of(statements, table, None),
-        advice: "where a producer may send one fact under two ids, let a unique key of the business refuse the second one".to_owned(),
+        advice: "where a producer may send one fact under two ids, let a unique key of the \
+            business refuse the second one"
+            .to_owned(),
     };
     unblamed.map(finding).collect()
 }
@@ -122,7 +152,9 @@ fn two_runs(reference: &Reference, statements: &[String]) -> Vec<Finding> {
         rule: "two-runs-differ",
         text: format!("`{table}.{column}` is another after two clean runs of the same messages"),
         place: lint::writer_of(statements, table, Some(column)),
-        advice: "write values that follow from the message; a retry or a replay would change what is there".to_owned(),
+        advice: "write values that follow from the message; a retry or a replay would change what \
+            is there"
+            .to_owned(),
     };
     unexplained.map(finding).collect()
 }

@@ -32,7 +32,8 @@ use crate::{
 
 pub(crate) use worker::{SUBCOMMAND, run as work};
 
-/// Windows side by side: most of the time is spent waiting for processes to start and leases to run out.
+/// Windows side by side: most of the time is spent waiting for processes to start and leases to run
+/// out.
 const AT_ONCE: usize = 3;
 
 /// What is verified.
@@ -64,14 +65,24 @@ pub(crate) async fn verify(request: Request<'_>) -> Result<Report> {
     let furnished = scratch.furnish(&subject).await?;
     let bench = Bench::new(scratch, furnished, request.messages).await?;
 
-    let (runs, first) = bench.clean_run("clean_1").await.context("the messages could not be handled even once")?;
+    let (runs, first) =
+        bench.clean_run("clean_1").await.context("the messages could not be handled even once")?;
     let (_, second) = bench.clean_run("clean_2").await?;
     let excluded = Excluded::find(&bench.tables, &first.tables, &second.tables);
-    let completed: BTreeSet<String> =
-        first.statuses.iter().filter(|(_, status)| *status == "completed").map(|(id, _)| id.clone()).collect();
+    let completed: BTreeSet<String> = first
+        .statuses
+        .iter()
+        .filter(|(_, status)| *status == "completed")
+        .map(|(id, _)| id.clone())
+        .collect();
     refuse_vacuity(&first)?;
     let too_large = first.tables.too_large().map(str::to_owned).collect();
-    let reference = Reference { tables: bench.tables.clone(), initial: bench.initial.clone(), found: first, excluded };
+    let reference = Reference {
+        tables: bench.tables.clone(),
+        initial: bench.initial.clone(),
+        found: first,
+        excluded,
+    };
 
     let ids: Vec<_> = bench.messages.iter().map(|message| message.id.as_str()).collect();
     let plan = windows::plan(ids.len(), &runs, &completed, &ids);
@@ -80,7 +91,9 @@ pub(crate) async fn verify(request: Request<'_>) -> Result<Report> {
         let (bench, reference, bar) = (&bench, &reference, &bar);
         async move {
             let name = window.name.clone();
-            let row = windows::go(bench, reference, window, number, request.seed).await.with_context(|| format!("in the window `{name}`"));
+            let row = windows::go(bench, reference, window, number, request.seed)
+                .await
+                .with_context(|| format!("in the window `{name}`"));
             bar.inc(1);
             row
         }
@@ -90,7 +103,8 @@ pub(crate) async fn verify(request: Request<'_>) -> Result<Report> {
 
     let rows = findings::excuse_order(rows);
     let shown = findings::shown(&rows);
-    let subject = lint::Subject { tables: &bench.tables, runs: &runs, completed: &completed, shown };
+    let subject =
+        lint::Subject { tables: &bench.tables, runs: &runs, completed: &completed, shown };
     let statements = lint::statements(&runs);
     let findings = findings::find(&subject, &rows, &reference, &statements);
     Ok(Report {
@@ -110,7 +124,10 @@ pub(crate) async fn verify(request: Request<'_>) -> Result<Report> {
 fn refuse_repeated_ids(messages: &[FileMessage]) -> Result<()> {
     let mut seen = BTreeSet::new();
     match messages.iter().find(|message| !seen.insert(message.id.as_str())) {
-        Some(message) => bail!("message id `{}` is in the file twice; repetitions are made by `verify` itself", message.id),
+        Some(message) => bail!(
+            "message id `{}` is in the file twice; repetitions are made by `verify` itself",
+            message.id
+        ),
         None => Ok(()),
     }
 }
@@ -119,7 +136,10 @@ fn refuse_repeated_ids(messages: &[FileMessage]) -> Result<()> {
 fn refuse_vacuity(clean: &Found) -> Result<()> {
     match clean.statuses.iter().next() {
         Some((id, status)) if clean.statuses.values().all(|status| status != "completed") => {
-            bail!("no message is completed by a clean run, so there is nothing to verify: `{id}` is `{status}`; `oncebox test` shows why")
+            bail!(
+                "no message is completed by a clean run, so there is nothing to verify: `{id}` is \
+                    `{status}`; `oncebox test` shows why"
+            )
         }
         _ => Ok(()),
     }

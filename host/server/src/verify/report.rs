@@ -38,7 +38,14 @@ impl Report {
         let rows: Vec<_> = self
             .rows
             .iter()
-            .map(|row| vec![row.window.name.clone(), row.delivered.to_string(), row.killed.to_string(), verdict(row).to_owned()])
+            .map(|row| {
+                vec![
+                    row.window.name.clone(),
+                    row.delivered.to_string(),
+                    row.killed.to_string(),
+                    verdict(row).to_owned(),
+                ]
+            })
             .collect();
         table(&["WINDOW", "DELIVERED", "KILLED", "VERDICT"], &rows);
         for row in self.rows.iter().filter(|row| row.judgement.verdict != Verdict::Once) {
@@ -60,7 +67,11 @@ impl Report {
             print!("{}", finding.block(&self.statements));
         }
         println!();
-        let readiness: Vec<_> = self.readiness().into_iter().map(|(question, answer)| vec![question.to_owned(), answer]).collect();
+        let readiness: Vec<_> = self
+            .readiness()
+            .into_iter()
+            .map(|(question, answer)| vec![question.to_owned(), answer])
+            .collect();
         table(&["READINESS", ""], &readiness);
         println!("\n{}", self.sum());
     }
@@ -88,8 +99,11 @@ impl Report {
                 "advice": finding.advice,
             })
         };
-        let readiness: serde_json::Map<_, _> =
-            self.readiness().into_iter().map(|(question, answer)| (question.to_owned(), answer.into())).collect();
+        let readiness: serde_json::Map<_, _> = self
+            .readiness()
+            .into_iter()
+            .map(|(question, answer)| (question.to_owned(), answer.into()))
+            .collect();
         json!({
             "seed": self.seed,
             "messages": self.outcomes,
@@ -144,9 +158,15 @@ impl Report {
     fn readiness(&self) -> Vec<(&'static str, String)> {
         vec![
             ("duplicates tested", self.answer(|kind| matches!(kind, Kind::Duplicates))),
-            ("crash windows tested", self.answer(|kind| matches!(kind, Kind::Crash { .. } | Kind::LeasedCrash { .. }))),
+            (
+                "crash windows tested",
+                self.answer(|kind| matches!(kind, Kind::Crash { .. } | Kind::LeasedCrash { .. })),
+            ),
             ("two workers tested", self.answer(|kind| matches!(kind, Kind::TwoWorkers))),
-            ("effect in the transaction", "yes: a handler reaches nothing but SQL in the host's transaction".to_owned()),
+            (
+                "effect in the transaction",
+                "yes: a handler reaches nothing but SQL in the host's transaction".to_owned(),
+            ),
             ("natural idempotency", self.natural_idempotency()),
             ("business key", self.business_keys()),
             ("order", self.order()),
@@ -167,17 +187,29 @@ impl Report {
 
     fn natural_idempotency(&self) -> String {
         match self.rows.iter().find(|row| matches!(row.window.kind, Kind::SecondIds)) {
-            Some(row) if row.judgement.verdict == Verdict::Once => "yes: a fact under a second message id changes nothing".to_owned(),
-            Some(row) => format!("no: a fact under a second message id changes {}", quoted(&row.judgement.tables)),
+            Some(row) if row.judgement.verdict == Verdict::Once => {
+                "yes: a fact under a second message id changes nothing".to_owned()
+            }
+            Some(row) => format!(
+                "no: a fact under a second message id changes {}",
+                quoted(&row.judgement.tables)
+            ),
             None => "not tested".to_owned(),
         }
     }
 
     fn business_keys(&self) -> String {
-        let is_unguarded =
-            |name: &str| self.findings.iter().any(|it| it.rule == "unguarded-insert" && it.text.contains(&format!("into `{name}`")));
-        let written = self.tables.iter().filter(|table| crate::lint::inserts_into(&self.statements, &table.name));
-        let (without, with): (Vec<_>, Vec<_>) = written.map(|table| table.name.clone()).partition(|name| is_unguarded(name));
+        let is_unguarded = |name: &str| {
+            self.findings.iter().any(|it| {
+                it.rule == "unguarded-insert" && it.text.contains(&format!("into `{name}`"))
+            })
+        };
+        let written = self
+            .tables
+            .iter()
+            .filter(|table| crate::lint::inserts_into(&self.statements, &table.name));
+        let (without, with): (Vec<_>, Vec<_>) =
+            written.map(|table| table.name.clone()).partition(|name| is_unguarded(name));
         match (with.is_empty(), without.is_empty()) {
             (true, true) => "nothing is inserted".to_owned(),
             (_, true) => format!("yes: {}", quoted(&with.into_iter().collect())),
@@ -186,7 +218,8 @@ impl Report {
     }
 
     fn order(&self) -> String {
-        let shuffled: Vec<_> = self.rows.iter().filter(|row| matches!(row.window.kind, Kind::Shuffled)).collect();
+        let shuffled: Vec<_> =
+            self.rows.iter().filter(|row| matches!(row.window.kind, Kind::Shuffled)).collect();
         let tables = order_dependent(&self.rows);
         match shuffled.iter().any(|row| row.judgement.verdict == Verdict::OrderDependent) {
             true if tables.is_empty() => "matters: for the messages' own outcomes".to_owned(),
@@ -198,17 +231,23 @@ impl Report {
 
     /// What two clean runs of the same messages left.
     fn another_run(&self) -> String {
-        let differs = |finding: &&Finding| finding.level <= Level::Warning && matches!(finding.rule, "session-value" | "two-runs-differ");
+        let differs = |finding: &&Finding| {
+            finding.level <= Level::Warning
+                && matches!(finding.rule, "session-value" | "two-runs-differ")
+        };
         match self.findings.iter().find(differs) {
             Some(finding) => format!("differs: {}", finding.text),
-            None if self.excluded.iter().next().is_none() && self.too_large.is_empty() => "leaves the same".to_owned(),
+            None if self.excluded.iter().next().is_none() && self.too_large.is_empty() => {
+                "leaves the same".to_owned()
+            }
             None => "leaves the same, but for what is not compared".to_owned(),
         }
     }
 
     /// What was seen of messages that came again: under their ids, and under others.
     fn replay(&self) -> String {
-        let mut duplicates = self.rows.iter().filter(|row| matches!(row.window.kind, Kind::Duplicates));
+        let mut duplicates =
+            self.rows.iter().filter(|row| matches!(row.window.kind, Kind::Duplicates));
         let same = if duplicates.any(is_failure) { "failed" } else { "changes nothing" };
         let other = match self.rows.iter().find(|row| matches!(row.window.kind, Kind::SecondIds)) {
             Some(row) if row.judgement.verdict == Verdict::Once => "changes nothing".to_owned(),

@@ -1,5 +1,5 @@
-//! Where the process dies, and what is delivered how. Each window has a copy of the database, ends when
-//! everything is settled, and is judged by what it left behind.
+//! Where the process dies, and what is delivered how. Each window has a copy of the database, ends
+//! when everything is settled, and is judged by what it left behind.
 
 use std::collections::BTreeSet;
 
@@ -65,30 +65,48 @@ const CALLS_MAX: usize = 12;
 const PAUSE_MS: u64 = 15;
 
 /// All windows for these messages. `runs` are those of a clean run.
-pub(super) fn plan(messages: usize, runs: &[RunRecord], completed: &BTreeSet<String>, ids: &[&str]) -> Vec<Window> {
+pub(super) fn plan(
+    messages: usize,
+    runs: &[RunRecord],
+    completed: &BTreeSet<String>,
+    ids: &[&str],
+) -> Vec<Window> {
     let first_runs = |id: &str| runs.iter().find(|run| run.message_id == id && run.attempt == 1);
     let calls = |index: usize| first_runs(ids[index]).map_or(0, |run| run.statements.len());
-    // Of the messages that complete, one that makes the most calls; one in the middle where there is a
-    // choice, so that something is settled before it and something shares its transaction.
+    // Of the messages that complete, one that makes the most calls; one in the middle where there
+    // is a choice, so that something is settled before it and something shares its transaction.
     let ok: Vec<usize> = (0..messages).filter(|index| completed.contains(ids[*index])).collect();
     let most = ok.iter().map(|index| calls(*index)).max();
     let busiest: Vec<usize> = ok.into_iter().filter(|index| Some(calls(*index)) == most).collect();
     let target = busiest.get(busiest.len() / 2).copied().unwrap_or(messages / 2);
-    let crash = |name: &str, point, nth| Window { name: name.to_owned(), kind: Kind::Crash { point, nth, target } };
-    let mut windows =
-        vec![crash("killed before the claim", "inbox:claim:before", 1), crash("killed after the claim", "inbox:claim:after", 1)];
+    let crash = |name: &str, point, nth| Window {
+        name: name.to_owned(),
+        kind: Kind::Crash { point, nth, target },
+    };
+    let mut windows = vec![
+        crash("killed before the claim", "inbox:claim:before", 1),
+        crash("killed after the claim", "inbox:claim:after", 1),
+    ];
     for call in 1..=calls(target).min(CALLS_MAX) {
-        windows.push(crash(&format!("killed after SQL call {call} of the handler"), "runtime:sql:after", call as u64));
+        windows.push(crash(
+            &format!("killed after SQL call {call} of the handler"),
+            "runtime:sql:after",
+            call as u64,
+        ));
     }
     windows.extend([
         crash("killed before the completion", "inbox:complete:before", 1),
         crash("killed before COMMIT", "inbox:commit:before", 1),
         crash("killed after COMMIT, before the ack", "inbox:commit:after", 1),
     ]);
-    // The last lease, so that the order of the messages stays; where some are tried again, the first.
+    // The last lease, so that the order of the messages stays; where some are tried again, the
+    // first.
     let is_straight = ids.iter().all(|id| completed.contains(*id)) && runs.len() == messages;
     let nth = if is_straight { messages as u64 } else { 1 };
-    let leased = |name: &str, point| Window { name: name.to_owned(), kind: Kind::LeasedCrash { point, nth } };
+    let leased = |name: &str, point| Window {
+        name: name.to_owned(),
+        kind: Kind::LeasedCrash { point, nth },
+    };
     windows.extend([
         leased("retry: killed after the lease", "retry:lease:after"),
         leased("retry: killed after the handler", "retry:handle:after"),
@@ -99,16 +117,29 @@ pub(super) fn plan(messages: usize, runs: &[RunRecord], completed: &BTreeSet<Str
     windows.push(delivery("each message two or three times", Kind::Duplicates));
     windows.push(delivery("two workers at once", Kind::TwoWorkers));
     if messages > 1 {
-        windows.extend((1..=SHUFFLES).map(|round| delivery(&format!("in another order ({round})"), Kind::Shuffled)));
+        windows.extend(
+            (1..=SHUFFLES)
+                .map(|round| delivery(&format!("in another order ({round})"), Kind::Shuffled)),
+        );
     }
     windows.push(delivery("again under a second id", Kind::SecondIds));
     windows
 }
 
 /// Go through one window.
-pub(super) async fn go(bench: &Bench, reference: &Reference, window: Window, number: usize, seed: u64) -> Result<Row> {
+pub(super) async fn go(
+    bench: &Bench,
+    reference: &Reference,
+    window: Window,
+    number: usize,
+    seed: u64,
+) -> Result<Row> {
     let rng = StdRng::seed_from_u64(seed ^ (number as u64) << 32);
-    let (done, found) = bench.in_copy(&format!("window_{number}"), async |spec| run(bench, &window.kind, spec, rng).await).await?;
+    let (done, found) = bench
+        .in_copy(&format!("window_{number}"), async |spec| {
+            run(bench, &window.kind, spec, rng).await
+        })
+        .await?;
     let judgement = judge(reference, &window.kind, &done, &found);
     Ok(Row { window, delivered: done.delivered, killed: done.killed, judgement })
 }
@@ -126,29 +157,42 @@ fn judge(reference: &Reference, kind: &Kind, done: &Done, found: &Found) -> Judg
 async fn run(bench: &Bench, kind: &Kind, spec: Spec, mut rng: StdRng) -> Result<Done> {
     let log = bench.log();
     match kind {
-        Kind::Crash { point, nth, target } => crash(bench, spec, &log, *target, (point, *nth)).await,
+        Kind::Crash { point, nth, target } => {
+            crash(bench, spec, &log, *target, (point, *nth)).await
+        }
         Kind::LeasedCrash { point, nth } => leased_crash(bench, spec, &log, (point, *nth)).await,
         Kind::Duplicates => settle(bench, spec, &bench.log_of(repeated(log.len(), &mut rng))).await,
         Kind::TwoWorkers => two_workers(bench, spec).await,
         Kind::Shuffled => {
             let order = shuffled(log.len(), &mut rng);
-            settle(bench, spec, &bench.log_of(order.into_iter().map(|message| (message, false)))).await
+            settle(bench, spec, &bench.log_of(order.into_iter().map(|message| (message, false))))
+                .await
         }
         Kind::SecondIds => {
-            let all = (0..log.len()).map(|message| (message, false)).chain((0..log.len()).map(|message| (message, true)));
+            let all = (0..log.len())
+                .map(|message| (message, false))
+                .chain((0..log.len()).map(|message| (message, true)));
             settle(bench, spec, &bench.log_of(all)).await
         }
     }
 }
 
-/// Settle what stands before the target, die in the batch that begins with it, and go on from the ack.
-async fn crash(bench: &Bench, spec: Spec, log: &[Delivery], target: usize, (point, nth): (&str, u64)) -> Result<Done> {
+/// Settle what stands before the target, die in the batch that begins with it, and go on from the
+/// ack.
+async fn crash(
+    bench: &Bench,
+    spec: Spec,
+    log: &[Delivery],
+    target: usize,
+    (point, nth): (&str, u64),
+) -> Result<Done> {
     let mut first = Worker::start(&bench.program, &spec).await?;
     let mut acked = first.deliver(&log[..target], true).await?.settled();
     first.order(&Order::Arm { point: point.to_owned(), nth }).await?;
     let ended = first.deliver(&log[target..], false).await?;
     acked += ended.settled();
-    let mut done = Done { delivered: log.len(), killed: 0, is_reached: matches!(ended, Ended::Killed(_)) };
+    let mut done =
+        Done { delivered: log.len(), killed: 0, is_reached: matches!(ended, Ended::Killed(_)) };
     if !done.is_reached {
         first.stop().await?;
         return Ok(done);
@@ -165,7 +209,12 @@ async fn crash(bench: &Bench, spec: Spec, log: &[Delivery], target: usize, (poin
 }
 
 /// Store everything, die while it runs from the inbox, and let another worker take the lease over.
-async fn leased_crash(bench: &Bench, spec: Spec, log: &[Delivery], (point, nth): (&str, u64)) -> Result<Done> {
+async fn leased_crash(
+    bench: &Bench,
+    spec: Spec,
+    log: &[Delivery],
+    (point, nth): (&str, u64),
+) -> Result<Done> {
     let spec = Spec { ack: Ack::AfterInsert, ..spec };
     let mut first = Worker::start(&bench.program, &spec).await?;
     let acked = first.deliver(log, false).await?.settled();
@@ -176,7 +225,8 @@ async fn leased_crash(bench: &Bench, spec: Spec, log: &[Delivery], (point, nth):
         return Ok(Done { delivered: log.len(), killed: 0, is_reached: false });
     }
     drop(first);
-    let mut second = Worker::start(&bench.program, &Spec { next_offset: acked as i64, ..spec }).await?;
+    let mut second =
+        Worker::start(&bench.program, &Spec { next_offset: acked as i64, ..spec }).await?;
     second.order(&Order::Finish).await?;
     second.stop().await?;
     Ok(Done { delivered: log.len(), killed: 1, is_reached: true })
@@ -202,10 +252,12 @@ async fn two_workers(bench: &Bench, spec: Spec) -> Result<Done> {
         logs[partition].push((index, false));
     }
     let [left, right] = logs;
-    let logs = [[left.clone(), right.clone()].concat(), [right, left].concat()].map(|log| bench.log_of(log));
+    let logs = [[left.clone(), right.clone()].concat(), [right, left].concat()]
+        .map(|log| bench.log_of(log));
     let spec = |partition| Spec { partition, pause_ms: PAUSE_MS, ..spec.clone() };
     let (specs, program) = ([spec(0), spec(1)], &bench.program);
-    let (mut first, mut second) = tokio::try_join!(Worker::start(program, &specs[0]), Worker::start(program, &specs[1]))?;
+    let (mut first, mut second) =
+        tokio::try_join!(Worker::start(program, &specs[0]), Worker::start(program, &specs[1]))?;
     tokio::try_join!(first.deliver(&logs[0], true), second.deliver(&logs[1], true))?;
     first.order(&Order::Finish).await?;
     first.stop().await?;
@@ -243,12 +295,18 @@ mod tests {
     fn repetitions_come_behind_the_first_delivery_and_shuffles_change_something() {
         for seed in 0..50 {
             let mut rng = StdRng::seed_from_u64(seed);
-            let order: Vec<_> = repeated(5, &mut rng).into_iter().map(|(message, _)| message).collect();
+            let order: Vec<_> =
+                repeated(5, &mut rng).into_iter().map(|(message, _)| message).collect();
             let mut firsts = order.clone();
             let mut seen = BTreeSet::new();
             firsts.retain(|message| seen.insert(*message));
             assert_eq!(firsts, [0, 1, 2, 3, 4], "{order:?}");
-            assert!((0..5).all(|message| (2..=3).contains(&order.iter().filter(|it| **it == message).count())), "{order:?}");
+            assert!(
+                (0..5)
+                    .all(|message| (2..=3)
+                        .contains(&order.iter().filter(|it| **it == message).count())),
+                "{order:?}"
+            );
             assert!(!shuffled(2, &mut rng).is_sorted());
         }
     }

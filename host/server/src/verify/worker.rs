@@ -1,9 +1,12 @@
-//! A process that runs a handler and may be killed at any step, and the side that tells it what to do.
+//! A process that runs a handler and may be killed at any step, and the side that tells it what to
+//! do.
 //!
-//! They speak in lines of JSON: the worker reads a [`Spec`] and then orders from standard input, and
-//! answers on standard output. When its input ends, so does it.
+//! They speak in lines of JSON: the worker reads a [`Spec`] and then orders from standard input,
+//! and answers on standard output. When its input ends, so does it.
 
-use std::{os::unix::process::ExitStatusExt, path::Path, process::Stdio, sync::Arc, time::Duration};
+use std::{
+    os::unix::process::ExitStatusExt, path::Path, process::Stdio, sync::Arc, time::Duration,
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use oncebox_inbox::hooks;
@@ -47,7 +50,10 @@ enum Answer {
 /// Be a worker.
 pub(crate) async fn run() -> Result<()> {
     let mut orders = BufReader::new(tokio::io::stdin()).lines();
-    let spec = orders.next_line().await?.context("`verify-worker` is told what to do by `oncebox verify`")?;
+    let spec = orders
+        .next_line()
+        .await?
+        .context("`verify-worker` is told what to do by `oncebox verify`")?;
     let spec: Spec = serde_json::from_str(&spec)?;
     let messages = Arc::new(messages::read(&spec.messages)?);
     let mut driver = Driver::open(&spec, messages, None).await?;
@@ -64,7 +70,9 @@ pub(crate) async fn run() -> Result<()> {
 
 async fn carry_out(driver: &mut Driver, order: Order) -> Result<()> {
     match order {
-        Order::Deliver { deliveries, each } => driver.deliver(&deliveries, each, |count| answer(&Answer::Settled(count))).await,
+        Order::Deliver { deliveries, each } => {
+            driver.deliver(&deliveries, each, |count| answer(&Answer::Settled(count))).await
+        }
         Order::Arm { point, nth } => {
             ensure!(hooks::arm(&point, nth), "there is no fail point `{point}`");
             Ok(())
@@ -104,15 +112,24 @@ impl Worker {
     /// Start a process and wait until it has loaded the handler.
     pub(super) async fn start(program: &Path, spec: &Spec) -> Result<Self> {
         let mut command = Command::new(program);
-        command.arg(SUBCOMMAND).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        // A worker is told everything; a host's settings are none of its business. A sabotage, which only
-        // the test suite's program knows, is: it is how the suite sees that a verification would notice.
-        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ONCEBOX_") && name != "ONCEBOX_SABOTAGE") {
+        command
+            .arg(SUBCOMMAND)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        // A worker is told everything; a host's settings are none of its business. A sabotage,
+        // which only the test suite's program knows, is: it is how the suite sees that a
+        // verification would notice.
+        for (name, _) in std::env::vars()
+            .filter(|(name, _)| name.starts_with("ONCEBOX_") && name != "ONCEBOX_SABOTAGE")
+        {
             command.env_remove(name);
         }
         let mut child = command.spawn().context("failed to start a worker process")?;
         let orders = child.stdin.take().context("a worker has no input")?;
-        let answers = BufReader::new(child.stdout.take().context("a worker has no output")?).lines();
+        let answers =
+            BufReader::new(child.stdout.take().context("a worker has no output")?).lines();
         let mut worker = Self { child, orders, answers };
         worker.send(&serde_json::to_string(spec)?).await?;
         match worker.wait().await? {
@@ -133,13 +150,18 @@ impl Worker {
     }
 
     async fn send(&mut self, line: &str) -> Result<()> {
-        self.orders.write_all(format!("{line}\n").as_bytes()).await.context("a worker does not listen")
+        self.orders
+            .write_all(format!("{line}\n").as_bytes())
+            .await
+            .context("a worker does not listen")
     }
 
     async fn wait(&mut self) -> Result<Ended> {
         let mut settled = 0;
         loop {
-            let line = timeout(SILENCE_MAX, self.answers.next_line()).await.context("a worker is stuck")??;
+            let line = timeout(SILENCE_MAX, self.answers.next_line())
+                .await
+                .context("a worker is stuck")??;
             match line.map(|line| serde_json::from_str(&line)).transpose()? {
                 Some(Answer::Settled(count)) => settled = count,
                 Some(Answer::Done) => return Ok(Ended::Done(settled)),
@@ -150,7 +172,8 @@ impl Worker {
     }
 
     async fn died(&mut self, settled: usize) -> Result<Ended> {
-        let status = timeout(SILENCE_MAX, self.child.wait()).await.context("a worker is stuck")??;
+        let status =
+            timeout(SILENCE_MAX, self.child.wait()).await.context("a worker is stuck")??;
         if status.signal() == Some(libc::SIGKILL) {
             return Ok(Ended::Killed(settled));
         }

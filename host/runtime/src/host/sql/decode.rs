@@ -25,16 +25,21 @@ impl Layout {
         let mut layout = Self { columns: Vec::new(), shapes: Vec::new() };
         for column in columns {
             let type_name = name(column.type_info());
-            let shape = Shape::of(column.type_info()).ok_or_else(|| unsupported(column.name(), &type_name, "which cannot be carried"))?;
+            let shape = Shape::of(column.type_info())
+                .ok_or_else(|| unsupported(column.name(), &type_name, "which cannot be carried"))?;
             layout.shapes.push(shape);
             layout.columns.push(Column { name: column.name().to_owned(), type_name });
         }
         Ok(layout)
     }
 
-    /// One row, and about how many bytes it takes; none if that is more than there is room for, which is
-    /// known before anything is copied.
-    pub(super) fn row(&self, row: &PgRow, room: usize) -> Result<Option<(Vec<Value>, usize)>, String> {
+    /// One row, and about how many bytes it takes; none if that is more than there is room for,
+    /// which is known before anything is copied.
+    pub(super) fn row(
+        &self,
+        row: &PgRow,
+        room: usize,
+    ) -> Result<Option<(Vec<Value>, usize)>, String> {
         let mut values = Vec::with_capacity(self.shapes.len());
         let mut size = 0;
         for (at, shape) in self.shapes.iter().enumerate() {
@@ -60,11 +65,13 @@ impl Layout {
 }
 
 fn unsupported(column: &str, type_name: &str, reason: &str) -> String {
-    format!("column `{column}` is of type `{type_name}`, {reason}; cast it to text: `{column}::text`")
+    format!(
+        "column `{column}` is of type `{type_name}`, {reason}; cast it to text: `{column}::text`"
+    )
 }
 
-/// About how many bytes a value will take, beside the value itself. A number of ten bytes can have a hundred
-/// thousand digits.
+/// About how many bytes a value will take, beside the value itself. A number of ten bytes can have
+/// a hundred thousand digits.
 fn heap(shape: Shape, bytes: &[u8]) -> usize {
     match shape {
         Shape::Scalar(scalar) => text_bytes(scalar, bytes),
@@ -152,7 +159,8 @@ impl<'a> Reader<'a> {
     fn array_heap(mut self, scalar: Scalar) -> Result<usize, &'static str> {
         let mut heap = 0;
         for _ in 0..self.count()? {
-            heap += std::mem::size_of::<Element>() + self.bytes()?.map_or(0, |bytes| text_bytes(scalar, bytes));
+            heap += std::mem::size_of::<Element>()
+                + self.bytes()?.map_or(0, |bytes| text_bytes(scalar, bytes));
         }
         Ok(heap)
     }
@@ -208,7 +216,9 @@ fn date(days: i32) -> Result<i32, &'static str> {
 fn timestamp(microseconds: i64) -> Result<i64, &'static str> {
     match microseconds {
         i64::MIN | i64::MAX => Ok(microseconds),
-        value => value.checked_add(EPOCH_MICROSECONDS).filter(|value| *value != i64::MAX).ok_or(TOO_FAR),
+        value => {
+            value.checked_add(EPOCH_MICROSECONDS).filter(|value| *value != i64::MAX).ok_or(TOO_FAR)
+        }
     }
 }
 

@@ -55,13 +55,18 @@ impl Type<Postgres> for Bound {
 /// All parameters of a statement, or what is wrong with one of them.
 pub(super) fn arguments(types: &[PgTypeInfo], params: &[Value]) -> Result<PgArguments, String> {
     if types.len() != params.len() {
-        return Err(format!("the statement has {} parameters, {} were given", types.len(), params.len()));
+        return Err(format!(
+            "the statement has {} parameters, {} were given",
+            types.len(),
+            params.len()
+        ));
     }
     let mut arguments = PgArguments::default();
     for (at, (info, value)) in types.iter().zip(params).enumerate() {
         let bytes = parameter(at + 1, info, value)?;
         let bound = Bound { bytes, info: info.clone() };
-        sqlx::Arguments::add(&mut arguments, bound).map_err(|error| format!("parameter `${}`: {error}", at + 1))?;
+        sqlx::Arguments::add(&mut arguments, bound)
+            .map_err(|error| format!("parameter `${}`: {error}", at + 1))?;
     }
     Ok(arguments)
 }
@@ -70,21 +75,27 @@ fn parameter(number: usize, info: &PgTypeInfo, value: &Value) -> Result<Option<V
     let type_name = name(info);
     let Some(shape) = Shape::of(info) else {
         return Err(format!(
-            "parameter `${number}` is of type `{type_name}`, which cannot be carried; give it as text and cast it: `${number}::text::{}`",
+            "parameter `${number}` is of type `{type_name}`, which cannot be carried; give it as \
+                text and cast it: `${number}::text::{}`",
             type_name.to_lowercase()
         ));
     };
     encode(shape, value).map_err(|problem| match problem {
         Problem::Mismatch("a text") => format!(
-            "parameter `${number}` is of type `{type_name}` and does not take a text as it is; write `${number}::text::{}` and \
+            "parameter `${number}` is of type `{type_name}` and does not take a text as it is; \
+                write `${number}::text::{}` and \
              PostgreSQL reads it, or give a value of that type",
             type_name.to_lowercase()
         ),
         Problem::Mismatch(given) => format!(
-            "parameter `${number}` is of type `{type_name}` and does not take {given}; give it as text and cast it: `${number}::text::{}`",
+            "parameter `${number}` is of type `{type_name}` and does not take {given}; give it as \
+                text and cast it: `${number}::text::{}`",
             type_name.to_lowercase()
         ),
-        Problem::Value(reason) => format!("parameter `${number}` is of type `{type_name}`: {reason}"),
+        Problem::Value(reason) => format!(
+            "parameter `${number}` is of type `{type_name}`: \
+            {reason}"
+        ),
     })
 }
 
@@ -100,8 +111,12 @@ fn encode(shape: Shape, value: &Value) -> Result<Option<Vec<u8>>, Problem> {
     let mut out = Vec::new();
     match (shape, value) {
         (_, Value::Null) => return Ok(None),
-        (Shape::Array(scalar, oid), Value::Array(elements)) => array(scalar, oid, elements, &mut out)?,
-        (Shape::Scalar(scalar), value) => one(scalar, Item::of(value).ok_or(Problem::Mismatch("an array"))?, &mut out)?,
+        (Shape::Array(scalar, oid), Value::Array(elements)) => {
+            array(scalar, oid, elements, &mut out)?
+        }
+        (Shape::Scalar(scalar), value) => {
+            one(scalar, Item::of(value).ok_or(Problem::Mismatch("an array"))?, &mut out)?
+        }
         (Shape::Array(..), _) => return Err(Problem::Mismatch("a single value")),
     }
     Ok(Some(out))
@@ -115,7 +130,8 @@ fn array(scalar: Scalar, oid: u32, elements: &[Element], out: &mut Vec<u8>) -> R
         out.extend_from_slice(&field.to_be_bytes());
     }
     if dimensions == 1 {
-        let count = i32::try_from(elements.len()).map_err(|_| Problem::Value("the array is too long"))?;
+        let count =
+            i32::try_from(elements.len()).map_err(|_| Problem::Value("the array is too long"))?;
         out.extend_from_slice(&count.to_be_bytes());
         out.extend_from_slice(&1_i32.to_be_bytes());
     }
@@ -127,7 +143,8 @@ fn array(scalar: Scalar, oid: u32, elements: &[Element], out: &mut Vec<u8>) -> R
         let start = out.len();
         out.extend_from_slice(&[0; 4]);
         one(scalar, item, out)?;
-        let length = i32::try_from(out.len() - start - 4).map_err(|_| Problem::Value("an element is too long"))?;
+        let length = i32::try_from(out.len() - start - 4)
+            .map_err(|_| Problem::Value("an element is too long"))?;
         out[start..start + 4].copy_from_slice(&length.to_be_bytes());
     }
     Ok(())
@@ -214,15 +231,23 @@ fn one(scalar: Scalar, item: Item<'_>, out: &mut Vec<u8>) -> Result<(), Problem>
     use Scalar as S;
     match (scalar, item) {
         (S::Boolean, Item::Boolean(value)) => out.push(value.into()),
-        (S::Int2, Item::Integer(value)) => out.extend_from_slice(&i16::try_from(value).map_err(|_| OUT_OF_RANGE)?.to_be_bytes()),
-        (S::Int4, Item::Integer(value)) => out.extend_from_slice(&i32::try_from(value).map_err(|_| OUT_OF_RANGE)?.to_be_bytes()),
+        (S::Int2, Item::Integer(value)) => {
+            out.extend_from_slice(&i16::try_from(value).map_err(|_| OUT_OF_RANGE)?.to_be_bytes())
+        }
+        (S::Int4, Item::Integer(value)) => {
+            out.extend_from_slice(&i32::try_from(value).map_err(|_| OUT_OF_RANGE)?.to_be_bytes())
+        }
         (S::Int8, Item::Integer(value)) => out.extend_from_slice(&value.to_be_bytes()),
         (S::Float4, Item::Float4(value)) => out.extend_from_slice(&value.to_be_bytes()),
         (S::Float4, Item::Float8(value)) => out.extend_from_slice(&narrowed(value)?.to_be_bytes()),
         (S::Float8, Item::Float4(value)) => out.extend_from_slice(&f64::from(value).to_be_bytes()),
         (S::Float8, Item::Float8(value)) => out.extend_from_slice(&value.to_be_bytes()),
-        (S::Numeric, Item::Numeric(text) | Item::Text(text)) => numeric::encode(text, out).map_err(Problem::Value)?,
-        (S::Numeric, Item::Integer(value)) => numeric::encode(&value.to_string(), out).map_err(Problem::Value)?,
+        (S::Numeric, Item::Numeric(text) | Item::Text(text)) => {
+            numeric::encode(text, out).map_err(Problem::Value)?
+        }
+        (S::Numeric, Item::Integer(value)) => {
+            numeric::encode(&value.to_string(), out).map_err(Problem::Value)?
+        }
         (S::Text | S::Enum, Item::Text(value)) => out.extend_from_slice(text(value)?),
         (S::Char, Item::Text(value)) => char_byte(value, out)?,
         (S::Bytea, Item::Bytea(value)) => out.extend_from_slice(value),
@@ -234,8 +259,12 @@ fn one(scalar: Scalar, item: Item<'_>, out: &mut Vec<u8>) -> Result<(), Problem>
         }
         (S::Date, Item::Date(days)) => out.extend_from_slice(&date(days)?.to_be_bytes()),
         (S::Time, Item::Time(value)) => out.extend_from_slice(&value.to_be_bytes()),
-        (S::Timestamp, Item::Timestamp(value)) => out.extend_from_slice(&timestamp(value)?.to_be_bytes()),
-        (S::Timestamptz, Item::Timestamptz(value)) => out.extend_from_slice(&timestamp(value)?.to_be_bytes()),
+        (S::Timestamp, Item::Timestamp(value)) => {
+            out.extend_from_slice(&timestamp(value)?.to_be_bytes())
+        }
+        (S::Timestamptz, Item::Timestamptz(value)) => {
+            out.extend_from_slice(&timestamp(value)?.to_be_bytes())
+        }
         (S::Interval, Item::Interval(value)) => {
             out.extend_from_slice(&value.microseconds.to_be_bytes());
             out.extend_from_slice(&value.days.to_be_bytes());
@@ -250,7 +279,9 @@ const OUT_OF_RANGE: Problem = Problem::Value("the value is out of range");
 
 fn text(value: &str) -> Result<&[u8], Problem> {
     match value.contains('\0') {
-        true => Err(Problem::Value("the text contains a NUL character, which PostgreSQL cannot store")),
+        true => {
+            Err(Problem::Value("the text contains a NUL character, which PostgreSQL cannot store"))
+        }
         false => Ok(value.as_bytes()),
     }
 }
@@ -279,7 +310,12 @@ fn uuid(value: &str) -> Result<[u8; 16], Problem> {
     if bytes.len() != 36 || [8, 13, 18, 23].iter().any(|at| bytes[*at] != b'-') {
         return Err(malformed());
     }
-    let digits: Vec<u8> = bytes.iter().enumerate().filter(|(at, _)| ![8, 13, 18, 23].contains(at)).map(|(_, byte)| *byte).collect();
+    let digits: Vec<u8> = bytes
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| ![8, 13, 18, 23].contains(at))
+        .map(|(_, byte)| *byte)
+        .collect();
     let mut uuid = [0; 16];
     hex::decode_to_slice(digits, &mut uuid).map_err(|_| malformed())?;
     Ok(uuid)
@@ -295,6 +331,9 @@ fn date(days: i32) -> Result<i32, Problem> {
 fn timestamp(microseconds: i64) -> Result<i64, Problem> {
     match microseconds {
         i64::MIN | i64::MAX => Ok(microseconds),
-        value => value.checked_sub(EPOCH_MICROSECONDS).filter(|value| *value != i64::MIN).ok_or(OUT_OF_RANGE),
+        value => value
+            .checked_sub(EPOCH_MICROSECONDS)
+            .filter(|value| *value != i64::MIN)
+            .ok_or(OUT_OF_RANGE),
     }
 }

@@ -26,7 +26,8 @@ const PARAMS_MAX: usize = 65_535;
 const ERROR_BYTES: usize = 4096;
 /// Bytes of what PostgreSQL says of one type: an enum's labels, a row's attributes.
 const TYPE_BYTES_MAX: usize = 256 << 10;
-/// Bytes of a row on the wire beside its values: the lengths of as many columns as PostgreSQL allows.
+/// Bytes of a row on the wire beside its values: the lengths of as many columns as PostgreSQL
+/// allows.
 const ROW_OVERHEAD: usize = 4 * 1_700;
 
 /// Whether rows are wanted.
@@ -64,7 +65,13 @@ pub enum Stopped {
 pub struct ConnectionLost;
 
 /// Run one statement of a guest. Dropping the future condemns the connection.
-pub async fn run_statement(tx: &Tx, limits: &Limits, mode: Mode, text: &str, params: &[Value]) -> Result<Answer, Stopped> {
+pub async fn run_statement(
+    tx: &Tx,
+    limits: &Limits,
+    mode: Mode,
+    text: &str,
+    params: &[Value],
+) -> Result<Answer, Stopped> {
     check(limits, text, params).map_err(Stopped::Guest)?;
     let mut statement = tx.statement().await;
     match exchange(statement.connection(), limits, mode, text, params).await {
@@ -102,7 +109,9 @@ async fn stopped(tx: &Tx, statement: Statement<'_>, error: &sqlx::Error) -> Stop
     }
     match error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>()) {
         Some(error) => Stopped::Guest(Error::Database(database_error(error))),
-        None => Stopped::Guest(Error::Unsupported(format!("the statement cannot be sent: {error}"))),
+        None => {
+            Stopped::Guest(Error::Unsupported(format!("the statement cannot be sent: {error}")))
+        }
     }
 }
 
@@ -135,7 +144,9 @@ fn check(limits: &Limits, text: &str, params: &[Value]) -> Result<(), Error> {
 /// About how many bytes a parameter takes.
 fn size(value: &Value) -> usize {
     match value {
-        Value::Numeric(text) | Value::Text(text) | Value::Uuid(text) | Value::Json(text) => text.len(),
+        Value::Numeric(text) | Value::Text(text) | Value::Uuid(text) | Value::Json(text) => {
+            text.len()
+        }
         Value::Bytea(bytes) => bytes.len(),
         Value::Array(elements) => elements.iter().map(element_size).sum(),
         _ => std::mem::size_of::<i64>(),
@@ -144,7 +155,10 @@ fn size(value: &Value) -> usize {
 
 fn element_size(element: &Element) -> usize {
     match element {
-        Element::Numeric(text) | Element::Text(text) | Element::Uuid(text) | Element::Json(text) => 4 + text.len(),
+        Element::Numeric(text)
+        | Element::Text(text)
+        | Element::Uuid(text)
+        | Element::Json(text) => 4 + text.len(),
         Element::Bytea(bytes) => 4 + bytes.len(),
         _ => 4 + std::mem::size_of::<i64>(),
     }
@@ -167,7 +181,13 @@ fn unsupported(text: impl Into<String>) -> Trouble {
     Trouble::Guest(Error::Unsupported(text.into()))
 }
 
-async fn exchange(connection: &mut PgConnection, limits: &Limits, mode: Mode, text: &str, params: &[Value]) -> Result<Answer, Trouble> {
+async fn exchange(
+    connection: &mut PgConnection,
+    limits: &Limits,
+    mode: Mode,
+    text: &str,
+    params: &[Value],
+) -> Result<Answer, Trouble> {
     let prepared = describe(connection, text).await?;
     if types(&prepared).any(is_too_deep) {
         return Err(Trouble::TooDeep);
@@ -182,7 +202,11 @@ async fn exchange(connection: &mut PgConnection, limits: &Limits, mode: Mode, te
         connection.clear_cached_statements().await?;
     }
     let (rows, rows_affected) = result?;
-    Ok(Answer { columns: layout.map(|layout| layout.columns).unwrap_or_default(), rows, rows_affected })
+    Ok(Answer {
+        columns: layout.map(|layout| layout.columns).unwrap_or_default(),
+        rows,
+        rows_affected,
+    })
 }
 
 const NOT_DESCRIBED: &str = "a type of this statement cannot be described; cast it to text";
@@ -233,12 +257,18 @@ async fn read(
     layout: Option<&Layout>,
     limits: &Limits,
 ) -> Result<(Vec<Vec<Value>>, u64), Trouble> {
-    connection.set_row_bytes_max(if layout.is_some() { limits.result_bytes_max.saturating_add(ROW_OVERHEAD) } else { 0 });
+    connection.set_row_bytes_max(if layout.is_some() {
+        limits.result_bytes_max.saturating_add(ROW_OVERHEAD)
+    } else {
+        0
+    });
     let answer = read_rows(connection, prepared, arguments, layout, limits).await;
     connection.set_row_bytes_max(usize::MAX);
     let passed_over = connection.take_rows_passed_over();
     match layout {
-        Some(_) if answer.is_ok() && passed_over > 0 => Err(Trouble::Guest(limit("result_bytes_max", limits.result_bytes_max))),
+        Some(_) if answer.is_ok() && passed_over > 0 => {
+            Err(Trouble::Guest(limit("result_bytes_max", limits.result_bytes_max)))
+        }
         _ => answer,
     }
 }
@@ -256,7 +286,9 @@ async fn read_rows(
     while let Some(item) = stream.try_next().await? {
         match (item, layout) {
             (Either::Left(done), _) => rows_affected += done.rows_affected(),
-            (Either::Right(row), Some(layout)) if error.is_none() => error = rows.keep(layout, &row).err(),
+            (Either::Right(row), Some(layout)) if error.is_none() => {
+                error = rows.keep(layout, &row).err()
+            }
             (Either::Right(_), _) => {}
         }
     }

@@ -63,7 +63,10 @@ impl Session {
     }
 
     /// What the guest is answered; a lost connection ends it instead.
-    pub(crate) fn answer<T>(&mut self, result: Result<T, Stopped>) -> wasmtime::Result<Result<T, Error>> {
+    pub(crate) fn answer<T>(
+        &mut self,
+        result: Result<T, Stopped>,
+    ) -> wasmtime::Result<Result<T, Error>> {
         match result {
             Ok(value) => Ok(Ok(value)),
             Err(Stopped::Guest(error)) => {
@@ -175,12 +178,19 @@ mod tests {
 
     #[test]
     fn every_cap_names_its_setting() {
-        let limits = Limits { statements_max: 3, statement_texts_max: 1, statement_bytes_max: 10, ..Limits::default() };
+        let limits = Limits {
+            statements_max: 3,
+            statement_texts_max: 1,
+            statement_bytes_max: 10,
+            ..Limits::default()
+        };
         let mut session = Session::default();
         assert!(session.admit("select 1", &limits).is_ok());
-        for (text, setting) in
-            [("select 2", "statement_texts_max"), ("select 12345", "statement_bytes_max"), ("select 1", "statements_max")]
-        {
+        for (text, setting) in [
+            ("select 2", "statement_texts_max"),
+            ("select 12345", "statement_bytes_max"),
+            ("select 1", "statements_max"),
+        ] {
             match session.admit(text, &limits) {
                 Err(Error::Limit(text)) => assert!(text.contains(setting), "{text}"),
                 other => panic!("{other:?}"),

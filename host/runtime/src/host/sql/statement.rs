@@ -5,7 +5,8 @@
 //! first word cannot turn it into another kind.
 
 /// Kinds that read or change rows. None of them can touch the transaction or the session.
-const ALLOWED: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "VALUES", "TABLE", "WITH"];
+const ALLOWED: &[&str] =
+    &["SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "VALUES", "TABLE", "WITH"];
 
 /// Characters of a refused word that are shown.
 const WORD_SHOWN: usize = 32;
@@ -24,10 +25,13 @@ pub(crate) fn check(text: &str) -> Result<(), String> {
 }
 
 fn refusal(word: &str, rest: &str) -> String {
-    let allowed = "a statement begins with SELECT, INSERT, UPDATE, DELETE, MERGE, VALUES, TABLE or WITH";
+    let allowed =
+        "a statement begins with SELECT, INSERT, UPDATE, DELETE, MERGE, VALUES, TABLE or WITH";
     match (word, rest.chars().next()) {
         ("", None) => format!("the statement is empty; {allowed}"),
-        ("", Some(c)) => format!("a statement cannot begin with `{}`; {allowed}", c.escape_default()),
+        ("", Some(c)) => {
+            format!("a statement cannot begin with `{}`; {allowed}", c.escape_default())
+        }
         (word, _) => {
             let shown: String = word.chars().take(WORD_SHOWN).collect();
             format!("`{}` is not allowed; {allowed}", shown.escape_debug())
@@ -69,7 +73,9 @@ fn skip_block_comment(text: &str) -> Result<&str, String> {
 
 /// An identifier, as PostgreSQL's lexer delimits it: non-ASCII characters and `$` belong to it.
 fn first_word(text: &str) -> &str {
-    let end = text.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '$' || !c.is_ascii())).unwrap_or(text.len());
+    let end = text
+        .find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '$' || !c.is_ascii()))
+        .unwrap_or(text.len());
     &text[..end]
 }
 
@@ -175,7 +181,10 @@ mod tests {
     #[test]
     fn a_refusal_names_the_word_and_what_is_allowed() {
         let refused = check("/* x */ Commit; select 1").expect_err("it is not in the list");
-        assert!(refused.starts_with("`Commit` is not allowed; a statement begins with SELECT"), "{refused}");
+        assert!(
+            refused.starts_with("`Commit` is not allowed; a statement begins with SELECT"),
+            "{refused}"
+        );
         assert!(check(&"x".repeat(10_000)).expect_err("it is not in the list").len() < 200);
     }
 }

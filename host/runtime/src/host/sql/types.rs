@@ -125,8 +125,12 @@ pub(super) fn is_too_deep(info: &PgTypeInfo) -> bool {
             return true;
         }
         match info.kind() {
-            PgTypeKind::Domain(below) | PgTypeKind::Array(below) | PgTypeKind::Range(below) => open.push((below, depth + 1)),
-            PgTypeKind::Composite(attributes) => open.extend(attributes.iter().map(|(_, below)| (below, depth + 1))),
+            PgTypeKind::Domain(below) | PgTypeKind::Array(below) | PgTypeKind::Range(below) => {
+                open.push((below, depth + 1))
+            }
+            PgTypeKind::Composite(attributes) => {
+                open.extend(attributes.iter().map(|(_, below)| (below, depth + 1)))
+            }
             PgTypeKind::Simple | PgTypeKind::Pseudo | PgTypeKind::Enum(_) => {}
         }
     }

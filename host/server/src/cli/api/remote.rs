@@ -42,10 +42,14 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// For what is done on this machine alone. A name in the environment is meant for other commands.
+    /// For what is done on this machine alone. A name in the environment is meant for other
+    /// commands.
     pub(crate) fn refuse(&self) -> Result<()> {
         let is_said = self.server.is_some() && std::env::var_os("ONCEBOX_SERVER").is_none();
-        ensure!(!is_said, "this command works on this machine and not through a server; leave `--server` out");
+        ensure!(
+            !is_said,
+            "this command works on this machine and not through a server; leave `--server` out"
+        );
         Ok(())
     }
 }
@@ -66,20 +70,30 @@ pub(crate) struct Remote {
 impl Remote {
     /// What was said, checked; nothing is sent yet.
     pub(crate) fn new(url: &str, said: &Server, token: Option<String>) -> Result<Self> {
-        let wrong =
-            || format!("`{url}` is not the URL of a server; it is that of its API (`api.listen`), such as https://oncebox.example:9465");
+        let wrong = || {
+            format!(
+                "`{url}` is not the URL of a server; it is that of its API (`api.listen`), such as \
+                    https://oncebox.example:9465"
+            )
+        };
         let uri: Uri = url.parse().with_context(wrong)?;
-        let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else { bail!("{}", wrong()) };
+        let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+            bail!("{}", wrong())
+        };
         ensure!(matches!(scheme, "http" | "https") && uri.query().is_none(), "{}", wrong());
         // It would be sent on and logged; a token has its own places.
-        ensure!(!authority.as_str().contains('@'), "the URL of a server holds no password; use `--token-file` or ONCEBOX_TOKEN");
+        ensure!(
+            !authority.as_str().contains('@'),
+            "the URL of a server holds no password; use `--token-file` or ONCEBOX_TOKEN"
+        );
         let is_tls = scheme == "https";
-        let token = match &said.token_file {
-            Some(path) => {
-                Some(std::fs::read_to_string(path).with_context(|| format!("failed to read the token from `{}`", path.display()))?)
-            }
-            None => token,
-        };
+        let token =
+            match &said.token_file {
+                Some(path) => Some(std::fs::read_to_string(path).with_context(|| {
+                    format!("failed to read the token from `{}`", path.display())
+                })?),
+                None => token,
+            };
         Ok(Self {
             base: url.trim_end_matches('/').to_owned(),
             host: authority.host().trim_matches(['[', ']']).to_owned(),
@@ -101,8 +115,12 @@ impl Remote {
         *request.uri_mut() = format!("{}{}", self.prefix, request.uri()).parse()?;
         let headers = request.headers_mut();
         headers.insert(HOST, self.authority.clone());
-        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("oncebox/", env!("CARGO_PKG_VERSION"))));
-        headers.insert(ACCEPT, HeaderValue::from_static("application/json, application/problem+json"));
+        headers.insert(
+            USER_AGENT,
+            HeaderValue::from_static(concat!("oncebox/", env!("CARGO_PKG_VERSION"))),
+        );
+        headers
+            .insert(ACCEPT, HeaderValue::from_static("application/json, application/problem+json"));
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
         let stream = self.connect().await?;
         if let Some(token) = &self.token {
@@ -112,30 +130,55 @@ impl Remote {
             None => exchange(stream, request).await,
             Some(tls) => exchange(self.secured(tls, stream).await?, request).await,
         };
-        answered
-            .with_context(|| format!("the server at `{}` did not answer as a server does; check `--server` (ONCEBOX_SERVER)", self.base))
+        answered.with_context(|| {
+            format!(
+                "the server at `{}` did not answer as a server does; check \
+                `--server` (ONCEBOX_SERVER)",
+                self.base
+            )
+        })
     }
 
     async fn secured(&self, tls: &SslConnector, stream: TcpStream) -> Result<SslStream<TcpStream>> {
-        let failed = || format!("no secure connection to `{}`; `--ca-file` names a private authority", self.base);
+        let failed = || {
+            format!(
+                "no secure connection to `{}`; `--ca-file` names a private authority",
+                self.base
+            )
+        };
         let mut stream = SslStream::new(tls.configure()?.into_ssl(&self.host)?, stream)?;
-        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, Pin::new(&mut stream).connect()).await;
+        let connecting =
+            tokio::time::timeout(CONNECT_TIMEOUT, Pin::new(&mut stream).connect()).await;
         connecting.with_context(failed)?.with_context(failed)?;
         Ok(stream)
     }
 
     async fn connect(&self) -> Result<TcpStream> {
-        let unreachable = || format!("the server at `{}` is not reachable; check `--server` (ONCEBOX_SERVER)", self.base);
+        let unreachable = || {
+            format!(
+                "the server at `{}` is not reachable; check `--server` (ONCEBOX_SERVER)",
+                self.base
+            )
+        };
         let late = |_| std::io::Error::from(std::io::ErrorKind::TimedOut);
-        let resolving = tokio::time::timeout(CONNECT_TIMEOUT, tokio::net::lookup_host((self.host.as_str(), self.port))).await;
-        let addresses: Vec<SocketAddr> = resolving.map_err(late).flatten().with_context(unreachable)?.collect();
+        let resolving = tokio::time::timeout(
+            CONNECT_TIMEOUT,
+            tokio::net::lookup_host((self.host.as_str(), self.port)),
+        )
+        .await;
+        let addresses: Vec<SocketAddr> =
+            resolving.map_err(late).flatten().with_context(unreachable)?.collect();
         // A name says nothing of where it leads, so the addresses are asked.
         ensure!(
-            self.token.is_none() || self.tls.is_some() || addresses.iter().all(|address| address.ip().is_loopback()),
-            "the token is not sent to `{}` over plain http, since that is another machine; use https",
+            self.token.is_none()
+                || self.tls.is_some()
+                || addresses.iter().all(|address| address.ip().is_loopback()),
+            "the token is not sent to `{}` over plain http, since that is another machine; use \
+                https",
             self.host
         );
-        let connected = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(&addresses[..])).await;
+        let connected =
+            tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(&addresses[..])).await;
         let stream = connected.map_err(late).flatten().with_context(unreachable)?;
         stream.set_nodelay(true)?;
         Ok(stream)
@@ -155,14 +198,18 @@ async fn exchange<S>(stream: S, request: Request<Body>) -> Result<Response<Body>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let task = Connection(tokio::spawn(connection).abort_handle());
     let response = sender.send_request(request).await?;
     Ok(response.map(|body| {
-        let chunks = futures::stream::unfold((Body::new(body).into_data_stream(), task), async |(mut chunks, task)| {
-            let chunk = futures::StreamExt::next(&mut chunks).await?;
-            Some((chunk, (chunks, task)))
-        });
+        let chunks = futures::stream::unfold(
+            (Body::new(body).into_data_stream(), task),
+            async |(mut chunks, task)| {
+                let chunk = futures::StreamExt::next(&mut chunks).await?;
+                Some((chunk, (chunks, task)))
+            },
+        );
         Body::from_stream(chunks)
     }))
 }
@@ -170,7 +217,11 @@ where
 fn bearer(token: &str) -> Result<HeaderValue> {
     let token = token.trim();
     let is_sound = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic());
-    ensure!(is_sound, "the token is not one: a token is one word of printable characters; see `--token-file` and ONCEBOX_TOKEN");
+    ensure!(
+        is_sound,
+        "the token is not one: a token is one word of printable characters; see `--token-file` and \
+            ONCEBOX_TOKEN"
+    );
     let mut value = HeaderValue::from_str(&format!("Bearer {token}"))?;
     value.set_sensitive(true);
     Ok(value)
@@ -178,10 +229,14 @@ fn bearer(token: &str) -> Result<HeaderValue> {
 
 /// The system's authorities and those of a file; the name of the server is checked.
 fn connector(ca_file: Option<&Path>) -> Result<SslConnector> {
-    let mut builder = SslConnector::builder(SslMethod::tls_client()).context("failed to prepare TLS")?;
+    let mut builder =
+        SslConnector::builder(SslMethod::tls_client()).context("failed to prepare TLS")?;
     if let Some(path) = ca_file {
-        std::fs::metadata(path).with_context(|| format!("failed to read the certificates `{}`", path.display()))?;
-        builder.set_ca_file(path).with_context(|| format!("`{}` holds no certificates in PEM", path.display()))?;
+        std::fs::metadata(path)
+            .with_context(|| format!("failed to read the certificates `{}`", path.display()))?;
+        builder
+            .set_ca_file(path)
+            .with_context(|| format!("`{}` holds no certificates in PEM", path.display()))?;
     }
     Ok(builder.build())
 }
@@ -203,9 +258,22 @@ mod tests {
             ("http://localhost", "localhost", 80, ""),
         ] {
             let remote = new(url, None).expect("a sound URL");
-            assert_eq!((remote.host.as_str(), remote.port, remote.prefix.as_str()), (host, port, prefix), "{url}");
+            assert_eq!(
+                (remote.host.as_str(), remote.port, remote.prefix.as_str()),
+                (host, port, prefix),
+                "{url}"
+            );
         }
-        for url in ["", "oncebox.example", "ftp://h", "http://", "/x", "http://h/?q=1", "http://u:p@h", "http://h h"] {
+        for url in [
+            "",
+            "oncebox.example",
+            "ftp://h",
+            "http://",
+            "/x",
+            "http://h/?q=1",
+            "http://u:p@h",
+            "http://h h",
+        ] {
             assert!(new(url, None).is_err(), "{url}");
         }
     }

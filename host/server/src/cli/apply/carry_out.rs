@@ -1,4 +1,5 @@
-//! The plan, step by step. A step that fails ends it; what was done stays, and the next run goes on.
+//! The plan, step by step. A step that fails ends it; what was done stays, and the next run goes
+//! on.
 
 use anyhow::{Context, Result};
 
@@ -15,7 +16,10 @@ use crate::cli::{
 };
 
 /// Carry out what is to be created or changed; the deployments that were made.
-pub(super) async fn carry_out(api: &Api, changes: &[Change<'_>]) -> Result<Vec<(SlotArgs, wire::Deployment)>> {
+pub(super) async fn carry_out(
+    api: &Api,
+    changes: &[Change<'_>],
+) -> Result<Vec<(SlotArgs, wire::Deployment)>> {
     let mut deployed = Vec::new();
     // Tenants and versions of all first: a component that cannot be deployed stops everything else.
     let (first, rest): (Vec<_>, Vec<_>) = changes
@@ -25,36 +29,70 @@ pub(super) async fn carry_out(api: &Api, changes: &[Change<'_>]) -> Result<Vec<(
     for change in first.into_iter().chain(rest) {
         match &change.what {
             What::Tenant(tenant) => tenant_is_made(api, tenant).await?,
-            What::Version { tenant, handler, source } => version_is_made(api, tenant, handler, source).await?,
+            What::Version { tenant, handler, source } => {
+                version_is_made(api, tenant, handler, source).await?
+            }
             What::Migration { tenant, migration } => {
-                let made: Result<wire::Migration> = api.post(&path(&["tenants", tenant, "migrations"]), &migration.to_send()).await;
+                let made: Result<wire::Migration> =
+                    api.post(&path(&["tenants", tenant, "migrations"]), &migration.to_send()).await;
                 made.with_context(|| format!("`{}`", migration.path.display()))?;
             }
             What::Consumer { tenant, consumer } => {
-                let new = NewConsumer { name: consumer.name.clone(), policy: policy_object(&consumer.policy)? };
-                let _: wire::Consumer = api.post(&path(&["tenants", tenant, "consumers"]), &new).await?;
+                let new = NewConsumer {
+                    name: consumer.name.clone(),
+                    policy: policy_object(&consumer.policy)?,
+                };
+                let _: wire::Consumer =
+                    api.post(&path(&["tenants", tenant, "consumers"]), &new).await?;
             }
-            What::Deployment { tenant, consumer, deployment } => deployed.push(deploy(api, tenant, consumer, deployment).await?),
+            What::Deployment { tenant, consumer, deployment } => {
+                deployed.push(deploy(api, tenant, consumer, deployment).await?)
+            }
         }
     }
     Ok(deployed)
 }
 
 async fn tenant_is_made(api: &Api, tenant: &file::Tenant) -> Result<()> {
-    let _: wire::Tenant =
-        api.post(&path(&["tenants"]), &NewTenant { name: tenant.name.clone(), migrations: Vec::new(), database_url: None }).await?;
+    let _: wire::Tenant = api
+        .post(
+            &path(&["tenants"]),
+            &NewTenant { name: tenant.name.clone(), migrations: Vec::new(), database_url: None },
+        )
+        .await?;
     Ok(())
 }
 
-async fn version_is_made(api: &Api, tenant: &str, handler: &str, source: &file::Source) -> Result<()> {
+async fn version_is_made(
+    api: &Api,
+    tenant: &str,
+    handler: &str,
+    source: &file::Source,
+) -> Result<()> {
     if let file::Source::File { path, bytes, .. } = source {
-        Upload { tenant, handler, name: path.display().to_string(), bytes: bytes.clone() }.until_ready(api).await?;
+        Upload { tenant, handler, name: path.display().to_string(), bytes: bytes.clone() }
+            .until_ready(api)
+            .await?;
     }
     Ok(())
 }
 
-async fn deploy(api: &Api, tenant: &str, consumer: &str, deployment: &file::Deployment) -> Result<(SlotArgs, wire::Deployment)> {
-    let file::Deployment { event_type, event_versions, handler, source, settings, limits, requires_migration, retries } = deployment;
+async fn deploy(
+    api: &Api,
+    tenant: &str,
+    consumer: &str,
+    deployment: &file::Deployment,
+) -> Result<(SlotArgs, wire::Deployment)> {
+    let file::Deployment {
+        event_type,
+        event_versions,
+        handler,
+        source,
+        settings,
+        limits,
+        requires_migration,
+        retries,
+    } = deployment;
     let slot = SlotArgs {
         tenant: tenant.to_owned(),
         consumer: consumer.to_owned(),

@@ -113,27 +113,48 @@ impl std::fmt::Debug for Source {
 
 /// Read a file and what it names, relative to its folder.
 pub(super) fn read(path: &Path) -> Result<Vec<Tenant>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("failed to read `{}`", path.display()))?;
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("failed to read `{}`", path.display()))?;
     parse(path, &text, &|path| std::fs::read(path))
 }
 
 /// The same of a text, with what it names from elsewhere.
 pub(super) fn parse(path: &Path, text: &str, open: Open<'_>) -> Result<Vec<Tenant>> {
     let shown = path.display();
-    let file: File = toml::from_str(text).map_err(|error| anyhow!("`{shown}` cannot be applied, {}", toml_error(text, &error)))?;
+    let file: File = toml::from_str(text)
+        .map_err(|error| anyhow!("`{shown}` cannot be applied, {}", toml_error(text, &error)))?;
     let dir = path.parent().unwrap_or(Path::new(""));
     let cannot = || format!("`{shown}` cannot be applied");
-    ensure!(!file.tenant.is_empty(), "{}: it names no tenant; one begins with `[[tenant]]`", cannot());
-    once(file.tenant.iter().map(|tenant| format!("tenant `{}`", tenant.name))).with_context(cannot)?;
-    file.tenant.into_iter().map(|entry| tenant(dir, open, entry)).collect::<Result<_>>().with_context(cannot)
+    ensure!(
+        !file.tenant.is_empty(),
+        "{}: it names no tenant; one begins with `[[tenant]]`",
+        cannot()
+    );
+    once(file.tenant.iter().map(|tenant| format!("tenant `{}`", tenant.name)))
+        .with_context(cannot)?;
+    file.tenant
+        .into_iter()
+        .map(|entry| tenant(dir, open, entry))
+        .collect::<Result<_>>()
+        .with_context(cannot)
 }
 
 fn tenant(dir: &Path, open: Open<'_>, entry: TenantEntry) -> Result<Tenant> {
     let TenantEntry { name, migrations, consumer } = entry;
-    let migrations: Vec<_> = migrations.iter().map(|path| Migration::read(&dir.join(path), open)).collect::<Result<_>>()?;
-    once(migrations.iter().map(|migration| format!("migration `{}` of tenant `{name}`", migration.name)))?;
+    let migrations: Vec<_> = migrations
+        .iter()
+        .map(|path| Migration::read(&dir.join(path), open))
+        .collect::<Result<_>>()?;
+    once(
+        migrations
+            .iter()
+            .map(|migration| format!("migration `{}` of tenant `{name}`", migration.name)),
+    )?;
     once(consumer.iter().map(|consumer| format!("consumer `{name}/{}`", consumer.name)))?;
-    let consumers = consumer.into_iter().map(|entry| consumer_of(dir, open, &name, entry)).collect::<Result<_>>()?;
+    let consumers = consumer
+        .into_iter()
+        .map(|entry| consumer_of(dir, open, &name, entry))
+        .collect::<Result<_>>()?;
     Ok(Tenant { name, migrations, consumers })
 }
 
@@ -142,44 +163,89 @@ fn consumer_of(dir: &Path, open: Open<'_>, tenant: &str, entry: ConsumerEntry) -
     let subject = format!("{tenant}/{name}");
     let policy = match (policy, policy_file) {
         (Some(policy), None) => {
-            let sound = policy.check().map_err(Into::into).and_then(|()| check_kafka(tenant, &name, &policy));
+            let sound = policy
+                .check()
+                .map_err(Into::into)
+                .and_then(|()| check_kafka(tenant, &name, &policy));
             sound.with_context(|| format!("the policy of consumer `{subject}` is not valid"))?;
             policy
         }
         (None, Some(path)) => read_policy(tenant, &name, &dir.join(path), open)?,
         _ => bail!("consumer `{subject}` needs either `policy` or `policy_file`"),
     };
-    let deployments: Vec<_> = deployment.into_iter().map(|entry| deployment_of(dir, open, &subject, entry)).collect::<Result<_>>()?;
-    once(deployments.iter().map(|d| format!("deployment of {} of `{subject}`", slot(&d.event_type, d.event_versions.as_deref()))))?;
+    let deployments: Vec<_> = deployment
+        .into_iter()
+        .map(|entry| deployment_of(dir, open, &subject, entry))
+        .collect::<Result<_>>()?;
+    once(deployments.iter().map(|d| {
+        format!("deployment of {} of `{subject}`", slot(&d.event_type, d.event_versions.as_deref()))
+    }))?;
     Ok(Consumer { name, policy, deployments })
 }
 
-fn deployment_of(dir: &Path, open: Open<'_>, consumer: &str, entry: DeploymentEntry) -> Result<Deployment> {
-    let DeploymentEntry { event_type, event_versions, handler, component, version, settings, limits, requires_migration, retries } = entry;
-    let subject = format!("the deployment of {} of `{consumer}`", slot(&event_type, event_versions.as_deref()));
+fn deployment_of(
+    dir: &Path,
+    open: Open<'_>,
+    consumer: &str,
+    entry: DeploymentEntry,
+) -> Result<Deployment> {
+    let DeploymentEntry {
+        event_type,
+        event_versions,
+        handler,
+        component,
+        version,
+        settings,
+        limits,
+        requires_migration,
+        retries,
+    } = entry;
+    let subject = format!(
+        "the deployment of {} of `{consumer}`",
+        slot(&event_type, event_versions.as_deref())
+    );
     let (source, from_file) = match (component, version) {
         (Some(path), None) => (Source::read(&dir.join(&path), open)?, Some(handler_name(&path))),
         (None, Some(digest)) => (Source::Uploaded(digest), None),
         _ => bail!("{subject} needs either `component`, a file, or `version`, a digest"),
     };
-    let handler = handler.or(from_file).with_context(|| format!("{subject} needs `handler`, whose version it names"))?;
+    let handler = handler
+        .or(from_file)
+        .with_context(|| format!("{subject} needs `handler`, whose version it names"))?;
     let scalar = |value: &Value| value.is_string() || value.is_number() || value.is_boolean();
     if let Some((key, _)) = settings.iter().find(|(_, value)| !scalar(value)) {
         bail!("setting `{key}` of {subject} is neither a string, a number nor true or false");
     }
-    Ok(Deployment { event_type, event_versions, handler, source, settings, limits, requires_migration, retries })
+    Ok(Deployment {
+        event_type,
+        event_versions,
+        handler,
+        source,
+        settings,
+        limits,
+        requires_migration,
+        retries,
+    })
 }
 
 impl Source {
     fn read(path: &Path, open: Open<'_>) -> Result<Self> {
-        let bytes = open(path).with_context(|| format!("failed to read the component `{}`", path.display()))?;
-        Ok(Self::File { path: path.to_owned(), digest: hex::encode(Sha256::digest(&bytes)), bytes: bytes.into() })
+        let bytes = open(path)
+            .with_context(|| format!("failed to read the component `{}`", path.display()))?;
+        Ok(Self::File {
+            path: path.to_owned(),
+            digest: hex::encode(Sha256::digest(&bytes)),
+            bytes: bytes.into(),
+        })
     }
 }
 
 /// What a deployment takes, as a person names it.
 pub(super) fn slot(event_type: &str, event_versions: Option<&str>) -> String {
-    event_versions.map_or_else(|| format!("`{event_type}`"), |versions| format!("`{event_type}` in versions `{versions}`"))
+    event_versions.map_or_else(
+        || format!("`{event_type}`"),
+        |versions| format!("`{event_type}` in versions `{versions}`"),
+    )
 }
 
 /// Nothing is named twice.
@@ -196,13 +262,16 @@ mod tests {
     use super::*;
 
     fn error(text: &str) -> String {
-        let dir = std::env::temp_dir().join(format!("oncebox-apply-{:016x}", rand::random::<u64>()));
+        let dir =
+            std::env::temp_dir().join(format!("oncebox-apply-{:016x}", rand::random::<u64>()));
         std::fs::create_dir_all(&dir).expect("a folder");
         std::fs::write(dir.join("1.sql"), "").expect("a file");
         std::fs::write(dir.join("a.wasm"), "").expect("a file");
         let path = dir.join("x.toml");
         std::fs::write(&path, text).expect("a file");
-        let error = read(&path).err().map_or_else(|| "none".to_owned(), |error| crate::report::one_line(&error));
+        let error = read(&path)
+            .err()
+            .map_or_else(|| "none".to_owned(), |error| crate::report::one_line(&error));
         std::fs::remove_dir_all(&dir).expect("the folder");
         error.replace(dir.to_str().expect("a path"), "DIR")
     }
@@ -210,20 +279,24 @@ mod tests {
     #[test]
     fn mistakes_are_named_with_their_place() {
         let policy = "policy = { topics = ['t'], ack = 'after_commit' }";
-        let consumer = format!("[[tenant]]\nname = 'a'\n[[tenant.consumer]]\nname = 'c'\n{policy}\n");
+        let consumer =
+            format!("[[tenant]]\nname = 'a'\n[[tenant.consumer]]\nname = 'c'\n{policy}\n");
         let deployment = format!("{consumer}[[tenant.consumer.deployment]]\nevent_type = 'e'\n");
         for (text, line) in [
             ("", ": it names no tenant; one begins with `[[tenant]]`".to_owned()),
             ("[[tenants]]", ", line 1: unknown field `tenants`, expected `tenant`".to_owned()),
             (
                 "[[tenant]]\nname = 'a'\nmigration = []",
-                ", line 3: unknown field `migration`, expected one of `name`, `migrations`, `consumer`".to_owned(),
+                ", line 3: unknown field `migration`, expected one of `name`, `migrations`, \
+                    `consumer`".to_owned(),
             ),
             ("[[tenant]]\nname = 'a'\n[[tenant]]\nname = 'a'", ": tenant `a` is there twice".to_owned()),
-            ("[[tenant]]\nname = 'a'\nmigrations = ['1.sql', '1.sql']", ": migration `1` of tenant `a` is there twice".to_owned()),
+            ("[[tenant]]\nname = 'a'\nmigrations = ['1.sql', '1.sql']", ": migration `1` of tenant \
+                `a` is there twice".to_owned()),
             (
                 "[[tenant]]\nname = 'a'\nmigrations = ['2.sql']",
-                ": failed to read the migration `DIR/2.sql`: No such file or directory (os error 2)".to_owned(),
+                ": failed to read the migration `DIR/2.sql`: No such file or directory (os error \
+                    2)".to_owned(),
             ),
             (
                 "[[tenant]]\nname = 'a'\n[[tenant.consumer]]\nname = 'c'",
@@ -235,20 +308,24 @@ mod tests {
             ),
             (
                 &consumer.replace(policy, "policy = 'orders.toml'"),
-                ", line 5: invalid type: string, expected a table with a policy; `policy_file` names a file".to_owned(),
+                ", line 5: invalid type: string, expected a table with a policy; `policy_file` \
+                    names a file".to_owned(),
             ),
             (
                 &consumer.replace("['t']", "[]"),
-                ": the policy of consumer `a/c` is not valid: `topics` must name at least one topic".to_owned(),
+                ": the policy of consumer `a/c` is not valid: `topics` must name at least one \
+                    topic".to_owned(),
             ),
-            (&deployment, ": the deployment of `e` of `a/c` needs either `component`, a file, or `version`, a digest".to_owned()),
+            (&deployment, ": the deployment of `e` of `a/c` needs either `component`, a file, or \
+                `version`, a digest".to_owned()),
             (
                 &format!("{deployment}version = 'abcdef'"),
                 ": the deployment of `e` of `a/c` needs `handler`, whose version it names".to_owned(),
             ),
             (
                 &format!("{deployment}component = 'b.wasm'"),
-                ": failed to read the component `DIR/b.wasm`: No such file or directory (os error 2)".to_owned(),
+                ": failed to read the component `DIR/b.wasm`: No such file or directory (os error \
+                    2)".to_owned(),
             ),
             (
                 &format!("{deployment}component = 'a.wasm'\nretries = 'never'"),
@@ -256,10 +333,13 @@ mod tests {
             ),
             (
                 &format!("{deployment}component = 'a.wasm'\nsettings = {{ x = [] }}"),
-                ": setting `x` of the deployment of `e` of `a/c` is neither a string, a number nor true or false".to_owned(),
+                ": setting `x` of the deployment of `e` of `a/c` is neither a string, a number nor \
+                    true or false".to_owned(),
             ),
             (
-                &format!("{deployment}component = 'a.wasm'\n[[tenant.consumer.deployment]]\nevent_type = 'e'\ncomponent = 'a.wasm'"),
+                &format!("{deployment}component = \
+                    'a.wasm'\n[[tenant.consumer.deployment]]\nevent_type = 'e'\ncomponent = \
+                    'a.wasm'"),
                 ": deployment of `e` of `a/c` is there twice".to_owned(),
             ),
         ] {

@@ -45,9 +45,9 @@ struct Found {
     consumers: HashMap<String, wire::Consumer>,
 }
 
-/// Compare everything; what cannot be changed is an error, before anything is done. In the order in which
-/// it is carried out: versions come before migrations, so that a component that cannot be deployed stops
-/// everything before the tenant's tables are touched.
+/// Compare everything; what cannot be changed is an error, before anything is done. In the order in
+/// which it is carried out: versions come before migrations, so that a component that cannot be
+/// deployed stops everything before the tenant's tables are touched.
 pub(super) async fn compare<'a>(api: &Api, tenants: &'a [file::Tenant]) -> Result<Vec<Change<'a>>> {
     let mut changes = Vec::new();
     for tenant in tenants {
@@ -62,11 +62,26 @@ pub(super) async fn compare<'a>(api: &Api, tenants: &'a [file::Tenant]) -> Resul
             let known = found.as_ref().and_then(|found| found.consumers.get(&consumer.name));
             changes.push(compare_consumer(&tenant.name, consumer, known)?);
             let live: Vec<wire::Deployment> = match known {
-                Some(_) => api.get(&path(&["tenants", &tenant.name, "consumers", &consumer.name, "deployments"])).await?,
+                Some(_) => {
+                    api.get(&path(&[
+                        "tenants",
+                        &tenant.name,
+                        "consumers",
+                        &consumer.name,
+                        "deployments",
+                    ]))
+                    .await?
+                }
                 None => Vec::new(),
             };
             for deployment in &consumer.deployments {
-                changes.push(compare_deployment(&tenant.name, &consumer.name, deployment, &live, &versions)?);
+                changes.push(compare_deployment(
+                    &tenant.name,
+                    &consumer.name,
+                    deployment,
+                    &live,
+                    &versions,
+                )?);
             }
         }
     }
@@ -77,9 +92,16 @@ async fn found(api: &Api, tenant: &str) -> Result<Option<Found>> {
     if let Err(error) = api.get::<wire::Tenant>(&path(&["tenants", tenant])).await {
         return if is_missing(&error) { Ok(None) } else { Err(error) };
     }
-    let migrations: Vec<wire::Migration> = api.get(&path(&["tenants", tenant, "migrations"])).await?;
+    let migrations: Vec<wire::Migration> =
+        api.get(&path(&["tenants", tenant, "migrations"])).await?;
     let consumers: Vec<wire::Consumer> = api.get(&path(&["tenants", tenant, "consumers"])).await?;
-    Ok(Some(Found { migrations, consumers: consumers.into_iter().map(|consumer| (consumer.name.clone(), consumer)).collect() }))
+    Ok(Some(Found {
+        migrations,
+        consumers: consumers
+            .into_iter()
+            .map(|consumer| (consumer.name.clone(), consumer))
+            .collect(),
+    }))
 }
 
 pub(super) fn is_missing(error: &anyhow::Error) -> bool {
@@ -87,12 +109,19 @@ pub(super) fn is_missing(error: &anyhow::Error) -> bool {
 }
 
 /// The versions of the handlers that a tenant's deployments name.
-async fn versions(api: &Api, tenant: &file::Tenant, is_there: bool) -> Result<HashMap<String, Vec<wire::Version>>> {
+async fn versions(
+    api: &Api,
+    tenant: &file::Tenant,
+    is_there: bool,
+) -> Result<HashMap<String, Vec<wire::Version>>> {
     let mut versions = HashMap::new();
-    for deployment in tenant.consumers.iter().flat_map(|consumer| &consumer.deployments).filter(|_| is_there) {
+    for deployment in
+        tenant.consumers.iter().flat_map(|consumer| &consumer.deployments).filter(|_| is_there)
+    {
         let handler = &deployment.handler;
         if !versions.contains_key(handler) {
-            let found = api.get(&path(&["tenants", &tenant.name, "handlers", handler, "versions"])).await;
+            let found =
+                api.get(&path(&["tenants", &tenant.name, "handlers", handler, "versions"])).await;
             let found: Vec<wire::Version> = match found {
                 Err(error) if is_missing(&error) => Vec::new(),
                 found => found?,
@@ -104,46 +133,68 @@ async fn versions(api: &Api, tenant: &file::Tenant, is_there: bool) -> Result<Ha
 }
 
 /// The version that a source names, where it is there.
-fn version_of<'v>(source: &file::Source, handler: &str, versions: &'v HashMap<String, Vec<wire::Version>>) -> Option<&'v wire::Version> {
+fn version_of<'v>(
+    source: &file::Source,
+    handler: &str,
+    versions: &'v HashMap<String, Vec<wire::Version>>,
+) -> Option<&'v wire::Version> {
     versions.get(handler)?.iter().find(|version| match source {
-        file::Source::File { digest, .. } => version.digest == *digest || version.source_digest.as_ref() == Some(digest),
+        file::Source::File { digest, .. } => {
+            version.digest == *digest || version.source_digest.as_ref() == Some(digest)
+        }
         file::Source::Uploaded(prefix) => version.digest.starts_with(&prefix.to_lowercase()),
     })
 }
 
-fn missing_versions<'a>(tenant: &'a file::Tenant, versions: &HashMap<String, Vec<wire::Version>>) -> Vec<Change<'a>> {
+fn missing_versions<'a>(
+    tenant: &'a file::Tenant,
+    versions: &HashMap<String, Vec<wire::Version>>,
+) -> Vec<Change<'a>> {
     let mut missing: Vec<(&str, &file::Source)> = Vec::new();
     for deployment in tenant.consumers.iter().flat_map(|consumer| &consumer.deployments) {
         let file::Source::File { digest, .. } = &deployment.source else { continue };
-        let is_ready = version_of(&deployment.source, &deployment.handler, versions).is_some_and(|version| version.state == "ready");
+        let is_ready = version_of(&deployment.source, &deployment.handler, versions)
+            .is_some_and(|version| version.state == "ready");
         let is_named = missing.iter().any(|(handler, source)| {
-            *handler == deployment.handler && matches!(source, file::Source::File { digest: other, .. } if other == digest)
+            *handler == deployment.handler
+                && matches!(source, file::Source::File { digest: other, .. } if other == digest)
         });
         if !is_ready && !is_named {
             missing.push((&deployment.handler, &deployment.source));
         }
     }
-    let version = |(handler, source)| Change::new(false, What::Version { tenant: &tenant.name, handler, source });
+    let version = |(handler, source)| {
+        Change::new(false, What::Version { tenant: &tenant.name, handler, source })
+    };
     missing.into_iter().map(version).collect()
 }
 
-fn compare_migration<'a>(tenant: &'a str, migration: &'a Migration, found: Option<&Found>) -> Result<Change<'a>> {
+fn compare_migration<'a>(
+    tenant: &'a str,
+    migration: &'a Migration,
+    found: Option<&Found>,
+) -> Result<Change<'a>> {
     let applied = found.map_or(&[][..], |found| &found.migrations);
     migration.check(tenant, applied)?;
     let is_applied = applied.iter().any(|known| known.name == migration.name);
     Ok(Change::new(is_applied, What::Migration { tenant, migration }))
 }
 
-fn compare_consumer<'a>(tenant: &'a str, consumer: &'a file::Consumer, known: Option<&wire::Consumer>) -> Result<Change<'a>> {
+fn compare_consumer<'a>(
+    tenant: &'a str,
+    consumer: &'a file::Consumer,
+    known: Option<&wire::Consumer>,
+) -> Result<Change<'a>> {
     if let Some(known) = known {
         let name = || format!("consumer `{tenant}/{}`", consumer.name);
         // Read and written again, so that settings that came later count with their defaults.
-        let policy: Policy =
-            serde_json::from_value(known.policy.clone()).with_context(|| format!("the policy of {} is not readable", name()))?;
+        let policy: Policy = serde_json::from_value(known.policy.clone())
+            .with_context(|| format!("the policy of {} is not readable", name()))?;
         let different = differences(&without_secrets(&policy), &without_secrets(&consumer.policy));
         ensure!(
             different.is_empty(),
-            "the policy of {} is another: {}; change it with `oncebox consumer policy set`, which says what follows for messages",
+            "the policy of {} is another: {}; change it with `oncebox consumer policy set`, which \
+                says what follows for messages",
             name(),
             different.join(", ")
         );
@@ -151,10 +202,13 @@ fn compare_consumer<'a>(tenant: &'a str, consumer: &'a file::Consumer, known: Op
     Ok(Change::new(known.is_some(), What::Consumer { tenant, consumer }))
 }
 
-/// Values of Kafka's properties may be passwords, which the API does not show, so only their names count.
+/// Values of Kafka's properties may be passwords, which the API does not show, so only their names
+/// count.
 fn without_secrets(policy: &Policy) -> Value {
     let mut policy = json!(policy);
-    for (_, value) in policy.pointer_mut("/kafka/properties").and_then(Value::as_object_mut).into_iter().flatten() {
+    for (_, value) in
+        policy.pointer_mut("/kafka/properties").and_then(Value::as_object_mut).into_iter().flatten()
+    {
         *value = "…".into();
     }
     policy
@@ -173,7 +227,12 @@ fn compare_at(path: &str, before: &Value, after: &Value, found: &mut Vec<String>
             let keys: BTreeSet<_> = before.keys().chain(after.keys()).collect();
             for key in keys {
                 let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-                compare_at(&path, before.get(key).unwrap_or(&Value::Null), after.get(key).unwrap_or(&Value::Null), found);
+                compare_at(
+                    &path,
+                    before.get(key).unwrap_or(&Value::Null),
+                    after.get(key).unwrap_or(&Value::Null),
+                    found,
+                );
             }
         }
         _ if before == after => {}
@@ -192,12 +251,15 @@ fn compare_deployment<'a>(
     let version = version_of(&deployment.source, &deployment.handler, versions);
     if let (file::Source::Uploaded(prefix), None) = (&deployment.source, version) {
         bail!(
-            "handler `{}` of tenant `{tenant}` has no version `{prefix}`; `oncebox version list` shows those there are",
+            "handler `{}` of tenant `{tenant}` has no version `{prefix}`; `oncebox version list` \
+                shows those there are",
             deployment.handler
         );
     }
     let is_slot = |d: &&wire::Deployment| {
-        d.role == "stable" && d.event_type == deployment.event_type && d.event_versions == deployment.event_versions
+        d.role == "stable"
+            && d.event_type == deployment.event_type
+            && d.event_versions == deployment.event_versions
     };
     let Some(now) = live.iter().find(is_slot) else { return Ok(Change::new(false, what)) };
     let mut details = Vec::new();
@@ -211,10 +273,21 @@ fn compare_deployment<'a>(
         file::Source::File { digest, .. } => Some(digest.as_str()),
         file::Source::Uploaded(_) => None,
     });
-    say("version", short(&now.digest).to_owned(), new_digest.map_or_else(String::new, |digest| short(digest).to_owned()));
-    say("requires_migration", shown(now.requires_migration.as_ref()), shown(deployment.requires_migration.as_ref()));
+    say(
+        "version",
+        short(&now.digest).to_owned(),
+        new_digest.map_or_else(String::new, |digest| short(digest).to_owned()),
+    );
+    say(
+        "requires_migration",
+        shown(now.requires_migration.as_ref()),
+        shown(deployment.requires_migration.as_ref()),
+    );
     say("retries", now.retries.clone(), name_of(deployment.retries).to_owned());
-    for (name, before, after) in [("settings", &now.settings, &deployment.settings), ("limits", &now.limits, &deployment.limits)] {
+    for (name, before, after) in [
+        ("settings", &now.settings, &deployment.settings),
+        ("limits", &now.limits, &deployment.limits),
+    ] {
         let different = differences(&Value::Object(before.clone()), &Value::Object(after.clone()));
         details.extend(different.into_iter().map(|line| format!("{name} {line}")));
     }
@@ -245,15 +318,25 @@ impl<'a> Change<'a> {
             What::Version { tenant, handler, source } => (
                 "version",
                 match source {
-                    file::Source::File { path, digest, .. } => format!("{tenant}/{handler} {} ({})", short(digest), path.display()),
+                    file::Source::File { path, digest, .. } => {
+                        format!("{tenant}/{handler} {} ({})", short(digest), path.display())
+                    }
                     file::Source::Uploaded(digest) => format!("{tenant}/{handler} {digest}"),
                 },
             ),
-            What::Migration { tenant, migration } => ("migration", format!("{tenant} {}", migration.name)),
-            What::Consumer { tenant, consumer } => ("consumer", format!("{tenant}/{}", consumer.name)),
-            What::Deployment { tenant, consumer, deployment } => {
-                ("deployment", format!("{tenant}/{consumer} {}", file::slot(&deployment.event_type, deployment.event_versions.as_deref())))
+            What::Migration { tenant, migration } => {
+                ("migration", format!("{tenant} {}", migration.name))
             }
+            What::Consumer { tenant, consumer } => {
+                ("consumer", format!("{tenant}/{}", consumer.name))
+            }
+            What::Deployment { tenant, consumer, deployment } => (
+                "deployment",
+                format!(
+                    "{tenant}/{consumer} {}",
+                    file::slot(&deployment.event_type, deployment.event_versions.as_deref())
+                ),
+            ),
         }
     }
 
@@ -290,7 +373,10 @@ mod tests {
     fn differences_are_named_by_their_path() {
         let before = json!({ "a": { "b": 1, "c": 2 }, "d": [1] });
         let after = json!({ "a": { "b": 1, "c": 3 }, "e": "x" });
-        assert_eq!(differences(&before, &after), ["`a.c` 2 → 3", "`d` [1] → null", "`e` null → \"x\""]);
+        assert_eq!(
+            differences(&before, &after),
+            ["`a.c` 2 → 3", "`d` [1] → null", "`e` null → \"x\""]
+        );
         assert!(differences(&before, &before).is_empty());
     }
 }

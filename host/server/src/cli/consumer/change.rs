@@ -37,8 +37,11 @@ pub(in crate::cli) struct SetArgs {
 /// Change the policy to what a file says.
 pub(super) async fn set_policy(api: &Api, args: &SetArgs, json: bool) -> Result<()> {
     let SetArgs { of, policy, yes, patience } = args;
-    let policy = policy_object(&read_policy(&of.tenant, &of.name, policy, &|path| std::fs::read(path))?)?;
-    let mut change: PolicyChange = api.put_json(&of.path(&["policy"]), &NewPolicy { policy: policy.clone(), accept: *yes }).await?;
+    let policy =
+        policy_object(&read_policy(&of.tenant, &of.name, policy, &|path| std::fs::read(path))?)?;
+    let mut change: PolicyChange = api
+        .put_json(&of.path(&["policy"]), &NewPolicy { policy: policy.clone(), accept: *yes })
+        .await?;
     if !json {
         show(of, &change);
     }
@@ -109,14 +112,19 @@ pub(super) async fn state(api: &Api, of: &Waited, verb: &str, what: For, json: b
 /// Delete a consumer.
 pub(super) async fn delete(api: &Api, of: &Waited, confirm: &str, json: bool) -> Result<()> {
     let Waited { of, patience } = of;
-    let asked: Consumer = api.delete(&with_query(&of.path(&[]), &[("confirm", Some(confirm.to_owned()))])).await?;
+    let asked: Consumer =
+        api.delete(&with_query(&of.path(&[]), &[("confirm", Some(confirm.to_owned()))])).await?;
     let left = wait(api, of, For::Gone, patience, json).await?;
     if json {
         return output::json(&left.unwrap_or(Consumer { state: "deleted".to_owned(), ..asked }));
     }
     match left {
         Some(_) => println!("consumer {} is being deleted", of.shown()),
-        None => println!("consumer {} is deleted; `oncebox audit --tenant {}` says what became of its group", of.shown(), of.tenant),
+        None => println!(
+            "consumer {} is deleted; `oncebox audit --tenant {}` says what became of its group",
+            of.shown(),
+            of.tenant
+        ),
     }
     Ok(())
 }

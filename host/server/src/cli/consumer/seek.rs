@@ -22,7 +22,8 @@ pub(in crate::cli) struct SeekArgs {
     /// `beginning`, `end`, or a time as 2026-01-31T12:00:00Z
     #[arg(long, value_name = "WHERE", conflicts_with_all = ["offset", "cancel"])]
     to: Option<String>,
-    /// An offset of a partition, as `orders:0=500`; `0=500` where there is one topic. May be repeated
+    /// An offset of a partition, as `orders:0=500`; `0=500` where there is one topic. May be
+    /// repeated
     #[arg(long, value_name = "TOPIC:PARTITION=OFFSET", conflicts_with = "cancel")]
     offset: Vec<String>,
     /// Take a seek back that is not done yet
@@ -56,7 +57,9 @@ pub(super) async fn run(api: &Api, args: &SeekArgs, json: bool) -> Result<()> {
         ask(json, "carry it out?")?;
     }
     // Exactly what was shown, whatever the topics hold by now.
-    let offset = |p: &SeekPartition| Some(NewOffset { topic: Some(p.topic.clone()), partition: p.partition, offset: p.target? });
+    let offset = |p: &SeekPartition| {
+        Some(NewOffset { topic: Some(p.topic.clone()), partition: p.partition, offset: p.target? })
+    };
     let offsets = plan.partitions.iter().filter_map(offset).collect();
     let agreed = NewSeek { offsets: Some(offsets), accept: true, ..NewSeek::default() };
     let done: SeekPlan = api.post(&of.path(&["seek"]), &agreed).await?;
@@ -77,7 +80,15 @@ fn wanted(args: &SeekArgs) -> Result<NewSeek> {
         Some("end") => (Some(SeekEdge::End), None),
         Some(text) => {
             let time = text.parse::<DateTime<Utc>>();
-            (None, Some(time.map_err(|_| anyhow!("`--to {text}` is neither `beginning`, `end` nor a time like 2026-01-31T12:00:00Z"))?))
+            (
+                None,
+                Some(time.map_err(|_| {
+                    anyhow!(
+                        "`--to {text}` is neither `beginning`, `end` nor \
+                a time like 2026-01-31T12:00:00Z"
+                    )
+                })?),
+            )
         }
         None => (None, None),
     };
@@ -85,7 +96,12 @@ fn wanted(args: &SeekArgs) -> Result<NewSeek> {
     if to.is_none() && time.is_none() && offsets.is_empty() {
         bail!("say where to: `--to beginning`, `--to end`, `--to` a time, or `--offset`");
     }
-    Ok(NewSeek { to, time, offsets: Some(offsets).filter(|offsets| !offsets.is_empty()), accept: false })
+    Ok(NewSeek {
+        to,
+        time,
+        offsets: Some(offsets).filter(|offsets| !offsets.is_empty()),
+        accept: false,
+    })
 }
 
 fn parse_offset(text: &str) -> Result<NewOffset> {
@@ -95,7 +111,11 @@ fn parse_offset(text: &str) -> Result<NewOffset> {
         Some((topic, partition)) => (Some(topic.to_owned()), partition),
         None => (None, place),
     };
-    Ok(NewOffset { topic, partition: partition.parse().with_context(wrong)?, offset: offset.parse().with_context(wrong)? })
+    Ok(NewOffset {
+        topic,
+        partition: partition.parse().with_context(wrong)?,
+        offset: offset.parse().with_context(wrong)?,
+    })
 }
 
 fn show(plan: &SeekPlan) {
@@ -111,7 +131,10 @@ fn show(plan: &SeekPlan) {
         ]
     };
     let rows: Vec<_> = plan.partitions.iter().map(cells).collect();
-    output::table(&["PARTITION", "NOW", "THEN", "THERE ARE", "READ AGAIN", "RUN AGAIN", "SKIPPED"], &rows);
+    output::table(
+        &["PARTITION", "NOW", "THEN", "THERE ARE", "READ AGAIN", "RUN AGAIN", "SKIPPED"],
+        &rows,
+    );
     plan.consequences.iter().for_each(|consequence| println!("{consequence}"));
 }
 
@@ -121,11 +144,16 @@ mod tests {
 
     #[test]
     fn offsets_are_read() {
-        for (text, topic, partition, offset) in
-            [("orders:0=500", Some("orders"), 0, 500), ("3=7", None, 3, 7), ("a=b:c:1=2", Some("a=b:c"), 1, 2)]
-        {
+        for (text, topic, partition, offset) in [
+            ("orders:0=500", Some("orders"), 0, 500),
+            ("3=7", None, 3, 7),
+            ("a=b:c:1=2", Some("a=b:c"), 1, 2),
+        ] {
             let parsed = parse_offset(text).expect(text);
-            assert_eq!((parsed.topic.as_deref(), parsed.partition, parsed.offset), (topic, partition, offset));
+            assert_eq!(
+                (parsed.topic.as_deref(), parsed.partition, parsed.offset),
+                (topic, partition, offset)
+            );
         }
         for text in ["", "x", "orders=5", "orders:=5", "orders:0=", "0=-", "orders:x=1"] {
             assert!(parse_offset(text).is_err(), "{text}");

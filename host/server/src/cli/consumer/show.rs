@@ -14,7 +14,9 @@ use crate::cli::{
 const OPEN_MAX: i64 = 10_000;
 
 fn readable(consumer: &Consumer) -> Result<Policy> {
-    let unreadable = || format!("the policy of consumer `{}/{}` is not readable", consumer.tenant, consumer.name);
+    let unreadable = || {
+        format!("the policy of consumer `{}/{}` is not readable", consumer.tenant, consumer.name)
+    };
     serde_json::from_value(consumer.policy.clone()).with_context(unreadable)
 }
 
@@ -46,11 +48,17 @@ pub(super) fn list(consumers: &[Consumer], json: bool) -> Result<()> {
             oncebox_inbox::collapses(&policy.identity).into_owned(),
         ]);
     }
-    output::table(&["TENANT", "CONSUMER", "STATE", "TOPICS", "ACK", "GENERATION", "COLLAPSES"], &rows);
+    output::table(
+        &["TENANT", "CONSUMER", "STATE", "TOPICS", "ACK", "GENERATION", "COLLAPSES"],
+        &rows,
+    );
     for consumer in consumers {
         for host in consumer.hosts.iter().filter(|host| host.state == "failing") {
             let error = host.error.as_deref().unwrap_or_default();
-            println!("consumer `{}/{}` fails on host `{}`: {error}", consumer.tenant, consumer.name, host.host);
+            println!(
+                "consumer `{}/{}` fails on host `{}`: {error}",
+                consumer.tenant, consumer.name, host.host
+            );
         }
     }
     Ok(())
@@ -62,7 +70,13 @@ pub(super) async fn one(api: &Api, of: &Named, json: bool) -> Result<()> {
     if json {
         return output::json(&consumer);
     }
-    println!("consumer {}: {}, revision {}, generation {}", of.shown(), state(&consumer), consumer.revision, consumer.generation);
+    println!(
+        "consumer {}: {}, revision {}, generation {}",
+        of.shown(),
+        state(&consumer),
+        consumer.revision,
+        consumer.generation
+    );
     if let Some(quarantine) = &consumer.quarantine {
         println!("{}", quarantine.text);
     }
@@ -84,7 +98,9 @@ pub(super) async fn one(api: &Api, of: &Named, json: bool) -> Result<()> {
 fn counted(duplicates: &Duplicates) -> String {
     let since = output::time(duplicates.since);
     match duplicates.last_at {
-        Some(last_at) => format!("{} since {since}, the last at {}", duplicates.refused, output::time(last_at)),
+        Some(last_at) => {
+            format!("{} since {since}, the last at {}", duplicates.refused, output::time(last_at))
+        }
         None => format!("none since {since}"),
     }
 }
@@ -95,9 +111,17 @@ fn hosts(hosts: &[HostRun]) {
     }
     let cells = |host: &HostRun| {
         let revision = if host.revision < 0 { String::new() } else { host.revision.to_string() };
-        vec![host.host.clone(), host.state.clone(), revision, host.error.clone().unwrap_or_default()]
+        vec![
+            host.host.clone(),
+            host.state.clone(),
+            revision,
+            host.error.clone().unwrap_or_default(),
+        ]
     };
-    output::table(&["HOST", "STATE", "REVISION", "ERROR"], &hosts.iter().map(cells).collect::<Vec<_>>());
+    output::table(
+        &["HOST", "STATE", "REVISION", "ERROR"],
+        &hosts.iter().map(cells).collect::<Vec<_>>(),
+    );
 }
 
 /// The policy, as a file that can be changed and set.
@@ -106,7 +130,10 @@ pub(super) async fn policy(api: &Api, of: &Named, json: bool) -> Result<()> {
     if json {
         return output::json(&consumer.policy);
     }
-    print!("{}", toml::to_string(&readable(&consumer)?).context("failed to write the policy as TOML")?);
+    print!(
+        "{}",
+        toml::to_string(&readable(&consumer)?).context("failed to write the policy as TOML")?
+    );
     Ok(())
 }
 

@@ -42,13 +42,23 @@ pub(super) enum For {
 }
 
 /// Wait, where that is asked for. The consumer as it is then; none where it is gone.
-pub(super) async fn wait(api: &Api, of: &Named, what: For, patience: &Patience, json: bool) -> Result<Option<Consumer>> {
+pub(super) async fn wait(
+    api: &Api,
+    of: &Named,
+    what: For,
+    patience: &Patience,
+    json: bool,
+) -> Result<Option<Consumer>> {
     let deadline = Instant::now() + Duration::from_secs(patience.wait);
     let (bar, mut consumer) = (spinner(), Option::<Consumer>::None);
     loop {
         match api.get::<Consumer>(&of.path(&[])).await {
             // One that was made again under the same name is another.
-            Ok(now) if consumer.as_ref().is_none_or(|known| known.consumer_id == now.consumer_id) => consumer = Some(now),
+            Ok(now)
+                if consumer.as_ref().is_none_or(|known| known.consumer_id == now.consumer_id) =>
+            {
+                consumer = Some(now)
+            }
             Ok(_) => return Ok(None),
             Err(error) if what == For::Gone && is_missing(&error) => return Ok(None),
             Err(error) => return Err(error),
@@ -67,7 +77,8 @@ pub(super) async fn wait(api: &Api, of: &Named, what: For, patience: &Patience, 
         }
         if Instant::now() >= deadline {
             bail!(
-                "after {} s it is not done: {}; it goes on by itself, and `oncebox consumer show` tells how far it is",
+                "after {} s it is not done: {}; it goes on by itself, and `oncebox consumer show` \
+                    tells how far it is",
                 patience.wait,
                 late(now, what)
             );
@@ -92,8 +103,14 @@ fn is_done(consumer: &Consumer, what: For) -> Result<bool> {
         For::Rest | For::Work => true,
     };
     let failing = |host: &&HostRun| host.state == "failing" && host.revision >= consumer.revision;
-    if let (true, Some(host)) = (matches!(what, For::Work | For::Sought) && is_set, consumer.hosts.iter().find(failing)) {
-        bail!("host `{}` cannot run it: {}", host.host, host.error.as_deref().unwrap_or("it did not say why"));
+    if let (true, Some(host)) =
+        (matches!(what, For::Work | For::Sought) && is_set, consumer.hosts.iter().find(failing))
+    {
+        bail!(
+            "host `{}` cannot run it: {}",
+            host.host,
+            host.error.as_deref().unwrap_or("it did not say why")
+        );
     }
     Ok(is_set && consumer.hosts.iter().all(|host| has_done(consumer, host, what)))
 }
@@ -108,13 +125,16 @@ fn has_done(consumer: &Consumer, host: &HostRun, what: For) -> bool {
 
 /// What is still missing, in a line.
 fn late(consumer: &Consumer, what: For) -> String {
-    let late = consumer.hosts.iter().filter(|host| what == For::Gone || !has_done(consumer, host, what));
+    let late =
+        consumer.hosts.iter().filter(|host| what == For::Gone || !has_done(consumer, host, what));
     let told = |host: &HostRun| match &host.error {
         Some(error) => format!("`{}` is {}: {error}", host.host, host.state),
         None => format!("`{}` is {}", host.host, host.state),
     };
     let mut parts: Vec<_> = late.map(told).collect();
-    if let (For::Drained, "draining", Some(open)) = (what, consumer.state.as_str(), consumer.open_messages) {
+    if let (For::Drained, "draining", Some(open)) =
+        (what, consumer.state.as_str(), consumer.open_messages)
+    {
         parts.push(format!("{open} messages are still to be run"));
     }
     if parts.is_empty() { format!("the consumer is {}", consumer.state) } else { parts.join("; ") }

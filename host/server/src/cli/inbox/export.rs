@@ -34,7 +34,8 @@ pub(in crate::cli) struct Export {
     output: Option<PathBuf>,
 }
 
-/// Consumer by consumer, the newest first. What comes after a consumer's turn began is newer, and is not in it.
+/// Consumer by consumer, the newest first. What comes after a consumer's turn began is newer, and
+/// is not in it.
 pub(super) async fn export(api: &Api, wanted: Export) -> Result<()> {
     let Export { tenant, consumer, narrowed, payload, output } = wanted;
     let unwritten = || match &output {
@@ -55,7 +56,10 @@ pub(super) async fn export(api: &Api, wanted: Export) -> Result<()> {
             let page: Vec<InboxExport> = api.get(&with_query(&path, &query)).await?;
             let Some(last) = page.last() else { break };
             let row = &last.message.row;
-            after = Some(InboxPlace { received_at: row.received_at, message_id: Some(row.message_id.clone()) });
+            after = Some(InboxPlace {
+                received_at: row.received_at,
+                message_id: Some(row.message_id.clone()),
+            });
             match write(&mut out, &page) {
                 // Whoever reads has had enough.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),

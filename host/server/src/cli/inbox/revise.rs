@@ -29,7 +29,8 @@ pub(in crate::cli) struct Revise {
 
 pub(super) async fn revise(api: &Api, wanted: Revise, as_json: bool) -> Result<()> {
     let Revise { message_id, tenant, consumer, payload: file, because } = wanted;
-    let bytes = read(&file).with_context(|| format!("failed to read the payload from `{}`", file.display()))?;
+    let bytes = read(&file)
+        .with_context(|| format!("failed to read the payload from `{}`", file.display()))?;
     let (payload, payload_base64) = match String::from_utf8(bytes) {
         Ok(text) if !text.contains('\0') => (Some(text), None),
         Ok(text) => (None, Some(STANDARD.encode(text))),

@@ -16,7 +16,8 @@ use crate::terminal;
 
 /// Pause between two looks.
 const EVERY: Duration = Duration::from_secs(1);
-/// A message is of the time at which its transaction began, and is seen when that has committed: up to so much later.
+/// A message is of the time at which its transaction began, and is seen when that has committed: up
+/// to so much later.
 const LATE: TimeDelta = TimeDelta::seconds(60);
 /// Messages of one request.
 const PAGE: i64 = 1_000;
@@ -36,7 +37,8 @@ pub(in crate::cli) struct Tail {
     /// Only this ordering key; bytes that are no text as `0x` and hexadecimal digits
     #[arg(long)]
     key: Option<String>,
-    /// Begin with those received at this time or later: RFC 3339, or how long ago, as `90s`, `15m`, `2h`, `3d`
+    /// Begin with those received at this time or later: RFC 3339, or how long ago, as `90s`, `15m`,
+    /// `2h`, `3d`
     #[arg(long, value_parser = moment)]
     since: Option<DateTime<Utc>>,
 }
@@ -57,7 +59,11 @@ pub(super) async fn tail(api: &Api, wanted: Tail, as_json: bool) -> Result<()> {
         }
         rows.sort_by(|a, b| (a.received_at, &a.message_id).cmp(&(b.received_at, &b.message_id)));
         for row in &rows {
-            let line = if as_json { serde_json::to_string(row)? } else { terminal::cell(&cells(row).join("  ")).into_owned() };
+            let line = if as_json {
+                serde_json::to_string(row)?
+            } else {
+                terminal::cell(&cells(row).join("  ")).into_owned()
+            };
             match writeln!(std::io::stdout(), "{line}") {
                 // Whoever reads has had enough.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
@@ -81,10 +87,12 @@ struct Followed {
 
 impl Followed {
     async fn new(api: &Api, path: String, narrowed: Narrowed) -> Result<Self> {
-        let mut followed = Self { path, since: narrowed.since, narrowed, newest: None, seen: BTreeSet::new() };
+        let mut followed =
+            Self { path, since: narrowed.since, narrowed, newest: None, seen: BTreeSet::new() };
         if followed.since.is_none() {
             // What is there now was not asked for.
-            let last: Vec<InboxRow> = api.get(&with_query(&followed.path, &followed.narrowed.query(None, 1))).await?;
+            let last: Vec<InboxRow> =
+                api.get(&with_query(&followed.path, &followed.narrowed.query(None, 1))).await?;
             followed.newest = last.first().map(|row| row.received_at);
             followed.look(api).await?;
         }
@@ -97,9 +105,13 @@ impl Followed {
         let mut rows = Vec::new();
         let mut after = None;
         loop {
-            let page: Vec<InboxRow> = api.get(&with_query(&self.path, &self.narrowed.query(after, PAGE))).await?;
+            let page: Vec<InboxRow> =
+                api.get(&with_query(&self.path, &self.narrowed.query(after, PAGE))).await?;
             let last = page.last().filter(|_| page.len() as i64 == PAGE);
-            after = last.map(|row| InboxPlace { received_at: row.received_at, message_id: Some(row.message_id.clone()) });
+            after = last.map(|row| InboxPlace {
+                received_at: row.received_at,
+                message_id: Some(row.message_id.clone()),
+            });
             rows.extend(page);
             if after.is_none() {
                 break;

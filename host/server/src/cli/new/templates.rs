@@ -1,6 +1,6 @@
 //! The files of new projects, inside the program. They are the examples themselves, in
-//! `guest-examples/languages`, so that what the tests build is what an author gets. A Rust project is
-//! `templates/rust` with a copy of the SDK.
+//! `guest-examples/languages`, so that what the tests build is what an author gets. A Rust project
+//! is `templates/rust` with a copy of the SDK.
 
 use clap::ValueEnum;
 
@@ -94,9 +94,16 @@ pub(super) fn project(language: Language, name: &str) -> Vec<(String, Vec<u8>)> 
     let own = language.files();
     // A template may bring tables and messages of its own.
     let common = COMMON.iter().filter(|(path, _)| own.iter().all(|(own, _)| own != path));
-    let mut files: Vec<(String, Vec<u8>)> =
-        own.iter().chain(common).map(|(path, content)| ((*path).to_owned(), named(content, name))).collect();
-    files.extend(oncebox_runtime::WIT.iter().map(|(file, text)| (format!("wit/{file}"), text.as_bytes().to_vec())));
+    let mut files: Vec<(String, Vec<u8>)> = own
+        .iter()
+        .chain(common)
+        .map(|(path, content)| ((*path).to_owned(), named(content, name)))
+        .collect();
+    files.extend(
+        oncebox_runtime::WIT
+            .iter()
+            .map(|(file, text)| (format!("wit/{file}"), text.as_bytes().to_vec())),
+    );
     files.push((".gitignore".to_owned(), GITIGNORE.to_vec()));
     let readme = README.replace("{{language}}", language.notes().trim_end());
     files.push(("README.md".to_owned(), named(readme.as_bytes(), name)));
@@ -108,7 +115,11 @@ pub(super) fn project(language: Language, name: &str) -> Vec<(String, Vec<u8>)> 
 fn named(content: &[u8], name: &str) -> Vec<u8> {
     let crate_name = name.replace('-', "_");
     match std::str::from_utf8(content) {
-        Ok(text) => text.replace("order-placed", name).replace("{{name}}", name).replace("{{crate}}", &crate_name).into_bytes(),
+        Ok(text) => text
+            .replace("order-placed", name)
+            .replace("{{name}}", name)
+            .replace("{{crate}}", &crate_name)
+            .into_bytes(),
         Err(_) => content.to_vec(),
     }
 }
@@ -124,7 +135,8 @@ mod tests {
         for entry in std::fs::read_dir(dir.join(below)).expect("a folder") {
             let name = entry.expect("an entry").file_name().into_string().expect("a name");
             let path = Path::new(below).join(&name).to_str().expect("a path").to_owned();
-            let is_left_by_a_build = ["node_modules", ".venv", "__pycache__", "build", "wit"].contains(&name.as_str());
+            let is_left_by_a_build =
+                ["node_modules", ".venv", "__pycache__", "build", "wit"].contains(&name.as_str());
             if is_left_by_a_build || name.ends_with(".wasm") {
             } else if dir.join(&path).is_dir() {
                 sources(dir, &path, found);
@@ -137,14 +149,22 @@ mod tests {
     // A file that was added to an example must not be missing in every new project.
     #[test]
     fn every_file_of_an_example_is_written() {
-        for language in Language::value_variants().iter().filter(|language| **language != Language::Rust) {
+        for language in
+            Language::value_variants().iter().filter(|language| **language != Language::Rust)
+        {
             let value = language.to_possible_value().expect("none is hidden");
-            let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-examples/languages").join(value.get_name());
+            let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("../../guest-examples/languages")
+                .join(value.get_name());
             let mut sources_of_example = BTreeSet::new();
             sources(&dir, "", &mut sources_of_example);
-            let known: BTreeSet<_> = language.files().iter().chain(COMMON).map(|(path, _)| (*path).to_owned()).collect();
+            let known: BTreeSet<_> =
+                language.files().iter().chain(COMMON).map(|(path, _)| (*path).to_owned()).collect();
             assert_eq!(sources_of_example, known, "{language:?}");
-            assert!(known.contains(language.handler_file()) && known.contains("build.sh"), "{language:?}");
+            assert!(
+                known.contains(language.handler_file()) && known.contains("build.sh"),
+                "{language:?}"
+            );
         }
     }
 
@@ -155,7 +175,9 @@ mod tests {
                 let text = String::from_utf8_lossy(&content);
                 assert!(!text.contains("order-placed"), "{language:?}: `{path}`");
                 assert!(
-                    !text.contains("{{name}}") && !text.contains("{{crate}}") && !text.contains("{{language}}"),
+                    !text.contains("{{name}}")
+                        && !text.contains("{{crate}}")
+                        && !text.contains("{{language}}"),
                     "{language:?}: `{path}`"
                 );
             }

@@ -63,13 +63,17 @@ pub(super) fn print(found: &Differences) {
         println!("  {} not compared: {}", count(skipped.messages, "message"), skipped.meaning);
     }
     if !found.uncaptured_tables.is_empty() {
-        println!("nothing is compared yet: changes of {} are not captured", tables(&found.uncaptured_tables));
+        println!(
+            "nothing is compared yet: changes of {} are not captured",
+            tables(&found.uncaptured_tables)
+        );
     }
     let compared = found.same + found.differ;
     if compared > 0 {
         let per_message = |sum: i64| sum as f64 / compared as f64;
         println!(
-            "per message: live {:.2} ms and {:.1} statements, candidate {:.2} ms and {:.1} statements",
+            "per message: live {:.2} ms and {:.1} statements, candidate {:.2} ms and {:.1} \
+                statements",
             per_message(found.live_us) / 1_000.0,
             per_message(found.live_statements),
             per_message(found.candidate_us) / 1_000.0,
@@ -80,7 +84,9 @@ pub(super) fn print(found: &Differences) {
         return;
     }
     println!();
-    let sums = found.sums.iter().map(|sum| vec![sum.messages.to_string(), place(&sum.table, &sum.column), sum.change.clone()]);
+    let sums = found.sums.iter().map(|sum| {
+        vec![sum.messages.to_string(), place(&sum.table, &sum.column), sum.change.clone()]
+    });
     output::table(&["MESSAGES", "WHERE", "CHANGE"], &sums.collect::<Vec<_>>());
     println!();
     let shown = |value: &Option<String>| value.as_deref().map_or_else(String::new, printable);
@@ -96,13 +102,19 @@ pub(super) fn print(found: &Differences) {
             shown(&d.candidate),
         ]
     });
-    output::table(&["MESSAGE", "WHERE", "CHANGE", "ROW", "BEFORE", "LIVE", "CANDIDATE"], &rows.collect::<Vec<_>>());
+    output::table(
+        &["MESSAGE", "WHERE", "CHANGE", "ROW", "BEFORE", "LIVE", "CANDIDATE"],
+        &rows.collect::<Vec<_>>(),
+    );
 }
 
 /// 1,000 messages, 997 same, 3 differ
 fn summary(found: &Differences) -> String {
-    let mut parts =
-        vec![count(found.messages, "message"), format!("{} same", thousands(found.same)), format!("{} differ", thousands(found.differ))];
+    let mut parts = vec![
+        count(found.messages, "message"),
+        format!("{} same", thousands(found.same)),
+        format!("{} differ", thousands(found.differ)),
+    ];
     if found.failed > 0 {
         parts.push(format!("{} failed in the candidate only", thousands(found.failed)));
     }
@@ -143,12 +155,20 @@ mod tests {
         let mut found: Differences = serde_json::from_value(found).expect("as the API tells it");
         assert_eq!(summary(&found), "1,000 messages, 997 same, 3 differ");
         (found.messages, found.failed) = (1, 1);
-        assert_eq!(summary(&found), "1 message, 997 same, 3 differ, 1 failed in the candidate only");
-        for (table, column, shown) in
-            [("account", "balance", "account.balance"), ("account", "", "account, the whole row"), ("", "result", "result")]
-        {
+        assert_eq!(
+            summary(&found),
+            "1 message, 997 same, 3 differ, 1 failed in the candidate only"
+        );
+        for (table, column, shown) in [
+            ("account", "balance", "account.balance"),
+            ("account", "", "account, the whole row"),
+            ("", "result", "result"),
+        ] {
             assert_eq!(place(table, column), shown);
         }
-        assert_eq!((thousands(12), thousands(1_234_567)), ("12".to_owned(), "1,234,567".to_owned()));
+        assert_eq!(
+            (thousands(12), thousands(1_234_567)),
+            ("12".to_owned(), "1,234,567".to_owned())
+        );
     }
 }

@@ -39,7 +39,14 @@ pub(super) async fn run(api: &Api, args: DeleteArgs, json: bool) -> Result<()> {
         let removal: TenantRemoval = match api.delete_with(&route, &body).await {
             Ok(removal) => removal,
             // Somebody else brought it to its end.
-            Err(error) if before.is_some() && error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 404) => break,
+            Err(error)
+                if before.is_some()
+                    && error
+                        .downcast_ref::<Refused>()
+                        .is_some_and(|refused| refused.status == 404) =>
+            {
+                break;
+            }
             Err(error) => return Err(error),
         };
         if removal.is_done {
@@ -59,15 +66,25 @@ fn shown(removal: &TenantRemoval) -> String {
         return format!("waiting for hosts to let go of it: {}", removal.waiting_for.join(", "));
     }
     let more = if removal.messages > 100_000 { "more than " } else { "" };
-    format!("{} objects of its schema and {more}{} messages are left", removal.objects, removal.messages.min(100_000))
+    format!(
+        "{} objects of its schema and {more}{} messages are left",
+        removal.objects,
+        removal.messages.min(100_000)
+    )
 }
 
 /// Ask the person at the terminal.
 fn ask(tenant: &str) -> Result<String> {
     if !std::io::stdin().is_terminal() {
-        bail!("everything of tenant `{tenant}` would be deleted for good; say `--confirm {tenant}` if that is meant");
+        bail!(
+            "everything of tenant `{tenant}` would be deleted for good; say `--confirm {tenant}` \
+                if that is meant"
+        );
     }
-    eprint!("everything of tenant `{tenant}` will be deleted for good, tables and messages; type its name: ");
+    eprint!(
+        "everything of tenant `{tenant}` will be deleted for good, tables and messages; type its \
+            name: "
+    );
     std::io::stderr().flush()?;
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;

@@ -32,8 +32,8 @@ pub(in crate::cli) struct LimitsArgs {
     /// Messages a second, or `none` for as many as come
     #[arg(long, value_name = "N|none", value_parser = limit)]
     messages_per_second: Option<Limit>,
-    /// Topics that the tenant's tokens may name in policies, several separated by commas: whole names,
-    /// or beginnings with a `*` behind them; or `none` for `oncebox.<tenant>.*` alone
+    /// Topics that the tenant's tokens may name in policies, several separated by commas: whole
+    /// names, or beginnings with a `*` behind them; or `none` for `oncebox.<tenant>.*` alone
     #[arg(long, value_name = "TOPICS|none")]
     topics_allowed: Option<String>,
 }
@@ -45,7 +45,10 @@ struct Limit(Option<u64>);
 fn limit(text: &str) -> Result<Limit, String> {
     match text {
         "none" => Ok(Limit(None)),
-        text => text.parse().map(|number| Limit(Some(number))).map_err(|_| "it must be a number, or `none`".to_owned()),
+        text => text
+            .parse()
+            .map(|number| Limit(Some(number)))
+            .map_err(|_| "it must be a number, or `none`".to_owned()),
     }
 }
 
@@ -68,9 +71,13 @@ pub(super) async fn run(api: &Api, args: LimitsArgs, json: bool) -> Result<()> {
         ("deadline_ms_max", deadline_ms_max),
         ("messages_per_second", messages_per_second),
     ];
-    let mut changes: Map<String, Value> = given.into_iter().filter_map(|(name, limit)| Some((name.to_owned(), limit?.0.into()))).collect();
+    let mut changes: Map<String, Value> = given
+        .into_iter()
+        .filter_map(|(name, limit)| Some((name.to_owned(), limit?.0.into())))
+        .collect();
     if let Some(topics) = topics_allowed {
-        let topics = (topics != "none").then(|| topics.split(',').map(str::trim).collect::<Vec<_>>());
+        let topics =
+            (topics != "none").then(|| topics.split(',').map(str::trim).collect::<Vec<_>>());
         changes.insert("topics_allowed".to_owned(), topics.into());
     }
     let row: Tenant = if changes.is_empty() {
@@ -88,7 +95,8 @@ pub(super) async fn run(api: &Api, args: LimitsArgs, json: bool) -> Result<()> {
 /// A limit a row.
 pub(super) fn rows(tenant: &Tenant) -> Vec<Vec<String>> {
     let limits: &TenantLimits = &tenant.limits;
-    let or_none = |limit: Option<u64>| limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
+    let or_none =
+        |limit: Option<u64>| limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
     [
         ("weight", limits.weight.to_string()),
         ("connections_max", or_none(limits.connections_max.map(|limit| limit as u64))),
@@ -96,7 +104,13 @@ pub(super) fn rows(tenant: &Tenant) -> Vec<Vec<String>> {
         ("memory_bytes_max", or_none(limits.memory_bytes_max)),
         ("deadline_ms_max", or_none(limits.deadline_ms_max)),
         ("messages_per_second", or_none(limits.messages_per_second.map(u64::from))),
-        ("topics_allowed", limits.topics_allowed.as_ref().map_or_else(|| format!("oncebox.{}.*", tenant.name), |topics| topics.join(", "))),
+        (
+            "topics_allowed",
+            limits
+                .topics_allowed
+                .as_ref()
+                .map_or_else(|| format!("oncebox.{}.*", tenant.name), |topics| topics.join(", ")),
+        ),
     ]
     .map(|(name, value)| vec![name.to_owned(), value])
     .to_vec()

@@ -1,4 +1,5 @@
-//! `oncebox tenant schema …`: a tenant's own SQL migrations, each applied once, in a transaction of its own.
+//! `oncebox tenant schema …`: a tenant's own SQL migrations, each applied once, in a transaction of
+//! its own.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +20,8 @@ pub(in crate::cli) enum SchemaCommand {
     Apply {
         /// The tenant
         tenant: String,
-        /// A folder, whose files `*.sql` are applied by name, or files, in the order in which they stand here
+        /// A folder, whose files `*.sql` are applied by name, or files, in the order in which they
+        /// stand here
         #[arg(required = true)]
         paths: Vec<PathBuf>,
     },
@@ -37,24 +39,34 @@ pub(super) async fn run(api: &Api, command: SchemaCommand, json: bool) -> Result
     }
 }
 
-/// Apply what was not applied before, in order; the first that fails is the last that is tried. What would be
-/// refused is found before anything runs, in all files.
+/// Apply what was not applied before, in order; the first that fails is the last that is tried.
+/// What would be refused is found before anything runs, in all files.
 async fn apply(api: &Api, tenant: &str, paths: &[PathBuf], json: bool) -> Result<()> {
-    let files: Vec<_> = files(paths)?.iter().map(|path| Migration::read(path, &|path| std::fs::read(path))).collect::<Result<_>>()?;
+    let files: Vec<_> = files(paths)?
+        .iter()
+        .map(|path| Migration::read(path, &|path| std::fs::read(path)))
+        .collect::<Result<_>>()?;
     let route = path(&["tenants", tenant, "migrations"]);
     let known: Vec<wire::Migration> = api.get(&route).await?;
     files.iter().try_for_each(|file| file.check(tenant, &known))?;
-    let (before, new): (Vec<_>, Vec<_>) = files.iter().partition(|file| known.iter().any(|known| known.name == file.name));
+    let (before, new): (Vec<_>, Vec<_>) =
+        files.iter().partition(|file| known.iter().any(|known| known.name == file.name));
     check(&new)?;
     for file in &new {
-        let _: wire::Migration = api.post(&route, &file.to_send()).await.with_context(|| format!("`{}`", file.path.display()))?;
+        let _: wire::Migration = api
+            .post(&route, &file.to_send())
+            .await
+            .with_context(|| format!("`{}`", file.path.display()))?;
         if !json {
             println!("applied `{}` to tenant `{tenant}`", file.name);
         }
     }
     if json {
-        let names = |files: &[&Migration]| files.iter().map(|file| file.name.clone()).collect::<Vec<_>>();
-        return output::json(&serde_json::json!({ "applied": names(&new), "known": names(&before) }));
+        let names =
+            |files: &[&Migration]| files.iter().map(|file| file.name.clone()).collect::<Vec<_>>();
+        return output::json(
+            &serde_json::json!({ "applied": names(&new), "known": names(&before) }),
+        );
     }
     if new.is_empty() {
         println!("tenant `{tenant}` holds all of them already");
@@ -65,7 +77,9 @@ async fn apply(api: &Api, tenant: &str, paths: &[PathBuf], json: bool) -> Result
 fn check(files: &[&Migration]) -> Result<()> {
     let problems = files.iter().flat_map(|file| {
         let name = file.path.display().to_string();
-        oncebox_inbox::check_schema(&file.sql).into_iter().map(move |problem| format!("`{name}`, {problem}"))
+        oncebox_inbox::check_schema(&file.sql)
+            .into_iter()
+            .map(move |problem| format!("`{name}`, {problem}"))
     });
     let problems: Vec<_> = problems.collect();
     if problems.is_empty() { Ok(()) } else { Err(Unfit::statements(problems).into()) }
@@ -99,11 +113,22 @@ fn of_folder(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 async fn list(api: &Api, tenant: &str, json: bool) -> Result<()> {
-    let migrations: Vec<wire::Migration> = api.get(&path(&["tenants", tenant, "migrations"])).await?;
+    let migrations: Vec<wire::Migration> =
+        api.get(&path(&["tenants", tenant, "migrations"])).await?;
     if json {
         return output::json(&migrations);
     }
-    let cells = |m: &wire::Migration| vec![m.name.clone(), short(&m.digest).to_owned(), output::time(m.applied_at), m.applied_by.clone()];
-    output::table(&["MIGRATION", "SHA-256", "APPLIED", "BY"], &migrations.iter().map(cells).collect::<Vec<_>>());
+    let cells = |m: &wire::Migration| {
+        vec![
+            m.name.clone(),
+            short(&m.digest).to_owned(),
+            output::time(m.applied_at),
+            m.applied_by.clone(),
+        ]
+    };
+    output::table(
+        &["MIGRATION", "SHA-256", "APPLIED", "BY"],
+        &migrations.iter().map(cells).collect::<Vec<_>>(),
+    );
     Ok(())
 }

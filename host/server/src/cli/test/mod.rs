@@ -15,7 +15,9 @@ use oncebox_inbox::{
     message::{Message, Record},
     policy::Policy,
 };
-use oncebox_runtime::{HandlerSettings, LoadedComponent, Recorder, RunRecord, Runtime, RuntimeConfig};
+use oncebox_runtime::{
+    HandlerSettings, LoadedComponent, Recorder, RunRecord, Runtime, RuntimeConfig,
+};
 
 use self::report::Report;
 use super::deploy::setting;
@@ -36,7 +38,8 @@ pub(super) struct TestArgs {
     /// SQL files with the handler's tables and what is to be in them
     #[arg(long, conflicts_with = "database_url")]
     schema: Vec<PathBuf>,
-    /// Run in this database instead of a scratch one; nothing is kept there either. Needs the master key
+    /// Run in this database instead of a scratch one; nothing is kept there either. Needs the
+    /// master key
     #[arg(long, requires = "tenant")]
     database_url: Option<String>,
     /// Tenant whose tables are used, with `--database-url`
@@ -105,7 +108,10 @@ pub(super) async fn run(config: &Config, args: TestArgs, json: bool) -> Result<(
         component_bytes_max: config.runtime.component_bytes_max,
         ..RuntimeConfig::default()
     })?;
-    let loaded = runtime.load(&component).await.with_context(|| format!("`{}` cannot be run", args.component.display()))?;
+    let loaded = runtime
+        .load(&component)
+        .await
+        .with_context(|| format!("`{}` cannot be run", args.component.display()))?;
     interruptible(try_out(config, &args, &file, &component, (&runtime, &loaded), json)).await
 }
 
@@ -122,9 +128,15 @@ async fn try_out(
         None => given(config, args).await?,
         Some(scratch) => {
             let handler = super::handler_name(&args.component);
-            let policy = Policy::parse(&format!("topics = ['{TOPIC}']\nack = 'after_commit'\n{IDENTITY}"))?;
-            let subject =
-                Subject { handler: valid_name(&handler), component, schema: &args.schema, settings: &args.settings, policy: &policy };
+            let policy =
+                Policy::parse(&format!("topics = ['{TOPIC}']\nack = 'after_commit'\n{IDENTITY}"))?;
+            let subject = Subject {
+                handler: valid_name(&handler),
+                component,
+                schema: &args.schema,
+                settings: &args.settings,
+                policy: &policy,
+            };
             scratch.furnish(&subject).await?
         }
     };
@@ -135,7 +147,12 @@ async fn try_out(
     let delivered = deliver(&mut rehearsal, file, &recorder, args.twice).await;
     rehearsal.end().await;
     let (tables, tried, too_large) = delivered?;
-    let report = Report { tables: &tables, tried: &tried, expect: &args.expect.name(), too_large: &too_large };
+    let report = Report {
+        tables: &tables,
+        tried: &tried,
+        expect: &args.expect.name(),
+        too_large: &too_large,
+    };
     if json {
         super::output::json(&report.json(&place_name(args), loaded.imports()))?;
     } else {
@@ -154,7 +171,8 @@ fn place_name(args: &TestArgs) -> String {
 
 /// A file's bytes.
 pub(super) fn read_component(path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path).with_context(|| format!("failed to read the component `{}`", path.display()))
+    std::fs::read(path)
+        .with_context(|| format!("failed to read the component `{}`", path.display()))
 }
 
 /// Compiled code is kept where the host keeps it, or where `oncebox dev` of this folder does.
@@ -186,12 +204,16 @@ async fn given(config: &Config, args: &TestArgs) -> Result<Furnished> {
 }
 
 async fn only_consumer(admin: &Admin, tenant: &str) -> Result<Consumer> {
-    let mut consumers: Vec<_> = admin.consumers().await?.into_iter().filter(|consumer| consumer.tenant == tenant).collect();
+    let mut consumers: Vec<_> =
+        admin.consumers().await?.into_iter().filter(|consumer| consumer.tenant == tenant).collect();
     let names: Vec<_> = consumers.iter().map(|consumer| format!("`{}`", consumer.name)).collect();
     match consumers.pop() {
         None => bail!("tenant `{tenant}` has no consumer; make one with `oncebox consumer create`"),
         Some(_) if !consumers.is_empty() => {
-            bail!("tenant `{tenant}` has several consumers; choose one with `--consumer`: {}", names.join(", "))
+            bail!(
+                "tenant `{tenant}` has several consumers; choose one with `--consumer`: {}",
+                names.join(", ")
+            )
         }
         Some(consumer) => Ok(consumer),
     }
@@ -213,7 +235,12 @@ impl Handlers for Only {
     }
 }
 
-fn handler(place: &Furnished, args: &TestArgs, (runtime, loaded): (&Runtime, &LoadedComponent), recorder: Recorder) -> Result<Only> {
+fn handler(
+    place: &Furnished,
+    args: &TestArgs,
+    (runtime, loaded): (&Runtime, &LoadedComponent),
+    recorder: Recorder,
+) -> Result<Only> {
     let settings = HandlerSettings {
         version: 0,
         limits: place.consumer.policy()?.limits,
@@ -227,11 +254,20 @@ fn handler(place: &Furnished, args: &TestArgs, (runtime, loaded): (&Runtime, &Lo
 /// The consumer's inbox, except that messages are found the way a file has them.
 async fn inbox(config: &Config, place: &Furnished, handler: Only) -> Result<Arc<ConsumerInbox>> {
     let Furnished { admin, tenant, consumer } = place;
-    let identity = Policy::parse(&format!("topics = ['{TOPIC}']\nack = 'after_commit'\n{IDENTITY}"))?.identity;
+    let identity =
+        Policy::parse(&format!("topics = ['{TOPIC}']\nack = 'after_commit'\n{IDENTITY}"))?.identity;
     let policy = Policy { identity, ..consumer.policy()? };
     let sessions = Sessions::of(admin, tenant, &config.session_settings(), Budget::new(2))?;
     let (tenant, name) = (consumer.tenant.clone(), consumer.name.clone());
-    Ok(ConsumerInbox::new(consumer.consumer_id, tenant, name, policy, "oncebox test".to_owned(), sessions, Arc::new(handler)))
+    Ok(ConsumerInbox::new(
+        consumer.consumer_id,
+        tenant,
+        name,
+        policy,
+        "oncebox test".to_owned(),
+        sessions,
+        Arc::new(handler),
+    ))
 }
 
 /// Deliver every message, looking at the tables before and after.
@@ -266,7 +302,14 @@ async fn deliver<'a>(
     Ok((tables, tried, too_large))
 }
 
-async fn offer(rehearsal: &mut Rehearsal<'_>, message: &FileMessage, offset: i64) -> Result<Rehearsed> {
+async fn offer(
+    rehearsal: &mut Rehearsal<'_>,
+    message: &FileMessage,
+    offset: i64,
+) -> Result<Rehearsed> {
     let record: Record = message.record(&TOPIC.into(), 0, offset);
-    rehearsal.deliver(record).await.with_context(|| format!("message `{}` could not be delivered", message.id))
+    rehearsal
+        .deliver(record)
+        .await
+        .with_context(|| format!("message `{}` could not be delivered", message.id))
 }

@@ -30,7 +30,8 @@ impl Report<'_> {
         let count = self.tried.len();
         let as_expected = self.tried.iter().filter(|tried| self.is_as_expected(tried)).count();
         println!(
-            "{count} message{} in {place}, {as_expected} as expected ({}); everything was rolled back",
+            "{count} message{} in {place}, {as_expected} as expected ({}); everything was rolled \
+                back",
             if count == 1 { "" } else { "s" },
             self.expect
         );
@@ -39,11 +40,19 @@ impl Report<'_> {
     fn print_message(&self, tried: &Tried<'_>) {
         let Tried { message, first, run, changes, second } = tried;
         let (outcome, text) = described(first);
-        println!("{}  {}  {outcome}{}", message.id, message.event_type, if text.is_empty() { String::new() } else { format!("  {text}") });
+        println!(
+            "{}  {}  {outcome}{}",
+            message.id,
+            message.event_type,
+            if text.is_empty() { String::new() } else { format!("  {text}") }
+        );
         if let Rehearsed::Failed { status, is_transaction_lost, .. } = first {
             println!("  its row would be `{status}`; what it wrote is undone");
             if *is_transaction_lost {
-                println!("  its transaction did not survive it: what earlier messages wrote is gone for later ones");
+                println!(
+                    "  its transaction did not survive it: what earlier messages wrote is gone for \
+                        later ones"
+                );
             }
         }
         self.print_changes(changes, "  ");
@@ -63,7 +72,12 @@ impl Report<'_> {
 
     fn print_changes(&self, changes: &[Change], indent: &str) {
         for change in changes {
-            println!("{indent}{} {}  {}", change.kind.name(), change.table, change.line(self.table(change)));
+            println!(
+                "{indent}{} {}  {}",
+                change.kind.name(),
+                change.table,
+                change.line(self.table(change))
+            );
         }
         if changes.is_empty() && indent.len() == 2 {
             println!("{indent}no row changed");
@@ -71,7 +85,10 @@ impl Report<'_> {
     }
 
     fn table(&self, change: &Change) -> &Table {
-        self.tables.iter().find(|table| table.name == change.table).expect("changes are found in these tables")
+        self.tables
+            .iter()
+            .find(|table| table.name == change.table)
+            .expect("changes are found in these tables")
     }
 
     /// The same as one document.
@@ -82,7 +99,9 @@ impl Report<'_> {
 
     fn json_message(&self, tried: &Tried<'_>) -> Value {
         let Tried { message, first, run, second, .. } = tried;
-        let changes = |changes: &[Change]| changes.iter().map(|change| change.json(self.table(change))).collect::<Vec<_>>();
+        let changes = |changes: &[Change]| {
+            changes.iter().map(|change| change.json(self.table(change))).collect::<Vec<_>>()
+        };
         let second = second.as_ref().map(|(answer, changed)| json!({ "outcome": described(answer).0, "changes": changes(changed) }));
         let mut value = json!({
             "id": message.id,
@@ -96,7 +115,8 @@ impl Report<'_> {
             "elapsed_ms": millis(run.elapsed),
             "second": second,
         });
-        if let (Value::Object(members), Value::Object(outcome)) = (&mut value, json_outcome(first)) {
+        if let (Value::Object(members), Value::Object(outcome)) = (&mut value, json_outcome(first))
+        {
             members.extend(outcome);
         }
         value
@@ -104,13 +124,16 @@ impl Report<'_> {
 
     /// Whether a message ended, and was refused the second time, as it was to.
     fn is_as_expected(&self, tried: &Tried<'_>) -> bool {
-        let refused = |(answer, changes): &(Rehearsed, Vec<Change>)| matches!(answer, Rehearsed::Duplicate { .. }) && changes.is_empty();
+        let refused = |(answer, changes): &(Rehearsed, Vec<Change>)| {
+            matches!(answer, Rehearsed::Duplicate { .. }) && changes.is_empty()
+        };
         outcome(&tried.first) == self.expect && tried.second.as_ref().is_none_or(refused)
     }
 
     /// Ok when every message ended as expected; the error says what differed.
     pub(super) fn verdict(&self) -> Result<()> {
-        let differing: Vec<_> = self.tried.iter().filter(|tried| !self.is_as_expected(tried)).collect();
+        let differing: Vec<_> =
+            self.tried.iter().filter(|tried| !self.is_as_expected(tried)).collect();
         let Some(first) = differing.first() else { return Ok(()) };
         let what = match outcome(&first.first) {
             same if same == self.expect => "was not refused when it was delivered again".to_owned(),
@@ -137,7 +160,9 @@ fn outcome(rehearsed: &Rehearsed) -> &str {
 /// The outcome as the inbox would record it, and what belongs to it.
 fn described(rehearsed: &Rehearsed) -> (String, String) {
     match rehearsed {
-        Rehearsed::Duplicate { status } => (format!("duplicate of a `{status}` message"), String::new()),
+        Rehearsed::Duplicate { status } => {
+            (format!("duplicate of a `{status}` message"), String::new())
+        }
         Rehearsed::Completed { result } => ("ok".to_owned(), result.clone().unwrap_or_default()),
         Rehearsed::Failed { failure, .. } => (failure.kind.reason(), failure.text.clone()),
         Rehearsed::Parked { reason } => ("parked".to_owned(), reason.clone()),
@@ -158,14 +183,18 @@ fn json_outcome(rehearsed: &Rehearsed) -> Value {
             "text": failure.text,
             "is_transaction_lost": is_transaction_lost,
         }),
-        Rehearsed::Parked { reason } => json!({ "outcome": "parked", "status": "parked", "reason": reason }),
+        Rehearsed::Parked { reason } => {
+            json!({ "outcome": "parked", "status": "parked", "reason": reason })
+        }
     }
 }
 
 fn second_line(answer: &Rehearsed, changes: &[Change]) -> String {
     match (answer, changes.is_empty()) {
         (Rehearsed::Duplicate { status }, true) => {
-            format!("refused as a duplicate, since its row is `{status}`; nothing ran, no row changed")
+            format!(
+                "refused as a duplicate, since its row is `{status}`; nothing ran, no row changed"
+            )
         }
         (answer, true) => format!("{}; no row changed", described(answer).0),
         (answer, false) => format!("{}, and rows changed:", described(answer).0),
@@ -174,7 +203,11 @@ fn second_line(answer: &Rehearsed, changes: &[Change]) -> String {
 
 fn statement_line(number: usize, statement: &StatementRecord) -> String {
     let text = statement.text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let params = if statement.params.is_empty() { String::new() } else { format!("  [{}]", statement.params.join(", ")) };
+    let params = if statement.params.is_empty() {
+        String::new()
+    } else {
+        format!("  [{}]", statement.params.join(", "))
+    };
     let answer = match (&statement.error, statement.rows) {
         (Some(error), _) => format!("failed: {error}"),
         (None, Some(1)) => "1 row".to_owned(),
@@ -196,7 +229,11 @@ fn json_statement(statement: &StatementRecord) -> Value {
 
 fn cost(run: &RunRecord) -> String {
     let fuel = run.fuel.map(|fuel| format!(", {fuel} instructions")).unwrap_or_default();
-    format!("{:.1} ms, {} KiB of memory{fuel}", millis(run.elapsed), run.memory_bytes.div_ceil(1024))
+    format!(
+        "{:.1} ms, {} KiB of memory{fuel}",
+        millis(run.elapsed),
+        run.memory_bytes.div_ceil(1024)
+    )
 }
 
 /// Milliseconds, to the microsecond.

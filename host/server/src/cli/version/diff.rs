@@ -38,21 +38,29 @@ pub(super) fn print(diff: &VersionDiff, live: &[Live]) {
     if old == new {
         println!("imports      the same");
     }
-    for (name, keys) in [("language", &["languages"][..]), ("made with", &["processed_by", "sdks"])] {
+    for (name, keys) in [("language", &["languages"][..]), ("made with", &["processed_by", "sdks"])]
+    {
         let of = |version: &Version| {
             let report = version.report.clone().unwrap_or(Value::Null);
             keys.iter().flat_map(|key| tools(&report, key)).collect::<Vec<_>>().join(", ")
         };
         row(name, &of(before), &of(after));
     }
-    let ms = |version: &Version| version.compile_ms.map_or_else(String::new, |ms| format!("{ms} ms"));
+    let ms =
+        |version: &Version| version.compile_ms.map_or_else(String::new, |ms| format!("{ms} ms"));
     row("compiled in", &ms(before), &ms(after));
     for live in live {
         let deployment = &live.deployment;
-        let settings =
-            if deployment.settings.is_empty() { "no settings".to_owned() } else { Value::Object(deployment.settings.clone()).to_string() };
-        let limits =
-            if deployment.limits.is_empty() { String::new() } else { format!(", limits {}", Value::Object(deployment.limits.clone())) };
+        let settings = if deployment.settings.is_empty() {
+            "no settings".to_owned()
+        } else {
+            Value::Object(deployment.settings.clone()).to_string()
+        };
+        let limits = if deployment.limits.is_empty() {
+            String::new()
+        } else {
+            format!(", limits {}", Value::Object(deployment.limits.clone()))
+        };
         println!(
             "{:<12} {} for `{}` of `{}`: {settings}{limits}",
             deployment.role,

@@ -23,13 +23,23 @@ pub(super) fn print(version: &Version) {
     line("size", &output::bytes(version.size));
     if let Some(report) = report {
         if let Some(world) = report["world"].as_str() {
-            line("takes", if world == "batch" { "all messages of a transaction in one call" } else { "one message in a call" });
+            line(
+                "takes",
+                if world == "batch" {
+                    "all messages of a transaction in one call"
+                } else {
+                    "one message in a call"
+                },
+            );
         }
         if let Some(contract) = report["contract"].as_str() {
             line("contract", contract);
         }
         let imports = names(Some(report), "imports");
-        lines("imports", if imports.is_empty() { vec!["nothing".to_owned()] } else { imports }.into_iter());
+        lines(
+            "imports",
+            if imports.is_empty() { vec!["nothing".to_owned()] } else { imports }.into_iter(),
+        );
         lines("language", tools(report, "languages").into_iter());
         lines("made with", ["processed_by", "sdks"].iter().flat_map(|key| tools(report, key)));
         if report["memories"].is_number() {
@@ -69,7 +79,13 @@ pub(super) fn tools(report: &Value, key: &str) -> Vec<String> {
 
 fn memory(report: &Value) -> String {
     let number = |key: &str| report[key].as_i64().unwrap_or(0);
-    let plural = |count: i64, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
+    let plural = |count: i64, one: &str, many: &str| {
+        format!("{count} {}", if count == 1 { one } else { many })
+    };
     let memories = plural(number("memories"), "memory", "memories");
-    format!("{memories} of {} at the start, {}", output::bytes(number("memory_bytes_min")), plural(number("tables"), "table", "tables"))
+    format!(
+        "{memories} of {} at the start, {}",
+        output::bytes(number("memory_bytes_min")),
+        plural(number("tables"), "table", "tables")
+    )
 }

@@ -18,12 +18,17 @@ pub(super) fn find_binaries(options: &PostgresOptions) -> Result<PathBuf> {
         None => installed_binaries(major),
     };
     let complete = |dir: &&PathBuf| dir.join("initdb").is_file() && dir.join("postgres").is_file();
-    let place = options.binaries.as_ref().map_or("on this machine".to_owned(), |dir| format!("in `{}`", dir.display()));
+    let place = options
+        .binaries
+        .as_ref()
+        .map_or("on this machine".to_owned(), |dir| format!("in `{}`", dir.display()));
     found.iter().find(complete).cloned().with_context(|| {
         let version = major.map(|major| format!(" {major}")).unwrap_or_default();
         format!(
-            "no PostgreSQL{version} server binaries (`initdb`, `postgres`) {place}; install the server package \
-            (`postgresql` on Debian and Ubuntu, `postgresql-server` on Fedora), or configure the URL of a running database"
+            "no PostgreSQL{version} server binaries (`initdb`, `postgres`) {place}; install the \
+                server package \
+            (`postgresql` on Debian and Ubuntu, `postgresql-server` on Fedora), or configure the \
+            URL of a running database"
         )
     })
 }
@@ -32,7 +37,9 @@ pub(super) fn find_binaries(options: &PostgresOptions) -> Result<PathBuf> {
 /// `pg_config` says, then PATH.
 fn installed_binaries(major: Option<&str>) -> Vec<PathBuf> {
     let mut versions: Vec<(u32, PathBuf)> = Vec::new();
-    for (parent, prefix) in [("/usr/lib/postgresql", ""), ("/usr/libexec", "postgresql"), ("/usr", "pgsql-")] {
+    for (parent, prefix) in
+        [("/usr/lib/postgresql", ""), ("/usr/libexec", "postgresql"), ("/usr", "pgsql-")]
+    {
         for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let version = name.strip_prefix(prefix).and_then(|version| version.parse().ok());

@@ -68,7 +68,8 @@ impl Home {
             return Ok(password.trim_end().to_owned());
         }
         let password = hex::encode(rand::random::<[u8; 16]>());
-        self.write_password(&path, &password).with_context(|| format!("failed to write `{}`", path.display()))?;
+        self.write_password(&path, &password)
+            .with_context(|| format!("failed to write `{}`", path.display()))?;
         Ok(password)
     }
 
@@ -88,13 +89,28 @@ impl Home {
         }
         let unfinished = self.dir.join("data.new");
         if unfinished.exists() {
-            fs::remove_dir_all(&unfinished).with_context(|| format!("failed to remove `{}`", unfinished.display()))?;
+            fs::remove_dir_all(&unfinished)
+                .with_context(|| format!("failed to remove `{}`", unfinished.display()))?;
         }
         let mut initdb = self.command("initdb");
         initdb.arg("-D").arg(&unfinished).arg("--pwfile").arg(self.dir.join("password"));
-        initdb.args(["--username", SUPERUSER, "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-sync"]);
+        initdb.args([
+            "--username",
+            SUPERUSER,
+            "--auth",
+            "scram-sha-256",
+            "--encoding",
+            "UTF8",
+            "--locale",
+            "C",
+            "--no-sync",
+        ]);
         let output = initdb.output().context("failed to run `initdb`")?;
-        ensure!(output.status.success(), "`initdb` failed: {}", String::from_utf8_lossy(&output.stderr).trim_end());
+        ensure!(
+            output.status.success(),
+            "`initdb` failed: {}",
+            String::from_utf8_lossy(&output.stderr).trim_end()
+        );
         sync_file_system(&unfinished)?;
         fs::rename(&unfinished, self.data()).context("failed to move the new cluster to its place")
     }
@@ -121,7 +137,9 @@ impl Home {
         let pid: pid_t = self.pid_file_line(1)?.parse().ok()?;
         let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         let data = self.data();
-        let ours = arguments.split(|byte| *byte == 0).any(|argument| argument == data.as_os_str().as_encoded_bytes());
+        let ours = arguments
+            .split(|byte| *byte == 0)
+            .any(|argument| argument == data.as_os_str().as_encoded_bytes());
         (ours && is_running(pid)).then_some(pid)
     }
 
@@ -134,11 +152,20 @@ impl Home {
     pub(super) fn wait_until_ready(&self, server: &Child) -> Result<()> {
         let deadline = Instant::now() + START_TIMEOUT;
         let pid = server.pid().to_string();
-        while self.pid_file_line(1).as_ref() != Some(&pid) || self.pid_file_line(8).as_deref() != Some("ready") {
+        while self.pid_file_line(1).as_ref() != Some(&pid)
+            || self.pid_file_line(8).as_deref() != Some("ready")
+        {
             if let Some(status) = server.wait(READY_POLL) {
-                bail!("`postgres` ended at once ({status}); its last words:\n{}", self.last_words());
+                bail!(
+                    "`postgres` ended at once ({status}); its last words:\n{}",
+                    self.last_words()
+                );
             }
-            ensure!(Instant::now() < deadline, "`postgres` is not ready after {START_TIMEOUT:?}; see `{}`", self.log_path().display());
+            ensure!(
+                Instant::now() < deadline,
+                "`postgres` is not ready after {START_TIMEOUT:?}; see `{}`",
+                self.log_path().display()
+            );
         }
         Ok(())
     }
@@ -164,11 +191,14 @@ impl Home {
     pub(super) fn free_port(&self, reuse: bool) -> Result<u16> {
         let path = self.dir.join("port");
         let last = fs::read_to_string(&path).ok().and_then(|port| port.trim().parse().ok());
-        if let Some(port) = last.filter(|port| reuse && TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()) {
+        if let Some(port) =
+            last.filter(|port| reuse && TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
+        {
             return Ok(port);
         }
         let port = free_port()?;
-        fs::write(&path, format!("{port}\n")).with_context(|| format!("failed to write `{}`", path.display()))?;
+        fs::write(&path, format!("{port}\n"))
+            .with_context(|| format!("failed to write `{}`", path.display()))?;
         Ok(port)
     }
 
@@ -177,7 +207,8 @@ impl Home {
         let Identity::User(uid, gid) = self.identity else {
             return Ok(());
         };
-        std::os::unix::fs::chown(path, Some(uid), Some(gid)).with_context(|| format!("failed to change the owner of `{}`", path.display()))
+        std::os::unix::fs::chown(path, Some(uid), Some(gid))
+            .with_context(|| format!("failed to change the owner of `{}`", path.display()))
     }
 }
 
@@ -194,9 +225,15 @@ pub(super) fn take_lock(dir: &Path) -> Result<File> {
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => {
-            bail!("the database in `{}` is in use by another process; stop that, or choose another folder", dir.display())
+            bail!(
+                "the database in `{}` is in use by another process; stop that, or choose another \
+                    folder",
+                dir.display()
+            )
         }
-        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("failed to lock `{}`", path.display())),
+        Err(TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("failed to lock `{}`", path.display()))
+        }
     }
 }
 
@@ -211,11 +248,15 @@ fn temporary_dir(dir: &Path, uid: libc::uid_t, gid: libc::gid_t) -> Result<PathB
     let digest = hex::encode(&Sha256::digest(dir.as_os_str().as_encoded_bytes())[..8]);
     let path = std::env::temp_dir().join(format!("oncebox-{uid}-{digest}"));
     if !path.exists() {
-        DirBuilder::new().mode(0o700).create(&path).with_context(|| format!("failed to create `{}`", path.display()))?;
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .with_context(|| format!("failed to create `{}`", path.display()))?;
         std::os::unix::fs::chown(&path, Some(uid), Some(gid))
             .with_context(|| format!("failed to change the owner of `{}`", path.display()))?;
     }
-    let found = fs::symlink_metadata(&path).with_context(|| format!("failed to look at `{}`", path.display()))?;
+    let found = fs::symlink_metadata(&path)
+        .with_context(|| format!("failed to look at `{}`", path.display()))?;
     let safe = found.is_dir() && found.uid() == uid && found.permissions().mode() & 0o077 == 0;
     ensure!(safe, "`{}` is not a private folder of user {uid}; remove it", path.display());
     Ok(path)
