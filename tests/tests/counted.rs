@@ -229,12 +229,12 @@ async fn every_delivery_is_counted_once_with_its_outcome() {
         let is_decoded = !event["message_id"].as_str().unwrap().starts_with("undecodable:");
         assert_eq!(event["trace_id"].is_string(), is_decoded, "{event}");
     }
-    // S1-088: each parked message, also one that its handler parks, and no other event for it.
     let parked = told.events("message parked");
     let reasons: Vec<_> = parked
         .iter()
         .map(|event| (event["reason"].as_str().unwrap(), event["message_id"].as_str().unwrap()))
         .collect();
+    // S1-088: each parked message, also one that its handler parks, and no other event for it.
     assert_eq!(reasons.len(), 5, "{parked:#?}");
     assert!(
         reasons.contains(&("no_route", "m1")) && reasons.contains(&("park", "o1")),
@@ -275,13 +275,13 @@ async fn a_claim_that_is_in_flight_elsewhere_is_counted_and_logged() {
     let host = world.host(&consumer);
     let mut partition = take(&host).await;
     let error = partition.process(&[record(0, "a", "")]).await.unwrap_err();
-    // S1-079: the sixth outcome.
     let labels = [
         ("outcome", "in_flight_elsewhere"),
         ("event_type", "t"),
         ("tenant", "acme"),
         ("consumer", "orders"),
     ];
+    // S1-079: the sixth outcome.
     assert_eq!(told.sum("oncebox_claims_total", &labels), 1.0, "{error}:\n{}", told.metrics());
     let waited = told.events("claim in flight elsewhere");
     assert_eq!(

@@ -507,6 +507,7 @@ async fn a_retention_class_has_partitions_once_a_consumer_has_it() {
         world.consumer(&here, "month", "retention = '30d'").await,
         world.consumer(&there, "ever", "retention = 'permanent'").await,
     );
+    // S3-016.
     assert_eq!(counts(&world.pool).await, [3, 3, 0, 3]);
     world.admin.mirror(&there).await.unwrap();
     assert_eq!(

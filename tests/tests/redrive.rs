@@ -294,11 +294,11 @@ async fn an_alert_begins_and_ends() {
             .unwrap();
     };
     let alert = async |name: &str, value| {
+        // S0-041, S0-050, S2-014.
         host.until_metric("oncebox_alert", &[&format!("alert=\"{name}\"")], value).await.unwrap()
     };
     messages("parked", 2.0).await;
     messages("failed_terminal", 1.0).await;
-    // S0-041, S0-050, S2-014.
     for (name, value) in
         [("parked", 1.0), ("dead_letters", 1.0), ("collisions", 0.0), ("pending_age_s", 0.0)]
     {
