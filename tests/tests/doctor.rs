@@ -316,7 +316,7 @@ async fn are_named(some: &[Broken]) -> Vec<String> {
     let world = World::new().await;
     let victim = world.tenant("victim", "CREATE TABLE vault (secret text);").await;
     let tenant = world.tenant("acme", "CREATE TABLE vault (secret text);").await;
-    world.consumer(&tenant, "orders", "").await;
+    world.consumer(&tenant, "orders", "topics = ['oncebox.acme.orders']").await;
     let sound = wrong(&world.admin).await;
     assert!(sound.is_empty(), "on a sound database: {sound:#?}");
     let has_dblink =
