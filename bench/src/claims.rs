@@ -1,5 +1,5 @@
-//! What it costs the database to find out whether a message is new, without any effect: the host's
-//! claim beside the two ways that are usual by hand. pgbench sends the statements.
+//! The database's cost of finding out whether a message is new, without any effect. The host's
+//! claim is compared with the two ways that are usual by hand. pgbench sends the statements.
 
 use std::process::{Command, Stdio};
 
@@ -18,24 +18,24 @@ use crate::{
 const TRANSACTIONS: usize = 5_000;
 const BATCH: usize = 64;
 
-/// What one way costs.
+/// Cost of one way to claim.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ClaimCost {
-    /// Which way.
+    /// The way to claim.
     pub way: Way,
-    /// Whether the messages were known already.
+    /// Whether the messages are known already.
     pub duplicates: bool,
     /// Messages in a transaction.
     pub batch: usize,
     /// Round trips per message, of the claim and the completion.
     pub round_trips: f64,
-    /// CPU microseconds of the database per message.
+    /// CPU time of the database per message, microseconds.
     pub cpu_us: f64,
-    /// Bytes of the write-ahead log per message.
+    /// Write-ahead log per message, bytes.
     pub wal_bytes: f64,
 }
 
-/// How a message is claimed.
+/// A way to claim a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {
@@ -48,7 +48,7 @@ pub enum Way {
 }
 
 impl Way {
-    /// Its name in tables.
+    /// Returns the name that tables show.
     pub fn title(self) -> &'static str {
         match self {
             Self::Oncebox => "oncebox: claim and complete",
@@ -58,7 +58,7 @@ impl Way {
     }
 }
 
-/// Every way, for new messages and for duplicates; the host's also in batches.
+/// Measures every way, for new messages and for duplicates; the host's also in batches.
 pub async fn measure(bench: &mut Bench) -> Result<Vec<ClaimCost>> {
     let mut costs = Vec::new();
     for (way, batch) in
@@ -69,7 +69,7 @@ pub async fn measure(bench: &mut Bench) -> Result<Vec<ClaimCost>> {
             Way::Oncebox => tenant_url(bench, &database).await?,
             _ => database.url.clone(),
         };
-        // The second time, the same messages come again.
+        // The second run claims the messages of the first again.
         for duplicates in [false, true] {
             let what = || format!("the claim `{}`", way.title());
             costs.push(
@@ -134,7 +134,8 @@ async fn run(
     })
 }
 
-/// The tenant's own login, as the host uses it, with a consumer to claim for.
+/// Creates a consumer to claim for. Returns a URL of the tenant's own login, which the host uses
+/// too.
 async fn tenant_url(bench: &Bench, database: &Database) -> Result<String> {
     host::create_claimant(&bench.servers, database).await?;
     let (_, rest) =
@@ -151,8 +152,8 @@ async fn tenant_url(bench: &Bench, database: &Database) -> Result<String> {
     Ok(url)
 }
 
-/// The statements of a transaction, one a line, by lines that begin with a backslash for pgbench
-/// itself.
+/// Returns the script of a transaction: one statement a line. Lines that begin with a backslash are
+/// for pgbench itself.
 fn statements(bench: &Bench, way: Way, batch: usize, duplicates: bool) -> Result<String> {
     let id = "'m-' || :i";
     let known = "SELECT done FROM processed WHERE message_id = 'm-' || :i FOR UPDATE;";
@@ -169,8 +170,8 @@ fn statements(bench: &Bench, way: Way, batch: usize, duplicates: bool) -> Result
     Ok(format!("\\set i :i + 1\nBEGIN;\n{}\nCOMMIT;\n", lines.join("\n")))
 }
 
-/// As the host calls its functions. BEGIN travels alone here and with RESET ALL there: one round
-/// trip.
+/// Returns a script that calls the host's functions as the host does. BEGIN travels alone here, and
+/// with RESET ALL in the host: one round trip in both.
 fn oncebox(bench: &Bench, batch: usize) -> Result<String> {
     let secret: String =
         credentials(bench)?.secret.iter().map(|byte| format!("{byte:02x}")).collect();

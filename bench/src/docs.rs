@@ -1,4 +1,4 @@
-//! Writes what was measured into the documentation: tables between markers, and plots.
+//! The writer of the measured figures into the documentation: tables between markers, and plots.
 
 use std::{fs, path::Path};
 
@@ -14,7 +14,8 @@ use crate::{
 
 const PAGE: &str = "docs/benchmark.md";
 
-/// Bring the page and the plots up to date. What was not measured this time stays as it was.
+/// Writes the tables and plots of a report into the page. Parts that the report lacks stay
+/// unchanged.
 pub fn write(root: &Path, report: &Report) -> Result<()> {
     let path = root.join(PAGE);
     let mut page = fs::read_to_string(&path).with_context(|| format!("failed to read `{PAGE}`"))?;
@@ -52,7 +53,7 @@ pub fn write(root: &Path, report: &Report) -> Result<()> {
     Ok(())
 }
 
-/// The text between `<!-- bench:<name> -->` and `<!-- /bench -->`, replaced.
+/// Returns the page with the text between `<!-- bench:<name> -->` and `<!-- /bench -->` replaced.
 fn replaced(page: &str, name: &str, by: &str) -> Result<String> {
     let (begin, end) = (format!("<!-- bench:{name} -->\n"), "<!-- /bench -->");
     let missing = || {

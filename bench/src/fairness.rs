@@ -1,5 +1,6 @@
-//! How long a tenant's messages take, a few a second, on a host of its own and on one where another
-//! tenant has a backlog that outlasts the run. Each pair is measured one right after the other.
+//! Latency of a tenant with a few messages a second, in pairs of runs that follow each other
+//! directly. In one run the tenant has the host for itself. In the other, another tenant has a
+//! backlog that outlasts the run.
 
 use anyhow::{Context, Result, ensure};
 use oncebox_inbox::{Ask, Class, HostBounds, NewDeployment, Scheduler};
@@ -17,39 +18,39 @@ use crate::{
     },
 };
 
-/// Messages that wait for the other tenant.
+/// Backlog of the other tenant, messages.
 const BACKLOG: usize = 200_000;
-/// Partitions they wait in.
+/// Partitions of the backlog.
 const BACKLOG_PARTITIONS: i32 = 8;
-/// Messages a second.
+/// Load of the measured tenant, messages a second.
 const RATE: f64 = 25.0;
-/// Messages that are measured.
+/// Measured messages.
 const MESSAGES: usize = 300;
-/// Messages of the backlog that are done before the clock runs.
+/// Messages of the backlog that are committed before the measurement starts.
 const UNDER_WAY: i64 = 2_000;
 
-/// How long messages took.
+/// Latency of a tenant's messages.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Times {
-    /// Median, milliseconds.
+    /// Median time from send to commit, milliseconds.
     pub p50_ms: f64,
-    /// All but one in a hundred were faster, milliseconds.
+    /// 99th percentile of the time from send to commit, milliseconds.
     pub p99_ms: f64,
 }
 
-/// Two runs, one right after the other.
+/// Two runs of the measured tenant, one right after the other.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct Pair {
-    /// The tenant has the host for itself.
+pub struct FairnessPair {
+    /// Latency with the host for itself.
     pub alone: Times,
-    /// Another tenant has a backlog.
+    /// Latency beside another tenant with a backlog.
     pub beside: Times,
-    /// Messages of the backlog that waited still when the last of the others was done.
+    /// Messages of the backlog that are not committed when the last measured message is.
     pub backlog_left: usize,
 }
 
-/// Nanoseconds of a processor that letting one transaction in and out takes, on a host with so many
-/// busy tenants.
+/// Returns the time to admit one transaction and to end its admission, nanoseconds, on a host with
+/// this number of busy tenants.
 async fn admission_ns(tenants: i32) -> f64 {
     const TIMES: u32 = 100_000;
     let scheduler = Scheduler::new(HostBounds::new(32, 4 << 30));
@@ -70,8 +71,12 @@ async fn admission_ns(tenants: i32) -> f64 {
     begun.elapsed().as_nanos() as f64 / f64::from(TIMES)
 }
 
-/// A pair for each round; which of the two comes first changes.
-pub async fn measure(bench: &mut Bench, partitions: i32, rounds: usize) -> Result<Vec<Pair>> {
+/// Measures a pair for each round. The order within the pairs alternates.
+pub async fn measure(
+    bench: &mut Bench,
+    partitions: i32,
+    rounds: usize,
+) -> Result<Vec<FairnessPair>> {
     for tenants in [1, 20] {
         eprintln!(
             "fairness: {:.0} ns for an admission and its end, {tenants} busy tenants",
@@ -94,7 +99,7 @@ pub async fn measure(bench: &mut Bench, partitions: i32, rounds: usize) -> Resul
             "fairness: p99 {:.1} ms alone, {:.1} ms beside the backlog, {backlog_left} left of it",
             alone.p99_ms, beside.p99_ms
         );
-        pairs.push(Pair { alone, beside, backlog_left });
+        pairs.push(FairnessPair { alone, beside, backlog_left });
     }
     Ok(pairs)
 }
@@ -129,7 +134,8 @@ async fn run(bench: &mut Bench, partitions: i32, backlog: bool) -> Result<(Times
     Ok((Times { p50_ms, p99_ms }, left))
 }
 
-/// The answer is how many messages of the backlog were left at the end.
+/// Sends the measured messages and returns how many messages of the backlog are left at the end.
+/// Fails where the backlog ended first.
 async fn work(
     bench: &Bench,
     job: &Job,
@@ -152,7 +158,7 @@ async fn work(
     Ok(left)
 }
 
-/// Another tenant with its consumer, at work on its backlog.
+/// Creates another tenant with a consumer and waits until it has processed a part of its backlog.
 async fn flood(bench: &Bench, started: &Started, topic: &str) -> Result<Database> {
     let admin = admin(&bench.servers, &started.database)?;
     let tenant = admin.create_tenant("flood").await?;

@@ -1,10 +1,11 @@
-//! What one tenant feels of others: a victim under a steady load, beside a polite tenant that has
-//! more waiting than it can do, and beside one of the same load whose handlers do hostile things,
-//! or beside many whose handlers are slow, in turn, in pairs.
+//! The effect of other tenants on one tenant, the victim, which is under a steady load. Runs come
+//! in pairs. In one run the victim is beside a polite tenant with more messages than it can
+//! process. In the other it is beside a tenant with that load and hostile handlers, or beside many
+//! with slow handlers.
 //!
 //! All are consumers of one host: its sessions, its budget of connections, its runtime, one
-//! database. The broker is left out, since it is the same in both runs: records are handed over
-//! when they are due.
+//! database. There is no broker, since it would not differ between the runs: records are handed
+//! over when they are due.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -30,26 +31,26 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{measure::Machine, run::Bench, variants::host::admin};
 
-/// Messages a second of the victim, all partitions together.
+/// Load of the victim, messages a second, all partitions together.
 const RATE: f64 = 200.0;
-/// The same beside slow tenants.
+/// Load of the victim beside slow tenants, messages a second.
 const RATE_BESIDE_SLOW: f64 = 50.0;
 /// Partitions of the victim and of one neighbour.
 const PARTITIONS: i32 = 2;
-/// Slow tenants, as many as take few of the places, about as many as there are kept for others, and
-/// more than all places.
+/// Numbers of slow tenants. They take few of the host's places, about as many as are kept for
+/// others, or more than all places.
 const SLOW: [usize; 4] = [1, 4, 5, 40];
 /// Partitions of all slow tenants together, at least: more than the host has places.
 const SLOW_PARTITIONS: usize = 40;
-/// At first nothing is looked at: versions are instantiated for the first time, connections are
-/// opened, and the breaker of a version that always fails has to see that it does.
+/// Time at the start that is not measured. Versions are instantiated for the first time,
+/// connections are opened, and the breaker of a version that always fails collects its failures.
 const WARM_UP: Duration = Duration::from_secs(2);
-/// A pair is measured again where other machines took more of the processors' time than this: a
-/// victim waits for them as for a neighbour, and one in a hundred messages is soon one that did.
+/// Largest share of the processors' time that other machines may take before a pair is measured
+/// again. A victim waits for them as for a neighbour, and one in a hundred messages soon has.
 const STOLEN_MAX: f64 = 0.03;
-/// Then the quietest counts.
+/// Attempts at a pair. After the last, the attempt with the least stolen time counts.
 const TRIES_MAX: usize = 5;
-/// As a host has by default.
+/// Connections of the host: the default of a host.
 const CONNECTIONS: usize = 32;
 
 const TABLES: &str = "CREATE TABLE orders (id text PRIMARY KEY, at timestamptz NOT NULL DEFAULT \
@@ -59,51 +60,51 @@ const TABLES: &str = "CREATE TABLE orders (id text PRIMARY KEY, at timestamptz N
 const POLICY: &str = "topics = ['t']\nack = 'after_commit'\nidentity = { id = [{ header = 'id' }], \
     event_type = ['topic'] }";
 
-/// Deadline of every handler.
+/// Deadline of a handler that is not slow, milliseconds.
 const DEADLINE_MS: u32 = 1_000;
-/// Of slow ones, which each of them uses up.
+/// Deadline of slow handlers, milliseconds; each run of one uses it up.
 const SLOW_DEADLINE_MS: u32 = 5_000;
 
-/// What the victim was like beside one kind of attack.
+/// The victim's figures beside one kind of attack.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Isolation {
-    /// What the neighbour's handlers do.
+    /// The neighbour's deed, by its name.
     pub deed: String,
-    /// Runs, one after the other.
-    pub pairs: Vec<Pair>,
+    /// Pairs of runs, one a round.
+    pub pairs: Vec<IsolationPair>,
 }
 
-/// Two runs, one after the other.
+/// Two runs of the victim, one right after the other.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct Pair {
-    /// Beside a polite tenant.
+pub struct IsolationPair {
+    /// The victim's figures beside a polite tenant.
     pub polite: Felt,
-    /// Beside the attacker.
+    /// The victim's figures beside the attacker.
     pub hostile: Felt,
-    /// Share of the processors' time that other machines took meanwhile.
+    /// Share of the processors' time that other machines took during both runs.
     pub stolen: f64,
 }
 
-/// The victim's own figures.
+/// The victim's throughput and latency in one run.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Felt {
-    /// Messages a second.
+    /// Committed messages a second.
     pub rate: f64,
-    /// Half of them were committed within this time after they were due, milliseconds.
+    /// Median time from due to committed, milliseconds.
     pub p50_ms: f64,
-    /// All but one in a hundred.
+    /// 99th percentile of the time from due to committed, milliseconds.
     pub p99_ms: f64,
 }
 
 impl Isolation {
-    /// Median over the pairs of a figure beside the attacker as a multiple of that beside the
-    /// polite tenant.
+    /// Returns a figure beside the attacker as a multiple of that beside the polite tenant: the
+    /// median over the pairs.
     pub fn ratio(&self, figure: impl Fn(&Felt) -> f64) -> f64 {
         median(self.pairs.iter().map(|pair| figure(&pair.hostile) / figure(&pair.polite)))
     }
 
-    /// Median over the pairs.
-    pub fn median(&self, figure: impl Fn(&Pair) -> f64) -> f64 {
+    /// Returns the median of a figure over the pairs.
+    pub fn median(&self, figure: impl Fn(&IsolationPair) -> f64) -> f64 {
         median(self.pairs.iter().map(figure))
     }
 }
@@ -114,11 +115,12 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// What a neighbour does that has no messages. Without it the ratios could not tell a victim that
-/// gains from the other's idleness from one that feels nothing.
+/// Name of the deed of a neighbour without messages. Without it, the ratios could not separate a
+/// victim that gains from an idle neighbour from one that is unaffected.
 const NOTHING: &str = "nothing at all";
 
-/// Every attack whose name has this text, in so many pairs, whose order alternates.
+/// Measures every attack whose name contains `name`, in a pair for each round. The order within the
+/// pairs alternates.
 pub async fn measure(
     bench: &mut Bench,
     name: &str,
@@ -127,11 +129,11 @@ pub async fn measure(
 ) -> Result<Vec<Isolation>> {
     let database = bench.servers.database(true).await?;
     let house = House::new(admin(&bench.servers, &database)?).await?;
-    let mut found: BTreeMap<usize, Vec<Pair>> = BTreeMap::new();
+    let mut found: BTreeMap<usize, Vec<IsolationPair>> = BTreeMap::new();
     let deeds: Vec<_> = deeds().into_iter().filter(|deed| deed.name.contains(name)).collect();
     for round in 0..rounds {
         for (number, deed) in deeds.iter().enumerate() {
-            let mut quietest: Option<Pair> = None;
+            let mut quietest: Option<IsolationPair> = None;
             for _ in 0..TRIES_MAX {
                 let pair = house.pair(deed, (round + number) % 2 == 0, seconds).await;
                 let pair = pair.with_context(|| format!("beside {}", deed.name))?;
@@ -153,15 +155,15 @@ pub async fn measure(
         .collect())
 }
 
-/// What a victim is beside.
+/// The neighbours of a victim.
 struct Deed {
     name: String,
-    /// What the neighbours do with each of their messages, if they have any.
+    /// Component that the neighbours run for each message; none where they have no messages.
     component: Option<Vec<u8>>,
     tenants: usize,
     partitions: i32,
     deadline_ms: u32,
-    /// Messages a second of the victim.
+    /// Load of the victim, messages a second.
     rate: f64,
 }
 
@@ -192,8 +194,8 @@ impl Deed {
         }
     }
 
-    /// What is not looked at: until handlers have come to their deadlines twice, the host does not
-    /// know who is slow.
+    /// Returns the time at the start that is not measured. The host knows which tenants are slow
+    /// only after handlers have reached their deadlines twice.
     fn warm_up(&self) -> Duration {
         WARM_UP + 2 * Duration::from_millis(u64::from(self.deadline_ms))
     }
@@ -232,7 +234,7 @@ fn deeds() -> Vec<Deed> {
 struct House {
     admin: Admin,
     runtime: Runtime,
-    /// What the victim's handlers are, and a polite neighbour's.
+    /// Component of the victim and of a polite neighbour.
     polite: Vec<u8>,
     victim: Tenant,
     neighbours: Vec<Tenant>,
@@ -259,8 +261,8 @@ impl House {
         Ok(Self { admin, runtime, polite, victim, neighbours })
     }
 
-    /// Both runs, in either order.
-    async fn pair(&self, deed: &Deed, polite_first: bool, seconds: f64) -> Result<Pair> {
+    /// Measures both runs of a pair, in either order.
+    async fn pair(&self, deed: &Deed, polite_first: bool, seconds: f64) -> Result<IsolationPair> {
         let before = Machine::now();
         let polite = Deed {
             rate: deed.rate,
@@ -273,10 +275,11 @@ impl House {
             let hostile = self.run(deed, seconds).await?;
             (self.run(&polite, seconds).await?, hostile)
         };
-        Ok(Pair { polite, hostile, stolen: Machine::now().stolen_since(before) })
+        Ok(IsolationPair { polite, hostile, stolen: Machine::now().stolen_since(before) })
     }
 
-    /// The victim's figures beside neighbours that have more to do than they can, or nothing.
+    /// Returns the victim's figures beside neighbours with more messages than they can process, or
+    /// with none.
     async fn run(&self, deed: &Deed, seconds: f64) -> Result<Felt> {
         let budget = Budget::new(CONNECTIONS);
         let victim = self.consumer(&self.victim, &self.polite, DEADLINE_MS, &budget).await?;
@@ -331,7 +334,7 @@ impl House {
         ))
     }
 
-    /// Partitions and retry workers, as a host has them.
+    /// Starts a consumer's partitions and retry workers, as a host does.
     async fn work(
         &self,
         consumer: &Arc<ConsumerInbox>,
@@ -360,8 +363,8 @@ impl House {
     }
 }
 
-/// When a message was committed, since the start, and how late that was. One that was due and never
-/// came has no such time, and is as late as it is by then.
+/// Time of a message's commit since the start, and its lateness. A message that was due and never
+/// committed has no time, and is late by the time until the end.
 type Late = (Option<Duration>, Duration);
 type Worker = JoinHandle<Vec<Late>>;
 
@@ -373,7 +376,7 @@ async fn joined(workers: Vec<Worker>) -> Result<Vec<Late>> {
     Ok(all)
 }
 
-/// Hand records over when they are due, as many together as are due.
+/// Hands records over when they are due; all that are due form one batch, up to `batch_max`.
 async fn consume(
     mut partition: PartitionInbox,
     number: i32,

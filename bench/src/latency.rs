@@ -1,5 +1,5 @@
-//! From send to commit, at a tenth of the load: the note of each order says when it was sent, the
-//! database says when it was committed, and both look at the same clock.
+//! Time from send to commit, at a tenth of the load. The note of each order holds the time at which
+//! it was sent. The database records the time of its commit, by the clock of the sender.
 
 use std::time::Duration;
 
@@ -17,26 +17,26 @@ use crate::{
     variants::{Batch, Variant},
 };
 
-/// Messages that are sent and committed before the clock runs.
+/// Messages that are sent and committed before the measurement starts.
 pub const WARM_UP: usize = 40;
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// How long messages of a variant took.
+/// Latency of a variant's messages.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Latency {
     /// The variant.
     pub variant: Variant,
     /// Partitions.
     pub partitions: i32,
-    /// Messages sent a second.
+    /// Load, messages sent a second.
     pub rate: f64,
-    /// Median, milliseconds.
+    /// Median time from send to commit, milliseconds.
     pub p50_ms: f64,
-    /// All but one in a hundred were faster, milliseconds.
+    /// 99th percentile of the time from send to commit, milliseconds.
     pub p99_ms: f64,
 }
 
-/// Send at a rate for some seconds, and see.
+/// Sends messages at a rate for some seconds and measures their latency.
 pub async fn measure(
     bench: &mut Bench,
     variant: &Variant,
@@ -59,7 +59,7 @@ pub async fn measure(
     Ok(Latency { variant: variant.clone(), partitions, rate, p50_ms, p99_ms })
 }
 
-/// Send a load at a rate, after a few messages to warm up, and wait until all of it is done.
+/// Sends a load at a rate, after a few messages to warm up, and waits until all of it is acked.
 pub async fn send_steadily(
     bench: &Bench,
     job: &Job,
@@ -91,7 +91,7 @@ pub async fn send_steadily(
     bench.wait(job, started, topic).await
 }
 
-/// Wait until so many orders are committed.
+/// Waits until at least `orders` orders are committed.
 pub async fn until_committed(database: &Database, orders: i64) -> Result<()> {
     let deadline = Instant::now() + DEADLINE;
     while database.totals().await?.orders < orders {
@@ -104,8 +104,7 @@ pub async fn until_committed(database: &Database, orders: i64) -> Result<()> {
     Ok(())
 }
 
-/// The median of all measured messages, and what all but one in a hundred were faster than,
-/// milliseconds.
+/// Returns the median and the 99th percentile of all measured messages, milliseconds.
 pub async fn percentiles(database: &Database) -> Result<(f64, f64)> {
     let sql = format!(
         "SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY ms), percentile_cont(0.99) WITHIN \

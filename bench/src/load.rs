@@ -1,4 +1,4 @@
-//! The messages of a run, made from a seed, and what the tables must hold after it.
+//! The messages of a run, made from a seed, and the totals that the tables must hold after it.
 
 use anyhow::{Context, Result, ensure};
 use oncebox_tests::kafka::KafkaServer;
@@ -13,14 +13,14 @@ use rdkafka::{
 use serde::Serialize;
 use std::{collections::HashMap, time::Duration};
 
-/// Accounts that there are; the hot workload books to the first few alone.
+/// Accounts in the tables; the hot workload books to the first `HOT_ACCOUNTS` alone.
 pub const ACCOUNTS: i32 = 100_000;
 const HOT_ACCOUNTS: i32 = 100;
-/// One message in so many is sent twice.
+/// Distance of the messages that are sent twice: one in 20.
 const DUPLICATE_OF: usize = 20;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Which rows the messages meet at.
+/// The rows that the messages meet at.
 #[derive(
     Debug,
     Clone,
@@ -36,14 +36,14 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Workload {
-    /// 100,000 accounts: two messages hardly ever want the same row.
+    /// 100,000 accounts: two messages hardly ever want one row.
     Spread,
-    /// 100 accounts: they often do.
+    /// 100 accounts: messages often want one row.
     Hot,
 }
 
 impl Workload {
-    /// How many accounts the messages are booked to.
+    /// Returns the number of accounts that the messages are booked to.
     pub fn accounts(self) -> i32 {
         match self {
             Self::Spread => ACCOUNTS,
@@ -51,7 +51,7 @@ impl Workload {
         }
     }
 
-    /// Its name in tables.
+    /// Returns the name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Spread => "spread",
@@ -60,10 +60,10 @@ impl Workload {
     }
 }
 
-/// What is in a topic.
+/// The messages of a topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Load {
-    /// Which rows.
+    /// Rows that the messages meet at.
     pub workload: Workload,
     /// Partitions of the topic.
     pub partitions: i32,
@@ -73,7 +73,7 @@ pub struct Load {
     pub payload_bytes: usize,
 }
 
-/// What the tables must add up to.
+/// Sums over the tables of the effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
 pub struct Totals {
     /// Rows of `orders`.
@@ -93,12 +93,12 @@ pub struct Order {
 }
 
 impl Order {
-    /// The message's id.
+    /// Returns the message's id.
     pub fn id(&self) -> String {
         format!("m-{}", self.number)
     }
 
-    /// The payload, with a note that begins with `note` and is as long as the payload is to be.
+    /// Returns the payload. Its note begins with `note` and is padded to the payload's size.
     pub fn payload(&self, note: &str, payload_bytes: usize) -> String {
         let Self { number, account, amount } = self;
         let start = format!(
@@ -110,7 +110,7 @@ impl Order {
 }
 
 impl Load {
-    /// The orders, in the order they are first sent.
+    /// Returns the orders, in the order of their first delivery.
     pub fn orders(&self) -> Vec<Order> {
         let mut rng = StdRng::seed_from_u64(1);
         let account = |rng: &mut StdRng| rng.random_range(0..self.workload.accounts());
@@ -123,7 +123,7 @@ impl Load {
             .collect()
     }
 
-    /// What all orders together leave, each applied once.
+    /// Returns the totals after each order is applied once.
     pub fn totals(&self) -> Totals {
         let count = self.messages as i64;
         Totals {
@@ -133,7 +133,8 @@ impl Load {
         }
     }
 
-    /// Numbers of orders as they are sent: each once, one in twenty again at a random distance.
+    /// Returns the numbers of the orders in the order of their deliveries: each once, one in twenty
+    /// again at a random distance.
     fn deliveries(&self) -> Vec<usize> {
         let mut rng = StdRng::seed_from_u64(2);
         let mut at: Vec<(usize, usize)> =
@@ -145,26 +146,25 @@ impl Load {
         at.into_iter().map(|(_, number)| number).collect()
     }
 
-    /// Records in the topic, duplicates included.
+    /// Returns the number of records in the topic, duplicates included.
     pub fn records(&self) -> usize {
         self.messages + self.messages.div_ceil(DUPLICATE_OF)
     }
 }
 
-/// Topics that are filled already; runs of the same load read the same one, each in a group of its
-/// own.
+/// Filled topics. Runs with equal loads read one topic, each in a group of its own.
 pub struct Topics {
     kafka: KafkaServer,
     filled: HashMap<Load, String>,
 }
 
 impl Topics {
-    /// None yet.
+    /// Creates an empty set of topics.
     pub fn new(kafka: KafkaServer) -> Self {
         Self { kafka, filled: HashMap::new() }
     }
 
-    /// A topic that holds this load and nothing else.
+    /// Returns a topic that holds this load and nothing else. Fills a new one where there is none.
     pub async fn filled(&mut self, load: &Load) -> Result<String> {
         if let Some(topic) = self.filled.get(load) {
             return Ok(topic.clone());
@@ -176,7 +176,7 @@ impl Topics {
         Ok(topic)
     }
 
-    /// A new topic without messages.
+    /// Creates a topic without messages.
     pub async fn empty(&self, partitions: i32) -> Result<String> {
         let topic = format!("orders-{:08x}", rand::random::<u32>());
         self.kafka.create_topic(&topic, partitions, &[]).await?;
@@ -184,7 +184,7 @@ impl Topics {
     }
 }
 
-/// Sends orders; knows how a message looks on the wire.
+/// A producer of orders, with their format on the wire.
 pub struct Sender {
     producer: BaseProducer,
     topic: String,
@@ -192,7 +192,7 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// A producer with these properties.
+    /// Creates a producer with these properties.
     pub fn new(
         brokers: &str,
         topic: &str,
@@ -208,7 +208,7 @@ impl Sender {
         Ok(Self { producer, topic: topic.to_owned(), load: *load })
     }
 
-    /// Send an order. Both deliveries of one go to the same partition.
+    /// Sends an order. Both deliveries of an order go to one partition.
     pub fn send(&self, order: &Order, note: &str) -> Result<()> {
         let (id, payload) = (order.id(), order.payload(note, self.load.payload_bytes));
         let headers = OwnedHeaders::new()
@@ -233,7 +233,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Wait until all is sent.
+    /// Waits until all messages are sent.
     pub fn flush(&self) -> Result<()> {
         self.producer.flush(TIMEOUT).context("failed to send all messages")
     }
@@ -264,7 +264,7 @@ fn fill(brokers: &str, topic: &str, load: &Load) -> Result<()> {
     Ok(())
 }
 
-/// The end of each partition.
+/// Returns the end offset of each partition.
 pub fn ends(client: &BaseConsumer, topic: &str, partitions: i32) -> Result<Vec<i64>> {
     let end = |partition| client.fetch_watermarks(topic, partition, TIMEOUT).map(|(_, high)| high);
     (0..partitions).map(end).collect::<Result<_, _>>().context("failed to ask for a topic's end")

@@ -35,9 +35,9 @@ use crate::{
     variants::{Programs, Variant},
 };
 
-/// Messages of a run that is only to be right.
+/// Messages of a smoke run, which checks effects and times nothing.
 const SMOKE_MESSAGES: usize = 400;
-/// Partitions where only one number of them is looked at.
+/// Partitions of the parts that use a single number of them.
 const PARTITIONS: i32 = 4;
 
 fn main() -> ExitCode {
@@ -74,14 +74,14 @@ async fn run(options: &Options) -> Result<()> {
     if options.docs { docs::write(&root, &report) } else { Ok(()) }
 }
 
-/// What an earlier call measured.
+/// Reads the report that an earlier call wrote with `--json`.
 fn read(path: &Path) -> Result<Report> {
     let json = fs::read(path).with_context(|| format!("failed to read `{}`", path.display()))?;
     serde_json::from_slice(&json)
         .with_context(|| format!("`{}` is no report of this benchmark", path.display()))
 }
 
-/// Start the servers, measure, and stop them, whatever happened.
+/// Starts the servers, measures, and stops the servers, also after an error or Ctrl-C.
 async fn measured(root: &Path, options: &Options) -> Result<Report> {
     let (dir, logs) = (
         root.join(format!("target/bench/run-{}", std::process::id())),
@@ -103,7 +103,7 @@ async fn measured(root: &Path, options: &Options) -> Result<Report> {
     measured
 }
 
-/// All parts that are wanted, one after the other: nothing else may run meanwhile.
+/// Measures all wanted parts one after the other: a second part at work would distort the figures.
 async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
     let variants = available(bench, options);
     ensure!(!variants.is_empty(), "none of the variants can run here");
@@ -133,7 +133,7 @@ async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
             throughput::measure(bench, &mut pace, &lettered, &options.loads(), rounds).await?;
     }
     if options.wants(Part::Languages) && lettered.len() < variants.len() {
-        // The component in Rust runs in the same rounds, to be compared with.
+        // The component in Rust runs in these rounds too: it is the reference for the languages.
         let languages: Vec<_> = [Variant::Component]
             .into_iter()
             .chain(variants.iter().filter(|v| !lettered.contains(v)).cloned())
@@ -184,8 +184,8 @@ async fn measure(bench: &mut Bench, options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// The variants that were asked for and can run, or all that can; the others are named with the
-/// reason.
+/// Returns the requested variants that can run, or all that can where none was named. Prints each
+/// other variant with the reason.
 fn available(bench: &Bench, options: &Options) -> Vec<Variant> {
     let all = || Variant::lettered().into_iter().chain(bench.programs.languages()).collect();
     let wanted: Vec<_> = if options.variants.is_empty() { all() } else { options.variants.clone() };

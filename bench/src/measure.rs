@@ -17,19 +17,19 @@ use serde::{Deserialize, Serialize};
 
 const INTERVAL: Duration = Duration::from_millis(25);
 
-/// CPU time, microseconds, of the three parties.
+/// CPU time of the three parties, microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cpu {
-    /// The process that is measured.
+    /// The measured process.
     pub consumer: f64,
-    /// PostgreSQL, all its processes.
+    /// PostgreSQL, all of its processes.
     pub database: f64,
     /// The broker.
     pub broker: f64,
 }
 
 impl Cpu {
-    /// Of each part.
+    /// Combines the times of each party.
     pub fn map2(self, other: Self, combine: impl Fn(f64, f64) -> f64) -> Self {
         Self {
             consumer: combine(self.consumer, other.consumer),
@@ -38,13 +38,13 @@ impl Cpu {
         }
     }
 
-    /// Each part of it.
+    /// Returns the times multiplied by a factor.
     pub fn scaled(self, by: f64) -> Self {
         self.map2(self, |part, _| part * by)
     }
 }
 
-/// The processes that are looked at.
+/// The sampled processes.
 #[derive(Debug, Clone, Copy)]
 pub struct Parties {
     /// The measured process.
@@ -55,17 +55,17 @@ pub struct Parties {
     pub broker: pid_t,
 }
 
-/// Looks at the processes from time to time, in a thread of its own.
+/// A thread that samples the CPU time of the parties at intervals.
 pub struct Sampler {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Samples>,
 }
 
-/// CPU time at points in time, microseconds since the Unix epoch.
+/// Total CPU time of the parties at points in time, which are microseconds since the Unix epoch.
 pub struct Samples(Vec<(f64, Cpu)>);
 
 impl Sampler {
-    /// Begin.
+    /// Starts the thread.
     pub fn start(parties: Parties) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
@@ -73,7 +73,8 @@ impl Sampler {
             let mut samples = Vec::new();
             let mut last = Cpu::default();
             while !stopped.load(Ordering::Relaxed) {
-                // A process that has just ended is counted late: time never runs backwards.
+                // The time of a process that has just ended appears late, in its parent's: the
+                // maximum keeps the totals from falling.
                 last = look(parties).map2(last, f64::max);
                 samples.push((now_us(), last));
                 std::thread::sleep(INTERVAL);
@@ -83,7 +84,7 @@ impl Sampler {
         Self { stop, thread }
     }
 
-    /// End.
+    /// Stops the thread and returns its samples.
     pub fn finish(self) -> Result<Samples> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow!("the thread that reads `/proc` panicked"))
@@ -91,12 +92,13 @@ impl Sampler {
 }
 
 impl Samples {
-    /// CPU time between two points in time.
+    /// Returns the CPU time between two points in time.
     pub fn between(&self, from: f64, to: f64) -> Cpu {
         self.at(to).map2(self.at(from), |later, earlier| later - earlier)
     }
 
-    /// In a straight line between the two samples around it.
+    /// Returns the total CPU time at a point in time, interpolated between the two samples around
+    /// it.
     fn at(&self, time: f64) -> Cpu {
         let after = self.0.partition_point(|(at, _)| *at < time);
         match (after.checked_sub(1).and_then(|before| self.0.get(before)), self.0.get(after)) {
@@ -110,7 +112,7 @@ impl Samples {
     }
 }
 
-/// Microseconds since the Unix epoch.
+/// Returns the time, microseconds since the Unix epoch.
 pub fn now_us() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64() * 1e6)
 }
@@ -126,8 +128,8 @@ fn look(parties: Parties) -> Cpu {
     }
 }
 
-/// CPU time of a process by kind of thread, microseconds: threads whose names differ only in a
-/// number are of one kind. Threads that ended are not seen.
+/// Returns the CPU time of a process by kind of thread, microseconds. Threads whose names differ
+/// only in a number at the end are of one kind. Leaves out threads that have ended.
 pub fn by_thread(pid: pid_t) -> BTreeMap<String, f64> {
     let mut kinds = BTreeMap::new();
     for thread in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
@@ -145,23 +147,23 @@ fn children(parent: pid_t) -> Vec<pid_t> {
     list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// What the machine's processors did since it started.
+/// Time of the machine's processors since it started, ticks.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine {
-    /// Ticks for which there was something to do.
+    /// Ticks in which the machine had work.
     wanted: f64,
-    /// Those of them that the hypervisor gave to other machines.
+    /// Part of `wanted` that the hypervisor gave to other machines.
     stolen: f64,
 }
 
 impl Machine {
-    /// As it is now; nothing where the system does not say.
+    /// Reads `/proc/stat`; zeros where it cannot be read.
     pub fn now() -> Self {
         Self::parse(&fs::read_to_string("/proc/stat").unwrap_or_default())
     }
 
-    /// The first line: user, nice, system, idle, iowait, irq, softirq, steal, and what is counted
-    /// before.
+    /// Parses the first line: user, nice, system, idle, iowait, irq, softirq, steal, and guest
+    /// times, which user and nice contain already.
     fn parse(stat: &str) -> Self {
         let ticks: Vec<f64> = stat
             .lines()
@@ -176,31 +178,31 @@ impl Machine {
         Self { wanted: at(0) + at(1) + at(2) + at(5) + at(6) + stolen, stolen }
     }
 
-    /// The share of the time that was wanted since then and went to other machines.
+    /// Returns the share of the time wanted since `before` that went to other machines.
     pub fn stolen_since(self, before: Self) -> f64 {
         (self.stolen - before.stolen) / (self.wanted - before.wanted).max(1.0)
     }
 }
 
-struct Times {
-    /// User and system time of all threads.
+struct ProcessTimes {
+    /// User and system time of all threads, microseconds.
     own: f64,
-    /// The same of children that ended.
+    /// User and system time of children that have ended, microseconds.
     reaped: f64,
 }
 
-/// Reads `/proc/<pid>/stat`; none when the process is gone.
-fn times(pid: pid_t) -> Option<Times> {
+/// Reads `/proc/<pid>/stat`; `None` when the process is gone.
+fn times(pid: pid_t) -> Option<ProcessTimes> {
     parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-fn parse(stat: &str) -> Option<Times> {
-    // Behind the name: the state is field 3 of proc(5), utime, stime, cutime and cstime are 14 to
-    // 17.
+fn parse(stat: &str) -> Option<ProcessTimes> {
+    // The fields after the name: the state is field 3 of proc(5), and utime, stime, cutime and
+    // cstime are 14 to 17.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11).map(str::parse::<f64>);
     let mut pair = || Some(fields.next()?.ok()? + fields.next()?.ok()?);
     let tick_us = 1e6 / ticks_per_second();
-    Some(Times { own: pair()? * tick_us, reaped: pair()? * tick_us })
+    Some(ProcessTimes { own: pair()? * tick_us, reaped: pair()? * tick_us })
 }
 
 fn ticks_per_second() -> f64 {

@@ -1,4 +1,4 @@
-//! What the benchmark is asked to do.
+//! The benchmark's command line.
 
 use std::path::PathBuf;
 
@@ -6,35 +6,36 @@ use clap::{Parser, ValueEnum};
 
 use crate::{load::Workload, variants::Variant};
 
-/// The same business effect by the host, by hand and by others, on real Kafka and PostgreSQL.
+/// The options of the benchmark: one business effect by the host, by hand and by others, on real
+/// Kafka and PostgreSQL.
 #[derive(Parser)]
 #[command(name = "bench.sh", about)]
 pub struct Options {
-    /// Variants: a, b, b1, c, c1, d, e, f, `g:<language>`. All that can run, unless named.
+    /// Variants: a, b, b1, c, c1, d, e, f, `g:<language>`. By default all that can run.
     #[arg(long, value_delimiter = ',')]
     pub variants: Vec<Variant>,
-    /// Parts. All, unless named; with `--quick` all but the plots.
+    /// Parts. By default all; with `--quick` all but the plots.
     #[arg(long, value_delimiter = ',', value_enum)]
     parts: Vec<Part>,
     /// Only this workload.
     #[arg(long, value_enum)]
     workload: Option<Workload>,
-    /// Only with so many partitions: 1 or 4.
+    /// Only this number of partitions. By default 1 and 4.
     #[arg(long, value_parser = clap::value_parser!(i32).range(1..=64))]
     partitions: Option<i32>,
     /// One round of short runs, without plots.
     #[arg(long)]
     quick: bool,
-    /// A few messages by each variant: whether their effects are right, and nothing else.
+    /// Check the effects of a few messages by each variant, and measure nothing.
     #[arg(long)]
     pub smoke: bool,
-    /// Rounds; medians are shown.
+    /// Rounds. Tables show the median.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
-    /// Seconds that a run is to be measured for.
+    /// Measured seconds of a run, about.
     #[arg(long)]
     seconds: Option<f64>,
-    /// Of the neighbours that are hostile or slow, those whose name has this text.
+    /// Only the hostile or slow neighbours whose name contains this text.
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub beside: String,
     /// Write everything that was measured into this file.
@@ -49,7 +50,7 @@ pub struct Options {
     /// The folder of the programs to measure.
     #[arg(long, default_value = "target/bench/bin", hide = true)]
     pub bin: PathBuf,
-    /// How they were compiled; for the report.
+    /// The profile that compiled them, for the report.
     #[arg(long, default_value = "dev", hide = true)]
     pub profile: String,
 }
@@ -59,26 +60,26 @@ pub struct Options {
 pub enum Part {
     /// Throughput and CPU of every variant.
     Throughput,
-    /// The same of the component in each language that was built.
+    /// Throughput and CPU of the component in each language that was built.
     Languages,
-    /// From send to commit, at a tenth of the load.
+    /// Time from send to commit, at a tenth of the load.
     Latency,
-    /// Pauses that swaps of the component make.
+    /// Pauses that swaps of the component cause.
     Swaps,
-    /// How long a tenant's few messages take beside another one's backlog.
+    /// Latency of a tenant's few messages beside another tenant's backlog.
     Fairness,
-    /// What a tenant feels of a hostile neighbour.
+    /// Throughput and latency of a tenant beside a hostile neighbour.
     Isolation,
     /// Statements per message.
     Statements,
-    /// The claim alone.
+    /// Cost of the claim alone.
     Claims,
     /// Throughput by payload and by transaction size.
     Plots,
 }
 
 impl Options {
-    /// Whether a part is wanted.
+    /// Returns whether a part is wanted.
     pub fn wants(&self, part: Part) -> bool {
         if self.smoke {
             return part == Part::Throughput;
@@ -90,7 +91,7 @@ impl Options {
         }
     }
 
-    /// Workloads and numbers of partitions.
+    /// Returns the workloads, each with each number of partitions.
     pub fn loads(&self) -> Vec<(Workload, i32)> {
         let workloads =
             self.workload.map_or(vec![Workload::Spread, Workload::Hot], |only| vec![only]);
@@ -105,12 +106,12 @@ impl Options {
         all.take(if self.smoke { 1 } else { usize::MAX }).collect()
     }
 
-    /// Rounds.
+    /// Returns the number of rounds.
     pub fn rounds(&self) -> usize {
         self.rounds.map_or(if self.quick || self.smoke { 1 } else { 3 }, usize::from)
     }
 
-    /// Measured seconds of a run.
+    /// Returns the seconds that a run is measured for, about.
     pub fn seconds(&self) -> f64 {
         self.seconds.unwrap_or(if self.quick { 1.0 } else { 2.0 })
     }

@@ -4,25 +4,25 @@ use std::fmt::Write as _;
 
 /// One line of a plot.
 pub struct Line {
-    /// Its name.
+    /// Name in the legend.
     pub name: String,
-    /// Where it is, in ascending order.
+    /// Points, in ascending order of the horizontal value.
     pub points: Vec<(f64, f64)>,
 }
 
 /// A plot of ratios.
 pub struct Plot {
-    /// What it shows.
+    /// Title.
     pub title: String,
-    /// What its horizontal axis is.
+    /// Title of the horizontal axis.
     pub x_title: String,
-    /// What its vertical axis is.
+    /// Title of the vertical axis.
     pub y_title: String,
     /// Values on the horizontal axis, and their names.
     pub x_ticks: Vec<(f64, String)>,
     /// The lines.
     pub lines: Vec<Line>,
-    /// What the level 1 stands for.
+    /// Name in the legend of the level 1.
     pub one: String,
 }
 
@@ -33,8 +33,8 @@ const RIGHT: f64 = 700.0;
 const TOP: f64 = 78.0;
 const BOTTOM: f64 = 340.0;
 
-/// Colours that can be told apart on white and on black, also by the colour-blind; the dash tells
-/// the lines apart without any.
+/// Style sheet. Its colours differ on white and on black, also for colour-blind readers. The dash
+/// separates the lines without any colour.
 const STYLE: &str = "\
 text { font: 13px system-ui, sans-serif; fill: #1f2328 } .title { font-weight: 600; font-size: \
 15px } \
@@ -49,7 +49,7 @@ stroke: #3d444d } .one { stroke: #9198a1 } \
 #f0883e } }";
 
 impl Plot {
-    /// The picture.
+    /// Returns the plot as SVG text.
     pub fn svg(&self) -> String {
         let (title, x_title, y_title) =
             (escaped(&self.title), escaped(&self.x_title), escaped(&self.y_title));
@@ -106,7 +106,7 @@ impl Plot {
         );
     }
 
-    /// Names above the plot, each behind a piece of its line.
+    /// Writes the names above the plot, each after a piece of its line.
     fn legend(&self, svg: &mut String) {
         let mut x = 16.0;
         let names = self
@@ -161,7 +161,7 @@ impl Plot {
     }
 }
 
-/// Distance of the grid's lines: at most eight of them.
+/// Returns the distance of the grid's lines, so that at most eight are above zero.
 fn step(top: f64) -> f64 {
     [0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0]
         .into_iter()

@@ -1,36 +1,36 @@
-//! What was measured, as data.
+//! Everything that was measured, as data.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    claims::ClaimCost, fairness::Pair, isolation::Isolation, latency::Latency, load::Workload,
-    measure::Cpu, run::Figures, statements::Statements, swaps::Gaps, sweep::Point,
+    claims::ClaimCost, fairness::FairnessPair, isolation::Isolation, latency::Latency,
+    load::Workload, measure::Cpu, run::Figures, statements::Statements, swaps::Gaps, sweep::Point,
     variants::Variant,
 };
 
-/// Everything one call of the benchmark found.
+/// Everything that one call of the benchmark measured.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Report {
     /// The machine and the programs.
     pub environment: Environment,
-    /// Throughput and CPU.
+    /// Throughput and CPU of every variant.
     pub throughput: Vec<Cell>,
-    /// The same of the component in each language.
+    /// Throughput and CPU of the component in each language.
     pub languages: Vec<Cell>,
-    /// From send to commit, at a tenth of the load.
+    /// Time from send to commit, at a tenth of the load.
     pub latency: Vec<Latency>,
     /// Pauses with and without swaps.
     #[serde(default)]
     pub gaps: Vec<Gaps>,
-    /// A tenant alone and beside another one's backlog.
+    /// Latency of a tenant alone and beside another tenant's backlog.
     #[serde(default)]
-    pub fairness: Vec<Pair>,
-    /// What a tenant feels of a hostile neighbour.
+    pub fairness: Vec<FairnessPair>,
+    /// Figures of a tenant beside a hostile neighbour.
     #[serde(default)]
     pub isolation: Vec<Isolation>,
-    /// What the database is sent.
+    /// Statements that the database receives.
     pub statements: Vec<Statements>,
-    /// What a claim costs the database.
+    /// Cost of a claim in the database.
     pub claims: Vec<ClaimCost>,
     /// Throughput by the size of the payload.
     pub payloads: Vec<Point>,
@@ -38,7 +38,7 @@ pub struct Report {
     pub batches: Vec<Point>,
 }
 
-/// Where it was measured.
+/// The machine and the programs of a measurement.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Environment {
     /// The processor's name.
@@ -47,11 +47,11 @@ pub struct Environment {
     pub cores: usize,
     /// Version of PostgreSQL.
     pub postgres: String,
-    /// How the measured programs were compiled.
+    /// Cargo profile of the measured programs.
     pub profile: String,
     /// Runs of each cell.
     pub rounds: usize,
-    /// Seconds that a run is measured for, about.
+    /// Measured seconds of a run, about.
     pub seconds: f64,
 }
 
@@ -60,13 +60,13 @@ pub struct Environment {
 pub struct Cell {
     /// The variant.
     pub variant: Variant,
-    /// What it is.
+    /// Title of the variant.
     pub title: String,
-    /// Which rows.
+    /// Rows that the messages meet at.
     pub workload: Workload,
     /// Partitions.
     pub partitions: i32,
-    /// Its runs, one each round.
+    /// Runs, one a round.
     pub runs: Vec<Figures>,
 }
 
@@ -82,7 +82,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of some values; none of none.
+    /// Returns the spread of some values; `None` where there are none.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<_> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
@@ -92,29 +92,29 @@ impl Spread {
     }
 }
 
-/// Something that a run showed.
+/// A figure of a run.
 pub type Measure = fn(&Figures) -> f64;
 
 /// Messages a second.
 pub const RATE: Measure = |run| run.rate;
-/// CPU of the measured process per message.
+/// CPU of the measured process per message, microseconds.
 pub const CONSUMER: Measure = |run| run.cpu.consumer;
-/// CPU of the database per message.
+/// CPU of the database per message, microseconds.
 pub const DATABASE: Measure = |run| run.cpu.database;
 
 impl Cell {
-    /// What all its runs showed.
+    /// Returns the spread of a figure over all runs.
     pub fn spread(&self, measure: Measure) -> Option<Spread> {
         Spread::of(self.runs.iter().map(measure))
     }
 
-    /// The same as a multiple of another cell's, round by round: what disturbs one run of a round
-    /// often disturbs the other.
+    /// Returns the spread of a figure as a multiple of another cell's, round by round. A
+    /// disturbance of one run of a round often disturbs the other too.
     pub fn ratio(&self, to: &Self, measure: Measure) -> Option<Spread> {
         Spread::of(self.runs.iter().zip(&to.runs).map(|(run, other)| measure(run) / measure(other)))
     }
 
-    /// Median CPU per message of each party.
+    /// Returns the median CPU per message of each party.
     pub fn cpu(&self) -> Option<Cpu> {
         let median = |measure: Measure| self.spread(measure).map(|spread| spread.median);
         Some(Cpu {
@@ -124,21 +124,21 @@ impl Cell {
         })
     }
 
-    /// Longest time in which nothing was committed, in any run.
+    /// Returns the longest time without a commit in any run, milliseconds.
     pub fn longest_gap_ms(&self) -> f64 {
         self.runs.iter().map(|run| run.longest_gap_ms).fold(0.0, f64::max)
     }
 }
 
 impl Report {
-    /// The cell of a variant.
+    /// Returns the cell of a variant with a load.
     pub fn cell(&self, variant: &Variant, workload: Workload, partitions: i32) -> Option<&Cell> {
         self.throughput.iter().find(|cell| {
             cell.variant == *variant && cell.workload == workload && cell.partitions == partitions
         })
     }
 
-    /// The loads there are, in order.
+    /// Returns the measured loads, sorted.
     pub fn loads(&self) -> Vec<(Workload, i32)> {
         let mut loads: Vec<_> =
             self.throughput.iter().map(|cell| (cell.workload, cell.partitions)).collect();
@@ -147,7 +147,7 @@ impl Report {
         loads
     }
 
-    /// The variants there are, in the order they were asked for.
+    /// Returns the measured variants, in the order of their first run.
     pub fn variants(&self) -> Vec<Variant> {
         let mut variants: Vec<Variant> = Vec::new();
         for cell in &self.throughput {

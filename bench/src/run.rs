@@ -1,4 +1,4 @@
-//! One run: a fresh database, a full topic, one process; then figures, if what it did is right.
+//! One run: a fresh database, a full topic, one process; then figures, if its effects are right.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -19,17 +19,17 @@ use crate::{
     variants::{Batch, Programs, Setting, Variant, tail},
 };
 
-/// How long a run may take before it is given up.
+/// Longest duration of a run.
 const DEADLINE: Duration = Duration::from_secs(90);
 const POLL: Duration = Duration::from_millis(50);
 const TIMEOUT: Duration = Duration::from_secs(10);
 const END: [(i32, Duration); 2] =
     [(SIGTERM, Duration::from_secs(20)), (SIGKILL, Duration::from_secs(5))];
-/// The share of the messages that is measured, by the order of their commits: what comes before is
-/// for warming up, and after it partitions end one by one.
+/// Begin and end of the measured share of the messages, in the order of their commits. Before it
+/// the process warms up, and after it partitions end one by one.
 const MEASURED: (f64, f64) = (0.1, 0.9);
 
-/// What a run showed.
+/// Figures of a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Figures {
     /// Different messages.
@@ -38,24 +38,24 @@ pub struct Figures {
     pub seconds: f64,
     /// Messages a second.
     pub rate: f64,
-    /// Longest time in which nothing was committed, milliseconds.
+    /// Longest time without a commit, milliseconds.
     pub longest_gap_ms: f64,
-    /// CPU microseconds per message.
+    /// CPU time per message, microseconds.
     pub cpu: Cpu,
-    /// CPU microseconds of the measured process since it was started, by kind of thread.
+    /// CPU time of the measured process since its start, microseconds, by kind of thread.
     pub threads: BTreeMap<String, f64>,
 }
 
-/// What is run.
+/// The settings of a run.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// Which implementation.
+    /// The implementation.
     pub variant: Variant,
-    /// Its messages.
+    /// The messages.
     pub load: Load,
     /// Limits of a transaction.
     pub batch: Batch,
-    /// Whether the database writes down every statement.
+    /// Whether the database logs every statement.
     pub log_statements: bool,
 }
 
@@ -72,7 +72,7 @@ pub struct Bench {
     runs: u32,
 }
 
-/// A process at work, with what belongs to it.
+/// A running process with its database, group, log and sampler.
 pub struct Started {
     /// The process.
     pub child: Child,
@@ -85,12 +85,12 @@ pub struct Started {
 }
 
 impl Bench {
-    /// With servers that run.
+    /// Creates a bench on running servers.
     pub fn new(servers: Servers, topics: Topics, programs: Programs, logs: PathBuf) -> Self {
         Self { servers, topics, programs, logs, runs: 0 }
     }
 
-    /// Run a job to its end, check what it did, and return what it cost.
+    /// Runs a job to its end, checks its effects, and returns its figures.
     pub async fn run(&mut self, job: &Job) -> Result<Figures> {
         let what = || format!("({}) {}, {:?}", job.variant.letter(), job.variant.title(), job.load);
         let topic = self.topics.filled(&job.load).await.with_context(what)?;
@@ -110,7 +110,7 @@ impl Bench {
         Ok(figures)
     }
 
-    /// A database, and the process on it.
+    /// Creates a database and starts the process on it.
     pub async fn start(&mut self, job: &Job, topic: &str) -> Result<Started> {
         self.runs += 1;
         let group = format!("bench-{}", self.runs);
@@ -140,7 +140,8 @@ impl Bench {
         Ok(Started { child, database, group, log, sampler })
     }
 
-    /// Until all is acked, or, where there is no broker, until the process has ended.
+    /// Waits until all messages are acked, or, where there is no broker, until the process has
+    /// ended.
     pub async fn wait(&self, job: &Job, started: &Started, topic: &str) -> Result<()> {
         let watch =
             Watch::new(self.servers.kafka.bootstrap(), &started.group, topic, job.load.partitions)?;
@@ -162,7 +163,7 @@ impl Bench {
     }
 }
 
-/// End the process and the sampling, also after an error.
+/// Ends the process and the sampling, also after an error.
 pub fn finish(started: Started, ended: Result<()>) -> Result<(Database, Samples)> {
     let status = started.child.end(&END);
     let samples = started.sampler.finish()?;
@@ -188,11 +189,11 @@ impl SignalIs for std::process::ExitStatus {
     }
 }
 
-/// A variant that is wrong is an error, not a number.
+/// Checks the effects of a run: a variant with wrong effects is an error, not a number.
 pub async fn check(job: &Job, database: &Database) -> Result<()> {
     let found = database.totals().await?;
     if job.variant == Variant::Pgbench {
-        // It draws its own accounts and amounts.
+        // pgbench draws its own accounts and amounts.
         let each = job.load.messages as i64 / i64::from(job.load.partitions);
         let expected = each * i64::from(job.load.partitions);
         ensure!(
@@ -224,14 +225,14 @@ fn figures(commits: &[(f64, i64)], samples: &Samples) -> Result<Figures> {
     })
 }
 
-/// Longest time without a commit, in microseconds, between two points in time.
+/// Returns the longest time without a commit between two points in time, microseconds.
 fn longest_gap(commits: &[(f64, i64)], from: f64, to: f64) -> f64 {
     let times: Vec<f64> =
         commits.iter().map(|(at, _)| *at).filter(|at| (from..=to).contains(at)).collect();
     times.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max)
 }
 
-/// When this share of the messages was committed, and how many exactly.
+/// Returns the time at which a share of the messages was committed, and their exact number.
 fn at_share(commits: &[(f64, i64)], share: f64) -> Result<(f64, i64)> {
     let total: i64 = commits.iter().map(|(_, count)| count).sum();
     let mut sum = 0;
@@ -244,7 +245,7 @@ fn at_share(commits: &[(f64, i64)], share: f64) -> Result<(f64, i64)> {
     bail!("nothing was committed")
 }
 
-/// How far a group is.
+/// A client that compares the committed offsets of a group with the ends of a topic.
 struct Watch {
     client: std::sync::Arc<BaseConsumer>,
     topic: String,

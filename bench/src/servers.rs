@@ -18,23 +18,24 @@ NOT NULL);
 CREATE TABLE account (id int PRIMARY KEY, balance bigint NOT NULL DEFAULT 0, n bigint NOT NULL \
     DEFAULT 0);";
 
-/// What consumers that are no host keep their processed ids in.
+/// The table of processed ids, for consumers that are not a host.
 const PROCESSED: &str = "\
 CREATE TABLE processed (message_id text PRIMARY KEY, done boolean NOT NULL DEFAULT false, at \
 timestamptz NOT NULL DEFAULT now());";
 
 const TENANT: &str = "bench";
-/// Templates of the databases.
+/// Template database of runs with a host: migrated, with the tenant and its filled tables.
 const HOST: &str = "bench_host";
+/// Template database of runs without a host.
 const PLAIN: &str = "bench_plain";
 
-/// A database server with default durability and a real broker, both of our own.
+/// A private database server with default durability, and a private broker.
 pub struct Servers {
     /// The broker.
     pub kafka: KafkaServer,
     /// The host's master key.
     pub master_key: String,
-    /// The tenant of every host's database.
+    /// The tenant in every database of a host.
     pub tenant: Tenant,
     postgres: PrivatePostgres,
     dir: PathBuf,
@@ -43,15 +44,15 @@ pub struct Servers {
 
 /// The database of one run.
 pub struct Database {
-    /// A superuser's URL.
+    /// URL that connects as the superuser.
     pub url: String,
-    /// Where the tables of the effect are.
+    /// Schema of the tables of the effect.
     pub schema: String,
     name: String,
 }
 
 impl Servers {
-    /// Start both; data goes into a new folder below `dir`.
+    /// Starts the broker and the database server. The database server's data is below `dir`.
     pub async fn start(dir: PathBuf) -> Result<Self> {
         let kafka = tokio::task::spawn_blocking(KafkaServer::start_lasting).await??;
         let options = PostgresOptions::new(dir.join("postgres"))
@@ -66,13 +67,14 @@ impl Servers {
         Ok(Self { kafka, master_key, tenant, postgres, dir, databases: 0 })
     }
 
-    /// Process ids of the database server and the broker.
+    /// Returns the process ids of the database server and the broker.
     pub fn pids(&self) -> Result<(pid_t, pid_t)> {
         let database = self.postgres.pid().context("the database server has ended")?;
         Ok((database, self.kafka.pid().context("the broker has ended")?))
     }
 
-    /// A new database, all of it written down before the run begins.
+    /// Creates the database of a run from a template. Ends with a CHECKPOINT, so that no earlier
+    /// write is flushed during the run.
     pub async fn database(&mut self, host: bool) -> Result<Database> {
         self.databases += 1;
         let name = format!("run_{}", self.databases);
@@ -91,7 +93,7 @@ impl Servers {
         Ok(Database { url: with_database(&self.postgres.url(), &name)?, schema, name })
     }
 
-    /// Write down every statement that a consumer sends to this database.
+    /// Makes the server log every statement that a consumer sends to this database.
     pub async fn log_statements(&self, database: &Database, host: bool) -> Result<()> {
         let name = &database.name;
         let whose = if host {
@@ -106,12 +108,12 @@ impl Servers {
         .await
     }
 
-    /// The database server's log.
+    /// Returns the path of the database server's log.
     pub fn database_log(&self) -> PathBuf {
         self.dir.join("postgres/postgres.log")
     }
 
-    /// Drop the database of a run.
+    /// Drops the database of a run.
     pub async fn drop_database(&self, database: Database) -> Result<()> {
         run(
             &mut connect(&self.postgres.url()).await?,
@@ -120,13 +122,13 @@ impl Servers {
         .await
     }
 
-    /// The server's version.
+    /// Returns the version of the database server.
     pub async fn postgres_version(&self) -> Result<String> {
         let mut admin = connect(&self.postgres.url()).await?;
         Ok(sqlx::query_scalar("SHOW server_version").fetch_one(&mut admin).await?)
     }
 
-    /// End both and remove their data.
+    /// Stops both servers and removes their data.
     pub fn stop(mut self) -> Result<()> {
         self.postgres.stop()?;
         drop(self.kafka);
@@ -136,12 +138,12 @@ impl Servers {
 }
 
 impl Database {
-    /// A superuser's connection.
+    /// Opens a connection as the superuser.
     pub async fn connect(&self) -> Result<PgConnection> {
         connect(&self.url).await
     }
 
-    /// What the tables hold.
+    /// Adds up the tables of the effect.
     pub async fn totals(&self) -> Result<Totals> {
         let schema = &self.schema;
         let sql = format!(
@@ -151,7 +153,8 @@ impl Database {
         Ok(sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&mut self.connect().await?).await?)
     }
 
-    /// The same database as another tenant has it, with the tables of the effect filled.
+    /// Makes the tables of the effect for another tenant, fills them, and returns the database with
+    /// that tenant's schema.
     pub async fn of_tenant(&self, admin: &Admin, tenant: &Tenant) -> Result<Self> {
         admin.apply_migration(tenant, "tables", SCHEMA).await?;
         fill(self.connect().await?, &tenant.schema_name).await?;
@@ -162,14 +165,14 @@ impl Database {
         })
     }
 
-    /// How much the server has written to its log, in bytes.
+    /// Returns the position in the server's write-ahead log, in bytes.
     pub async fn wal_position(&self) -> Result<i64> {
         const POSITION: &str = "SELECT (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint";
         Ok(sqlx::query_scalar(POSITION).fetch_one(&mut self.connect().await?).await?)
     }
 
-    /// When orders were committed, in microseconds since the Unix epoch, and how many then; in
-    /// order.
+    /// Returns the time of each commit of orders, microseconds since the Unix epoch, with the
+    /// number of orders in it. Earliest first.
     pub async fn commits(&self) -> Result<Vec<(f64, i64)>> {
         let sql = format!(
             "SELECT extract(epoch FROM pg_xact_commit_timestamp(x))::float8 * 1e6, n FROM (SELECT \

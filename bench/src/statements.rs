@@ -1,5 +1,4 @@
-//! How many statements the database is sent for a message, counted in its log: each is a round
-//! trip.
+//! Statements that the database receives per message, counted in its log. Each is a round trip.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -11,10 +10,10 @@ use crate::{
     variants::{Batch, Variant},
 };
 
-/// Enough that what happens once at the start does not show.
+/// Messages of a run, enough that statements at the start do not show in the figure.
 const MESSAGES: usize = 2_000;
 
-/// What one variant sends.
+/// Statements of one variant.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Statements {
     /// The variant.
@@ -23,7 +22,7 @@ pub struct Statements {
     pub per_message: f64,
 }
 
-/// Run a variant with the server's log of statements on. Nothing is timed.
+/// Runs a variant with the server's log of statements on. Measures no times.
 pub async fn count(bench: &mut Bench, variant: &Variant) -> Result<Statements> {
     let load = Load {
         workload: Workload::Spread,

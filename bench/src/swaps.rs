@@ -1,6 +1,6 @@
-//! The gap that a swap makes in processing: the component and a copy of it with other bytes take
-//! turns under a steady load, and the database says when each message was committed. The same is
-//! done without swaps, and looked at in the same places.
+//! The gap that a swap makes in processing. The component and a copy of it with other bytes take
+//! turns under a steady load. The database records when each message was committed. A second run
+//! makes no swaps; its gaps are taken at the moments at which the swaps would have been.
 
 use std::time::Duration;
 
@@ -24,27 +24,27 @@ use crate::{
 
 /// Swaps of a run.
 const SWAPS: usize = 50;
-/// From one swap to the next; what of it is looked at after each.
+/// Time from one swap to the next. Gaps in this time after a swap count as its gaps.
 const PERIOD: Duration = Duration::from_millis(200);
-/// Messages a second.
+/// Load, messages a second.
 const RATE: f64 = 800.0;
 
-/// Pauses of partitions in the moments after swaps, or where swaps would have been.
+/// Pauses of partitions in the moments after swaps, or at the moments of swaps that were left out.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Gaps {
-    /// Whether there were swaps.
+    /// Whether the run made swaps.
     pub swaps: bool,
-    /// Moments and partitions that were looked at.
+    /// Number of pairs of a moment and a partition that were measured.
     pub looks: usize,
-    /// Median, milliseconds.
+    /// Median pause, milliseconds.
     pub p50_ms: f64,
-    /// All but one in a hundred were shorter, milliseconds.
+    /// 99th percentile of the pauses, milliseconds.
     pub p99_ms: f64,
-    /// The longest, milliseconds.
+    /// Longest pause, milliseconds.
     pub max_ms: f64,
 }
 
-/// A run without swaps and one with them.
+/// Measures a run without swaps and one with them.
 pub async fn measure(bench: &mut Bench, partitions: i32) -> Result<Vec<Gaps>> {
     let mut gaps = Vec::new();
     for swaps in [false, true] {
@@ -79,8 +79,8 @@ async fn run(bench: &mut Bench, partitions: i32, swaps: bool) -> Result<Gaps> {
     Ok(Gaps { swaps, looks: gaps.len(), p50_ms: at(0.5), p99_ms: at(0.99), max_ms: at(1.0) })
 }
 
-/// Swap again and again. The answer says when, in microseconds of the clock that the database reads
-/// too.
+/// Deploys the component and its copy in turn, or only waits where `swaps` is false. Returns the
+/// moments, microseconds of the clock that the database reads too.
 async fn swap(bench: &Bench, started: &Started, swaps: bool) -> Result<Vec<f64>> {
     let admin: Admin = admin(&bench.servers, &started.database)?;
     let component = std::fs::read(bench.programs.component(&Variant::Component))
@@ -100,14 +100,14 @@ async fn swap(bench: &Bench, started: &Started, swaps: bool) -> Result<Vec<f64>>
     Ok(moments)
 }
 
-/// The component with a custom section more: another version that does the same.
+/// Returns the component with one more custom section: another version with identical behaviour.
 fn with_section(component: &[u8]) -> Vec<u8> {
     const SECTION: &[u8] = b"\x00\x05\x04swap";
     [component, SECTION].concat()
 }
 
-/// Of each moment and partition the longest time between two commits that a swap at that moment
-/// could have made, sorted, milliseconds.
+/// Returns, for each moment and partition, the longest time between two commits that a swap at that
+/// moment could have caused. Sorted, milliseconds.
 async fn gaps(database: &Database, moments: &[f64]) -> Result<Vec<f64>> {
     const COMMITS: &str = "SELECT partition, extract(epoch FROM \
         pg_xact_commit_timestamp(xmin))::float8 * 1e6 FROM oncebox.inbox ORDER BY 1, 2";

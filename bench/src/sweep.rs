@@ -1,4 +1,4 @@
-//! Throughput over one setting, for the plots.
+//! Throughput as a function of one setting, for the plots.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use crate::{
 const PAYLOADS: [usize; 5] = [100, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
 const BATCHES: [usize; 5] = [1, 8, 64, 200, 500];
 const PARTITIONS: i32 = 4;
-/// A transaction ends after so many messages and not for the time it takes.
+/// Duration limit of a transaction, long enough that only the number of messages ends it.
 const DURATION_MS: u64 = 2_000;
 
 /// One variant at one setting.
@@ -26,17 +26,17 @@ pub struct Point {
     pub at: usize,
     /// Messages a second.
     pub rate: f64,
-    /// The same as a multiple of (d).
+    /// `rate` as a multiple of (d)'s.
     pub ratio: f64,
 }
 
-/// Variants of the plots: (d) is what the others are compared with.
+/// Returns the variants of the plots that are at hand; each is compared with (d).
 fn compared(variants: &[Variant]) -> Vec<Variant> {
     let shown = [Variant::Component, Variant::BatchComponent];
     shown.into_iter().filter(|variant| variants.contains(variant)).collect()
 }
 
-/// By the size of the payload. (d) is run at each size.
+/// Measures throughput by the size of the payload. Runs (d) at each size, as the reference.
 pub async fn payloads(
     bench: &mut Bench,
     pace: &mut Pace,
@@ -55,9 +55,9 @@ pub async fn payloads(
     Ok(points)
 }
 
-/// By the size of a transaction. (d) has one message in each, whatever is asked: it runs between
-/// the others, so that all see the same machine, and the median of its runs is what they are
-/// compared with.
+/// Measures throughput by the size of a transaction. (d) has one message per transaction at every
+/// size. It runs between the others, so that a disturbance of the machine meets all of them. The
+/// reference is the median of its runs.
 pub async fn batches(
     bench: &mut Bench,
     pace: &mut Pace,

@@ -25,7 +25,8 @@ impl Table {
         }
     }
 
-    /// For a terminal; the first column is to the left, the others to the right.
+    /// Returns the table for a terminal. The first column is aligned to the left, the others to the
+    /// right.
     pub fn text(&self) -> String {
         let width = |column: usize| {
             let cells =
@@ -43,7 +44,7 @@ impl Table {
         text
     }
 
-    /// For a page of Markdown.
+    /// Returns the table in Markdown.
     pub fn markdown(&self) -> String {
         let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
         let rule: Vec<_> = (0..self.header.len())
@@ -53,13 +54,13 @@ impl Table {
         format!("{}{}{rows}", line(&self.header), line(&rule))
     }
 
-    /// Whether there is anything in it.
+    /// Returns whether the table has no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 }
 
-/// Everything that was measured.
+/// Returns all tables of a report, for a terminal.
 pub fn terminal(report: &Report) -> String {
     let mut tables: Vec<Table> = report
         .loads()
@@ -122,7 +123,7 @@ fn figures(title: String, cells: &[&Cell], reference: Variant) -> Table {
     table
 }
 
-/// A measure of every variant with every load, as a multiple of (d)'s.
+/// Returns the table of a measure: every variant with every load, as a multiple of (d)'s.
 pub fn ratios(report: &Report, measure: Measure) -> Table {
     let loads = report.loads();
     let names: Vec<_> = loads
@@ -146,7 +147,7 @@ pub fn ratios(report: &Report, measure: Measure) -> Table {
     table
 }
 
-/// The languages, as multiples of the component in Rust of the same rounds.
+/// Returns the table of the languages, as multiples of the component in Rust round by round.
 pub fn languages(report: &Report) -> Table {
     let mut table = Table::new("", &["component", "throughput", "host CPU per message"]);
     let Some(rust) = report.languages.iter().find(|cell| cell.variant == Variant::Component) else {
@@ -162,7 +163,7 @@ pub fn languages(report: &Report) -> Table {
     table
 }
 
-/// From send to commit.
+/// Returns the table of the time from send to commit: in milliseconds, or as multiples of (d)'s.
 pub fn latency(report: &Report, milliseconds: bool) -> Table {
     let mut table = Table::new(
         "from send to commit at a tenth of the load",
@@ -189,7 +190,7 @@ pub fn latency(report: &Report, milliseconds: bool) -> Table {
     table
 }
 
-/// Pauses with and without swaps.
+/// Returns the table of pauses with and without swaps.
 pub fn gaps(report: &Report) -> Table {
     let mut table = Table::new(
         "longest pause of a partition around a swap",
@@ -209,13 +210,13 @@ pub fn gaps(report: &Report) -> Table {
     table
 }
 
-/// A tenant alone and beside another one's backlog.
+/// Returns the table of a tenant's latency alone and beside another tenant's backlog.
 pub fn fairness(report: &Report) -> Table {
     let header = ["a few messages a second", "alone", "beside the backlog", "ratio of pairs"];
     let mut table =
         Table::new("from send to commit, of a tenant beside another one's backlog", &header);
-    type Measure = fn(&Times) -> f64;
-    let measures: [(&str, Measure); 2] =
+    type TimesMeasure = fn(&Times) -> f64;
+    let measures: [(&str, TimesMeasure); 2] =
         [("p50", |times| times.p50_ms), ("p99", |times| times.p99_ms)];
     for (name, of) in measures {
         let pairs = || report.fairness.iter();
@@ -235,7 +236,8 @@ pub fn fairness(report: &Report) -> Table {
     table
 }
 
-/// What a tenant feels of a hostile neighbour, against a polite one of the same load.
+/// Returns the table of a tenant's figures beside a hostile neighbour, against those beside a
+/// polite one with that load.
 pub fn isolation(report: &Report, milliseconds: bool) -> Table {
     let header = [
         "the neighbour",
@@ -265,7 +267,7 @@ pub fn isolation(report: &Report, milliseconds: bool) -> Table {
     table
 }
 
-/// Statements per message.
+/// Returns the table of statements per message.
 pub fn statements(report: &Report) -> Table {
     let mut table =
         Table::new("statements per message, each a round trip", &["variant", "statements"]);
@@ -276,7 +278,7 @@ pub fn statements(report: &Report) -> Table {
     table
 }
 
-/// Which threads of a process use its CPU, with spread rows and the most partitions.
+/// Returns the table of CPU by kind of thread, with spread rows and the most partitions.
 pub fn threads(report: &Report) -> Table {
     let mut table = Table::new("CPU by kind of thread", &["variant", "threads"]);
     let Some((workload, partitions)) =
@@ -304,7 +306,8 @@ pub fn threads(report: &Report) -> Table {
     table
 }
 
-/// What a claim costs, beside the first way for the same kind of messages.
+/// Returns the table of the costs of a claim. CPU is a multiple of the first way's, for new and
+/// known messages apart.
 pub fn claims(report: &Report) -> Table {
     let header =
         ["way", "messages", "per transaction", "round trips each", "database CPU", "log bytes"];

@@ -11,34 +11,34 @@ use crate::{
     variants::{Batch, Variant},
 };
 
-/// Payload where nothing else is said, bytes.
+/// Default payload, bytes.
 pub const PAYLOAD_BYTES: usize = 200;
 /// Fewest messages of a run that is measured.
 const MESSAGES_MIN: f64 = 500.0;
 
-/// Sizes runs so that each takes about as long, from what was measured before.
+/// Sizes runs by the rates of earlier runs, so that all take about the wanted time.
 pub struct Pace {
     seconds: f64,
     fixed: Option<usize>,
     rates: HashMap<Key, f64>,
 }
 
-/// What a rate is known by.
+/// Settings that a known rate belongs to.
 type Key = (Variant, Workload, i32, usize, usize);
 
 impl Pace {
-    /// Runs of so many measured seconds.
+    /// Creates a pace for runs of about this number of measured seconds.
     pub fn of_seconds(seconds: f64) -> Self {
         Self { seconds, fixed: None, rates: HashMap::new() }
     }
 
-    /// Runs of so many messages, however long they take.
+    /// Creates a pace for runs of a fixed number of messages, of any duration.
     pub fn of_messages(messages: usize) -> Self {
         Self { fixed: Some(messages), ..Self::of_seconds(0.0) }
     }
 
-    /// Run a variant with a load of the right size. A first run whose size was too far off is made
-    /// again.
+    /// Runs a variant with a load of the right size. Repeats a first run whose size was too far
+    /// off.
     pub async fn run(
         &mut self,
         bench: &mut Bench,
@@ -72,8 +72,8 @@ impl Pace {
         Ok(figures)
     }
 
-    /// Messages for a run, in steps, so that topics are used again. A tenth at either end is not
-    /// measured.
+    /// Returns the number of messages of a run, in steps, so that runs share topics. Allows for the
+    /// tenth at either end that is not measured.
     fn size(&self, rate: f64) -> usize {
         let wanted = (rate * self.seconds / 0.8).max(MESSAGES_MIN);
         let step = (wanted.log2() * 2.0).round() / 2.0;
@@ -81,7 +81,7 @@ impl Pace {
     }
 }
 
-/// Every variant with every load, in rounds.
+/// Measures every variant with every load, in rounds.
 pub async fn measure(
     bench: &mut Bench,
     pace: &mut Pace,

@@ -1,4 +1,4 @@
-//! What is compared, and how each is started.
+//! The compared variants and their start.
 
 mod by_hand;
 pub mod host;
@@ -22,7 +22,7 @@ use crate::{
     servers::{Database, Servers},
 };
 
-/// One implementation of the same effect.
+/// One implementation of the business effect.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Variant {
@@ -62,12 +62,12 @@ const LETTERS: [(&str, Variant); 8] = [
 ];
 
 impl Variant {
-    /// All that have a letter of their own.
+    /// Returns all variants with a letter of their own.
     pub fn lettered() -> Vec<Self> {
         LETTERS.iter().map(|(_, variant)| variant.clone()).collect()
     }
 
-    /// What it is called on the command line.
+    /// Returns the name on the command line.
     pub fn letter(&self) -> String {
         match self {
             Language(name) => format!("g:{name}"),
@@ -78,7 +78,7 @@ impl Variant {
         }
     }
 
-    /// What it is, in a few words.
+    /// Returns a title of a few words.
     pub fn title(&self) -> String {
         match self {
             Pgbench => "pgbench: SQL alone, a transaction per message".to_owned(),
@@ -93,18 +93,18 @@ impl Variant {
         }
     }
 
-    /// Whether it needs the host's schema.
+    /// Returns whether the variant needs the host's schema.
     pub fn is_host(&self) -> bool {
         !matches!(self, Pgbench | ByHand | Node)
     }
 
-    /// Whether it is one of a plain comparison with (d), a message per transaction, for which one
-    /// load is enough.
+    /// Returns whether the variant has one message per transaction for a plain comparison with (d).
+    /// One load is enough for it.
     pub fn is_alone(&self) -> bool {
         matches!(self, NativeAlone | ComponentAlone)
     }
 
-    /// Messages a second to expect before anything was measured: sizes the first run.
+    /// Returns the messages a second to expect before anything is measured. It sizes the first run.
     pub fn guess(&self) -> f64 {
         match self {
             BatchComponent => 15_000.0,
@@ -151,18 +151,18 @@ impl FromStr for Variant {
 /// Limits of a transaction, for variants that have any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Batch {
-    /// Messages, at most.
+    /// Largest number of messages.
     pub messages_max: usize,
-    /// Milliseconds after which no further message is begun.
+    /// Time after which no further message begins, milliseconds.
     pub duration_ms: u64,
 }
 
 impl Batch {
-    /// What a policy says by default.
+    /// The defaults of a policy.
     pub const DEFAULT: Self = Self { messages_max: 64, duration_ms: 50 };
 }
 
-/// Where the programs and components are.
+/// Places of the programs and components.
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// The repository.
@@ -172,7 +172,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// The component a host variant runs.
+    /// Returns the path of the component that a host variant runs.
     pub fn component(&self, variant: &Variant) -> PathBuf {
         match variant {
             Language(name) => self.root.join(format!("target/languages/{name}.wasm")),
@@ -181,21 +181,21 @@ impl Programs {
         }
     }
 
-    /// The languages whose component was built.
+    /// Returns a variant for each language whose component was built.
     pub fn languages(&self) -> Vec<Variant> {
         let found =
             std::fs::read_dir(self.root.join("target/languages")).into_iter().flatten().flatten();
         let names = found.filter_map(|entry| {
             entry.file_name().to_str()?.strip_suffix(".wasm").map(str::to_owned)
         });
-        // Beside each stands one with a planted bug, for the tests.
+        // Beside each is a component with a planted bug, for the tests.
         let mut languages: Vec<_> =
             names.filter(|name| !name.ends_with("-crash")).map(Language).collect();
         languages.sort();
         languages
     }
 
-    /// Why a variant cannot run here, if so.
+    /// Returns the reason why a variant cannot run here; `None` where it can.
     pub fn missing(&self, variant: &Variant) -> Option<String> {
         let needs = |path: PathBuf, remedy: &str| {
             (!path.exists()).then(|| format!("`{}` is missing; {remedy}", path.display()))
@@ -218,28 +218,28 @@ impl Programs {
     }
 }
 
-/// Everything a variant is told.
+/// Everything that a variant needs to start.
 pub struct Setting<'a> {
     /// The servers.
     pub servers: &'a Servers,
-    /// Its database.
+    /// The database of the run.
     pub database: &'a Database,
-    /// Its messages.
+    /// The messages of the run.
     pub load: &'a Load,
-    /// Their topic.
+    /// The topic that holds them.
     pub topic: &'a str,
-    /// A group of its own.
+    /// Kafka group of this run alone.
     pub group: &'a str,
     /// Limits of a transaction.
     pub batch: Batch,
-    /// Where programs are.
+    /// Places of the programs.
     pub programs: &'a Programs,
-    /// Where its output goes.
+    /// File that takes the output of the process.
     pub log: &'a Path,
 }
 
 impl Variant {
-    /// Start it.
+    /// Starts the variant's process.
     pub async fn start(&self, setting: &Setting<'_>) -> Result<Child> {
         let mut command = match self {
             Pgbench => pgbench::command(setting)?,
@@ -264,14 +264,14 @@ impl Variant {
     fn batch(&self, batch: Batch) -> Batch {
         match self {
             NativeAlone | ComponentAlone => Batch { messages_max: 1, ..batch },
-            // What its author would say: a statement for 256 costs little more than one for 64.
+            // A tuned setting: a statement for 256 messages costs little more than one for 64.
             BatchComponent if batch == Batch::DEFAULT => Batch { messages_max: 256, ..batch },
             _ => batch,
         }
     }
 }
 
-/// The end of a log, for an error.
+/// Returns the last lines of a log, for an error.
 pub fn tail(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<_> = text.lines().collect();

@@ -1,4 +1,4 @@
-//! (c), (e), (g): the `oncebox` program as it ships, told by its environment.
+//! (c), (e), (g): the shipped `oncebox` program, configured by its environment.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use oncebox_server::local::free_port;
 use super::{Batch, Setting};
 use crate::servers::{Database, Servers};
 
-/// The consumer's name.
+/// Name of the consumer.
 pub const CONSUMER: &str = "orders";
 
 pub(super) async fn command(
@@ -36,7 +36,7 @@ pub(super) async fn command(
     Ok(command)
 }
 
-/// The consumer with its policy; all of it default but the batch.
+/// Creates the consumer. Its policy has the defaults but for the batch.
 pub(super) async fn create_consumer(setting: &Setting<'_>, batch: Batch) -> Result<Admin> {
     let admin = admin(setting.servers, setting.database)?;
     admin
@@ -49,12 +49,12 @@ pub(super) async fn create_consumer(setting: &Setting<'_>, batch: Batch) -> Resu
     Ok(admin)
 }
 
-/// What a person can do with the database of a run.
+/// Returns the administration of a run's database.
 pub fn admin(servers: &Servers, database: &Database) -> Result<Admin> {
     Ok(Admin::new(database.url.parse()?, MasterKey::parse(&servers.master_key)?, "bench"))
 }
 
-/// Make a component live.
+/// Makes a component live.
 pub async fn deploy(admin: &Admin, servers: &Servers, component: &[u8]) -> Result<()> {
     admin
         .deploy_compiled(
@@ -67,7 +67,7 @@ pub async fn deploy(admin: &Admin, servers: &Servers, component: &[u8]) -> Resul
     Ok(())
 }
 
-/// A consumer that claims nothing but what its test asks for.
+/// Creates a consumer that no host runs, for claims that the benchmark makes itself.
 pub async fn create_claimant(servers: &Servers, database: &Database) -> Result<()> {
     let admin = admin(servers, database)?;
     admin
@@ -80,7 +80,7 @@ pub async fn create_claimant(servers: &Servers, database: &Database) -> Result<(
     Ok(())
 }
 
-/// A policy, all of it default but the batch.
+/// Returns a policy with the defaults but for the batch.
 pub fn policy(topic: &str, group: &str, batch: Batch) -> Result<Policy> {
     let Batch { messages_max, duration_ms } = batch;
     let policy = format!(
@@ -93,7 +93,7 @@ pub fn policy(topic: &str, group: &str, batch: Batch) -> Result<Policy> {
     Ok(Policy::parse(&policy)?)
 }
 
-/// Why the host does not take transactions of this size, if so.
+/// Returns the reason why the host refuses transactions of this size; `None` where it accepts them.
 pub fn refuses(batch: Batch) -> Option<String> {
     policy("t", "g", batch).err().map(|error| error.to_string())
 }

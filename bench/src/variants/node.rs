@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::Command};
 
 use super::{Programs, Setting};
 
-/// A copy of `bench/node` with its dependencies installed.
+/// Returns the path of a copy of `bench/node` with its dependencies installed.
 pub(super) fn dir(programs: &Programs) -> PathBuf {
     programs.root.join("target/bench/node")
 }

@@ -1,5 +1,5 @@
-//! (a): the same statements without broker and consumer. No duplicates: it is the floor under a
-//! transaction per message, whoever sends it.
+//! (a): the statements of the effect without broker, consumer and duplicates. It is the floor under
+//! a transaction per message, for any client.
 
 use std::{path::PathBuf, process::Command};
 
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use super::Setting;
 
-/// The program, from the search path or from where Debian keeps it.
+/// Finds the program in the search path or in Debian's folder for it.
 pub fn program() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let beside_the_server = std::fs::read_dir("/usr/lib/postgresql")

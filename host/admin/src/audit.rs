@@ -1,4 +1,4 @@
-//! Who changed what.
+//! The audit log: the changes, with their actors.
 
 use axum::Json;
 use chrono::{DateTime, Utc};
@@ -12,23 +12,23 @@ use crate::{
     extract::{Path, Query},
 };
 
-/// A change that someone made.
+/// A change in the audit log.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct AuditEntry {
     /// Key; grows with time.
     pub audit_id: i64,
-    /// When.
+    /// Time of the change.
     pub at: DateTime<Utc>,
-    /// Who: the name of a token, or of a user of the host's machine; `oncebox` for a host by
+    /// Actor: the name of a token, or of a user of the host's machine; `oncebox` for a host by
     /// itself.
     pub actor: String,
-    /// What was done: `deploy`, `tenant.create`.
+    /// Action, such as `deploy` or `tenant.create`.
     pub action: String,
-    /// To what.
+    /// Subject of the action.
     pub subject: String,
-    /// The tenant that it was about, where it was about one.
+    /// The tenant that the change belongs to; null where it belongs to none.
     pub tenant: Option<String>,
-    /// What else is worth knowing.
+    /// Further details, by action.
     pub details: Value,
 }
 
@@ -40,7 +40,7 @@ impl From<oncebox_inbox::AuditEntry> for AuditEntry {
     }
 }
 
-/// All changes, newest first
+/// List all changes, newest first
 #[utoipa::path(get, path = "/v1/audit", tag = "audit",
     params(("limit" = Option<i64>, Query, description = "At most this many, 1 to 1,000; by default \
         50")),
@@ -54,7 +54,7 @@ pub(crate) async fn list(
     Ok(Json(caller.admin.audit_list(None, limit).await?.into_iter().map(Into::into).collect()))
 }
 
-/// Changes of a tenant, newest first
+/// List the changes of a tenant, newest first
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/audit", tag = "audit",
     params(("tenant" = String, Path), ("limit" = Option<i64>, Query, description = "At most this \
         many, 1 to 1,000; by default 50")),
@@ -66,7 +66,8 @@ pub(crate) async fn list_of_tenant(
 ) -> Result<Json<Vec<AuditEntry>>, ApiError> {
     let limit = query.limit()?;
     query.end()?;
-    // The log keeps what is gone; who asks for what never was is told.
+    // The log also keeps entries of deleted tenants. This refuses a name without a tenant, which
+    // would look like an empty log.
     caller.admin.tenant(&tenant).await?;
     Ok(Json(
         caller.admin.audit_list(Some(&tenant), limit).await?.into_iter().map(Into::into).collect(),

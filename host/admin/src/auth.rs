@@ -1,5 +1,5 @@
-//! Who asks, and whether they may. The OpenAPI document says which role an operation needs; what it
-//! does not say is refused.
+//! Authentication and authorization of requests. The OpenAPI document says which role an operation
+//! needs. An operation without a role in it is refused.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -23,7 +23,7 @@ use crate::{
 /// The key of an operation's role in the document.
 pub(crate) const ROLE_KEY: &str = "x-role";
 
-/// Who asks.
+/// The authenticated caller of a request.
 #[derive(Debug, Clone)]
 pub struct Principal {
     name: String,
@@ -34,33 +34,34 @@ pub struct Principal {
 }
 
 impl Principal {
-    /// Whoever calls the router from within this process, having the database and its key already.
-    /// Set as an extension of the request, which nothing that comes over the network can do.
+    /// Returns the principal of a caller in this process, which has the database and its key
+    /// already. The caller sets it as an extension of the request, which no request over the
+    /// network can do.
     pub fn local(actor: impl Into<String>) -> Self {
         Self { name: actor.into(), role: Role::Admin, tenant: None, token_id: None, is_local: true }
     }
 
-    /// Whoever reaches a host that asks for no token.
+    /// Returns the principal of every request to a host without tokens.
     fn open() -> Self {
         Self { is_local: false, ..Self::local("dev") }
     }
 
-    /// The name that the audit log keeps.
+    /// Returns the name that the audit log keeps.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What they may do.
+    /// Returns the role.
     pub fn role(&self) -> Role {
         self.role
     }
 
-    /// The only tenant that they reach.
+    /// Returns the only tenant that the principal reaches; `None` where it reaches all.
     pub fn tenant(&self) -> Option<&str> {
         self.tenant.as_deref()
     }
 
-    /// The token that they showed.
+    /// Returns the id of the principal's token, if it has one.
     pub fn token_id(&self) -> Option<i64> {
         self.token_id
     }
@@ -70,12 +71,12 @@ impl Principal {
     }
 }
 
-/// What an operation asks for.
+/// The token that an operation requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Access {
-    /// Nothing.
+    /// No token.
     None,
-    /// Any token, whatever its tenant.
+    /// Any token, of any tenant or of none.
     Any,
     /// A token of this role or a higher one, of the path's tenant or of none.
     Role(Role),
@@ -94,12 +95,12 @@ impl Access {
     }
 }
 
-/// What each operation asks for, by path and method. Without an entry, nobody may.
+/// Required access of each operation, by path and method. An operation without an entry is refused.
 #[derive(Debug, Default)]
 pub(crate) struct Rules(HashMap<String, HashMap<Method, Access>>);
 
 impl Rules {
-    /// The rules that a document says.
+    /// Reads the rules from a document.
     pub(crate) fn of(document: &OpenApi) -> Self {
         let rules = document.paths.paths.iter().map(|(path, item)| {
             let access = |operation: &Operation| {
@@ -120,7 +121,7 @@ impl Rules {
             )
         };
         let rules = path.and_then(|path| self.0.get(path)).ok_or_else(nothing)?;
-        // HEAD is GET without the body, for axum as for everybody.
+        // HEAD is GET without the body; axum routes it as GET too.
         let method = if method == Method::HEAD { &Method::GET } else { method };
         rules.get(method).copied().ok_or_else(|| {
             let mut methods: Vec<_> = rules.keys().map(Method::as_str).collect();
@@ -132,7 +133,7 @@ impl Rules {
     }
 }
 
-/// The operations of a path.
+/// Returns the operations of a path.
 pub(crate) fn operations(item: &PathItem) -> impl Iterator<Item = (Method, &Operation)> {
     let all = [
         (Method::GET, &item.get),
@@ -144,14 +145,14 @@ pub(crate) fn operations(item: &PathItem) -> impl Iterator<Item = (Method, &Oper
     all.into_iter().filter_map(|(method, operation)| Some((method, operation.as_ref()?)))
 }
 
-/// Asks before anything of a body is read.
+/// State of the middleware that authorizes a request before any of its body is read.
 #[derive(Clone)]
 pub(crate) struct Gate {
     pub(crate) api: Api,
     pub(crate) rules: Arc<Rules>,
 }
 
-/// The middleware: authenticate, authorize, go on.
+/// Authenticates and authorizes a request, then calls the next service.
 pub(crate) async fn gate(State(gate): State<Gate>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     match gate.admit(&mut parts).await {
@@ -172,7 +173,7 @@ pub(crate) async fn gate(State(gate): State<Gate>, request: Request, next: Next)
     }
 }
 
-/// A refusal, and who was refused, for the log.
+/// A refusal with the refused principal, for the log.
 type Refused = (ApiError, Option<Principal>);
 
 impl Gate {
@@ -195,15 +196,16 @@ impl Gate {
                 self.check_standing(&principal, access, &params).await.map_err(refused)?;
             }
         } else {
-            // Whether there is something at a path is told to whom it may concern.
+            // Only a principal that may read here learns whether the path exists.
             authorize(&principal, Access::Role(Role::Viewer), &params).map_err(refused)?;
         }
         access.map_err(refused)?;
         Ok(principal)
     }
 
-    /// A suspended tenant changes nothing, and nothing new is made to run for it; one that is being
-    /// deleted is left alone by everybody. Both can be looked at.
+    /// Checks that the state of the path's tenant permits the request. A suspended tenant refuses
+    /// deployments, and every change by its own tokens. A tenant that is being deleted refuses
+    /// every change. Reads are permitted in both states.
     async fn check_standing(
         &self,
         principal: &Principal,
@@ -301,12 +303,13 @@ fn authorize(
     Ok(())
 }
 
-/// The tenant that a path is of.
+/// Returns the tenant among the parameters of a path.
 fn of_path(params: &[(String, String)]) -> Option<&str> {
     params.iter().find(|(name, _)| name == "tenant").map(|(_, value)| value.as_str())
 }
 
-/// The path's parameters as the handlers will see them. PostgreSQL's texts hold no NUL.
+/// Returns the path's parameters as the handlers see them. Refuses NUL, which PostgreSQL's texts
+/// cannot hold.
 async fn path_params(parts: &mut Parts) -> Result<Vec<(String, String)>, ApiError> {
     let params = RawPathParams::from_request_parts(parts, &()).await;
     let params =
@@ -321,7 +324,7 @@ async fn path_params(parts: &mut Parts) -> Result<Vec<(String, String)>, ApiErro
     }
 }
 
-/// The token of exactly one `authorization` header.
+/// Returns the bearer token, if there is exactly one `authorization` header.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
     let value = values.next()?.to_str().ok()?;
@@ -329,11 +332,12 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     (values.next().is_none() && scheme.eq_ignore_ascii_case("bearer")).then(|| token.trim())
 }
 
-/// Put there by the gate: a handler that is reached past it finds nothing, and answers nothing.
+/// A principal that passed the gate, as an extension of the request. A handler that is reached past
+/// the gate finds none and refuses the request.
 #[derive(Clone)]
 struct Allowed(Principal);
 
-/// Whoever was let in, and the functions that they may use in their name.
+/// An authorized principal, and the functions of the inbox in its name.
 pub(crate) struct Caller {
     pub(crate) principal: Principal,
     pub(crate) admin: Admin,

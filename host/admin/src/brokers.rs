@@ -1,70 +1,74 @@
-//! What the API asks of whoever can reach the brokers, which is not this crate's business.
+//! The interface to the brokers, which this crate does not reach itself.
 
 use std::{future::Future, pin::Pin};
 
 use chrono::{DateTime, Utc};
 use oncebox_inbox::policy::Policy;
 
-/// Where a group is to go on.
+/// The position that a group is to be set to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SeekTo {
-    /// At the first record that the brokers still have.
+    /// The first record that the brokers still have.
     Beginning,
-    /// After the last record.
+    /// The end, after the last record.
     End,
-    /// At the first record of this time or a later one.
+    /// The first record of this time or a later one.
     Time(DateTime<Utc>),
-    /// At these offsets; other partitions stay where they are.
+    /// These offsets; other partitions keep theirs.
     Offsets(Vec<SeekToOffset>),
 }
 
-/// Where one partition is to go on.
+/// The offset at which a partition is to continue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeekToOffset {
-    /// The topic; none for the only one of the consumer.
+    /// The topic; `None` for the only one of the consumer.
     pub topic: Option<String>,
     /// The partition.
     pub partition: i32,
-    /// The offset of the record that is read next.
+    /// Offset of the record that is read next.
     pub offset: i64,
 }
 
-/// Where a group stands in a partition, and where it would go on.
+/// The present and the requested position of a group in a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupPosition {
     /// The topic.
     pub topic: String,
     /// The partition.
     pub partition: i32,
-    /// The offset that the group goes on at; none where it never committed one.
+    /// Committed offset of the group; `None` where it never committed one.
     pub committed: Option<i64>,
-    /// The offset that is asked for; none where nothing is.
+    /// Requested offset; `None` where the partition keeps its own.
     pub target: Option<i64>,
-    /// The first offset that still exists.
+    /// First offset that still exists.
     pub low: i64,
     /// The offset after the last record.
     pub high: i64,
-    /// The first offset of a record that is not older than the horizon that was asked for.
+    /// First offset of a record that is not older than the requested horizon.
     pub horizon: Option<i64>,
 }
 
-/// Why there is no answer.
+/// The reason why the brokers gave no positions.
 #[derive(Debug, Clone)]
 pub enum BrokerError {
-    /// What was asked for cannot be.
+    /// A request that cannot be met.
     Invalid(String),
-    /// The brokers do not answer.
+    /// Brokers that do not answer.
     Unavailable(String),
 }
 
-/// An answer of the brokers.
+/// A future of the brokers' answer.
 pub type Asking<'a> =
     Pin<Box<dyn Future<Output = Result<Vec<GroupPosition>, BrokerError>> + Send + 'a>>;
 
 /// The brokers, as far as the API needs them.
 pub trait Brokers: Send + Sync {
-    /// Where the group of a consumer stands, where it would go on, and where records begin that are
-    /// not older than a horizon.
+    /// Returns, for each partition, the present and the requested position of a consumer's group,
+    /// and the first offset that is not older than a horizon.
+    ///
+    /// # Errors
+    ///
+    /// [`BrokerError`] when the request cannot be met, or the brokers do not answer.
     fn positions<'a>(
         &'a self,
         tenant: &'a str,

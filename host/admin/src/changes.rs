@@ -1,4 +1,4 @@
-//! Changes of what is live.
+//! Changes of deployments.
 
 use axum::{Json, http::StatusCode};
 use oncebox_inbox as inbox;
@@ -12,29 +12,29 @@ use crate::{
     extract::{Json as Body, Path},
 };
 
-/// Another share.
+/// A new share of a canary or a shadow.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewPercent {
-    /// More than 0, at most 100.
+    /// Share, more than 0 and at most 100.
     pub percent: f64,
 }
 
-/// The end of a deployment.
+/// The request to end a deployment.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Ending {
-    /// Why.
+    /// Reason, kept with the deployment.
     #[serde(default)]
     pub reason: Option<String>,
 }
 
-/// A canary takes everything. There is nothing to say of it.
+/// The request to promote a canary. It has no members.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Promotion {}
 
-/// A way back.
+/// The request to roll back.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewRollback {
@@ -43,34 +43,34 @@ pub struct NewRollback {
     /// The event versions of the slot.
     #[serde(default)]
     pub event_versions: Option<String>,
-    /// The version to go back to, by the first digits of its digest; else the one before.
+    /// First digits of the digest of the version to go back to. By default the version before.
     #[serde(default)]
     pub to: Option<String>,
-    /// Why; it is kept with what is withdrawn.
+    /// Reason, kept with the withdrawn deployment.
     #[serde(default)]
     pub reason: Option<String>,
-    /// Run again what the withdrawn version failed.
+    /// Whether to run messages again that the withdrawn version failed.
     #[serde(default)]
     pub redrive: bool,
 }
 
-/// What a rollback did.
+/// The result of a rollback.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Rollback {
-    /// What was withdrawn.
+    /// The withdrawn deployment.
     pub withdrawn: Deployment,
-    /// What is live instead.
+    /// The deployment that is live instead.
     pub live: Deployment,
-    /// Migrations that are later than that version; they stay.
+    /// Migrations that are later than the live version; they stay applied.
     pub migrations_kept: Vec<String>,
-    /// Messages that the withdrawn version had failed and that run again.
+    /// Number of messages that the withdrawn version failed and that run again.
     pub redriven: u64,
 }
 
 /// Deploy: make a version live
 ///
-/// Hosts switch between two transactions. What was live for the same event type and event versions
-/// ends.
+/// Hosts switch between two transactions. The deployment that was live for this event type and
+/// these event versions ends.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/deployments", tag = "deployments",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewDeployment,
     responses((status = 201, body = Deployment)), extensions(("x-role" = json!("deployer"))))]
@@ -84,7 +84,7 @@ pub(crate) async fn deploy(
 
 /// Start a canary
 ///
-/// It takes a share of the ordering keys, and ends by itself when it fails too often.
+/// It takes a share of the ordering keys, and ends automatically when it fails too often.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/canaries", tag = "deployments",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewCanary,
     responses((status = 201, body = Deployment)), extensions(("x-role" = json!("deployer"))))]
@@ -129,8 +129,8 @@ pub(crate) async fn start_shadow(
 
 /// Roll back
 ///
-/// To the version before, or to a named one. Where a canary runs, it is the canary that is
-/// withdrawn. No transaction that begins after the answer completes with what was withdrawn.
+/// Goes back to the version before, or to a named one. Where a canary runs, the canary is
+/// withdrawn. No transaction that begins after the answer completes with the withdrawn version.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/rollbacks", tag = "deployments",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewRollback,
     responses((status = 201, body = Rollback)), extensions(("x-role" = json!("operator"))))]
@@ -177,7 +177,7 @@ pub(crate) async fn promote(
     Ok(Json(caller.shown(&tenant, &consumer, promoted).await?))
 }
 
-/// End a canary or a shadow, or take a stable deployment away
+/// End a canary, a shadow or a stable deployment
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/end", tag = "deployments",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("deployment_id" = i64, Path)), request_body = Ending,
     responses((status = 200, body = Deployment)), extensions(("x-role" = json!("operator"))))]

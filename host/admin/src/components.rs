@@ -1,4 +1,4 @@
-//! What the API asks of whoever can look into components, which is not this crate's business.
+//! The interface to the runtime, which inspects and compiles components: this crate does neither.
 
 use std::{future::Future, pin::Pin};
 
@@ -11,39 +11,47 @@ use crate::error::Problem;
 /// An upload that can be kept.
 #[derive(Debug, Clone)]
 pub struct Checked {
-    /// Bytes of the component: what was uploaded, or what was made of an uploaded core module.
+    /// Bytes of the component: the upload itself, or the component made of an uploaded core module.
     pub component: Bytes,
-    /// Its SHA-256.
+    /// SHA-256 of the component.
     pub digest: [u8; 32],
-    /// SHA-256 of the core module, where that was uploaded.
+    /// SHA-256 of the core module, if the upload was one.
     pub source_digest: Option<[u8; 32]>,
-    /// What it is: imports, languages, sizes.
+    /// Properties of the component: imports, languages, sizes.
     pub report: Value,
-    /// It was compiled as well; otherwise that is asked for when it is kept.
+    /// Whether the check compiled the component too. Otherwise the API submits it after it is kept.
     pub is_compiled: bool,
 }
 
-/// Why an upload is not kept.
+/// The reason why an upload is not kept.
 #[derive(Debug, Clone)]
 pub enum Unchecked {
-    /// Everything that keeps it from running here.
+    /// All problems that keep the component from running here.
     Refused(Vec<Problem>),
-    /// Nobody has time to look at it, for this reason.
+    /// No capacity for a check at present, with the reason.
     Busy(String),
 }
 
-/// What became of looking at an upload.
+/// A future of the result of a check.
 pub type Checking<'a> = Pin<Box<dyn Future<Output = Result<Checked, Unchecked>> + Send + 'a>>;
 
 /// The runtime and the broker's client, as far as the API needs them.
 pub trait Components: Send + Sync {
-    /// Look at an upload.
+    /// Checks an upload.
+    ///
+    /// # Errors
+    ///
+    /// [`Unchecked`] when the component cannot run here, or when there is no capacity for the
+    /// check.
     fn check(&self, upload: Bytes) -> Checking<'_>;
 
-    /// A component was kept, and is to be compiled. Returns at once; the rows tell what became of
-    /// it.
+    /// Submits a kept component for compilation. Returns at once; the rows show the result.
     fn submit(&self, digest: [u8; 32]);
 
-    /// Whether a policy asks for something that the broker's client or the host refuses.
+    /// Checks that neither the broker's client nor the host refuses a policy.
+    ///
+    /// # Errors
+    ///
+    /// The reason of a refusal, as text for the caller.
     fn check_policy(&self, tenant: &str, consumer: &str, policy: &Policy) -> Result<(), String>;
 }

@@ -1,11 +1,11 @@
 //! The connections of one listener, under bounds that leave room for clients with a token.
 //!
 //! A listener has a number of places, and one peer holds half of them at most. A connection that
-//! comes when there is no room takes the place of one that is worth less: first of those that have
-//! not sent a whole head, the oldest of the peer that has most of them; then of those whose request
-//! is not authenticated; then of those that an authenticated client keeps open between its
-//! requests. A request that is authenticated is never cut off for another; where there are only
-//! such, the newcomer is refused.
+//! comes when there is no room takes the place of one in an earlier phase. First are connections
+//! that have not sent a whole head, then those whose request is not authenticated. Last are those
+//! that an authenticated client keeps open between its requests. Within a phase, the peer with most
+//! connections in it loses its oldest. An authenticated request is never cut off for another
+//! connection. Where all places hold such requests, the new connection is refused.
 
 use std::{
     cmp::Reverse,
@@ -20,11 +20,11 @@ use std::{
 use oncebox_inbox::hooks;
 use tokio_util::sync::CancellationToken;
 
-/// Connections of one listener at the same time.
+/// Largest number of connections of one listener.
 const CONNECTIONS_MAX: usize = 256;
 
-/// An address of IPv4, or the 64 bits that one site of IPv6 has in common: such a site has all
-/// addresses below.
+/// An address of IPv4, or the first 64 bits of an address of IPv6: one site of IPv6 has all
+/// addresses below them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Peer(IpAddr);
 
@@ -39,24 +39,24 @@ impl Peer {
     }
 }
 
-/// How far a connection is.
+/// The phase of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// It shakes hands, or the head of a request is not whole; no request before was authenticated.
+    /// During the handshake or the head of a request, without an authenticated request before.
     NoHead,
-    /// The head of a request was read; its token is not known to be good.
+    /// After the head of a request; its token is not known to be valid.
     NotAuthenticated,
-    /// The last request was authenticated and is answered; the head of the next one is not whole.
+    /// After the answer to an authenticated request, until the head of the next one is whole.
     Idle,
-    /// A request with a good token runs, or its answer is not sent yet.
+    /// During a request with a valid token, until its answer is sent.
     Authenticated,
 }
 
 impl Phase {
-    /// Those that connections are closed in for others, in this order.
+    /// Phases in which a connection may be closed for another, in this order.
     const CLOSED: [Self; 3] = [Self::NoHead, Self::NotAuthenticated, Self::Idle];
 
-    /// The label of a connection that is closed for another.
+    /// Returns the label, in metrics, of a connection that is closed for another.
     fn reason(self) -> &'static str {
         match self {
             Self::NoHead => "no_head",
@@ -67,13 +67,14 @@ impl Phase {
     }
 }
 
-/// The label of a connection that is closed at once, since no other may be closed for it.
+/// Label, in metrics, of a connection that is closed at once, because no other may be closed for
+/// it.
 const REFUSED: &str = "refused";
 
 struct Place {
     peer: Peer,
     phase: Phase,
-    /// Which change of a phase this was, of all of them.
+    /// Value of [`Places::clock`] at the last change of the phase.
     since: u64,
     closing: CancellationToken,
 }
@@ -81,7 +82,7 @@ struct Place {
 #[derive(Default)]
 struct Places {
     all: HashMap<u64, Place>,
-    /// Counts connections and their changes.
+    /// Count of connections and of changes of their phases; it orders both.
     clock: u64,
 }
 
@@ -89,7 +90,7 @@ struct Places {
 #[derive(Debug, PartialEq, Eq)]
 enum Room {
     Free,
-    /// The place of this connection, which is closed.
+    /// The place of this connection, which is then closed.
     Of(u64),
     None,
 }
@@ -113,7 +114,7 @@ impl Places {
         found.map_or(Room::None, Room::Of)
     }
 
-    /// Finds the connection that is closed first among some.
+    /// Finds the first connection to close, among those that `among` accepts.
     fn closable(&self, among: impl Fn(&Place) -> bool) -> Option<u64> {
         if hooks::sabotage("strangers_keep_their_places") {
             return None;
@@ -131,7 +132,7 @@ impl Places {
 
     fn change(&mut self, number: u64, to: impl FnOnce(Phase) -> Phase) {
         let since = self.tick();
-        // One that was closed for another has no place any more.
+        // A connection that was closed for another has no place.
         if let Some(place) = self.all.get_mut(&number) {
             (place.phase, place.since) = (to(place.phase), since);
         }
@@ -147,10 +148,10 @@ pub(crate) struct Connections {
 }
 
 impl Connections {
-    /// The places of a listener, by the name that its metrics have.
+    /// Creates the places of a listener. The name is a label of its metrics.
     pub(crate) fn new(listener: &'static str) -> Self {
         let connections = Self { listener, max: CONNECTIONS_MAX, places: Arc::default() };
-        // A series that begins with the first one would not be seen to rise.
+        // A series that begins with its first connection would not be seen to rise.
         Phase::CLOSED
             .into_iter()
             .map(Phase::reason)
@@ -159,8 +160,8 @@ impl Connections {
         connections
     }
 
-    /// Gives a place to a connection from an address, and closes another one for it where it has
-    /// to. None: there is no room.
+    /// Gives a place to a connection from an address, and closes another connection for it if
+    /// necessary. Returns `None` where there is no room.
     pub(crate) fn admit(&self, address: IpAddr) -> Option<Arc<Connection>> {
         let peer = Peer::of(address);
         let mut places = self.places();
@@ -206,7 +207,7 @@ pub(crate) struct Connection {
     number: u64,
     of: Connections,
     closing: CancellationToken,
-    /// All of an answer was handed over to be sent.
+    /// Whether all of an answer was handed over to be sent.
     is_answered: AtomicBool,
 }
 
@@ -222,7 +223,7 @@ impl Connection {
         self.of.places().change(self.number, |_| Phase::NotAuthenticated);
     }
 
-    /// Reports that the request's token is good.
+    /// Reports that the request's token is valid.
     pub(crate) fn authenticated(&self) {
         self.of.places().change(self.number, |_| Phase::Authenticated);
     }
@@ -232,7 +233,7 @@ impl Connection {
         self.is_answered.store(true, Ordering::Relaxed);
     }
 
-    /// Reports that what was handed over was sent.
+    /// Reports that all data handed over was sent.
     pub(crate) fn flushed(&self) {
         if self.is_answered.swap(false, Ordering::Relaxed) {
             self.of.places().change(self.number, |phase| {
@@ -255,9 +256,9 @@ mod tests {
     const MAX: usize = 8;
 
     /// A listener with few places, and the connections that have them.
-    struct Listener(Connections, Vec<(String, Arc<Connection>)>);
+    struct TestListener(Connections, Vec<(String, Arc<Connection>)>);
 
-    impl Listener {
+    impl TestListener {
         fn new() -> Self {
             Self(Connections { max: MAX, ..Connections::new("test") }, Vec::new())
         }
@@ -285,8 +286,8 @@ mod tests {
             self.1.len() - before
         }
 
-        /// Returns those that were closed for others since the last call, in the order in which
-        /// they came.
+        /// Returns the connections that were closed for others since the last call, in the order in
+        /// which they came.
         fn closed(&mut self) -> Vec<String> {
             let closed = self.1.extract_if(.., |(_, connection)| connection.closing.is_cancelled());
             closed.map(|(name, _)| name).collect()
@@ -295,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_peer_has_half_of_the_places_and_closes_its_own() {
-        let mut listener = Listener::new();
+        let mut listener = TestListener::new();
         assert_eq!((listener.come("10.0.0.1", "aiuh"), listener.come("10.0.0.1", "h")), (4, 1));
         assert_eq!(listener.closed(), ["10.0.0.1 h"]);
         assert_eq!(listener.come("10.0.0.1", "aaa"), 3);
@@ -310,7 +311,7 @@ mod tests {
 
     #[test]
     fn who_sends_no_head_gives_way_first_and_whoever_has_most_of_them() {
-        let mut listener = Listener::new();
+        let mut listener = TestListener::new();
         assert_eq!(
             (
                 listener.come("10.0.0.1", "u"),
@@ -331,7 +332,7 @@ mod tests {
 
     #[test]
     fn those_that_send_heads_are_closed_in_order_of_what_they_are_worth() {
-        let mut listener = Listener::new();
+        let mut listener = TestListener::new();
         assert_eq!(
             (
                 listener.come("10.0.0.1", "iu"),
@@ -346,12 +347,12 @@ mod tests {
 
     #[test]
     fn a_place_is_free_when_its_connection_ends() {
-        let mut listener = Listener::new();
+        let mut listener = TestListener::new();
         assert_eq!(listener.come("10.0.0.1", "aaaa") + listener.come("10.0.0.2", "aaaa"), MAX);
         assert_eq!(listener.come("10.0.0.3", "h"), 0);
         listener.1.pop();
         assert_eq!(listener.come("10.0.0.3", "h"), 1);
-        // The place of one that was closed for another is not given back twice.
+        // The place of a connection that was closed for another is not given back twice.
         assert_eq!((listener.come("10.0.0.4", "a"), listener.closed().len()), (1, 1));
         assert_eq!(listener.0.places().all.len(), MAX);
     }

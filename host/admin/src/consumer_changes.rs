@@ -1,4 +1,4 @@
-//! Changes of consumers that are there: their policy, their state, their end.
+//! Changes of existing consumers: their policy, their state, their deletion.
 
 use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
@@ -13,15 +13,15 @@ use crate::{
     extract::{Json as Body, Path, Query},
 };
 
-/// Another policy.
+/// The request to change a policy.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewPolicy {
-    /// The policy, whole, with the keys of a policy's file. `…` as a value of `kafka.properties`
-    /// stands for the value that is there.
+    /// The whole policy, with the keys of a policy's file. `…` as a value of `kafka.properties`
+    /// keeps the present value.
     #[schema(value_type = Object)]
     pub policy: Map<String, Value>,
-    /// Make the change although it has consequences. Without this, such a change is only described.
+    /// Whether to make a change that has consequences. Without it, such a change is only described.
     #[serde(default)]
     pub accept: bool,
 }
@@ -31,11 +31,11 @@ pub struct NewPolicy {
 pub struct PolicyChange {
     /// The keys that change.
     pub differences: Vec<PolicyDifference>,
-    /// What follows, which somebody has to accept.
+    /// Consequences, which the caller must accept.
     pub consequences: Vec<Consequence>,
-    /// Whether the policy is what was asked for.
+    /// Whether the requested policy is in place.
     pub is_made: bool,
-    /// The consumer as it is now.
+    /// The consumer after the request.
     pub consumer: Consumer,
 }
 
@@ -44,32 +44,33 @@ pub struct PolicyChange {
 pub struct PolicyDifference {
     /// The key, with dots.
     pub key: String,
-    /// Its value before; none where it was not there. Values of `kafka.properties` are not shown.
+    /// Value before; null where there was none. Values of `kafka.properties` are not shown.
     pub before: Option<Value>,
-    /// Its value after.
+    /// Value after; null where there is none.
     pub after: Option<Value>,
 }
 
-/// What follows from a change.
+/// A consequence of a change.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Consequence {
-    /// The key that it follows from.
+    /// The key whose change causes it.
     pub key: String,
-    /// For people.
+    /// Text for a reader.
     pub text: String,
 }
 
-/// There is nothing to say of it.
+/// A body without members.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NothingMore {}
 
 /// Give a consumer another policy
 ///
-/// What has consequences for messages is only described until it is accepted. Hosts finish what
-/// they run with the old policy and start again with the new one. `retention` stays. A token of a
-/// tenant leaves `kafka.properties` as they are, whatever it sends, and cannot add a topic that its
-/// tenant may not read, or a pattern; those that an operator put there may stay.
+/// A change with consequences for messages is only described until it is accepted. Hosts finish
+/// their batches with the old policy and start again with the new one. `retention` cannot change. A
+/// token of a tenant cannot change `kafka.properties`: the values that it sends are ignored. It
+/// cannot add a pattern, or a topic that its tenant may not read; those that an operator set may
+/// stay.
 #[utoipa::path(put, path = "/v1/tenants/{tenant}/consumers/{consumer}/policy", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewPolicy,
     responses((status = 200, body = PolicyChange)), extensions(("x-role" = json!("admin"))))]
@@ -101,7 +102,7 @@ pub(crate) async fn set_policy(
 
 /// Pause a consumer
 ///
-/// Hosts finish the batches that they run, leave the group, and let retries rest.
+/// Hosts finish the batches that they run, leave the group, and stop retries.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/pause", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NothingMore,
     responses((status = 200, body = Consumer)), extensions(("x-role" = json!("operator"))))]
@@ -114,10 +115,10 @@ pub(crate) async fn pause(
     Ok(Json(shown(&caller.admin, &tenant, &consumer).await?))
 }
 
-/// Let a consumer run again
+/// Resume a consumer
 ///
-/// One that is quarantined, since a host ended while it started it, is released by this where the
-/// token is not a tenant's.
+/// A token that is of no tenant also releases a consumer from quarantine, which begins when a host
+/// ends while starting it.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/resume", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NothingMore,
     responses((status = 200, body = Consumer)), extensions(("x-role" = json!("operator"))))]
@@ -143,8 +144,8 @@ pub(crate) async fn resume(
 
 /// Drain a consumer
 ///
-/// No further records are read; retries go on until nothing in its inbox is open, then it is
-/// paused.
+/// No further records are read. Retries continue until nothing in its inbox is open, and the
+/// consumer is paused.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/drain", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NothingMore,
     responses((status = 200, body = Consumer)), extensions(("x-role" = json!("operator"))))]
@@ -159,9 +160,9 @@ pub(crate) async fn drain(
 
 /// Delete a consumer
 ///
-/// `confirm` is its name. Nothing is run for it from now on; hosts remove its inbox, its
-/// deployments and its group in the brokers by and by. What its messages did stays, as do the
-/// tenant's handlers and the audit log.
+/// `confirm` is its name. After the answer nothing runs for it, and hosts remove its inbox, its
+/// deployments and its group in the brokers. The effects of its messages, the tenant's handlers and
+/// the audit log stay.
 #[utoipa::path(delete, path = "/v1/tenants/{tenant}/consumers/{consumer}", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("confirm" = String, Query)),
     responses((status = 200, body = Consumer)), extensions(("x-role" = json!("admin"))))]

@@ -25,54 +25,55 @@ pub struct Consumer {
     pub name: String,
     /// Its policy. Values of `kafka.properties` are not shown.
     pub policy: Value,
-    /// `running`, `paused`, `draining` or `deleting`: what it is told to do.
+    /// Requested state: `running`, `paused`, `draining` or `deleting`.
     pub state: String,
-    /// State of its tenant: of one that is not `active`, no consumer runs.
+    /// State of its tenant. Consumers run only where it is `active`.
     pub tenant_state: String,
-    /// Grows with every change of its policy or state.
+    /// Revision; it grows with every change of the policy or state.
     pub revision: i64,
-    /// Offsets that its group is being set to.
+    /// Offsets of a seek that is not finished; null where there is none.
     pub seek: Option<Vec<SeekOffset>>,
-    /// Why no host starts it, where that is so.
+    /// Quarantine, which keeps hosts from starting the consumer; absent where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantine: Option<Quarantine>,
-    /// Messages in its inbox that are still to be run, up to 10,001; only where one consumer is
-    /// asked for.
+    /// Messages in its inbox that are still to be run, up to 10,001. Only in the answer for one
+    /// consumer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open_messages: Option<i64>,
-    /// Deliveries that were refused as duplicates; only where one consumer is asked for.
+    /// Deliveries that hosts refused as duplicates. Only in the answer for one consumer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duplicates: Option<Duplicates>,
-    /// How the running hosts are with it.
+    /// State of the consumer on each running host.
     pub hosts: Vec<HostRun>,
-    /// Grows with every change of its deployments.
+    /// Generation; it grows with every change of the deployments.
     pub generation: i64,
-    /// When it was made.
+    /// Time of creation.
     pub created_at: DateTime<Utc>,
 }
 
-/// Deliveries that hosts refused, since their message was done already.
+/// Deliveries that hosts refused because their message is done already.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Duplicates {
-    /// How many, at least: each host adds those that it refused every two seconds, and one that
-    /// dies has not added its last.
+    /// Lower bound of their number. Each host adds its refusals every two seconds, and a host that
+    /// dies loses its last ones.
     pub refused: i64,
-    /// Since when they are counted.
+    /// Start of the count.
     pub since: DateTime<Utc>,
-    /// When a host added some last; null before the first.
+    /// Time at which a host last added refusals; null before the first.
     pub last_at: Option<DateTime<Utc>>,
 }
 
-/// A consumer that no host starts, since a host ended while it started it.
+/// The quarantine of a consumer. No host starts the consumer, because a host ended while starting
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Quarantine {
-    /// Since when.
+    /// Start of the quarantine.
     pub at: DateTime<Utc>,
-    /// The host that ended: the name of the machine and the id of the process.
+    /// The host that ended: name of the machine and id of the process.
     pub host: String,
-    /// Hosts that it ended so far.
+    /// Number of hosts that have ended while starting the consumer.
     pub deaths: i32,
-    /// What happened, and what to do.
+    /// Cause and remedy, as text for a reader.
     pub text: String,
 }
 
@@ -87,23 +88,23 @@ pub struct SeekOffset {
     pub offset: i64,
 }
 
-/// How a running host is with a consumer.
+/// State of a consumer on a running host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostRun {
     /// The host.
     pub host_id: i64,
-    /// Its name.
+    /// Name of the host.
     pub host: String,
     /// `starting`, `idle`, `running`, `stopped` or `failing`.
     pub state: String,
-    /// The consumer's revision that `state` speaks of; -1 before the host has said anything.
+    /// Revision of the consumer that `state` belongs to; -1 before the host's first report.
     pub revision: i64,
-    /// What is wrong, or what a change waits for.
+    /// Error, or the reason why a change waits.
     pub error: Option<String>,
 }
 
 impl Consumer {
-    /// With those of the reports that are about it.
+    /// Creates the wire type of a consumer, with those of the hosts' reports that are about it.
     pub(crate) fn new(consumer: oncebox_inbox::Consumer, runs: &[oncebox_inbox::HostRun]) -> Self {
         let policy = consumer.policy_shown();
         let quarantine = consumer.quarantine.as_ref().map(|quarantine| {
@@ -159,7 +160,7 @@ fn host_run(run: &oncebox_inbox::HostRun) -> HostRun {
     HostRun { host_id, host, state, revision, error }
 }
 
-/// One consumer with what the hosts say of it.
+/// Reads a consumer with the hosts' reports about it.
 pub(crate) async fn shown(
     admin: &oncebox_inbox::Admin,
     tenant: &str,
@@ -170,7 +171,7 @@ pub(crate) async fn shown(
     Ok(Consumer::new(consumer, &runs))
 }
 
-/// A consumer to be made.
+/// A consumer to be created.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewConsumer {
@@ -195,12 +196,13 @@ pub(crate) async fn list(
     Ok(Json(of_tenant.map(|consumer| Consumer::new(consumer, &runs)).collect()))
 }
 
-/// Make a consumer
+/// Create a consumer
 ///
-/// It starts with its first deployment. A token of a tenant cannot set `kafka.properties`: with
-/// them a consumer could speak to the brokers as somebody else. It can name groups only that begin
-/// with `oncebox.<tenant>.`, and topics only that its tenant's `topics_allowed` names, which are
-/// `oncebox.<tenant>.*` until an operator says more; it can never set a pattern.
+/// The consumer starts with its first deployment. A token of a tenant cannot set
+/// `kafka.properties`: with them a consumer could log in to the brokers under another identity. It
+/// can name only groups that begin with `oncebox.<tenant>.`. It can name only topics of its
+/// tenant's `topics_allowed`, which are `oncebox.<tenant>.*` until an operator changes them. It can
+/// never set a pattern.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers", tag = "consumers", params(("tenant" = String, Path)),
     request_body = NewConsumer, responses((status = 201, body = Consumer)), extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn create(
@@ -216,9 +218,10 @@ pub(crate) async fn create(
     Ok((StatusCode::CREATED, Json(shown(&caller.admin, &tenant, &new.name).await?)))
 }
 
-/// What a token of a tenant may say in a policy. Brokers know nothing of tenants: what is not
-/// refused here can read another tenant's topic, or take partitions and offsets of another's group.
-/// Whoever runs the host is asked nothing; what they gave a consumer, its tenant may keep.
+/// Refuses a policy that a token of a tenant may not set. Brokers know nothing of tenants. A policy
+/// that is not refused here can read another tenant's topic, or take partitions and offsets of
+/// another tenant's group. Tokens that are of no tenant are not restricted. A tenant may keep
+/// settings that an operator gave its consumer.
 pub(crate) async fn check_tenants_policy(
     caller: &Caller,
     tenant: &str,
@@ -242,7 +245,8 @@ pub(crate) async fn check_tenants_policy(
         }
         None => {}
     }
-    // Which schemas it may see nobody asks: it is decoded with the host's rights.
+    // Schemas have no check per tenant: messages are decoded with the host's access to the
+    // registry.
     if policy.wire_format != WireFormat::Plain
         && before.as_ref().is_none_or(|before| before.wire_format != policy.wire_format)
     {
@@ -284,7 +288,7 @@ pub(crate) async fn check_tenants_policy(
     }
 }
 
-/// What a tenant's token is told of a topic that is not its own.
+/// Returns the refusal of a topic that a tenant's token may not read.
 pub(crate) fn may_not_read(tenant: &str, topic: &str) -> String {
     let why =
         if is_pattern(topic) { "; a pattern is for whoever runs the host to set" } else { "" };
@@ -298,7 +302,7 @@ pub(crate) async fn parse(policy: Map<String, Value>) -> Result<Policy, ApiError
     Ok(apart(move || Policy::of(Value::Object(policy))).await??)
 }
 
-/// One consumer
+/// Show a consumer
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), responses((status = 200, body = Consumer)),
     extensions(("x-role" = json!("viewer"))))]

@@ -1,4 +1,4 @@
-//! Deployments: which version takes an event type of a consumer.
+//! Deployments: the version that takes an event type of a consumer.
 
 use axum::{Json, http::StatusCode};
 use chrono::{DateTime, Utc};
@@ -14,14 +14,14 @@ use crate::{
     hosts::HostProgress,
 };
 
-/// Which version runs a message again after it failed.
+/// The version that runs a message again after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Retries {
-    /// The one that is live by then.
+    /// The version that is live at the retry.
     #[default]
     Live,
-    /// The one that failed, unless it was withdrawn.
+    /// The version that failed, unless it was withdrawn.
     Pinned,
 }
 
@@ -34,14 +34,14 @@ impl From<Retries> for inbox::Retries {
     }
 }
 
-/// What ends a canary by itself: over the window, a failure rate above the stable version's by more
-/// than the margin.
+/// The bound that ends a canary automatically: over the window, a failure rate above the stable
+/// version's by more than the margin.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Guard {
-    /// Percentage points that the canary may fail more often than the stable version.
+    /// Margin: percentage points by which the canary may fail more often than the stable version.
     pub margin_percent: f64,
-    /// Seconds that are looked at.
+    /// Window, seconds.
     pub window_s: u32,
     /// Runs of the canary within the window before it is judged.
     pub messages_min: u32,
@@ -67,32 +67,33 @@ impl From<Guard> for inbox::Guard {
     }
 }
 
-/// A deployment to be made.
+/// A deployment to be created.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewDeployment {
     /// The event type; `orders.*` for all that begin with `orders.`; `*` for all. The most specific
-    /// wins.
+    /// one wins.
     pub event_type: String,
-    /// A semantic-version requirement such as `>=2, <4`. Null takes every version, and none.
+    /// A semantic-version requirement such as `>=2, <4`. Null takes every version, and messages
+    /// without one.
     #[serde(default)]
     pub event_versions: Option<String>,
     /// Name of the handler.
     pub handler: String,
     /// SHA-256 of the version's component, or 6 or more of its first digits.
     pub version: String,
-    /// What the handler reads through `config`.
+    /// Settings that the handler reads through `config`.
     #[serde(default)]
     #[schema(value_type = Object)]
     pub settings: Map<String, Value>,
-    /// Caps, where they are to be below the consumer's, by the keys of a policy's `limits`.
+    /// Caps below the consumer's, by the keys of a policy's `limits`.
     #[serde(default)]
     #[schema(value_type = Object)]
     pub limits: Map<String, Value>,
     /// Name of the migration that the tenant's schema must hold.
     #[serde(default)]
     pub requires_migration: Option<String>,
-    /// Which version runs a message again after it failed.
+    /// The version that runs a message again after a failure.
     #[serde(default)]
     pub retries: Retries,
 }
@@ -101,13 +102,13 @@ pub struct NewDeployment {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewCanary {
-    /// What to run.
+    /// The deployment to start.
     #[serde(flatten)]
     pub deployment: NewDeployment,
-    /// Share of ordering keys, more than 0 and at most 100. A key stays with the canary while it
-    /// grows.
+    /// Share of ordering keys, more than 0 and at most 100. A key stays with the canary while the
+    /// share grows.
     pub percent: f64,
-    /// What ends it by itself.
+    /// The bound that ends the canary automatically.
     #[serde(default)]
     pub guard: Option<Guard>,
 }
@@ -116,34 +117,34 @@ pub struct NewCanary {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewShadow {
-    /// What to run.
+    /// The deployment to start.
     #[serde(flatten)]
     pub deployment: NewDeployment,
     /// Share of messages, more than 0 and at most 100.
     pub percent: f64,
-    /// How long one run may take, milliseconds; 250 where it is not said.
+    /// Longest duration of one run, milliseconds; by default 250.
     #[serde(default)]
     pub duration_ms: Option<u64>,
 }
 
-/// A deployment, and how far the hosts are with it.
+/// A deployment, with the progress of the hosts.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Deployment {
     /// Key.
     pub deployment_id: i64,
     /// The event type.
     pub event_type: String,
-    /// Which versions of the event it takes.
+    /// Versions of the event that it takes; null for all.
     pub event_versions: Option<String>,
     /// `stable`, `canary` or `shadow`.
     pub role: String,
-    /// Share that it takes, where it is no stable one.
+    /// Share of a canary or a shadow.
     pub percent: Option<f64>,
     /// Name of the handler.
     pub handler: String,
     /// SHA-256 of the version's component.
     pub digest: String,
-    /// What the handler reads through `config`.
+    /// Settings that the handler reads through `config`.
     #[schema(value_type = Object)]
     pub settings: Map<String, Value>,
     /// Caps below the consumer's.
@@ -151,27 +152,27 @@ pub struct Deployment {
     pub limits: Map<String, Value>,
     /// The migration that the tenant's schema must hold.
     pub requires_migration: Option<String>,
-    /// Which version runs a message again: `live` or `pinned`.
+    /// The version that runs a message again: `live` or `pinned`.
     pub retries: String,
-    /// What ends a canary by itself.
+    /// The bound that ends a canary automatically.
     pub guard: Option<Guard>,
-    /// Generation of the consumer that it began with: a host that runs this one or a later one has
-    /// it.
+    /// Generation of the consumer that the deployment began with. A host that runs this generation
+    /// or a later one has loaded it.
     pub generation: i64,
-    /// When it began.
+    /// Time of the start.
     pub created_at: DateTime<Utc>,
-    /// Who made it.
+    /// Name of the token or user that created it.
     pub created_by: String,
-    /// When it ended.
+    /// Time of the end; null while it is live.
     pub ended_at: Option<DateTime<Utc>>,
-    /// `superseded`, `rolled_back`, `promoted` or `ended`.
+    /// Kind of end: `superseded`, `rolled_back`, `promoted` or `ended`.
     pub ended_how: Option<String>,
-    /// Why, where someone said.
+    /// Reason of the end, where one was given.
     pub ended_reason: Option<String>,
-    /// The hosts that run, and how far each is with the consumer.
+    /// The running hosts, with their progress for the consumer.
     #[serde(default)]
     pub hosts: Vec<HostProgress>,
-    /// What whoever deploys should know; only in the answer to that.
+    /// Warnings for the deployer. Only in the answer to a deployment.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -230,7 +231,7 @@ impl NewDeployment {
 }
 
 impl Caller {
-    /// A deployment as it is shown, with the hosts that run.
+    /// Returns the wire type of a deployment, with the running hosts.
     pub(crate) async fn shown(
         &self,
         tenant: &str,
@@ -261,7 +262,7 @@ impl Caller {
 
 /// List deployments, newest first
 ///
-/// Those that are live, or all there ever were.
+/// Lists live deployments, or with `history` also the ended ones.
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/deployments", tag = "deployments",
     params(("tenant" = String, Path), ("consumer" = String, Path),
         ("history" = Option<bool>, Query, description = "Also those that have ended")),
@@ -276,14 +277,14 @@ pub(crate) async fn list(
     let consumer = caller.admin.consumer(&tenant, &consumer).await?;
     let hosts = caller.progress(consumer.consumer_id).await?;
     let rows = caller.admin.deployment_list(consumer.consumer_id, history).await?;
-    // What has ended is no host's business any more.
+    // Hosts have no progress with an ended deployment.
     let shown = rows.into_iter().map(|row| {
         if row.ended_at.is_none() { Deployment::of(row, &hosts) } else { Deployment::of(row, &[]) }
     });
     Ok(Json(shown.collect()))
 }
 
-/// One deployment
+/// Show a deployment
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}", tag = "deployments",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("deployment_id" = i64, Path)),
     responses((status = 200, body = Deployment)), extensions(("x-role" = json!("viewer"))))]

@@ -1,4 +1,4 @@
-//! Whether the database keeps tenants apart, and what to do where it does not.
+//! The check that the databases keep tenants apart, with the remedies where they do not.
 
 use axum::{Json, extract::State};
 use oncebox_inbox::HostLimits;
@@ -7,20 +7,20 @@ use utoipa::ToSchema;
 
 use crate::{Api, auth::Caller, error::ApiError};
 
-/// What was found on the live databases.
+/// The findings on the live databases.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct DoctorReport {
-    /// Promises that do not hold.
+    /// Number of promises that do not hold.
     pub errors: usize,
-    /// Promises that hold by one thing less than they should.
+    /// Number of promises that hold with one safeguard less than they should.
     pub warnings: usize,
-    /// What could not be found out.
+    /// Number of checks without a result.
     pub unknown: usize,
-    /// What every check found, errors first.
+    /// Findings of all checks, errors first.
     pub findings: Vec<Finding>,
 }
 
-/// What a check found.
+/// The finding of a check.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Finding {
     /// The database, as `host:port/name`.
@@ -29,11 +29,11 @@ pub struct Finding {
     pub check: String,
     /// `error`, `warning`, `unknown` or `ok`.
     pub severity: String,
-    /// What was found.
+    /// Description of the finding.
     pub found: String,
-    /// Statements that put it right, for a superuser in that database.
+    /// Statements that repair it, for a superuser in that database.
     pub sql: Option<String>,
-    /// What else to do.
+    /// Further advice.
     pub advice: Option<String>,
 }
 
@@ -51,10 +51,10 @@ impl From<oncebox_inbox::Finding> for Finding {
     }
 }
 
-/// Look whether tenants are kept apart on the live databases
+/// Check that the live databases keep tenants apart
 ///
-/// Changes nothing. It names logins and objects of every tenant, so that tokens of a tenant do not
-/// reach it.
+/// Changes nothing. The answer names logins and objects of every tenant, so that tokens of a tenant
+/// do not reach it.
 #[utoipa::path(get, path = "/v1/doctor", tag = "doctor", responses((status = 200, body = DoctorReport)),
     extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn show(

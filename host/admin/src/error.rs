@@ -1,4 +1,4 @@
-//! Refusals: one envelope for all (RFC 9457), with a code that programs can rely on.
+//! Refusals: one envelope for all (RFC 9457), with a code that is stable for programs.
 
 use axum::{
     http::{HeaderValue, StatusCode, header},
@@ -8,7 +8,7 @@ use oncebox_inbox::InboxError;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Why a request was refused, as `application/problem+json`.
+/// The reason of a refusal, as `application/problem+json`.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ProblemDetails {
     /// `urn:oncebox:problem:` and the code.
@@ -18,64 +18,64 @@ pub struct ProblemDetails {
     pub title: String,
     /// The HTTP status.
     pub status: u16,
-    /// Stable, for programs.
+    /// Code, stable for programs.
     pub code: Code,
-    /// What is wrong with this very request, for people, and what to do next.
+    /// Error in this request and the next step, as text for a reader.
     pub detail: String,
-    /// Finds the request in the host's log.
+    /// Id of the request in the host's log.
     pub request_id: String,
-    /// Everything that is wrong with a component or a migration.
+    /// All problems of a component, a migration or a policy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<Problem>,
 }
 
-/// One thing that is wrong with a component or a migration.
+/// A problem of a component, a migration or a policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// Stable, for programs.
+    /// Code, stable for programs.
     pub code: String,
-    /// For people.
+    /// Text for a reader.
     pub text: String,
 }
 
-/// What a refusal is about.
+/// The kind of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Code {
-    /// No token, or one that is not good.
+    /// A missing or invalid token.
     Unauthenticated,
-    /// The token may not do this.
+    /// A token without the right to do this.
     Forbidden,
-    /// There is nothing of this name.
+    /// A name that does not exist.
     NotFound,
-    /// This path does not take this method.
+    /// A method that this path does not take.
     MethodNotAllowed,
-    /// The request cannot be understood, or says something that cannot work.
+    /// A request that cannot be parsed, or that cannot work.
     Invalid,
-    /// What is there already is in the way.
+    /// A conflict with the present state.
     Conflict,
-    /// The body is larger than it may be.
+    /// A body above the limit.
     TooLarge,
-    /// The body is of a type that this path does not take.
+    /// A body of a type that this path does not take.
     UnsupportedMediaType,
-    /// The component cannot run here; `problems` says why.
+    /// A component that cannot run here, for the reasons in `problems`.
     ComponentRefused,
-    /// The version is not compiled yet.
+    /// A version that is not compiled yet.
     VersionNotReady,
-    /// The tenant's schema lacks the migration that the deployment needs.
+    /// A migration that the deployment needs and the tenant's schema lacks.
     MigrationMissing,
-    /// The tenant is suspended, or is being deleted.
+    /// A tenant that is suspended or being deleted.
     TenantNotActive,
-    /// It took too long; what became of it is not known.
+    /// A request that took too long; its result is not known.
     Timeout,
-    /// The host cannot do this now; the same request may succeed later.
+    /// A request that the host cannot serve at present; it may succeed later.
     Unavailable,
-    /// The host's fault.
+    /// A fault of the host.
     Internal,
 }
 
 impl Code {
-    /// As it is written.
+    /// Returns the name in the API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unauthenticated => "unauthenticated",
@@ -115,7 +115,7 @@ impl Code {
         }
     }
 
-    /// The code of a conflict, by the name that the inbox gives it.
+    /// Returns the code of a conflict, by the name that the inbox gives it.
     fn of_conflict(name: &str) -> Self {
         [Self::VersionNotReady, Self::ComponentRefused, Self::MigrationMissing]
             .into_iter()
@@ -124,30 +124,30 @@ impl Code {
     }
 }
 
-/// A request that is refused or failed. It becomes a [`ProblemDetails`] on its way out.
+/// The refusal or failure of a request. It becomes a [`ProblemDetails`] in the answer.
 #[derive(Debug, Clone)]
 pub struct ApiError {
     code: Code,
     detail: String,
     problems: Vec<Problem>,
-    /// What the log and a caller in this process are told, and nobody else.
+    /// Cause of a fault, only for the log and for a caller in this process.
     cause: Option<String>,
     /// Methods that the path takes.
     allow: Option<String>,
 }
 
 impl ApiError {
-    /// A refusal for the caller to read.
+    /// Creates a refusal with a text for the caller.
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
         Self { code, detail: detail.into(), problems: Vec::new(), cause: None, allow: None }
     }
 
-    /// What was sent cannot work.
+    /// Creates the refusal of a request that cannot work.
     pub fn invalid(detail: impl Into<String>) -> Self {
         Self::new(Code::Invalid, detail)
     }
 
-    /// A component that cannot run here.
+    /// Creates the refusal of a component that cannot run here.
     pub fn refused(problems: Vec<Problem>) -> Self {
         let text =
             problems.iter().map(|problem| problem.text.as_str()).collect::<Vec<_>>().join("; ");
@@ -157,18 +157,18 @@ impl ApiError {
         }
     }
 
-    /// A fault of the host. The cause is for its log.
+    /// Creates a fault of the host. The cause is for its log.
     pub fn host(code: Code, detail: impl Into<String>, cause: impl std::fmt::Display) -> Self {
         Self { cause: Some(cause.to_string()), ..Self::new(code, detail) }
     }
 
-    /// What follows from it comes first.
+    /// Puts the consequence of an error before its detail and cause.
     pub(crate) fn because_of(self, what: &str) -> Self {
         let cause = self.cause.as_ref().map(|cause| format!("{what}: {cause}"));
         Self { detail: format!("{what}: {}", self.detail), cause, ..self }
     }
 
-    /// What it is about.
+    /// Returns the code.
     pub fn code(&self) -> Code {
         self.code
     }
@@ -181,7 +181,7 @@ impl ApiError {
         Self { allow: Some(methods), ..self }
     }
 
-    /// The answer. Who calls from within this process is told the cause of a fault.
+    /// Returns the answer. Only a caller in this process sees the cause of a fault.
     pub(crate) fn answer(self, request_id: &str, is_local: bool) -> Response {
         let detail = self.cause.filter(|_| is_local).unwrap_or(self.detail);
         let details = ProblemDetails {
@@ -189,7 +189,7 @@ impl ApiError {
             title: self.code.name().replace('_', " "),
             status: self.code.status().as_u16(),
             code: self.code,
-            // It repeats what the caller sent, which must not steer a terminal.
+            // The detail repeats input of the caller, which must not control a terminal.
             detail: detail.chars().map(|c| if c.is_control() { ' ' } else { c }).collect(),
             request_id: request_id.to_owned(),
             problems: self.problems,
@@ -215,7 +215,7 @@ impl ApiError {
     }
 }
 
-/// Without a body: that is written where the request's id is known.
+/// Writes no body: `ApiError::answer` writes it where the request's id is known.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = self.code.status().into_response();

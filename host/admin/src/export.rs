@@ -1,4 +1,4 @@
-//! The inbox for an archive or an audit.
+//! The export of an inbox, for an archive or an audit.
 
 use axum::Json;
 use serde::{Deserialize, Serialize};
@@ -11,21 +11,21 @@ use crate::{
     inbox::{InboxDetail, StoryEvent, filter},
 };
 
-/// A message with what became of it.
+/// A message with its history.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct InboxExport {
-    /// The message; key, headers and payload where they were asked for and are kept.
+    /// The message; key, headers and payload where they are requested and kept.
     #[serde(flatten)]
     pub message: InboxDetail,
-    /// Failed runs, and what people did, in order: the newest 200.
+    /// Failed runs and actions of operators, in order; the newest 200.
     pub history: Vec<StoryEvent>,
 }
 
 /// Export messages, newest first
 ///
-/// As the list, with what became of each. A page has at most 100 messages, and with `payload` 8 MiB
-/// of records behind the first, so that it may be shorter than `limit`; the end is a page without
-/// messages.
+/// Lists messages with their history. A page has at most 100 messages, and with `payload` at most 8
+/// MiB of records after the first. It may therefore be shorter than `limit`; a page without
+/// messages is the end.
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/export", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path),
         ("status" = Option<String>, Query, description = "Only messages in this state"),

@@ -1,4 +1,4 @@
-//! What a request says, read with bounds and refused with the name of what is wrong.
+//! Extractors of requests. They read with bounds, and a refusal names the invalid member.
 
 use std::str::FromStr;
 
@@ -48,7 +48,7 @@ async fn read(body: Body, limit: usize) -> Result<BytesMut, ApiError> {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    // Types of serde would take a list of members without names.
+    // Types of serde would also accept an array, as members without names.
     if bytes.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
         return Err(ApiError::invalid("the body must be a JSON object"));
     }
@@ -73,7 +73,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     }
 }
 
-/// Where a value holds a NUL character.
+/// Returns the path of a NUL character in a value; empty for the value itself.
 fn nul(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => text.contains('\0').then(String::new),
@@ -94,7 +94,7 @@ fn joined(name: &str, rest: &str) -> String {
     if rest.is_empty() { name.to_owned() } else { format!("{name}.{rest}") }
 }
 
-/// Refuse a body by what its head says, before it is read.
+/// Refuses a body by the length that its head names, before it is read.
 pub(crate) fn check_length(headers: &HeaderMap, limit: usize) -> Result<(), ApiError> {
     let length = headers
         .get(header::CONTENT_LENGTH)
@@ -109,7 +109,7 @@ pub(crate) fn too_large(limit: usize) -> ApiError {
     )
 }
 
-/// Refuse a body of another type than those.
+/// Refuses a body whose type is not among `taken`.
 pub(crate) fn check_media_type(headers: &HeaderMap, taken: &[&str]) -> Result<(), ApiError> {
     let given = headers
         .get(header::CONTENT_TYPE)
@@ -125,7 +125,7 @@ pub(crate) fn check_media_type(headers: &HeaderMap, taken: &[&str]) -> Result<()
     ))
 }
 
-/// Parameters of the path, decoded.
+/// Decoded parameters of the path.
 pub(crate) struct Path<T>(pub(crate) T);
 
 impl<T: DeserializeOwned + Send> FromRequestParts<Api> for Path<T> {
@@ -138,7 +138,7 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Api> for Path<T> {
     }
 }
 
-/// Parameters of the query. What is not asked for is refused.
+/// Parameters of the query. A handler takes those that it knows; [`Query::end`] refuses the rest.
 pub(crate) struct Query(Vec<(String, String)>);
 
 impl FromRequestParts<Api> for Query {
@@ -161,7 +161,7 @@ impl FromRequestParts<Api> for Query {
 }
 
 impl Query {
-    /// A parameter, once.
+    /// Takes a parameter. Refuses one that is there twice.
     fn take(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         let Some(found) = self.0.iter().position(|(key, _)| key == name) else { return Ok(None) };
         let (_, value) = self.0.swap_remove(found);
@@ -171,7 +171,7 @@ impl Query {
         }
     }
 
-    /// A text of those.
+    /// Takes a parameter whose value must be among `known`.
     pub(crate) fn one_of(
         &mut self,
         name: &str,
@@ -186,17 +186,17 @@ impl Query {
         }
     }
 
-    /// `true` or `false`, which is what it is when it is missing.
+    /// Takes a parameter that is `true` or `false`. Returns false where it is missing.
     pub(crate) fn flag(&mut self, name: &str) -> Result<bool, ApiError> {
         Ok(self.one_of(name, &["true", "false"])?.as_deref() == Some("true"))
     }
 
-    /// Any text.
+    /// Takes a parameter with any text.
     pub(crate) fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         self.take(name)
     }
 
-    /// Something that a text says.
+    /// Takes a parameter and parses its text. `what` describes the valid texts, for the refusal.
     pub(crate) fn parsed<T: FromStr>(
         &mut self,
         name: &str,
@@ -209,7 +209,7 @@ impl Query {
         Ok(Some(parsed?))
     }
 
-    /// How many rows.
+    /// Takes the number of rows.
     pub(crate) fn limit(&mut self) -> Result<i64, ApiError> {
         const DEFAULT: i64 = 50;
         const MAX: i64 = 1_000;
@@ -220,7 +220,7 @@ impl Query {
         })
     }
 
-    /// No other parameter was given.
+    /// Refuses the parameters that no handler took.
     pub(crate) fn end(self) -> Result<(), ApiError> {
         match self.0.first() {
             Some((name, _)) => {

@@ -7,14 +7,15 @@ use utoipa::ToSchema;
 
 use crate::{auth::Caller, error::ApiError, extract::Path};
 
-/// A handler: what messages of an event type go to. It is there with its first version.
+/// A handler, which deployments give the messages of an event type to. Its first version creates
+/// it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Handler {
     /// Name.
     pub name: String,
-    /// Versions that were uploaded.
+    /// Number of uploaded versions.
     pub versions: i64,
-    /// When the newest was.
+    /// Time of the newest upload.
     pub latest_at: Option<DateTime<Utc>>,
 }
 

@@ -1,4 +1,4 @@
-//! The hosts that run.
+//! The running hosts.
 
 use std::collections::BTreeMap;
 
@@ -9,32 +9,31 @@ use utoipa::ToSchema;
 
 use crate::{auth::Caller, error::ApiError};
 
-/// A host that was seen lately.
+/// A host with a recent heartbeat.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Host {
-    /// Key; a restart is another host.
+    /// Key; a restarted process is another host.
     pub host_id: i64,
     /// Name of the machine and id of the process.
     pub name: String,
-    /// When it started.
+    /// Time of the start.
     pub started_at: DateTime<Utc>,
-    /// When it last said that it lives.
+    /// Time of the last heartbeat.
     pub seen_at: DateTime<Utc>,
-    /// How many consumers it has in each state: `starting`, `idle`, `running`, `stopped`,
-    /// `failing`.
+    /// Number of its consumers in each state: `starting`, `idle`, `running`, `stopped`, `failing`.
     pub consumers: BTreeMap<String, usize>,
-    /// Consumers that do not do what they should there.
+    /// Consumers that fail on the host.
     pub failing: Vec<HostFailing>,
 }
 
 /// A consumer that fails on a host.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct HostFailing {
-    /// Its tenant.
+    /// Tenant of the consumer.
     pub tenant: String,
     /// The consumer.
     pub consumer: String,
-    /// Why.
+    /// Cause.
     pub error: Option<String>,
 }
 
@@ -67,17 +66,17 @@ impl Host {
 pub struct HostProgress {
     /// The host.
     pub host_id: i64,
-    /// Its name.
+    /// Name of the host.
     pub host: String,
     /// Generation of deployments that it runs.
     pub generation: i64,
-    /// The generation that `state` speaks of.
+    /// Generation that `state` belongs to.
     pub next_generation: i64,
     /// `compiling`, `switched` or `failed`.
     pub state: String,
-    /// Why it failed.
+    /// Cause of a failure.
     pub error: Option<String>,
-    /// When it said so.
+    /// Time of the report.
     pub at: DateTime<Utc>,
 }
 
@@ -96,7 +95,7 @@ impl From<oncebox_inbox::HostProgress> for HostProgress {
     }
 }
 
-/// List the hosts that run
+/// List the running hosts
 #[utoipa::path(get, path = "/v1/hosts", tag = "hosts", responses((status = 200, body = Vec<Host>)),
     extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<Host>>, ApiError> {

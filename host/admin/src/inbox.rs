@@ -13,7 +13,7 @@ use crate::{
     extract::{Json as Body, Path, Query},
 };
 
-/// States of a message that can be seen from outside.
+/// States of a message that are visible outside its transaction.
 const STATUSES: [&str; 9] = [
     "received",
     "in_progress",
@@ -37,33 +37,33 @@ pub struct InboxRow {
     pub message_id: String,
     /// State.
     pub status: String,
-    /// Why it is in this state.
+    /// Reason of the state.
     pub reason: Option<String>,
-    /// What chose its handler.
+    /// Event type, which selects the handler.
     pub event_type: Option<String>,
     /// Version of the event's schema.
     pub event_version: Option<String>,
     /// CloudEvents `source`, or the topic.
     pub source: Option<String>,
-    /// Topic it came from.
+    /// Topic of the record.
     pub topic: String,
-    /// Partition it came from.
+    /// Partition of the record.
     pub partition: i32,
-    /// Offset it came from.
+    /// Offset of the record.
     pub offset: i64,
-    /// Runs so far.
+    /// Number of runs.
     pub attempts: i32,
-    /// Runs that ended without an answer.
+    /// Number of runs that ended without an answer.
     pub crashes: i32,
-    /// What the last failure said.
+    /// Text of the last failure.
     pub last_error: Option<String>,
-    /// When it runs next.
+    /// Time of the next run.
     pub next_attempt_at: Option<DateTime<Utc>>,
-    /// When its lease ends.
+    /// End of the lease.
     pub locked_until: Option<DateTime<Utc>>,
     /// SHA-256 of the component that completed it.
     pub version: Option<String>,
-    /// What the handler returned.
+    /// Value that the handler returned.
     pub result: Option<Value>,
     /// SHA-256 of the payload.
     pub payload_hash: Option<String>,
@@ -71,9 +71,9 @@ pub struct InboxRow {
     pub payload_bytes: Option<i32>,
     /// W3C trace context.
     pub trace_parent: Option<String>,
-    /// When it was first claimed.
+    /// Time of the first claim.
     pub received_at: DateTime<Utc>,
-    /// When it was settled.
+    /// Time at which the message was settled.
     pub processed_at: Option<DateTime<Utc>>,
 }
 
@@ -107,8 +107,8 @@ impl From<oncebox_inbox::InboxRow> for InboxRow {
     }
 }
 
-/// A message in the inbox, with its record where that was asked for. Bytes that are no text are
-/// `0x` and hexadecimal digits.
+/// A message in the inbox, with its record where it is requested. Bytes that are not text are `0x`
+/// and hexadecimal digits.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct InboxDetail {
     /// The message.
@@ -116,7 +116,7 @@ pub struct InboxDetail {
     pub row: InboxRow,
     /// Key of the record.
     pub key: Option<String>,
-    /// Headers: names and values. Null where they were not asked for.
+    /// Headers: names and values. Null where they are not requested.
     pub headers: Option<Vec<(String, String)>>,
     /// Payload.
     pub payload: Option<String>,
@@ -126,57 +126,57 @@ fn text(bytes: &[u8]) -> String {
     std::str::from_utf8(bytes).map_or_else(|_| format!("0x{}", hex::encode(bytes)), str::to_owned)
 }
 
-/// What became of a message, what it waits for, and what can be done.
+/// The history of a message, its obstacles, and the possible actions.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Story {
     /// The message.
     pub message: InboxRow,
-    /// What it is in order with; bytes that are no text are `0x` and hexadecimal digits.
+    /// Ordering key; bytes that are not text are `0x` and hexadecimal digits.
     pub ordering_key: Option<String>,
-    /// Failed runs, and what people did, in order; the last 200.
+    /// Failed runs and actions of operators, in order; the last 200.
     pub history: Vec<StoryEvent>,
-    /// The open message of its key that it waits for.
+    /// Open message of its key that it waits for.
     pub behind: Option<Behind>,
-    /// The version of its aggregate that it makes, where the consumer guards the sequence.
+    /// Version of the aggregate that the message creates, where the consumer guards the sequence.
     pub aggregate_version: Option<i64>,
-    /// The version that its aggregate is at.
+    /// Present version of the aggregate.
     pub aggregate_at: Option<i64>,
-    /// Until when it waits for versions before its own.
+    /// Time until which it waits for earlier versions of the aggregate.
     pub waits_until: Option<DateTime<Utc>>,
-    /// What comes next, in a sentence or two.
+    /// Next step of the message, in a sentence or two.
     pub next: String,
-    /// Commands that bring it on, for whoever decides so.
+    /// Commands of an operator that move the message on.
     pub commands: Vec<String>,
 }
 
-/// Something that happened to a message.
+/// An event in the history of a message.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct StoryEvent {
-    /// When.
+    /// Time of the event.
     pub at: DateTime<Utc>,
-    /// `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `revised` or
+    /// Kind: `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `revised` or
     /// `restored`.
     pub event: String,
-    /// Which run, since the message was first received or last redriven.
+    /// Number of the run, since the message was first received or last redriven.
     pub attempt: Option<i32>,
-    /// SHA-256 of the component that ran it.
+    /// SHA-256 of the component that ran the message.
     pub version: Option<String>,
-    /// Of a run, why it failed; of a person, what they said.
+    /// Reason of a failed run, or the reason that an operator gave.
     pub reason: Option<String>,
-    /// What the failure said.
+    /// Text of the failure.
     pub error: Option<String>,
-    /// Who, where it was a person.
+    /// Name of the operator's token or user; null for a run.
     pub actor: Option<String>,
 }
 
 /// A message that holds back others.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Behind {
-    /// Its id.
+    /// Message id.
     pub message_id: String,
-    /// Its state.
+    /// State.
     pub status: String,
-    /// Why it is in this state.
+    /// Reason of the state.
     pub reason: Option<String>,
 }
 
@@ -217,8 +217,8 @@ impl From<oncebox_inbox::Story> for Story {
 
 /// List messages, newest first
 ///
-/// Messages of one time are in the order of their ids. The next page begins after the last message
-/// of this one: `after` is its `received_at`, a comma and its `message_id`.
+/// Messages with equal times are in the order of their ids. The next page begins after the last
+/// message of this one: `after` is its `received_at`, a comma and its `message_id`.
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path),
         ("status" = Option<String>, Query, description = "Only messages in this state"),
@@ -256,7 +256,7 @@ pub(crate) async fn list(
     Ok(Json(caller.admin.inbox_list(&filter).await?.into_iter().map(Into::into).collect()))
 }
 
-/// What a list, or an export, is asked for.
+/// Reads the filter of a list or an export from the query.
 pub(crate) fn filter(query: &mut Query) -> Result<Filter, ApiError> {
     Ok(Filter {
         status: query.one_of("status", &STATUSES)?,
@@ -276,19 +276,19 @@ pub(crate) fn filter(query: &mut Query) -> Result<Filter, ApiError> {
     })
 }
 
-/// What is open in an inbox.
+/// The open messages of an inbox.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct InboxStats {
     /// Name of the tenant.
     pub tenant: String,
     /// Name of the consumer.
     pub consumer: String,
-    /// Messages that are still to be run, or run.
+    /// Number of messages that are still to be run, or run at present.
     pub pending: i64,
-    /// Seconds since the oldest of them was received.
+    /// Age of the oldest of them since it was received, seconds.
     pub oldest_pending_age_s: Option<f64>,
-    /// Messages that did not complete, by state and reason; each state is counted up to 100,000.
-    /// Those that were skipped or discarded are not counted.
+    /// Messages that did not complete, by state and reason. Each state is counted up to 100,000.
+    /// Skipped and discarded messages are not counted.
     pub open: Vec<InboxOpen>,
     /// Bounds of the policy that are reached.
     pub alerts: Vec<InboxAlert>,
@@ -297,31 +297,31 @@ pub struct InboxStats {
 /// Messages that are in one state for one reason.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct InboxOpen {
-    /// The state.
+    /// State.
     pub status: String,
-    /// Why, without what it says after a colon.
+    /// Reason, without the details after a colon.
     pub reason: Option<String>,
-    /// How many.
+    /// Number of messages.
     pub messages: i64,
-    /// When the first of them was received.
+    /// Time at which the first of them was received.
     pub oldest: DateTime<Utc>,
 }
 
 /// A bound of the policy that is reached.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct InboxAlert {
-    /// Its key in `[alerts]`.
+    /// Key of the bound in `[alerts]`.
     pub alert: String,
-    /// What is.
+    /// Present value.
     pub value: f64,
-    /// From where on it is too much.
+    /// Bound at which the alert begins.
     pub bound: u64,
 }
 
-/// Count what is open
+/// Count open messages
 ///
-/// What did not complete, by state and reason, and which bounds of the policy's `[alerts]` that
-/// reaches.
+/// Counts messages that did not complete, by state and reason, and names the bounds of the policy's
+/// `[alerts]` that are reached.
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/backlog", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path)),
     responses((status = 200, body = InboxStats)), extensions(("x-role" = json!("viewer"))))]
@@ -358,74 +358,75 @@ impl From<oncebox_inbox::Open> for InboxOpen {
     }
 }
 
-/// Which messages. What is not said does not matter.
+/// A filter of messages. A member that is absent does not restrict them.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct InboxFilter {
-    /// In this state.
+    /// State.
     pub status: Option<String>,
-    /// There for this reason, with whatever it says after a colon.
+    /// Reason of the state, with any details after a colon.
     pub reason: Option<String>,
-    /// Of this event type.
+    /// Event type.
     pub event_type: Option<String>,
-    /// Of this ordering key; bytes that are no text as `0x` and hexadecimal digits.
+    /// Ordering key; bytes that are not text as `0x` and hexadecimal digits.
     pub key: Option<String>,
-    /// Whose last error holds this text, regardless of case.
+    /// Text within the last error, regardless of case.
     pub error: Option<String>,
-    /// That a version ran last whose digest begins like this.
+    /// First digits of the digest of the version that ran the message last.
     pub version: Option<String>,
-    /// Received at this time or later.
+    /// Earliest time of receipt.
     pub since: Option<DateTime<Utc>>,
-    /// Received before this time.
+    /// Time before which the message was received.
     pub until: Option<DateTime<Utc>>,
 }
 
-/// What is to be done with messages, and why.
+/// An action on messages, with its reason.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Remedy {
-    /// Why: 1 to 1,000 characters, kept with each message and in the audit log.
+    /// Reason, 1 to 1,000 characters, kept with each message and in the audit log.
     pub reason: String,
-    /// Which messages.
+    /// Filter of the messages.
     #[serde(default)]
     pub filter: InboxFilter,
-    /// Only these, at most 1,000; none for all that the filter finds.
+    /// Ids of the messages, at most 1,000; empty for all that the filter finds.
     #[serde(default)]
     pub message_ids: Vec<String>,
-    /// Only what was there, or was a dead letter, by then: what the first answer said, when a
-    /// request is repeated until nothing is left. By default now.
+    /// Time at which a message must have been in the inbox, or a dead letter, already. A request
+    /// that is repeated until nothing is left carries the value of the first answer. By default the
+    /// present.
     #[serde(default)]
     pub as_of: Option<DateTime<Utc>>,
-    /// Messages of this request, at most; 0 only counts, and changes nothing. By default 1,000,
-    /// which is the most.
+    /// Largest number of messages of this request; 0 only counts, and changes nothing. By default
+    /// 1,000, which is the maximum.
     #[serde(default = "remedy_limit")]
     pub limit: u32,
 }
 
-/// Messages of a request.
+/// Largest number of messages of a request.
 const REMEDY_MAX: u32 = 1_000;
 
 fn remedy_limit() -> u32 {
     REMEDY_MAX
 }
 
-/// What was done with messages.
+/// The result of an action on messages.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Remedied {
-    /// Messages with which it was done.
+    /// Number of changed messages.
     pub changed: i64,
-    /// Messages with which it is still to be done, counted up to 100,000. Some of them may be
-    /// worked on right now.
+    /// Number of messages that are still to be changed, counted up to 100,000. Hosts may be running
+    /// some of them.
     pub left: i64,
-    /// For the next request.
+    /// `as_of` of the next request.
     pub as_of: DateTime<Utc>,
 }
 
 /// Run dead letters again
 ///
-/// Under their ids, with their headers and a budget of runs as if they were new; attempts so far
-/// are kept. In order by key they wait for their turn. Asked twice, it is done once. A message
-/// whose record the policy did not keep cannot be run again, nor can one that was never decoded.
+/// They keep their ids, headers and attempts, and get a new budget of runs. With order by key they
+/// wait for earlier messages of their key. A repeated request runs them once. A message whose
+/// record the policy did not keep, or that was never decoded, cannot run again.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/redrive", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = Remedy,
     responses((status = 200, body = Remedied)), extensions(("x-role" = json!("operator"))))]
@@ -439,8 +440,8 @@ pub(crate) async fn redrive(
 
 /// Discard messages
 ///
-/// What did not complete is never run any more, and its row stays. What waits behind it in its key
-/// follows.
+/// A discarded message never runs, and its row stays. Messages of its key that wait behind it are
+/// due.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/discard", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = Remedy,
     responses((status = 200, body = Remedied)), extensions(("x-role" = json!("operator"))))]
@@ -464,7 +465,7 @@ pub(crate) async fn retry(
     apply(&caller, &tenant, &consumer, Verb::Retry, remedy).await
 }
 
-/// Whoever changes messages says why.
+/// Checks the reason that a change of messages must give.
 pub(crate) fn check_reason(reason: &str) -> Result<(), ApiError> {
     match reason.trim().is_empty() || reason.chars().count() > 1_000 {
         true => Err(ApiError::invalid("`reason` must say why, in 1 to 1,000 characters")),
@@ -511,13 +512,14 @@ async fn apply(
     Ok(Json(Remedied { changed, left, as_of }))
 }
 
-/// The bytes that [`text`] shows like this.
+/// Returns the keys that [`text`] may show like this: the decoded digits, if any, and the text
+/// itself.
 fn keys(shown: String) -> Vec<Vec<u8>> {
     let bytes = shown.strip_prefix("0x").and_then(|digits| hex::decode(digits).ok());
     bytes.into_iter().chain([shown.into_bytes()]).collect()
 }
 
-/// One message
+/// Show a message
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("message_id" = String, Path),
         ("payload" = Option<bool>, Query, description = "Also key, headers and payload, where the \
@@ -548,10 +550,10 @@ impl InboxDetail {
     }
 }
 
-/// The story of one message
+/// Show the story of a message
 ///
-/// Its failed runs, what people did with it, what it waits for, what comes next, and the commands
-/// for that.
+/// The story has its failed runs, the actions of operators, the messages it waits for, its next
+/// step, and commands for that.
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/story", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("message_id" = String, Path)),
     responses((status = 200, body = Story)), extensions(("x-role" = json!("viewer"))))]

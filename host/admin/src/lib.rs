@@ -1,6 +1,6 @@
-//! The HTTP API: everything a person can do, over the functions of `oncebox-inbox`. Routes, wire
-//! types and document come from one place each, and the document is what requests are authorized
-//! by.
+//! The HTTP API: all operations of operators and tenants, over the functions of `oncebox-inbox`.
+//! Routes, wire types and document come from one place each. Requests are authorized by the
+//! document.
 
 mod audit;
 mod auth;
@@ -50,32 +50,32 @@ use oncebox_inbox::Admin;
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
-/// Who is answered.
+/// The callers that the API answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Whoever shows a token.
+    /// Callers with a valid token.
     Tokens,
-    /// Every program of this machine; for `oncebox dev`, on a loopback address.
+    /// All programs of this machine, without a token; for `oncebox dev`, on a loopback address.
     Open,
 }
 
 /// Bounds of requests.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Bytes of a JSON body.
+    /// Largest JSON body, bytes.
     pub json_bytes_max: usize,
-    /// Bytes of an upload.
+    /// Largest upload, bytes.
     pub component_bytes_max: usize,
-    /// How long a request may take.
+    /// Longest duration of a request.
     pub request_timeout: Duration,
-    /// How long an upload may take.
+    /// Longest duration of an upload.
     pub upload_timeout: Duration,
-    /// How long an upload may pause.
+    /// Longest pause within an upload.
     pub idle_timeout: Duration,
-    /// Uploads that are held in memory at the same time.
+    /// Largest number of uploads in memory at a time.
     pub uploads_max: usize,
-    /// Connections to databases that a host opens for all tenants together, which the server has to
-    /// bear.
+    /// Database connections that a host opens at most, for all tenants together. `doctor` checks
+    /// that the server allows them.
     pub connections_max: usize,
 }
 
@@ -93,7 +93,7 @@ impl Default for Limits {
     }
 }
 
-/// What the routes work with.
+/// The state that all routes share.
 #[derive(Clone)]
 pub struct Api(Arc<Shared>);
 
@@ -108,7 +108,7 @@ struct Shared {
 }
 
 impl Api {
-    /// The API over a database.
+    /// Creates the API over a database.
     pub fn new(admin: Admin, components: Arc<dyn Components>, limits: Limits, mode: Mode) -> Self {
         let uploads = Semaphore::new(limits.uploads_max);
         Self(Arc::new(Shared {
@@ -122,14 +122,14 @@ impl Api {
         }))
     }
 
-    /// The same, in a process that knows the brokers.
+    /// Adds the brokers, in a process that can reach them.
     #[must_use]
     pub fn with_brokers(self, brokers: Arc<dyn Brokers>) -> Self {
-        let _ = self.0.brokers.set(brokers); // there is one that answers
+        let _ = self.0.brokers.set(brokers); // earlier brokers stay
         self
     }
 
-    /// Wait for what requests began, also those whose clients are gone.
+    /// Waits for the tasks of all requests, also of those whose clients are gone.
     pub async fn finish(&self) {
         self.0.tasks.close();
         self.0.tasks.wait().await;
@@ -151,7 +151,7 @@ impl Api {
         &self.0.limits
     }
 
-    /// Who is answered.
+    /// Returns the callers that the API answers.
     pub fn mode(&self) -> Mode {
         self.0.mode
     }
@@ -165,8 +165,8 @@ impl Api {
     }
 }
 
-/// The API as a service. In this process it is called with tower's `oneshot` and a [`Principal`]
-/// among the request's extensions.
+/// Returns the API as a service. A caller in this process uses tower's `oneshot`, with a
+/// [`Principal`] among the request's extensions.
 pub fn router(api: Api) -> Router {
     let (routes, document) = openapi::routes().split_for_parts();
     let gate = auth::Gate { api: api.clone(), rules: Arc::new(auth::Rules::of(&document)) };

@@ -36,38 +36,38 @@ use crate::{
     connections::{Connection, Connections},
 };
 
-/// How long a handshake, and the head of a request, may take.
+/// Longest duration of a handshake, and of the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a connection may be used, so that one that is not read from ends.
+/// Longest life of a connection, so that a connection whose client reads nothing ends.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(900);
-/// All that is spoken.
+/// The only protocol, in ALPN's wire format.
 const ALPN: &[u8] = b"\x08http/1.1";
 
-/// Why the API cannot be served.
+/// An error that keeps the API from being served.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// The address is taken, or not one of this machine.
+    /// An address that is taken, or not one of this machine.
     #[error(
         "failed to listen on `{address}`; set `api.listen` (ONCEBOX_API_LISTEN) to a free address"
     )]
     Bind {
         /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// Without tokens, other machines must not reach it.
+    /// An address that other machines can reach, without tokens.
     #[error("without tokens the API is served on a loopback address only, not on `{0}`")]
     OpenToOthers(SocketAddr),
-    /// A file of the certificate is missing or not right.
+    /// A certificate or key that is missing or invalid.
     #[error("the certificate in `{}` or the key in `{}` cannot be used; both are PEM, and belong \
         together", certificate.display(), key.display())]
     Certificate {
-        /// The certificate and those it was signed by.
+        /// File of the certificate and those that signed it.
         certificate: PathBuf,
-        /// Its private key.
+        /// File of its private key.
         key: PathBuf,
-        /// Why.
+        /// The cause.
         source: ErrorStack,
     },
 }
@@ -81,8 +81,13 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Bind an address; with a certificate and its key, for TLS. Without tokens, only a loopback
+    /// Binds an address; with a certificate and its key, for TLS. Without tokens, only a loopback
     /// address.
+    ///
+    /// # Errors
+    ///
+    /// A [`ListenError`] for an address that is not permitted or cannot be bound, or for a
+    /// certificate that cannot be used.
     pub async fn bind(
         address: SocketAddr,
         certificate: Option<(&Path, &Path)>,
@@ -105,22 +110,22 @@ impl Listener {
         Ok(Self { tcp, address, tls: tls.transpose()?, mode })
     }
 
-    /// The address, with its port.
+    /// Returns the bound address, with its port.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// `https://…` or `http://…`.
+    /// Returns the URL: `https://…` or `http://…`.
     pub fn url(&self) -> String {
         format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.address)
     }
 
-    /// Serve until told to stop; what runs by then may take as long as `grace`.
+    /// Serves the API until `stop` is cancelled. Requests that run then have `grace` to end.
     pub async fn serve(self, api: Api, stop: CancellationToken, grace: Duration) {
         assert_eq!(api.mode(), self.mode, "the address was checked for another mode");
         if self.tls.is_none() && !self.address.ip().is_loopback() {
-            tracing::warn!(listen = %self.address, "the API is served without TLS to other \
-                machines: whoever is between sees the tokens; \
+            tracing::warn!(listen = %self.address, "API served without TLS to other \
+                machines, tokens can be read on the way; \
                 set `api.tls_certificate_file` and `api.tls_key_file`");
         }
         let router = crate::router(api.clone());
@@ -130,13 +135,13 @@ impl Listener {
             api.finish().await;
         };
         if timeout(grace, ending).await.is_err() {
-            tracing::warn!("requests of the API still ran when their time was up");
+            tracing::warn!("API requests left running after the grace period");
         }
     }
 }
 
-/// Serves a router on a socket, without TLS, until told to stop; requests that run by then may take
-/// as long as `grace`. The name of the listener is a label of its metrics.
+/// Serves a router on a socket, without TLS, until `stop` is cancelled. Requests that run then have
+/// `grace` to end. The name of the listener is a label of its metrics.
 pub async fn serve_plain(
     tcp: TcpListener,
     router: Router,
@@ -145,10 +150,11 @@ pub async fn serve_plain(
     grace: Duration,
 ) {
     let tasks = accept(tcp, None, router, Connections::new(listener), stop, grace).await;
-    let _ = timeout(grace, tasks.wait()).await; // a client that does not read its answer by then goes without
+    let _ = timeout(grace, tasks.wait()).await; // an answer that is not read by then is lost
 }
 
-/// Accepts connections until told to stop. Returns the tasks of those that are left.
+/// Accepts connections until `stop` is cancelled. Returns the tasks of the connections that are
+/// left.
 async fn accept(
     tcp: TcpListener,
     tls: Option<SslAcceptor>,
@@ -166,22 +172,23 @@ async fn accept(
         match accepted {
             Ok((stream, address)) => {
                 let Some(place) = connections.admit(address.ip()) else {
-                    tracing::debug!(%address, "a connection was refused: all are used by requests \
-                        that are authenticated");
+                    tracing::debug!(%address, "connection refused, no other can be closed \
+                        for it");
                     continue;
                 };
                 let (tls, router, stop) = (tls.clone(), router.clone(), stop.clone());
                 tasks.spawn(async move {
                     tokio::select! {
                         () = connection(stream, tls, router, place.clone(), stop, grace) => {}
-                        () = place.closed() => tracing::debug!(%address, "a connection was closed \
+                        () = place.closed() => tracing::debug!(%address, "connection closed \
                             for another"),
                     }
                 });
             }
-            // No file descriptor is free, or the client is gone already.
+            // No file descriptor is free, or the client is gone already. The pause keeps the loop
+            // from spinning.
             Err(error) => {
-                tracing::debug!(%error, "a connection was not accepted");
+                tracing::debug!(%error, "connection not accepted");
                 sleep(Duration::from_millis(50)).await;
             }
         }
@@ -214,8 +221,8 @@ async fn connection(
         None => answer(stream, router, place, stop, grace).await,
         Some(tls) => match timeout(HEAD_TIMEOUT, handshake(stream, &tls)).await {
             Ok(Ok(stream)) => answer(stream, router, place, stop, grace).await,
-            Ok(Err(error)) => tracing::debug!(%error, "a client could not agree on TLS"),
-            Err(_) => tracing::debug!("a client did not agree on TLS in time"),
+            Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+            Err(_) => tracing::debug!("TLS handshake timed out"),
         },
     }
 }
@@ -255,11 +262,11 @@ async fn answer(
         () = sleep(CONNECTION_TIMEOUT) => Ok(()),
     };
     if let Err(error) = ended {
-        tracing::debug!(%error, "a connection broke");
+        tracing::debug!(%error, "connection failed");
     }
 }
 
-/// A body that tells when all of it was handed over to be sent.
+/// A body that reports to its connection when all of it was handed over to be sent.
 struct TrackedBody {
     body: Body,
     place: Arc<Connection>,
@@ -291,7 +298,7 @@ impl Drop for TrackedBody {
     }
 }
 
-/// A stream that tells when all that was handed over was sent.
+/// A stream that reports to its connection when all data handed over to it was sent.
 struct TrackedStream<S> {
     stream: S,
     place: Arc<Connection>,

@@ -11,16 +11,16 @@ use crate::{
     extract::{self, Path},
 };
 
-/// A migration that a tenant's schema holds.
+/// A migration that was applied to a tenant's schema.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Migration {
-    /// Its name, unique within the tenant.
+    /// Name, unique within the tenant.
     pub name: String,
     /// SHA-256 of its text.
     pub digest: String,
-    /// When it was applied.
+    /// Time of application.
     pub applied_at: DateTime<Utc>,
-    /// Who applied it.
+    /// Name of the token or user that applied it.
     pub applied_by: String,
 }
 
@@ -30,7 +30,7 @@ pub struct Migration {
 pub struct NewMigration {
     /// A letter or digit, then up to 99 of A-Z, a-z, 0-9, `.`, `_` and `-`.
     pub name: String,
-    /// Statements of a schema, run in one transaction as the owner of the tenant's schema.
+    /// Statements of a schema, which run in one transaction as the owner of the tenant's schema.
     pub sql: String,
 }
 
@@ -54,9 +54,9 @@ pub(crate) async fn list(
 
 /// Apply a migration to the tenant's tables
 ///
-/// Once: the same name with the same text again changes nothing, with another text it is refused.
-/// Statements that do not belong to a schema are refused before anything runs; `problems` names
-/// each with its line.
+/// A migration is applied once: its name with an equal text again changes nothing, and with another
+/// text it is refused. Statements that do not belong to a schema are refused before any statement
+/// runs; `problems` names each with its line.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/migrations", tag = "tenants", params(("tenant" = String, Path)),
     request_body = NewMigration,
     responses((status = 201, body = Migration), (status = 200, body = Migration, description = "The schema holds it already")),

@@ -1,4 +1,4 @@
-//! The routes, and the document that says what they take, answer and ask for.
+//! The routes, and the document that describes their input, answers and required roles.
 
 use axum::{
     http::header,
@@ -20,7 +20,7 @@ use crate::{
     tenant_changes, tenants, tokens, versions, whoami,
 };
 
-/// The routes and their document. A route is here or nowhere.
+/// Returns the routes and their document. A route that is missing here does not exist.
 pub(crate) fn routes() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(Head::openapi())
         .routes(routes!(show))
@@ -70,14 +70,14 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(doctor::show))
 }
 
-/// The document.
+/// Returns the document, with the additions that all operations have.
 pub fn document() -> Document {
     let mut document = routes().into_openapi();
     Common.modify(&mut document);
     document
 }
 
-/// This document
+/// Show this document
 #[utoipa::path(get, path = "/openapi.json", tag = "document", responses((status = 200, body = Object)),
     extensions(("x-role" = json!("none"))))]
 async fn show() -> Response {
@@ -101,7 +101,7 @@ async fn show() -> Response {
 )]
 struct Head;
 
-/// What every operation has.
+/// The additions to every operation: an id, the form of refusals, and the token.
 struct Common;
 
 impl Modify for Common {
@@ -128,7 +128,7 @@ impl Modify for Common {
 }
 
 fn complete(method: &str, path: &str, operation: &mut Operation) {
-    // Unique, and the same as long as the path is.
+    // The id is unique, and stable as long as the path is.
     let words = path
         .split(|c: char| !c.is_ascii_alphanumeric())
         .filter(|word| !word.is_empty() && *word != "v1");

@@ -1,12 +1,12 @@
-//! A host that asks for no token answers programs of its own machine, and not the pages that a
-//! browser on it shows: those could reach it through a name that was bound to loopback (DNS
-//! rebinding), or by sending it requests from another site.
+//! The check of requests to a host without tokens. The host answers programs of its own machine,
+//! and no pages that a browser on it shows. A page could reach the host through a name that was
+//! bound to loopback (DNS rebinding), or by requests from another site.
 
 use axum::http::{HeaderMap, header, request::Parts, uri::Authority};
 
 use crate::error::{ApiError, Code};
 
-/// Refuse whatever a page of another site can send.
+/// Refuses every request that a page of another site can send.
 pub(crate) fn check(parts: &Parts) -> Result<(), ApiError> {
     let host = host(parts).ok_or_else(|| foreign("`host` is missing"))?;
     if !is_loopback(&host) {
@@ -34,7 +34,7 @@ fn foreign(why: &str) -> ApiError {
     ApiError::new(Code::Forbidden, text)
 }
 
-/// The target's authority, where the request names one, must not differ from the header.
+/// Returns the authority of the `host` header; `None` where the request's target names another one.
 fn host(parts: &Parts) -> Option<Authority> {
     let header: Authority = one(&parts.headers, header::HOST).ok()??.parse().ok()?;
     match parts.uri.authority() {

@@ -16,10 +16,10 @@ use crate::{
     error::{ApiError, Code},
 };
 
-/// The outermost middleware.
+/// Wraps a request, as the outermost middleware: id, deadline, log line, and the form of a refusal.
 pub(crate) async fn around(State(api): State<Api>, request: Request, next: Next) -> Response {
     let started = Instant::now();
-    // None is taken from outside: it would be a way to write into the log.
+    // An id from outside is not used: a client could write into the log with it.
     let request_id = hex::encode(rand::random::<[u8; 8]>());
     let method = request.method().clone();
     let path =
@@ -46,9 +46,8 @@ pub(crate) async fn around(State(api): State<Api>, request: Request, next: Next)
     response
 }
 
-/// In a task of its own: neither a client that goes away nor the deadline cuts through a
-/// transaction. What is begun ends by itself, bounded by the deadlines of the body and of the
-/// database.
+/// Runs a request in a task of its own, so that neither a lost client nor the deadline interrupts a
+/// transaction. The deadlines of the body and of the database bound the task.
 async fn run(api: &Api, request: Request, next: Next, within: Duration) -> Response {
     let task = api.tasks().spawn(next.run(request));
     let error = match tokio::time::timeout(within, task).await {
@@ -80,7 +79,7 @@ fn log(
 ) {
     let (status, ms) = (response.status().as_u16(), started.elapsed().as_millis() as u64);
     let principal = principal.map_or("-", Principal::name);
-    // A method is whatever the client wrote, of any length.
+    // The method is the client's text, of any length.
     let method = if method.as_str().len() > 10 { "-" } else { method.as_str() };
     match error.and_then(ApiError::cause) {
         Some(cause) => tracing::error!(

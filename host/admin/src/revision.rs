@@ -1,4 +1,4 @@
-//! Another payload for a dead letter.
+//! Replacing the payload of a dead letter.
 
 use axum::Json;
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -14,29 +14,28 @@ use crate::{
     inbox::{InboxDetail, check_reason},
 };
 
-/// What a message is to have instead: one of `payload` and `payload_base64`.
+/// The new payload of a dead letter: one of `payload` and `payload_base64`.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewRevision {
-    /// Why: 1 to 1,000 characters, kept with the message and in the audit log.
+    /// Reason, 1 to 1,000 characters, kept with the message and in the audit log.
     pub reason: String,
     /// The payload, as text.
     #[serde(default)]
     pub payload: Option<String>,
-    /// The payload, where it is no text: its bytes as base64.
+    /// The payload as base64, where it is not text.
     #[serde(default)]
     pub payload_base64: Option<String>,
-    /// Only if the message was a dead letter by then, so that a request that is sent again does not
-    /// meet what failed again meanwhile. By default now.
+    /// Time at which the message must have been a dead letter already. A repeated request then does
+    /// not change a message that failed again since. By default the present.
     #[serde(default)]
     pub as_of: Option<DateTime<Utc>>,
 }
 
 /// Give a dead letter another payload and run it again
 ///
-/// It stays the same row, under the same id, with the same headers and with all that was noted of
-/// it; what it had before is kept. What is redelivered is compared with what first came, and is a
-/// duplicate.
+/// The row keeps its id, headers and history, and the former payload is kept. A redelivery is
+/// compared with the payload that was first received, and is a duplicate.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/revise", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("message_id" = String, Path)), request_body = NewRevision,
     responses((status = 200, body = InboxDetail)), extensions(("x-role" = json!("operator"))))]

@@ -1,4 +1,4 @@
-//! Seeking: what it would mean, first, and then the seek.
+//! Seeking: first a plan of its consequences, then the seek.
 
 use axum::{Json, extract::State};
 use chrono::{DateTime, Utc};
@@ -18,20 +18,21 @@ use crate::{
     extract::{Json as Body, Path},
 };
 
-/// Where the group of a consumer is to go on: one of `to`, `time` and `offsets`.
+/// The request to move the group of a consumer: one of `to`, `time` and `offsets`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewSeek {
-    /// `beginning`: at the first record that the brokers still have. `end`: after the last one.
+    /// `beginning`: the first record that the brokers still have. `end`: the end, after the last
+    /// record.
     #[serde(default)]
     pub to: Option<SeekEdge>,
-    /// At the first record of this time or a later one.
+    /// Time; each partition continues at its first record of this time or a later one.
     #[serde(default)]
     pub time: Option<DateTime<Utc>>,
-    /// At these offsets; other partitions stay where they are.
+    /// Offsets to continue at; other partitions keep theirs.
     #[serde(default)]
     pub offsets: Option<Vec<NewOffset>>,
-    /// Carry it out. Without this, the answer is only what it would mean.
+    /// Whether to carry the seek out. Without it the answer is only a plan.
     #[serde(default)]
     pub accept: bool,
 }
@@ -42,75 +43,77 @@ pub struct NewSeek {
 pub enum SeekEdge {
     /// The first record.
     Beginning,
-    /// After the last record.
+    /// The end, after the last record.
     End,
 }
 
-/// Where one partition is to go on.
+/// The offset at which a partition continues.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewOffset {
-    /// The topic; it may be left out where the consumer reads only one.
+    /// The topic; optional where the consumer reads only one.
     #[serde(default)]
     pub topic: Option<String>,
     /// The partition.
     pub partition: i32,
-    /// The offset of the record that is read next.
+    /// Offset of the record that is read next.
     pub offset: i64,
 }
 
-/// What a seek means. Records are counted by their offsets, which may have gaps: there are at most
-/// so many.
+/// The consequences of a seek. Numbers of records are upper bounds: they are differences of
+/// offsets, which may have gaps.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct SeekPlan {
     /// Every partition of the consumer's topics.
     pub partitions: Vec<SeekPartition>,
-    /// Records that are read again. Those that the inbox knows are duplicates without effect.
+    /// Number of records that are read again. Records that the inbox knows are duplicates without
+    /// effect.
     pub read_again: i64,
-    /// Of those, records that the inbox may have forgotten, by their age: they would have their
-    /// effect again.
+    /// Number of these that the inbox may have forgotten, by their age. They have their effect
+    /// again.
     pub run_again: i64,
-    /// Records that are not read any more: they never run.
+    /// Number of records that are skipped: they never run.
     pub skipped: i64,
-    /// Records that are older than this may be forgotten; none where the inbox forgets nothing, or,
-    /// with `dedup = "off"`, knows nothing.
+    /// Age limit: the inbox may have forgotten older records. Null where it forgets nothing, or
+    /// where it knows nothing, with `dedup = "off"`.
     pub horizon: Option<DateTime<Utc>>,
-    /// What follows, for people.
+    /// Consequences, as texts for a reader.
     pub consequences: Vec<String>,
-    /// Whether it is being carried out.
+    /// Whether the seek is carried out.
     pub is_accepted: bool,
-    /// The consumer as it is now.
+    /// The consumer after the request.
     pub consumer: Consumer,
 }
 
-/// A partition of a seek.
+/// The consequences of a seek in one partition.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct SeekPartition {
     /// The topic.
     pub topic: String,
     /// The partition.
     pub partition: i32,
-    /// The group's offset now; none where it never committed one, and begins at the first record.
+    /// The group's present offset. Null where the group never committed one, and begins at the
+    /// first record.
     pub committed: Option<i64>,
-    /// The group's offset after the seek; none where it stays.
+    /// The group's offset after the seek; null where it stays.
     pub target: Option<i64>,
     /// The first offset that the brokers still have.
     pub low: i64,
     /// The offset after the last record.
     pub high: i64,
-    /// Records that are read again, at most.
+    /// Number of records that are read again, at most.
     pub read_again: i64,
-    /// Of those, records that would have their effect again, at most.
+    /// Number of these that have their effect again, at most.
     pub run_again: i64,
-    /// Records that never run, at most.
+    /// Number of records that never run, at most.
     pub skipped: i64,
 }
 
-/// Seek: let the group of a consumer go on elsewhere
+/// Seek: move the group of a consumer to other offsets
 ///
-/// Without `accept` the answer is what that would mean, and nothing changes. With it, hosts stop
-/// the consumer, one of them sets the offsets once the group is empty, and the consumer goes on as
-/// before.
+/// Without `accept` the answer is a plan, and nothing changes. With it, hosts stop the consumer.
+/// One of them sets the offsets once the group is empty, and the consumer continues in its former
+/// state.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/seek", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = NewSeek,
     responses((status = 200, body = SeekPlan)), extensions(("x-role" = json!("operator"))))]
@@ -127,7 +130,7 @@ pub(crate) async fn seek(
     if caller.principal.tenant().is_some()
         && let SeekTo::Offsets(named) = &to
     {
-        // A policy with a regular expression does not say which topics it means.
+        // A policy with a regular expression does not list its topics.
         let limits = caller.admin.tenant(&tenant).await?.limits;
         let mut named = named.iter().filter_map(|to| to.topic.as_ref());
         if let Some(topic) = named
@@ -193,7 +196,7 @@ pub(crate) async fn seek(
     }))
 }
 
-/// Take a seek back that is not done yet
+/// Cancel a seek that is not finished
 #[utoipa::path(delete, path = "/v1/tenants/{tenant}/consumers/{consumer}/seek", tag = "consumers",
     params(("tenant" = String, Path), ("consumer" = String, Path)), responses((status = 200, body = Consumer)),
     extensions(("x-role" = json!("operator"))))]
@@ -221,7 +224,7 @@ fn wanted(new: NewSeek) -> Result<SeekTo, ApiError> {
     }
 }
 
-/// What is older, by the database's clock, may be forgotten by the inbox.
+/// Returns the time before which the inbox may have forgotten messages, by the database's clock.
 async fn horizon(admin: &Admin, policy: &Policy) -> Result<Option<DateTime<Utc>>, ApiError> {
     match policy.retention.days() {
         Some(days) if policy.dedup == Dedup::Inbox => {
@@ -233,7 +236,7 @@ async fn horizon(admin: &Admin, policy: &Policy) -> Result<Option<DateTime<Utc>>
 
 fn partition(position: GroupPosition, policy: &Policy) -> SeekPartition {
     let GroupPosition { topic, partition, committed, target, low, high, horizon } = position;
-    // Where a group has no offset it begins at the first record.
+    // A group without an offset begins at the first record.
     let now = committed.unwrap_or(low).clamp(low, high.max(low));
     let to = target.unwrap_or(now);
     let read_again = (now - to).max(0);

@@ -1,4 +1,4 @@
-//! What shadows found.
+//! The findings of shadows.
 
 use axum::Json;
 use chrono::{DateTime, Utc};
@@ -16,81 +16,81 @@ pub struct ShadowReport {
     pub deployment_id: i64,
     /// Sampled messages that the live version completed.
     pub messages: i64,
-    /// Both versions answered and changed the same.
+    /// Messages with equal answers and changes of both versions.
     pub same: i64,
-    /// They did not.
+    /// Messages with different answers or changes.
     pub differ: i64,
-    /// The candidate failed where the live version did not.
+    /// Messages on which the candidate failed and the live version did not.
     pub failed: i64,
-    /// Not compared.
+    /// Messages that were not compared, by reason.
     pub skipped: Vec<ShadowSkipped>,
-    /// Tables whose changes are not captured yet, while the shadow is live: no message is compared
-    /// until there is none.
+    /// Tables whose changes are not captured yet, while the shadow is live. No message is compared
+    /// before the list is empty.
     #[serde(default)]
     pub uncaptured_tables: Vec<String>,
-    /// Wall clock of the live version, of the messages that were compared, microseconds.
+    /// Wall-clock time of the live version over the compared messages, microseconds.
     pub live_us: i64,
-    /// The same of the candidate.
+    /// Wall-clock time of the candidate over the compared messages, microseconds.
     pub candidate_us: i64,
-    /// Statements of the live version, of the messages that were compared.
+    /// Number of statements of the live version over the compared messages.
     pub live_statements: i64,
-    /// The same of the candidate.
+    /// Number of statements of the candidate over the compared messages.
     pub candidate_statements: i64,
-    /// When the first sums were written; none where nothing was compared yet.
+    /// Time of the first sums; null where nothing was compared yet.
     pub first_at: Option<DateTime<Utc>>,
-    /// When the last ones were.
+    /// Time of the last sums.
     pub last_at: Option<DateTime<Utc>>,
-    /// In how many messages something differs in the same way, most first.
+    /// Kinds of difference with their numbers of messages, most first.
     pub sums: Vec<ShadowSum>,
     /// The newest differences, newest first.
     pub differences: Vec<ShadowDifference>,
 }
 
-/// Messages that were not compared.
+/// Messages that were not compared for one reason.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ShadowSkipped {
-    /// Why; stable, for programs.
+    /// Reason, stable for programs.
     pub reason: String,
-    /// Why, for people.
+    /// Reason, as text for a reader.
     pub meaning: String,
-    /// How many.
+    /// Number of messages.
     pub messages: i64,
 }
 
-/// One way in which messages differ.
+/// One kind of difference.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ShadowSum {
     /// The table; empty where the outcome differs.
     pub table: String,
     /// `inserted`, `updated`, `deleted` or `outcome`.
     pub change: String,
-    /// The column; empty where only one version has the row; `result` or `failure` of an outcome.
+    /// The column; empty where only one version has the row; `result` or `failure` for an outcome.
     pub column: String,
-    /// How many messages.
+    /// Number of messages.
     pub messages: i64,
 }
 
-/// One difference in one message. Values are as PostgreSQL writes them, cut after a kibibyte, and
+/// One difference in one message. Values are texts of PostgreSQL, cut after a kibibyte. They are
 /// absent where the consumer's policy keeps no payloads.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ShadowDifference {
-    /// When it was written.
+    /// Time of the record.
     pub at: DateTime<Utc>,
-    /// The message.
+    /// Id of the message.
     pub message_id: String,
-    /// As in the sums.
+    /// The table, as in `sums`.
     pub table: String,
-    /// As in the sums.
+    /// The change, as in `sums`.
     pub change: String,
-    /// As in the sums.
+    /// The column, as in `sums`.
     pub column: String,
     /// The row's primary key, as a JSON object.
     pub row_key: Option<String>,
     /// The value before both runs.
     pub before: Option<String>,
-    /// After the live version.
+    /// The value after the live version.
     pub live: Option<String>,
-    /// After the candidate.
+    /// The value after the candidate.
     pub candidate: Option<String>,
 }
 
@@ -146,7 +146,7 @@ impl From<inbox::ShadowDifference> for ShadowDifference {
     }
 }
 
-/// What a shadow would have done differently
+/// List the differences of a shadow
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/differences", tag = "deployments",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("deployment_id" = i64, Path)),
     responses((status = 200, body = ShadowReport)), extensions(("x-role" = json!("viewer"))))]
@@ -155,7 +155,7 @@ pub(crate) async fn differences(
     Path((tenant, consumer, deployment_id)): Path<(String, String, i64)>,
 ) -> Result<Json<ShadowReport>, ApiError> {
     let consumer = caller.admin.consumer(&tenant, &consumer).await?;
-    // It must be one of this consumer's.
+    // The deployment must be one of this consumer's.
     caller.admin.deployment(consumer.consumer_id, deployment_id).await?;
     Ok(Json(caller.admin.shadow_report(deployment_id).await?.into()))
 }

@@ -1,4 +1,4 @@
-//! Changes of a tenant, and its end.
+//! Changes of a tenant, and its deletion.
 
 use std::time::Duration;
 
@@ -16,30 +16,29 @@ use crate::{
     tenants::Tenant,
 };
 
-/// How long a request waits for the end of a tenant before it says how far that is.
+/// Longest wait of a request for the end of a deletion, before the answer reports the progress.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What each host gives a tenant, over all of its consumers. Over a limit messages wait; they do
-/// not fail.
+/// The resources that each host gives a tenant, over all of its consumers. Over a limit messages
+/// wait; they do not fail.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct TenantLimits {
-    /// Its share of a busy host against the other tenants', 1 to 10,000.
+    /// Weight against the other tenants on a busy host, 1 to 10,000.
     pub weight: u32,
-    /// Database connections; none for the host's own bound.
+    /// Largest number of database connections; null for the host's own bound.
     pub connections_max: Option<usize>,
-    /// Transactions at the same time; none for the host's own bound on a tenant.
+    /// Largest number of transactions at a time; null for the host's own bound on a tenant.
     pub transactions_max: Option<usize>,
-    /// Bytes of guests' memory together; none for the host's own bound.
+    /// Memory of all guests together, bytes; null for the host's own bound.
     pub memory_bytes_max: Option<u64>,
-    /// Longest call of a handler, milliseconds, whatever a policy says; none for the host's own
-    /// bound.
+    /// Longest call of a handler, milliseconds, also where a policy allows more; null for the
+    /// host's own bound.
     #[serde(default)]
     pub deadline_ms_max: Option<u64>,
-    /// Messages a second; none for as many as come.
+    /// Messages a second; null for no limit.
     pub messages_per_second: Option<u32>,
-    /// Topics that tokens of the tenant may name in policies: whole names, or beginnings with a `*`
-    /// behind them; none for `oncebox.<tenant>.*`. No token of a tenant may name a pattern,
-    /// whatever this says.
+    /// Topics that tokens of the tenant may name in policies: whole names, or beginnings followed
+    /// by `*`; null for `oncebox.<tenant>.*`. A token of a tenant may never name a pattern.
     #[serde(default)]
     pub topics_allowed: Option<Vec<String>>,
 }
@@ -67,38 +66,38 @@ impl From<oncebox_inbox::TenantLimits> for TenantLimits {
     }
 }
 
-/// Nothing more is to be said.
+/// A body without members.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Nothing {}
 
-/// A tenant to be deleted.
+/// The request to delete a tenant.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TenantDeletion {
-    /// The tenant's name once more: everything of it goes for good.
+    /// The tenant's name, repeated because the deletion is final.
     pub confirm: String,
 }
 
-/// How far the end of a tenant is.
+/// The progress of a tenant's deletion.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TenantRemoval {
     /// The tenant.
     pub tenant: String,
-    /// Whether nothing of it is left but the audit log.
+    /// Whether only the audit log is left of the tenant.
     pub is_done: bool,
-    /// Hosts that still run something of it.
+    /// Hosts that still do work of the tenant.
     pub waiting_for: Vec<String>,
-    /// Tables, functions and whatever else is left in its schema.
+    /// Number of tables, functions and other objects left in its schema.
     pub objects: i64,
-    /// Messages that are left in its inbox; more than 100,000 are counted as one more.
+    /// Number of messages left in its inbox; 100,001 for more than 100,000.
     pub messages: i64,
 }
 
-/// Suspend a tenant: all of its consumers rest
+/// Suspend a tenant: all of its consumers stop
 ///
-/// Hosts finish the batches that they run and leave its groups. Its tokens only look, and nothing
-/// is uploaded or deployed for it.
+/// Hosts finish the batches that they run and leave its groups. Its tokens can only read, and
+/// nothing is uploaded or deployed for it.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/suspend", tag = "tenants", params(("tenant" = String, Path)), request_body = Nothing,
     responses((status = 200, body = Tenant)), extensions(("x-role" = json!("platform"))))]
 pub(crate) async fn suspend(
@@ -109,7 +108,7 @@ pub(crate) async fn suspend(
     Ok(Json(caller.admin.suspend_tenant(&tenant).await?.into()))
 }
 
-/// Resume a suspended tenant: its consumers go on where they were
+/// Resume a suspended tenant: its consumers continue where they stopped
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/resume", tag = "tenants", params(("tenant" = String, Path)), request_body = Nothing,
     responses((status = 200, body = Tenant)), extensions(("x-role" = json!("platform"))))]
 pub(crate) async fn resume(
@@ -120,9 +119,9 @@ pub(crate) async fn resume(
     Ok(Json(caller.admin.resume_tenant(&tenant).await?.into()))
 }
 
-/// Change what hosts give a tenant
+/// Change the limits of a tenant
 ///
-/// What is not named stays; `null` takes a limit away.
+/// Limits that the body does not name stay; `null` removes a limit.
 #[utoipa::path(patch, path = "/v1/tenants/{tenant}/limits", tag = "tenants", params(("tenant" = String, Path)),
     request_body = TenantLimits, responses((status = 200, body = Tenant)), extensions(("x-role" = json!("platform"))))]
 pub(crate) async fn limit(
@@ -135,7 +134,8 @@ pub(crate) async fn limit(
 
 /// Give a tenant new passwords and a new secret
 ///
-/// Nobody is shown them. Messages go on: for ten minutes what was good before is good as well.
+/// No answer shows them. Messages are processed throughout: the former credentials stay valid for
+/// ten minutes.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/rotate-credentials", tag = "tenants", params(("tenant" = String, Path)),
     request_body = Nothing, responses((status = 200, body = Tenant)), extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn rotate(
@@ -148,9 +148,9 @@ pub(crate) async fn rotate(
 
 /// Delete a tenant with its tables and its messages, for good
 ///
-/// Hosts let go of it first. The answer says how far it is after some seconds; the work goes on
-/// without the caller, and asking again tells more, until there is no such tenant. The audit log
-/// stays.
+/// Hosts stop its consumers first. After some seconds the answer reports the progress; the deletion
+/// continues without the caller. Repeat the request to see the progress, until the tenant is not
+/// found. The audit log stays.
 #[utoipa::path(delete, path = "/v1/tenants/{tenant}", tag = "tenants", params(("tenant" = String, Path)), request_body = TenantDeletion,
     responses((status = 200, body = TenantRemoval)), extensions(("x-role" = json!("platform"))))]
 pub(crate) async fn delete(
@@ -173,11 +173,11 @@ pub(crate) async fn delete(
         let row = row.clone();
         async move {
             admin.remove_tenant(&row).await.inspect_err(
-                |error| tracing::warn!(tenant = row.name, %error, "a tenant is not deleted yet"),
+                |error| tracing::warn!(tenant = row.name, %error, "tenant deletion not finished"),
             )
         }
     });
-    // It is not this task's work that ends when the time is up, only the wait for it.
+    // The timeout ends only the wait: the task of the deletion continues.
     if let Ok(removed) = tokio::time::timeout(PATIENCE, removing).await {
         removed.map_err(|error| {
             ApiError::host(

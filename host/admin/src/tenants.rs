@@ -27,17 +27,17 @@ pub struct Tenant {
     pub login: String,
     /// Login that owns the schema.
     pub owner_login: String,
-    /// Host, port and name of the database that holds its inbox and tables, where it is one of its
-    /// own.
+    /// Host, port and name of the tenant's own database, which holds its inbox and tables. Absent
+    /// where they are in the host's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub database: Option<String>,
     /// `active`, `suspended` or `deleting`.
     pub state: String,
-    /// What each host gives it.
+    /// Resources that each host gives the tenant.
     pub limits: TenantLimits,
-    /// Grows with every change that hosts have to hear of.
+    /// Revision; it grows with every change that hosts must apply.
     pub revision: i64,
-    /// When it was made.
+    /// Time of creation.
     pub created_at: DateTime<Utc>,
 }
 
@@ -71,24 +71,25 @@ impl From<oncebox_inbox::Tenant> for Tenant {
     }
 }
 
-/// A tenant to be made.
+/// A tenant to be created.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewTenant {
     /// A lower-case letter, then up to 62 of a-z, 0-9 and `-`.
     pub name: String,
-    /// Migrations of its tables, in order. With them there is the tenant whole, or not at all.
+    /// Migrations of its tables, in order. If one fails, the tenant is not created.
     #[serde(default)]
     pub migrations: Vec<NewMigration>,
-    /// A PostgreSQL database that is to hold its inbox and tables instead of the host's, as
-    /// `postgres://login:password@host:5432/name?sslmode=verify-full`: empty, and for this alone.
-    /// The login may create roles and schemas there. It is kept sealed, and never shown.
+    /// URL of a PostgreSQL database that holds its inbox and tables instead of the host's, as
+    /// `postgres://login:password@host:5432/name?sslmode=verify-full`. The database must be empty
+    /// and for this tenant alone. The login may create roles and schemas there. The URL is kept
+    /// sealed, and never shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(write_only)]
     pub database_url: Option<String>,
 }
 
-/// The URL holds a password.
+/// Leaves out the URL, which holds a password.
 impl std::fmt::Debug for NewTenant {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("NewTenant")
@@ -105,7 +106,7 @@ pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<Tenant>>, ApiError> 
     Ok(Json(caller.admin.tenants().await?.into_iter().map(Into::into).collect()))
 }
 
-/// Make a tenant: its schema and its logins
+/// Create a tenant: its schema and its logins
 #[utoipa::path(post, path = "/v1/tenants", tag = "tenants", request_body = NewTenant, responses((status = 201, body = Tenant)),
     extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn create(
@@ -121,7 +122,8 @@ pub(crate) async fn create(
         if let Err(error) =
             caller.admin.apply_migration(&tenant, &migration.name, &migration.sql).await
         {
-            // Its tables are made by other connections than its row is.
+            // One transaction cannot hold both: the tables are created over other connections than
+            // the row.
             caller.admin.take_back_tenant(&tenant).await?;
             return Err(
                 ApiError::from(error).because_of(&format!("tenant `{}` was not created", new.name))
@@ -131,7 +133,7 @@ pub(crate) async fn create(
     Ok((StatusCode::CREATED, Json(tenant.into())))
 }
 
-/// One tenant
+/// Show a tenant
 #[utoipa::path(get, path = "/v1/tenants/{tenant}", tag = "tenants", params(("tenant" = String, Path)),
     responses((status = 200, body = Tenant)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn show(

@@ -1,4 +1,4 @@
-//! Tokens: who may do what.
+//! Tokens with their roles.
 
 use std::fmt;
 
@@ -14,27 +14,27 @@ use crate::{
     extract::{self, Path},
 };
 
-/// What a token may do. Each role may do what the ones before it may.
+/// The role of a token. Each role includes the ones before it.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Looks at everything but tokens.
+    /// Role that reads everything but tokens.
     Viewer,
-    /// Rolls back, ends deployments and changes shares.
+    /// Role that rolls back, ends deployments, changes shares, and acts on consumers and messages.
     Operator,
-    /// Uploads and deploys.
+    /// Role that uploads and deploys.
     Deployer,
-    /// Makes tenants, consumers, migrations and tokens.
+    /// Role that creates tenants, consumers and tokens, and applies migrations.
     Admin,
 }
 
 impl Role {
-    /// All of them, the smallest first.
+    /// All roles, the least powerful first.
     pub const ALL: [Self; 4] = [Self::Viewer, Self::Operator, Self::Deployer, Self::Admin];
 
-    /// As it is written.
+    /// Returns the name in the API and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Viewer => "viewer",
@@ -44,7 +44,7 @@ impl Role {
         }
     }
 
-    /// The role of a name.
+    /// Returns the role of a name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.name() == name)
     }
@@ -83,19 +83,19 @@ impl From<Role> for TokenRole {
 pub struct Token {
     /// Key.
     pub token_id: i64,
-    /// Whom or what it is for.
+    /// Name of the holder: a user or a program.
     pub name: String,
-    /// What it may do.
+    /// Role.
     pub role: Role,
     /// The only tenant that it reaches; null reaches all.
     pub tenant: Option<String>,
-    /// When it was made.
+    /// Time of creation.
     pub created_at: DateTime<Utc>,
-    /// By whom.
+    /// Name of the token or user that created it.
     pub created_by: String,
-    /// When it ends by itself.
+    /// Time of expiry; null for never.
     pub expires_at: Option<DateTime<Utc>>,
-    /// When someone ended it.
+    /// Time of revocation; null where it was not revoked.
     pub revoked_at: Option<DateTime<Utc>>,
 }
 
@@ -124,31 +124,31 @@ impl From<oncebox_inbox::Token> for Token {
     }
 }
 
-/// A token to be made.
+/// A token to be created.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewToken {
-    /// Whom or what it is for: a letter or digit, then up to 62 of A-Z, a-z, 0-9, `.`, `_`, `@` and
-    /// `-`.
+    /// Name of the holder, a user or a program. A letter or digit, then up to 62 of A-Z, a-z, 0-9,
+    /// `.`, `_`, `@` and `-`.
     pub name: String,
-    /// What it may do.
+    /// Role.
     pub role: Role,
-    /// When it ends by itself; never, where nothing is said.
+    /// Time of expiry; by default never.
     pub expires_at: Option<DateTime<Utc>>,
 }
 
-/// A token that was just made. It is shown this once.
+/// A token that was just created. No other answer shows it.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct TokenCreated {
     /// Key.
     pub token_id: i64,
-    /// Whom or what it is for.
+    /// Name of the holder: a user or a program.
     pub name: String,
-    /// What it may do.
+    /// Role.
     pub role: Role,
     /// The only tenant that it reaches; null reaches all.
     pub tenant: Option<String>,
-    /// When it ends by itself.
+    /// Time of expiry; null for never.
     pub expires_at: Option<DateTime<Utc>>,
     /// The token: `obx_` and 64 hexadecimal digits.
     pub token: String,
@@ -163,14 +163,14 @@ impl fmt::Debug for TokenCreated {
     }
 }
 
-/// List all tokens, also those that have ended
+/// List all tokens, also expired and revoked ones
 #[utoipa::path(get, path = "/v1/tokens", tag = "tokens", responses((status = 200, body = Vec<Token>)),
     extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn list(caller: Caller) -> Result<Json<Vec<Token>>, ApiError> {
     Ok(Json(caller.admin.tokens(None).await?.into_iter().map(Into::into).collect()))
 }
 
-/// Make a token that reaches every tenant
+/// Create a token that reaches every tenant
 #[utoipa::path(post, path = "/v1/tokens", tag = "tokens", request_body = NewToken, responses((status = 201, body = TokenCreated)),
     extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn create(
@@ -180,7 +180,7 @@ pub(crate) async fn create(
     create_for(&caller, None, &new).await
 }
 
-/// End a token at once
+/// Revoke a token at once
 #[utoipa::path(delete, path = "/v1/tokens/{token_id}", tag = "tokens", params(("token_id" = i64, Path)),
     responses((status = 200, body = Token)), extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn revoke(
@@ -190,7 +190,7 @@ pub(crate) async fn revoke(
     Ok(Json(caller.admin.revoke_token(None, token_id).await?.into()))
 }
 
-/// List the tokens of a tenant, also those that have ended
+/// List the tokens of a tenant, also expired and revoked ones
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/tokens", tag = "tokens", params(("tenant" = String, Path)),
     responses((status = 200, body = Vec<Token>)), extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn list_of_tenant(
@@ -200,7 +200,7 @@ pub(crate) async fn list_of_tenant(
     Ok(Json(caller.admin.tokens(Some(&tenant)).await?.into_iter().map(Into::into).collect()))
 }
 
-/// Make a token that reaches this tenant only
+/// Create a token that reaches this tenant only
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/tokens", tag = "tokens", params(("tenant" = String, Path)), request_body = NewToken,
     responses((status = 201, body = TokenCreated)), extensions(("x-role" = json!("admin"))))]
 pub(crate) async fn create_of_tenant(
@@ -211,7 +211,7 @@ pub(crate) async fn create_of_tenant(
     create_for(&caller, Some(&tenant), &new).await
 }
 
-/// End a token of a tenant at once
+/// Revoke a token of a tenant at once
 #[utoipa::path(delete, path = "/v1/tenants/{tenant}/tokens/{token_id}", tag = "tokens",
     params(("tenant" = String, Path), ("token_id" = i64, Path)), responses((status = 200, body = Token)),
     extensions(("x-role" = json!("admin"))))]

@@ -1,4 +1,4 @@
-//! Receiving an upload: bounded in size, in time, and in how many there are at once.
+//! Receiving an upload, with bounds of its size, its time, and the number of uploads at a time.
 
 use axum::{body::Body, extract::Request};
 use bytes::{Bytes, BytesMut};
@@ -15,7 +15,7 @@ use crate::{
     extract::{check_length, too_large},
 };
 
-/// Wait for a turn, then for the whole body. It must be what the digest says.
+/// Waits for a permit, then for the whole body. Refuses a body with another digest.
 pub(crate) async fn receive<'a>(
     api: &'a Api,
     request: Request<Body>,

@@ -1,4 +1,4 @@
-//! Versions of a handler: uploads, each known by what is in it.
+//! Versions of a handler: uploads, each known by its digest.
 
 use axum::{
     Json,
@@ -30,21 +30,21 @@ pub struct Version {
     pub handler: String,
     /// SHA-256 of the component.
     pub digest: String,
-    /// SHA-256 of what was uploaded, where that was a core module.
+    /// SHA-256 of the upload, where it was a core module.
     pub source_digest: Option<String>,
     /// Bytes of the component.
     pub size: i64,
     /// `queued`, `compiling`, `ready` or `failed`.
     pub state: String,
-    /// Why it failed.
+    /// Problems that keep it from running.
     pub problems: Vec<Problem>,
-    /// What the component is: imports, languages, sizes. Null where nobody looked.
+    /// Properties of the component: imports, languages, sizes. Null where it was never inspected.
     pub report: Option<Value>,
-    /// How long compiling it took, milliseconds.
+    /// Duration of its compilation, milliseconds.
     pub compile_ms: Option<i64>,
-    /// When it was uploaded.
+    /// Time of the upload.
     pub created_at: DateTime<Utc>,
-    /// By whom.
+    /// Name of the token or user that uploaded it.
     pub created_by: String,
 }
 
@@ -77,7 +77,7 @@ pub(crate) async fn list(
     Ok(Json(caller.admin.versions(&tenant, &handler).await?.into_iter().map(Into::into).collect()))
 }
 
-/// One version
+/// Show a version
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/handlers/{handler}/versions/{digest}", tag = "versions",
     params(("tenant" = String, Path), ("handler" = String, Path),
         ("digest" = String, Path, description = "SHA-256 of the component or of its core module, \
@@ -92,9 +92,9 @@ pub(crate) async fn show(
 
 /// Upload a version
 ///
-/// The body is a component, or a core module with the type of a component in it. It is looked at,
-/// and then compiled after the answer: ask for the version until its state is `ready` or `failed`.
-/// The same bytes again are the same version.
+/// The body is a component, or a core module with the type of a component in it. The host inspects
+/// it, and compiles it after the answer: ask for the version until its state is `ready` or
+/// `failed`. Equal bytes are one version.
 #[utoipa::path(put, path = "/v1/tenants/{tenant}/handlers/{handler}/versions/{digest}", tag = "versions",
     params(("tenant" = String, Path), ("handler" = String, Path),
         ("digest" = String, Path, description = "SHA-256 of the body, 64 hexadecimal digits")),
@@ -112,7 +112,7 @@ pub(crate) async fn upload(
     check_name("handler", &handler)?;
     caller.admin.tenant(&tenant).await?;
     check_media_type(request.headers(), &["application/wasm", "application/octet-stream"])?;
-    // Held until the component is stored: it bounds what uploads take of the host's memory.
+    // The permit is held until the component is stored: it bounds the memory that uploads take.
     let (_turn, bytes) = upload::receive(&api, request, &digest).await?;
     let is_known = match caller.admin.version(&tenant, &handler, &hex::encode(digest)).await {
         Ok(_) => true,
@@ -147,22 +147,22 @@ fn parse_digest(text: &str) -> Result<[u8; 32], ApiError> {
 /// Two versions, side by side.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct VersionDiff {
-    /// The one.
+    /// The first version.
     pub before: Version,
-    /// The other.
+    /// The second version.
     pub after: Version,
-    /// What of their reports differs.
+    /// Differences of their reports.
     pub changes: Vec<Change>,
 }
 
 /// A member of two reports that differs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Change {
-    /// Where, as in `imports` or `memory.bytes`.
+    /// Path of the member, such as `imports` or `memory.bytes`.
     pub what: String,
-    /// What only the one has; of a list, its items.
+    /// Value in the first version; of a list, the items that only it has.
     pub before: Value,
-    /// What only the other has.
+    /// Value in the second version; of a list, the items that only it has.
     pub after: Value,
 }
 

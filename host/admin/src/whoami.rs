@@ -1,4 +1,4 @@
-//! Who asks.
+//! The caller of a request.
 
 use axum::Json;
 use serde::{Deserialize, Serialize};
@@ -6,22 +6,22 @@ use utoipa::ToSchema;
 
 use crate::{auth::Caller, tokens::Role};
 
-/// Whose token this is.
+/// The principal of a token.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Whoami {
-    /// The name that the audit log keeps.
+    /// Name that the audit log keeps.
     pub name: String,
-    /// What they may do.
+    /// Role.
     pub role: Role,
-    /// The only tenant that they reach.
+    /// The only tenant that the principal reaches; null where it reaches all.
     pub tenant: Option<String>,
-    /// The token; null where none was asked for.
+    /// Id of the token; null where the host requires none.
     pub token_id: Option<i64>,
 }
 
-/// Who asks
+/// Show the principal of the token
 ///
-/// Any token may, also one of a tenant.
+/// Any token may ask, also one of a tenant.
 #[utoipa::path(get, path = "/v1/whoami", tag = "tokens", responses((status = 200, body = Whoami)), extensions(("x-role" = json!("any"))))]
 pub(crate) async fn show(caller: Caller) -> Json<Whoami> {
     let principal = caller.principal;

@@ -1,4 +1,4 @@
-//! What the API's bodies hold, for those who speak to it.
+//! The types of the API's bodies, for its clients.
 
 pub use crate::{
     audit::AuditEntry,
