@@ -4,7 +4,7 @@
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use oncebox_inbox::{Credentials, MasterKey};
+use oncebox_control::{Credentials, MasterKey};
 use serde::{Deserialize, Serialize};
 use sqlx::Connection;
 

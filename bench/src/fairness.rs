@@ -3,7 +3,8 @@
 //! backlog that outlasts the run.
 
 use anyhow::{Context, Result, ensure};
-use oncebox_inbox::{Ask, Class, HostBounds, NewDeployment, Scheduler};
+use oncebox_control::NewDeployment;
+use oncebox_inbox::{Ask, Class, HostBounds, Scheduler};
 use serde::{Deserialize, Serialize};
 
 use crate::{

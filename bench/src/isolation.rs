@@ -10,12 +10,12 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use oncebox_inbox::{
-    Admin, Budget, ConsumerInbox, PartitionInbox, SessionSettings, Sessions, Tenant,
+use oncebox_control::{Admin, Tenant};
+use oncebox_inbox::{Budget, ConsumerInbox, PartitionInbox, SessionSettings, Sessions, retry};
+use oncebox_model::{
     handler::{Handler, Handlers},
-    message::Record,
     policy::Policy,
-    retry,
+    record::Record,
 };
 use oncebox_runtime::{HandlerSettings, Runtime, RuntimeConfig};
 use oncebox_tests::{
@@ -321,8 +321,11 @@ impl House {
         };
         let handler: Arc<dyn Handler> = Arc::new(self.runtime.handler(&loaded, settings));
         let handlers: Arc<dyn Handlers> = PlainHandlers::of(handler);
-        let sessions =
-            Sessions::of(&self.admin, tenant, &SessionSettings::default(), budget.clone())?;
+        let sessions = Sessions::of(
+            self.admin.session_target(tenant)?,
+            &SessionSettings::default(),
+            budget.clone(),
+        );
         Ok(ConsumerInbox::new(
             row.consumer_id,
             tenant.name.clone(),

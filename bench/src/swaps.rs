@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use oncebox_inbox::Admin;
+use oncebox_control::Admin;
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 

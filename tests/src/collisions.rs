@@ -3,7 +3,8 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use oncebox_inbox::{SessionSettings, message::Record};
+use oncebox_inbox::SessionSettings;
+use oncebox_model::record::Record;
 use sha2::{Digest, Sha256};
 use tokio::{task::JoinHandle, time::timeout};
 

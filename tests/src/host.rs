@@ -18,7 +18,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use oncebox_inbox::{Admin, DatabaseUrl, MasterKey, NewDeployment, Tenant, policy::Policy};
+use oncebox_control::{Admin, DatabaseUrl, MasterKey, NewDeployment, Tenant};
+use oncebox_model::policy::Policy;
 use oncebox_server::local::{free_port, process::Child};
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,

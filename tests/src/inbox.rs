@@ -16,13 +16,13 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use oncebox_inbox::{
-    Admin, Budget, Consumer, ConsumerInbox, Credentials, DatabaseUrl, InboxError, MasterKey,
-    PartitionInbox, SessionSettings, Sessions, Tenant,
+use oncebox_control::{Admin, Consumer, Credentials, DatabaseUrl, MasterKey, Tenant, schema};
+use oncebox_inbox::{Budget, ConsumerInbox, PartitionInbox, SessionSettings, Sessions, retry};
+use oncebox_model::{
+    InboxError,
     handler::Handlers,
-    message::Record,
     policy::{Policy, Retention},
-    retry, schema,
+    record::Record,
 };
 use sqlx::{
     AssertSqlSafe, Connection, Executor, PgConnection, PgPool,
@@ -58,10 +58,10 @@ pub const SOURCE: &str = concat!(
     include_str!("../../migrations/0016_list_index.sql"),
     include_str!("../../migrations/0017_compiling_session.sql"),
     include_str!("../../migrations/0018_duplicates.sql"),
-    include_str!("../../host/inbox/src/schema.rs"),
-    include_str!("../../host/inbox/src/missing_partitions.sql"),
-    include_str!("../../host/inbox/src/revoke_functions.sql"),
-    include_str!("../../host/inbox/src/revoked_functions.sql"),
+    include_str!("../../host/control/src/database/schema.rs"),
+    include_str!("../../host/control/src/database/missing_partitions.sql"),
+    include_str!("../../host/control/src/database/revoke_functions.sql"),
+    include_str!("../../host/control/src/database/revoked_functions.sql"),
 );
 
 const EFFECT: &str = "CREATE TABLE effect (consumer text NOT NULL, message_id text NOT NULL, \
@@ -183,8 +183,11 @@ impl World {
         handlers: Arc<dyn Handlers>,
         settings: &SessionSettings,
     ) -> Arc<ConsumerInbox> {
-        let sessions = Sessions::of(&self.admin, &consumer.tenant, settings, Budget::new(16))
-            .expect("sessions");
+        let sessions = Sessions::of(
+            self.admin.session_target(&consumer.tenant).expect("sessions"),
+            settings,
+            Budget::new(16),
+        );
         let Consumer { consumer_id, tenant, name, .. } = consumer.row.clone();
         let owner = format!("host-{:08x}", rand::random::<u32>());
         ConsumerInbox::new(
@@ -207,8 +210,11 @@ impl World {
     ) -> Arc<ConsumerInbox> {
         let options = self.options.clone().host(&address.ip().to_string()).port(address.port());
         let admin = Admin::new(options, self.key.clone(), "test");
-        let sessions =
-            Sessions::of(&admin, &consumer.tenant, settings, Budget::new(32)).expect("sessions");
+        let sessions = Sessions::of(
+            admin.session_target(&consumer.tenant).expect("sessions"),
+            settings,
+            Budget::new(32),
+        );
         let Consumer { consumer_id, tenant, name, .. } = consumer.row.clone();
         ConsumerInbox::new(
             consumer_id,

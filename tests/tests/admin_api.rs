@@ -507,9 +507,9 @@ async fn no_token_is_in_any_log() {
 }
 
 async fn oncebox_admin_token(scenario: &Scenario) -> String {
-    let new = oncebox_inbox::NewToken {
+    let new = oncebox_control::NewToken {
         name: "first",
-        role: oncebox_inbox::TokenRole::Admin,
+        role: oncebox_control::TokenRole::Admin,
         tenant: None,
         expires_at: None,
     };

@@ -4,9 +4,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_inbox::{
-    Budget, Consumer, ConsumerInbox, Lookout, SessionSettings, Sessions, backlog, due, retry,
-};
+use oncebox_control::Consumer;
+use oncebox_inbox::{Budget, ConsumerInbox, Lookout, SessionSettings, Sessions, retry::{self, backlog, poller}};
 use oncebox_tests::inbox::{TestConsumer, World, deliver, record};
 use sqlx::{Executor, Row};
 use tokio::task::JoinHandle;
@@ -30,12 +29,10 @@ impl Told {
         let (budget, stop, lookout) =
             (Budget::new(8), CancellationToken::new(), Arc::new(Lookout::default()));
         let sessions = Sessions::of(
-            &world.admin,
-            &consumer.tenant,
+            world.admin.session_target(&consumer.tenant).unwrap(),
             &SessionSettings::default(),
             budget.clone(),
-        )
-        .unwrap();
+        );
         let Consumer { consumer_id, tenant, name, .. } = consumer.row.clone();
         let inbox = ConsumerInbox::new(
             consumer_id,
@@ -146,7 +143,7 @@ async fn what_is_open_is_counted_by_index() {
     assert!(backlogs.len() == 100 && backlogs[1..].iter().all(|backlog| backlog.open.is_empty()));
 
     let mut tx = world.pool.begin().await.unwrap();
-    tx.execute(sqlx::raw_sql(due::SETTINGS)).await.unwrap();
+    tx.execute(sqlx::raw_sql(poller::SETTINGS)).await.unwrap();
     let (ids, classes): (Vec<i32>, Vec<i16>) = asked.into_iter().unzip();
     let explain = format!("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {}", backlog::OPEN);
     let plan = sqlx::query(sqlx::AssertSqlSafe(explain))
@@ -179,24 +176,24 @@ async fn the_look_at_what_is_due_is_the_head_of_an_index() {
     deliver(&world.host(&consumer), &log).await;
     let id = consumer.row.consumer_id;
     let asked: Vec<_> = (id..id + 500).map(|id| (id, 2)).collect();
-    assert!(due::due(&world.pool, &asked).await.unwrap().is_empty(), "another retention class");
+    assert!(poller::due(&world.pool, &asked).await.unwrap().is_empty(), "another retention class");
     let asked: Vec<_> = (id..id + 500).map(|id| (id, consumer.policy.retention.class())).collect();
-    assert_eq!(due::due(&world.pool, &asked).await.unwrap(), [(id, 0)]);
+    assert_eq!(poller::due(&world.pool, &asked).await.unwrap(), [(id, 0)]);
     world.execute("UPDATE oncebox.inbox SET next_attempt_at = now() + interval '10 minutes'").await;
-    assert!(due::due(&world.pool, &asked).await.unwrap().is_empty(), "not for a while");
+    assert!(poller::due(&world.pool, &asked).await.unwrap().is_empty(), "not for a while");
     world
         .execute(
             "UPDATE oncebox.inbox SET next_attempt_at = now() + interval '500 ms' WHERE \
         message_id = 'm7'",
         )
         .await;
-    let found = due::due(&world.pool, &asked).await.unwrap();
+    let found = poller::due(&world.pool, &asked).await.unwrap();
     assert!(found.len() == 1 && found[0].0 == id && (1..=500).contains(&found[0].1), "{found:?}");
 
     let mut tx = world.pool.begin().await.unwrap();
-    tx.execute(sqlx::raw_sql(due::SETTINGS)).await.unwrap();
+    tx.execute(sqlx::raw_sql(poller::SETTINGS)).await.unwrap();
     let (ids, classes): (Vec<i32>, Vec<i16>) = asked.into_iter().unzip();
-    let explain = format!("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {}", due::DUE);
+    let explain = format!("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {}", poller::DUE);
     let plan = sqlx::query(sqlx::AssertSqlSafe(explain))
         .bind(ids)
         .bind(classes)

@@ -12,11 +12,12 @@ use std::{
     },
 };
 
-use oncebox_inbox::{
-    ConsumerInbox, InboxError, PartitionInbox, SessionSettings,
-    handler::{Failure, FailureKind, Handler},
-    message::Record,
-    retry,
+use oncebox_inbox::{ConsumerInbox, PartitionInbox, SessionSettings, retry};
+use oncebox_model::{
+    InboxError,
+    handler::Handler,
+    outcome::{Failure, FailureKind},
+    record::Record,
 };
 use oncebox_tests::inbox::{
     DEADLINE, PlainHandler, PlainHandlers, TestConsumer, World, deliver, drive, execute, open,

@@ -7,7 +7,7 @@
 use std::{net::SocketAddr, time::Instant};
 
 use anyhow::{Result, ensure};
-use oncebox_inbox::NewDeployment;
+use oncebox_control::NewDeployment;
 use oncebox_tests::{
     host::{DEADLINE, HostProcess, Options, Scenario, aside},
     kafka::KafkaServer,

@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_inbox::MasterKey;
+use oncebox_control::MasterKey;
 use oncebox_server::local::{free_port, process::Child};
 use oncebox_tests::{
     guests::{self, End},

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use oncebox_inbox::{Begun, Compiled, NewVersion, Version};
+use oncebox_control::{Begun, Compiled, NewVersion, Version};
 use oncebox_runtime::{Compiler, Runtime, RuntimeConfig, encode_component};
 use oncebox_server::compilations::Compilations;
 use oncebox_tests::{host::program, inbox::World};

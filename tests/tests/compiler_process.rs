@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use oncebox_inbox::policy::Limits;
+use oncebox_model::policy::Limits;
 use oncebox_runtime::{
     Compiler, HandlerSettings, LoadError, Runtime, RuntimeConfig, encode_component,
 };

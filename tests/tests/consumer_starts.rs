@@ -7,7 +7,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use oncebox_inbox::{Admin, Start, StartTurn, policy::Policy};
+use oncebox_control::{Admin, Start, StartTurn};
+use oncebox_model::policy::Policy;
 use oncebox_tests::{
     host::{DEADLINE, HostProcess, Scenario},
     inbox::{TestConsumer, World},

@@ -7,10 +7,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use oncebox_inbox::{
-    Admin, Consumer, InboxError, RemovalTurn, Run, RunState, SeekOffset, SeekTurn, Standing,
-    policy::Policy,
+use oncebox_control::{
+    Admin, Consumer, RemovalTurn, Run, RunState, SeekOffset, SeekTurn, Standing,
 };
+use oncebox_model::{InboxError, policy::Policy};
 use oncebox_tests::{
     desk::{Desk, Way},
     guests::{self, End},
@@ -182,7 +182,7 @@ async fn a_seek_is_one_hosts_turn_once_all_have_stopped() {
     };
     assert_eq!(late().await, ["one", "two"]);
     let asked = standing(admin, &consumer).await;
-    assert!(asked.is_sought && asked.work() == oncebox_inbox::Work::Rest);
+    assert!(asked.is_sought && asked.work() == oncebox_control::Work::Rest);
     admin.host_runs(one, &[stopped(&asked)]).await.unwrap();
     admin.host_runs(two, &[Run { revision: 0, ..stopped(&asked) }]).await.unwrap();
     assert_eq!(late().await, ["two"], "it stopped for an older reason");
@@ -338,7 +338,7 @@ async fn a_policy_changes_when_what_follows_is_accepted() {
     let row = admin.consumer("acme", "orders").await.unwrap();
     assert_eq!(
         (row.revision, row.policy().unwrap().ack),
-        (2, oncebox_inbox::policy::Ack::AfterInsert)
+        (2, oncebox_model::policy::Ack::AfterInsert)
     );
     world.finish().await;
 }

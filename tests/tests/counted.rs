@@ -5,7 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-use oncebox_inbox::message::Record;
+use oncebox_model::record::Record;
 use oncebox_tests::{
     inbox::{Guest, TestConsumer, World, deliver, drive, record, step, take},
     told::Told,

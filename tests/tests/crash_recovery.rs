@@ -16,7 +16,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, future::join_all, stream};
-use oncebox_inbox::{Filter, Remedy, Verb, hooks::POINTS};
+use oncebox_control::{Filter, Remedy, Verb};
+use oncebox_model::hooks::POINTS;
 use oncebox_tests::{
     host::{HostProcess, Options, Scenario, aside},
     kafka::KafkaServer,

@@ -3,10 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-use oncebox_inbox::{
-    Admin, Deployment, Guard, InboxError, NewDeployment, NewVersion, Progress, Retries, Role, Slot,
-    Version,
+use oncebox_control::{
+    Admin, Deployment, Guard, NewDeployment, NewVersion, Progress, Retries, Role, Slot, Version,
 };
+use oncebox_model::InboxError;
 use oncebox_tests::inbox::{PlainHandlers, TestConsumer, World, deliver, record, records};
 use serde_json::{Value, json};
 
@@ -73,7 +73,7 @@ impl Fixture {
         ]
     }
 
-    async fn rollback(&self, to: Option<&str>) -> Result<oncebox_inbox::Rollback, InboxError> {
+    async fn rollback(&self, to: Option<&str>) -> Result<oncebox_control::Rollback, InboxError> {
         let slot = Slot { event_type: "order.placed".to_owned(), event_versions: None };
         self.admin()
             .rollback(self.tenant(), &self.consumer.row.name, &slot, to, Some("why"), false)

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use oncebox_inbox::{Admin, Finding, HostLimits, MasterKey, Severity, Tenant, schema};
+use oncebox_control::{Admin, Finding, HostLimits, MasterKey, Severity, Tenant, schema};
 use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::{
     inbox::{World, deliver, records},

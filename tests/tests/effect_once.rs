@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 
-use oncebox_inbox::{ConsumerInbox, Filter, InboxError, Remedy, Verb, message::Record};
+use oncebox_control::{Filter, Remedy, Verb};
+use oncebox_inbox::ConsumerInbox;
+use oncebox_model::{InboxError, record::Record};
 use oncebox_tests::inbox::{
     DEADLINE, Guest, PlainHandlers, Script, TestConsumer, World, both, code, deliver, drive, open,
     record, records, step, take,

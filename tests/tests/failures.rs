@@ -8,10 +8,11 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use oncebox_inbox::{
-    Filter, Remedy, SessionSettings, Tenant, Verb,
-    handler::{Failure, FailureKind},
-    message::Record,
+use oncebox_control::{Filter, Remedy, Tenant, Verb};
+use oncebox_inbox::SessionSettings;
+use oncebox_model::{
+    outcome::{Failure, FailureKind},
+    record::Record,
 };
 use oncebox_tests::inbox::{
     DEADLINE, PlainHandler, PlainHandlers, Row, TestConsumer, World, both, deliver, drive, execute,

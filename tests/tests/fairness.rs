@@ -10,10 +10,12 @@ use std::{
     time::Duration,
 };
 
+use oncebox_control::Tenant;
 use oncebox_inbox::{
-    Budget, ConsumerInbox, HostBounds, InboxError, PartitionInbox, SessionSettings, Sessions,
-    Snapshot, Tenant, TenantCounts, TenantLimits, message::Record, retry,
+    Budget, ConsumerInbox, HostBounds, PartitionInbox, SessionSettings, Sessions, Snapshot,
+    TenantCounts, retry,
 };
+use oncebox_model::{InboxError, TenantLimits, record::Record};
 use oncebox_tests::{
     host::{Options, Scenario},
     inbox::{DEADLINE, TestConsumer, World, record},
@@ -37,12 +39,10 @@ impl Host {
 
     fn inbox(&self, world: &World, consumer: &TestConsumer) -> Arc<ConsumerInbox> {
         let sessions = Sessions::of(
-            &world.admin,
-            &consumer.tenant,
+            world.admin.session_target(&consumer.tenant).unwrap(),
             &SessionSettings::default(),
             self.budget.clone(),
-        )
-        .unwrap();
+        );
         let row = consumer.row.clone();
         ConsumerInbox::new(
             row.consumer_id,
@@ -376,10 +376,9 @@ async fn limits_that_change_take_effect_at_once() {
         sleep(Duration::from_millis(5)).await;
     }
     assert_eq!(host.snapshot().running, 1);
-    host.budget.scheduler().set_limits(&limited(
-        &tenant,
-        TenantLimits { transactions_max: Some(3), ..TenantLimits::default() },
-    ));
+    let limits = TenantLimits { transactions_max: Some(3), ..TenantLimits::default() };
+    let scheduler = host.budget.scheduler();
+    scheduler.set_limits(tenant.tenant_id, tenant.revision, &tenant.name, &limits);
     gate.reached(3).await;
     assert_eq!((host.snapshot().running, host.snapshot().waiting), (3, 1));
     gate.open();

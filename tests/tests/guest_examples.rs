@@ -9,7 +9,8 @@ use std::{
     sync::Arc,
 };
 
-use oncebox_inbox::{SessionSettings, handler::Handler, message::Record};
+use oncebox_inbox::SessionSettings;
+use oncebox_model::{handler::Handler, record::Record};
 use oncebox_runtime::{HandlerSettings, Runtime, RuntimeConfig};
 use oncebox_tests::inbox::{
     PlainHandler, PlainHandlers, Row, TestConsumer, World, deliver, execute, record,

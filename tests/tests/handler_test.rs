@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use futures::StreamExt;
-use oncebox_inbox::MasterKey;
+use oncebox_control::MasterKey;
 use oncebox_tests::{
     guests::{self, End, Step, execute},
     postgres::TestDatabase,

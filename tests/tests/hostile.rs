@@ -17,7 +17,7 @@ mod stage;
 use std::{collections::BTreeSet, sync::atomic::Ordering};
 
 use attempts::{migrations, statements, sweep};
-use oncebox_inbox::{HostLimits, Severity};
+use oncebox_control::{HostLimits, Severity};
 use oncebox_tests::{
     attacks::{self, completes, fails},
     guests::{End, Step, component, encode, execute, spin},

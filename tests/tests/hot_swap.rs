@@ -10,7 +10,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use oncebox_inbox::{Deployment, Guard, NewDeployment, Retries, Role, Slot};
+use oncebox_control::{Deployment, Guard, NewDeployment, Retries, Role, Slot};
 use oncebox_tests::{
     host::{HostProcess, Options, Scenario},
     load::{Load, Work},

@@ -4,7 +4,8 @@
 
 use chrono::{DateTime, Utc};
 use futures::future::join_all;
-use oncebox_inbox::{Filter, HostLimits, InboxPlace, Severity, message::Record, schema};
+use oncebox_control::{Filter, HostLimits, InboxPlace, Severity, schema};
+use oncebox_model::record::Record;
 use oncebox_tests::inbox::{Guest, World, deliver, drive, record, records, step, take};
 use sqlx::AssertSqlSafe;
 

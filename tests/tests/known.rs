@@ -4,7 +4,9 @@
 
 use std::collections::BTreeSet;
 
-use oncebox_inbox::{Filter, PartitionInbox, Remedy, SessionSettings, Verb, message::Record};
+use oncebox_control::{Filter, Remedy, Verb};
+use oncebox_inbox::{PartitionInbox, SessionSettings};
+use oncebox_model::record::Record;
 use oncebox_tests::inbox::{Row, TestConsumer, World, deliver, drive, record, step};
 
 const STATES: [&str; 9] = [

@@ -11,10 +11,9 @@ use std::{
     },
 };
 
-use oncebox_inbox::{
-    ConsumerInbox, Filter, InboxError, Remedy, SessionSettings, Verb, handler::DeliveryKind,
-    message::Record, retry,
-};
+use oncebox_control::{Filter, Remedy, Verb};
+use oncebox_inbox::{ConsumerInbox, SessionSettings, retry};
+use oncebox_model::{InboxError, handler::DeliveryKind, record::Record};
 use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::{
     host::{Options, Scenario},

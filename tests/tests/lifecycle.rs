@@ -16,7 +16,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use oncebox_inbox::{InboxError, NewToken, TokenRole};
+use oncebox_control::{NewToken, TokenRole};
+use oncebox_model::InboxError;
 use oncebox_server::local::free_port;
 use oncebox_tests::{
     host::{HostProcess, Options, Scenario},

@@ -9,10 +9,10 @@
 use std::panic::AssertUnwindSafe;
 
 use futures::FutureExt;
-use oncebox_inbox::{
-    InboxError, Tenant,
+use oncebox_control::{Tenant, schema};
+use oncebox_model::{
+    InboxError,
     policy::{Policy, Retention},
-    schema,
 };
 use oncebox_tests::{
     collisions,

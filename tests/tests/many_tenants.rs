@@ -15,7 +15,8 @@ use std::{
 };
 
 use futures::{StreamExt, TryStreamExt, stream};
-use oncebox_inbox::{Admin, MasterKey, NewDeployment, Tenant, policy::Policy};
+use oncebox_control::{Admin, MasterKey, NewDeployment, Tenant};
+use oncebox_model::policy::Policy;
 use oncebox_server::local::{broker::MockBroker, free_port, process::Child};
 use oncebox_tests::{
     host::program,

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use oncebox_inbox::message::Record;
+use oncebox_model::record::Record;
 use oncebox_tests::{
     host::{DEADLINE, HostProcess, Scenario},
     inbox::{Guest, World, deliver, record, step},

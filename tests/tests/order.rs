@@ -8,9 +8,9 @@ mod sequence;
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_inbox::{
-    ConsumerInbox, Filter, Remedy, Verb, due::release_forgotten, message::Record, policy::Policy,
-};
+use oncebox_control::{Filter, Remedy, Verb};
+use oncebox_inbox::{ConsumerInbox, retry::poller::release_forgotten};
+use oncebox_model::{policy::Policy, record::Record};
 use oncebox_tests::inbox::{
     Guest, TestConsumer, World, both, deliver, drive, open, record, step, take,
 };

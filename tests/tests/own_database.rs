@@ -15,10 +15,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use oncebox_inbox::{
-    Admin, DatabaseUrl, Filter, InboxError, MasterKey, NewDeployment, NewVersion, Role,
-    SessionSettings, Slot,
+use oncebox_control::{
+    Admin, DatabaseUrl, Filter, MasterKey, NewDeployment, NewVersion, Role, Slot,
 };
+use oncebox_inbox::SessionSettings;
+use oncebox_model::InboxError;
 use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
 use oncebox_tests::{
     host::{Options, Scenario},
@@ -69,7 +70,7 @@ impl Stage {
     }
 
     /// A version that is live, alone or as a canary of another one; its bytes are its name.
-    async fn deploy(&self, name: &str) -> oncebox_inbox::Deployment {
+    async fn deploy(&self, name: &str) -> oncebox_control::Deployment {
         let new = NewVersion {
             component: name.as_bytes(),
             source_digest: None,
@@ -82,14 +83,14 @@ impl Stage {
     }
 
     /// A host that runs a version of a generation.
-    fn host(&self, deployment: &oncebox_inbox::Deployment) -> Arc<oncebox_inbox::ConsumerInbox> {
+    fn host(&self, deployment: &oncebox_control::Deployment) -> Arc<oncebox_inbox::ConsumerInbox> {
         let script = Script::version(self.world.control.clone(), deployment.version_id);
         let handlers =
             PlainHandlers::resolving(deployment.generation, move |_| Some(script.clone()));
         self.world.host_with(&self.own, handlers, &SessionSettings::default())
     }
 
-    async fn rollback(&self, redrive: bool) -> Result<oncebox_inbox::Rollback, InboxError> {
+    async fn rollback(&self, redrive: bool) -> Result<oncebox_control::Rollback, InboxError> {
         let slot = Slot { event_type: "*".to_owned(), event_versions: None };
         self.admin().rollback("acme", "orders", &slot, None, Some("why"), redrive).await
     }
@@ -328,7 +329,7 @@ async fn a_withdrawal_stands_in_both_databases_before_it_is_answered() {
         Err(InboxError::StaleDeployments)
     ));
     partition.close().await;
-    let handlers = stage.host(&oncebox_inbox::Deployment { generation: truth.0, ..good.clone() });
+    let handlers = stage.host(&oncebox_control::Deployment { generation: truth.0, ..good.clone() });
     stage.world.retry_until_settled_in(&handlers, &stage.pool()).await;
     assert_eq!(stage.effects().await, 3);
     stage.finish().await;

@@ -8,11 +8,10 @@ use std::{
     time::Duration,
 };
 
-use oncebox_inbox::{
-    Filter, InboxError, Remedied, Remedy, Revision, SessionSettings, Verb,
-    handler::DeliveryKind,
-    hooks::REMEDY_POINTS,
-    message::{Message, Record},
+use oncebox_control::{Filter, Remedied, Remedy, Revision, Verb};
+use oncebox_inbox::SessionSettings;
+use oncebox_model::{
+    InboxError, handler::DeliveryKind, hooks::REMEDY_POINTS, message::Message, record::Record,
 };
 use oncebox_tests::{
     host::{Options, Scenario},

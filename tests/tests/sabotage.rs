@@ -17,14 +17,14 @@ use std::{
 use anyhow::Result;
 use chrono::{DateTime, Utc};
 use futures::{FutureExt, future::LocalBoxFuture};
-use oncebox_inbox::{
-    Admission, Ask, Budget, Class, Filter, HostBounds, InboxError, NewDeployment, Remedy, Revision,
-    Role, Scheduler, SessionSettings, Sessions, Shadow, Verb,
-    due::release_forgotten,
-    handler::{Failure, FailureKind},
+use oncebox_control::{Filter, NewDeployment, Remedy, Revision, Role, Verb};
+use oncebox_inbox::{Admission, Ask, Budget, Class, HostBounds, Scheduler, SessionSettings, Sessions, retry::{self, poller::release_forgotten}};
+use oncebox_model::{
+    InboxError, Shadow,
     hooks::switch_sabotage,
-    message::{Message, Record},
-    retry,
+    message::Message,
+    outcome::{Failure, FailureKind},
+    record::Record,
 };
 use oncebox_tests::{
     collisions::{
@@ -1729,10 +1729,11 @@ async fn used_often(defect: Option<&Defect>) {
     let mut all = Vec::new();
     for number in 0..2 * CONNECTIONS + 1 {
         let tenant = world.tenant(&format!("tenant-{number}"), "").await;
-        all.push(
-            Sessions::of(&world.admin, &tenant, &SessionSettings::default(), budget.clone())
-                .unwrap(),
-        );
+        all.push(Sessions::of(
+            world.admin.session_target(&tenant).unwrap(),
+            &SessionSettings::default(),
+            budget.clone(),
+        ));
     }
     // The first tenant of the host, one in between, and the last one.
     for number in [0, CONNECTIONS, 2 * CONNECTIONS] {
@@ -1795,7 +1796,7 @@ async fn did_much(defect: Option<&Defect>) {
     let mut tenant = world.tenant("acme", "").await;
     for (tenant_id, weight) in [(SLOW, 10_000), (VICTIM, 1)] {
         (tenant.tenant_id, tenant.limits.weight) = (tenant_id, weight);
-        scheduler.set_limits(&tenant);
+        scheduler.set_limits(tenant_id, tenant.revision, &tenant.name, &tenant.limits);
     }
     let held = seize(&scheduler, SLOW);
     let mut more = pin!(scheduler.admit(asked(SLOW)));

@@ -10,10 +10,13 @@ use std::{
     time::Duration,
 };
 
-use oncebox_inbox::{
-    Budget, ConsumerInbox, NewDeployment, Role, SessionSettings, Sessions, Shadow, ShadowReport,
-    handler::{Answer, DeliveryKind, Failure, FailureKind, Handler, Run},
-    message::Record,
+use oncebox_control::{NewDeployment, Role, ShadowReport};
+use oncebox_inbox::{Budget, ConsumerInbox, SessionSettings, Sessions};
+use oncebox_model::{
+    Shadow,
+    handler::{Answer, DeliveryKind, Handler, Run},
+    outcome::{Failure, FailureKind},
+    record::Record,
     tx::Tx,
 };
 use oncebox_tests::inbox::{
@@ -138,7 +141,7 @@ fn skipped(report: &ShadowReport) -> Vec<(&str, i64)> {
 /// The newest differences, oldest first, in one line each.
 fn lines(report: &ShadowReport) -> Vec<String> {
     let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
-    let line = |d: &oncebox_inbox::ShadowDifference| {
+    let line = |d: &oncebox_control::ShadowDifference| {
         format!(
             "{} {} {} {}: {} {} {}",
             d.table,
@@ -621,12 +624,10 @@ async fn a_full_queue_and_a_spent_budget_are_counted_and_hold_nobody_up() {
 
     // One connection for all: a trial has none to spare, and the live path does not notice.
     let sessions = Sessions::of(
-        &stage.world.admin,
-        &stage.consumer.tenant,
+        stage.world.admin.session_target(&stage.consumer.tenant).unwrap(),
         &SessionSettings::default(),
         Budget::new(1),
-    )
-    .unwrap();
+    );
     let handlers = PlainHandlers::shadowed(
         Script::handler(stage.world.control.clone()),
         stage.shadow(Script::handler(stage.world.control.clone())),
@@ -781,7 +782,7 @@ async fn a_shadow_with_one_changed_column_shows_exactly_that_on_the_demos_input(
         })
         .await;
         let shadow = stage.shadow(Arc::new(candidate));
-        let handlers: Arc<dyn oncebox_inbox::handler::Handlers> = match with_shadow {
+        let handlers: Arc<dyn oncebox_model::handler::Handlers> = match with_shadow {
             true => PlainHandlers::shadowed(Arc::new(live), shadow),
             false => PlainHandlers::of(Arc::new(live)),
         };

@@ -3,10 +3,12 @@
 //! that a guest swallows is committed as a success, or a cap is noticed too late.
 
 use anyhow::{Context, Result, bail, ensure};
-use oncebox_inbox::{
-    handler::{DeliveryKind, Failure, FailureKind, Handler, Run},
-    message::{Message, Record},
+use oncebox_model::{
+    handler::{DeliveryKind, Handler, Run},
+    message::Message,
+    outcome::{Failure, FailureKind},
     policy::Limits,
+    record::Record,
     tx::Tx,
 };
 use oncebox_runtime::{

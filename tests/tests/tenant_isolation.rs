@@ -13,9 +13,9 @@ use std::{
     sync::{Arc, Mutex, OnceLock},
 };
 
-use oncebox_inbox::{
-    ConsumerInbox, SessionSettings, Tenant, handler::Handler, message::Record, policy::Limits,
-};
+use oncebox_control::Tenant;
+use oncebox_inbox::{ConsumerInbox, SessionSettings};
+use oncebox_model::{handler::Handler, policy::Limits, record::Record};
 use oncebox_runtime::{HandlerSettings, Runtime, RuntimeConfig};
 use oncebox_tests::{
     attacks::{self, Case, FUNCTIONS, completes, endless, fails},
@@ -714,7 +714,9 @@ fn captured_log() -> Arc<Mutex<Vec<u8>>> {
             let writer = Lines(lines.clone());
             tracing_subscriber::fmt()
                 .with_ansi(false)
-                .with_env_filter("handler=trace,oncebox_inbox=info")
+                .with_env_filter(
+                    "handler=trace,oncebox_control=info,oncebox_inbox=info,oncebox_model=info",
+                )
                 .with_writer(move || writer.clone())
                 .init();
             lines

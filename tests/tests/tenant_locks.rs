@@ -5,7 +5,8 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use oncebox_inbox::{Admin, InboxError, MigrationBounds};
+use oncebox_control::{Admin, MigrationBounds};
+use oncebox_model::InboxError;
 use oncebox_tests::inbox::{DEADLINE, World, code, deliver, record};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tokio::time::timeout;

@@ -12,10 +12,9 @@ use std::{
     time::Duration,
 };
 
-use oncebox_inbox::{
-    Admin, Budget, ConsumerInbox, InboxError, MasterKey, SessionSettings, Sessions,
-    hooks::REMOVAL_POINTS,
-};
+use oncebox_control::{Admin, MasterKey};
+use oncebox_inbox::{Budget, ConsumerInbox, SessionSettings, Sessions};
+use oncebox_model::{InboxError, hooks::REMOVAL_POINTS};
 use oncebox_tests::{
     desk::{Desk, Way},
     host::{Options, Scenario, program},
@@ -33,9 +32,11 @@ const QUICK: &str = "retry = { backoff_min_ms = 1, backoff_max_ms = 20 }";
 
 /// A host of which the test holds the sessions.
 fn host(world: &World, consumer: &TestConsumer) -> (Arc<ConsumerInbox>, Arc<Sessions>) {
-    let sessions =
-        Sessions::of(&world.admin, &consumer.tenant, &SessionSettings::default(), Budget::new(16))
-            .unwrap();
+    let sessions = Sessions::of(
+        world.admin.session_target(&consumer.tenant).unwrap(),
+        &SessionSettings::default(),
+        Budget::new(16),
+    );
     let (row, policy) = (&consumer.row, consumer.policy.clone());
     let inbox = ConsumerInbox::new(
         row.consumer_id,
@@ -126,7 +127,8 @@ async fn rotate(world: &World, sessions: &Arc<Sessions>) {
     let logging_in = futures::future::join_all(logging_in);
     let renewing = async {
         sleep(Duration::from_millis(50)).await;
-        sessions.renew(&world.admin.credentials(&tenant).unwrap());
+        let credentials = world.admin.credentials(&tenant).unwrap();
+        sessions.renew(&credentials.guest_password, credentials.secret);
     };
     let (began, ()) = tokio::join!(logging_in, renewing);
     began.into_iter().for_each(|began| began.unwrap());

@@ -5,14 +5,17 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use anyhow::{Context, Result};
 use clap::Args;
 use futures::{FutureExt, future::BoxFuture};
-use oncebox_inbox::{
-    Admin, Budget, ConsumerInbox, InboxError, MasterKey, PartitionInbox, SessionSettings, Sessions,
-    handler::{Failure, FailureKind, Handler, Handlers, Run},
-    message::{Message, Record},
-    retry,
+use oncebox_control::{Admin, MasterKey};
+use oncebox_inbox::{Budget, ConsumerInbox, PartitionInbox, SessionSettings, Sessions, retry};
+use oncebox_kafka::{ConsumerConfig, SinkError, Timing};
+use oncebox_model::{
+    InboxError,
+    handler::{Handler, Handlers, Run},
+    message::Message,
+    outcome::{Failure, FailureKind},
+    record::Record,
     tx::Tx,
 };
-use oncebox_kafka::{ConsumerConfig, SinkError, Timing};
 use tokio_util::sync::CancellationToken;
 
 use crate::{Servers, order::Order, until_terminated};
@@ -41,7 +44,8 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     let tenant = admin.tenant(&options.tenant).await?;
     let consumer = admin.consumer(&options.tenant, &options.consumer).await?;
     let policy = consumer.policy()?;
-    let sessions = Sessions::of(&admin, &tenant, &SessionSettings::default(), Budget::new(32))?;
+    let sessions =
+        Sessions::of(admin.session_target(&tenant)?, &SessionSettings::default(), Budget::new(32));
     let (tenant, name, owner) = (consumer.tenant, consumer.name, "bench".to_owned());
     let inbox = ConsumerInbox::new(
         consumer.consumer_id,

@@ -3,7 +3,8 @@
 use std::process::Command;
 
 use anyhow::Result;
-use oncebox_inbox::{Admin, MasterKey, NewDeployment, policy::Policy};
+use oncebox_control::{Admin, MasterKey, NewDeployment};
+use oncebox_model::policy::Policy;
 use oncebox_server::local::free_port;
 
 use super::{Batch, Setting};

@@ -32,9 +32,9 @@ pub struct AuditEntry {
     pub details: Value,
 }
 
-impl From<oncebox_inbox::AuditEntry> for AuditEntry {
-    fn from(entry: oncebox_inbox::AuditEntry) -> Self {
-        let oncebox_inbox::AuditEntry { audit_id, at, actor, action, subject, tenant, details } =
+impl From<oncebox_control::AuditEntry> for AuditEntry {
+    fn from(entry: oncebox_control::AuditEntry) -> Self {
+        let oncebox_control::AuditEntry { audit_id, at, actor, action, subject, tenant, details } =
             entry;
         Self { audit_id, at, actor, action, subject, tenant, details }
     }

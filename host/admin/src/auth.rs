@@ -9,7 +9,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use oncebox_inbox::{Admin, Shown};
+use oncebox_control::{Admin, Shown};
 use utoipa::openapi::{OpenApi, PathItem, path::Operation};
 
 use crate::{

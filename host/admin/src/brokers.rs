@@ -3,7 +3,7 @@
 use std::{future::Future, pin::Pin};
 
 use chrono::{DateTime, Utc};
-use oncebox_inbox::policy::Policy;
+use oncebox_model::policy::Policy;
 
 /// The position that a group is to be set to.
 #[derive(Debug, Clone, PartialEq, Eq)]

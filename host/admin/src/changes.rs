@@ -1,7 +1,7 @@
 //! Changes of deployments.
 
 use axum::{Json, http::StatusCode};
-use oncebox_inbox as inbox;
+use oncebox_control as control;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -79,7 +79,7 @@ pub(crate) async fn deploy(
     Path((tenant, consumer)): Path<(String, String)>,
     Body(new): Body<NewDeployment>,
 ) -> Result<(StatusCode, Json<Deployment>), ApiError> {
-    caller.deploy(&tenant, &consumer, &new.into_inbox(inbox::Role::Stable, None, None)).await
+    caller.deploy(&tenant, &consumer, &new.into_inbox(control::Role::Stable, None, None)).await
 }
 
 /// Start a canary
@@ -98,7 +98,7 @@ pub(crate) async fn start_canary(
         .deploy(
             &tenant,
             &consumer,
-            &deployment.into_inbox(inbox::Role::Canary, Some(percent), guard),
+            &deployment.into_inbox(control::Role::Canary, Some(percent), guard),
         )
         .await
 }
@@ -122,7 +122,7 @@ pub(crate) async fn start_shadow(
         .deploy(
             &tenant,
             &consumer,
-            &deployment.into_inbox(inbox::Role::Shadow, Some(percent), None),
+            &deployment.into_inbox(control::Role::Shadow, Some(percent), None),
         )
         .await
 }
@@ -140,12 +140,12 @@ pub(crate) async fn roll_back(
     Body(new): Body<NewRollback>,
 ) -> Result<(StatusCode, Json<Rollback>), ApiError> {
     let NewRollback { event_type, event_versions, to, reason, redrive } = new;
-    let slot = inbox::Slot { event_type, event_versions };
+    let slot = control::Slot { event_type, event_versions };
     let done = caller
         .admin
         .rollback(&tenant, &consumer, &slot, to.as_deref(), reason.as_deref(), redrive)
         .await?;
-    let inbox::Rollback { withdrawn, live, migrations_kept, redriven } = done;
+    let control::Rollback { withdrawn, live, migrations_kept, redriven } = done;
     let withdrawn = caller.shown(&tenant, &consumer, withdrawn).await?;
     let live = caller.shown(&tenant, &consumer, live).await?;
     Ok((StatusCode::CREATED, Json(Rollback { withdrawn, live, migrations_kept, redriven })))

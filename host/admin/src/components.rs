@@ -3,7 +3,7 @@
 use std::{future::Future, pin::Pin};
 
 use bytes::Bytes;
-use oncebox_inbox::policy::Policy;
+use oncebox_model::policy::Policy;
 use serde_json::Value;
 
 use crate::error::Problem;

@@ -17,7 +17,7 @@ use std::{
     },
 };
 
-use oncebox_inbox::hooks;
+use oncebox_model::hooks;
 use tokio_util::sync::CancellationToken;
 
 /// Largest number of connections of one listener.

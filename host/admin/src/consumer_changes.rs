@@ -85,13 +85,13 @@ pub(crate) async fn set_policy(
     check_tenants_policy(&caller, &tenant, &consumer, &mut policy, Some(&before)).await?;
     api.components().check_policy(&tenant, &consumer, &policy).map_err(ApiError::invalid)?;
     let change = caller.admin.set_policy(&tenant, &consumer, policy, new.accept).await?;
-    let difference = |d: oncebox_inbox::PolicyDifference| PolicyDifference {
+    let difference = |d: oncebox_control::PolicyDifference| PolicyDifference {
         key: d.key,
         before: d.before,
         after: d.after,
     };
     let consequence =
-        |c: oncebox_inbox::Consequence| Consequence { key: c.key.to_owned(), text: c.text };
+        |c: oncebox_control::Consequence| Consequence { key: c.key.to_owned(), text: c.text };
     Ok(Json(PolicyChange {
         differences: change.differences.into_iter().map(difference).collect(),
         consequences: change.consequences.into_iter().map(consequence).collect(),

@@ -2,7 +2,7 @@
 
 use axum::{Json, extract::State, http::StatusCode};
 use chrono::{DateTime, Utc};
-use oncebox_inbox::policy::{Policy, WireFormat, apart, is_pattern};
+use oncebox_model::policy::{Policy, WireFormat, apart, is_pattern};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -105,7 +105,10 @@ pub struct HostRun {
 
 impl Consumer {
     /// Creates the wire type of a consumer, with those of the hosts' reports that are about it.
-    pub(crate) fn new(consumer: oncebox_inbox::Consumer, runs: &[oncebox_inbox::HostRun]) -> Self {
+    pub(crate) fn new(
+        consumer: oncebox_control::Consumer,
+        runs: &[oncebox_control::HostRun],
+    ) -> Self {
         let policy = consumer.policy_shown();
         let quarantine = consumer.quarantine.as_ref().map(|quarantine| {
             let text = quarantine.text(&consumer.tenant, &consumer.name);
@@ -116,7 +119,7 @@ impl Consumer {
                 text,
             }
         });
-        let oncebox_inbox::Consumer {
+        let oncebox_control::Consumer {
             consumer_id,
             tenant,
             name,
@@ -128,7 +131,7 @@ impl Consumer {
             seek,
             ..
         } = consumer;
-        let offset = |to: oncebox_inbox::SeekOffset| SeekOffset {
+        let offset = |to: oncebox_control::SeekOffset| SeekOffset {
             topic: to.topic,
             partition: to.partition,
             offset: to.offset,
@@ -155,14 +158,14 @@ impl Consumer {
     }
 }
 
-fn host_run(run: &oncebox_inbox::HostRun) -> HostRun {
-    let oncebox_inbox::HostRun { host_id, host, state, revision, error, .. } = run.clone();
+fn host_run(run: &oncebox_control::HostRun) -> HostRun {
+    let oncebox_control::HostRun { host_id, host, state, revision, error, .. } = run.clone();
     HostRun { host_id, host, state, revision, error }
 }
 
 /// Reads a consumer with the hosts' reports about it.
 pub(crate) async fn shown(
-    admin: &oncebox_inbox::Admin,
+    admin: &oncebox_control::Admin,
     tenant: &str,
     name: &str,
 ) -> Result<Consumer, ApiError> {
@@ -227,7 +230,7 @@ pub(crate) async fn check_tenants_policy(
     tenant: &str,
     consumer: &str,
     policy: &mut Policy,
-    before: Option<&oncebox_inbox::Consumer>,
+    before: Option<&oncebox_control::Consumer>,
 ) -> Result<(), ApiError> {
     if caller.principal.tenant().is_none() {
         return Ok(());
@@ -312,7 +315,7 @@ pub(crate) async fn show(
 ) -> Result<Json<Consumer>, ApiError> {
     let row = caller.admin.consumer(&tenant, &consumer).await?;
     let open_messages = Some(caller.admin.open_messages(&row).await?);
-    let oncebox_inbox::Duplicates { refused, since, last_at } =
+    let oncebox_control::Duplicates { refused, since, last_at } =
         caller.admin.duplicates(row.consumer_id).await?;
     let duplicates = Some(Duplicates { refused, since, last_at });
     Ok(Json(Consumer {

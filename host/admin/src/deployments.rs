@@ -2,7 +2,7 @@
 
 use axum::{Json, http::StatusCode};
 use chrono::{DateTime, Utc};
-use oncebox_inbox as inbox;
+use oncebox_control as control;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -25,7 +25,7 @@ pub enum Retries {
     Pinned,
 }
 
-impl From<Retries> for inbox::Retries {
+impl From<Retries> for control::Retries {
     fn from(retries: Retries) -> Self {
         match retries {
             Retries::Live => Self::Live,
@@ -49,18 +49,18 @@ pub struct Guard {
 
 impl Default for Guard {
     fn default() -> Self {
-        inbox::Guard::default().into()
+        control::Guard::default().into()
     }
 }
 
-impl From<inbox::Guard> for Guard {
-    fn from(guard: inbox::Guard) -> Self {
-        let inbox::Guard { margin_percent, window_s, messages_min } = guard;
+impl From<control::Guard> for Guard {
+    fn from(guard: control::Guard) -> Self {
+        let control::Guard { margin_percent, window_s, messages_min } = guard;
         Self { margin_percent, window_s, messages_min }
     }
 }
 
-impl From<Guard> for inbox::Guard {
+impl From<Guard> for control::Guard {
     fn from(guard: Guard) -> Self {
         let Guard { margin_percent, window_s, messages_min } = guard;
         Self { margin_percent, window_s, messages_min }
@@ -178,7 +178,7 @@ pub struct Deployment {
 }
 
 impl Deployment {
-    fn of(row: inbox::Deployment, hosts: &[HostProgress]) -> Self {
+    fn of(row: control::Deployment, hosts: &[HostProgress]) -> Self {
         let object = |value: Value| match value {
             Value::Object(object) => object,
             _ => Map::new(),
@@ -211,12 +211,15 @@ impl Deployment {
 impl NewDeployment {
     pub(crate) fn into_inbox(
         self,
-        role: inbox::Role,
+        role: control::Role,
         percent: Option<f64>,
         guard: Option<Guard>,
-    ) -> inbox::NewDeployment {
-        inbox::NewDeployment {
-            slot: inbox::Slot { event_type: self.event_type, event_versions: self.event_versions },
+    ) -> control::NewDeployment {
+        control::NewDeployment {
+            slot: control::Slot {
+                event_type: self.event_type,
+                event_versions: self.event_versions,
+            },
             handler: self.handler,
             version: self.version,
             settings: self.settings,
@@ -236,7 +239,7 @@ impl Caller {
         &self,
         tenant: &str,
         consumer: &str,
-        row: inbox::Deployment,
+        row: control::Deployment,
     ) -> Result<Deployment, ApiError> {
         let consumer = self.admin.consumer(tenant, consumer).await?;
         Ok(Deployment::of(row, &self.progress(consumer.consumer_id).await?))
@@ -250,7 +253,7 @@ impl Caller {
         &self,
         tenant: &str,
         consumer: &str,
-        new: &inbox::NewDeployment,
+        new: &control::NewDeployment,
     ) -> Result<(StatusCode, Json<Deployment>), ApiError> {
         let made = self.admin.deploy(tenant, consumer, new).await?;
         let consumer_id = self.admin.consumer(tenant, consumer).await?.consumer_id;

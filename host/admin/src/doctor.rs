@@ -1,7 +1,7 @@
 //! The check that the databases keep tenants apart, with the remedies where they do not.
 
 use axum::{Json, extract::State};
-use oncebox_inbox::HostLimits;
+use oncebox_control::HostLimits;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -37,9 +37,9 @@ pub struct Finding {
     pub advice: Option<String>,
 }
 
-impl From<oncebox_inbox::Finding> for Finding {
-    fn from(finding: oncebox_inbox::Finding) -> Self {
-        let oncebox_inbox::Finding { place, check, severity, found, sql, advice } = finding;
+impl From<oncebox_control::Finding> for Finding {
+    fn from(finding: oncebox_control::Finding) -> Self {
+        let oncebox_control::Finding { place, check, severity, found, sql, advice } = finding;
         Self {
             place,
             check: check.to_owned(),

@@ -4,7 +4,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use oncebox_inbox::InboxError;
+use oncebox_model::InboxError;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

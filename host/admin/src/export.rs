@@ -57,7 +57,7 @@ pub(crate) async fn export(
     let (filter, with_record) = (filter(&mut query)?, query.flag("payload")?);
     query.end()?;
     let exported = caller.admin.inbox_export(&tenant, &consumer, &filter, with_record).await?;
-    let wire = |e: oncebox_inbox::Exported| InboxExport {
+    let wire = |e: oncebox_control::Exported| InboxExport {
         message: InboxDetail::new(e.detail, with_record),
         history: e.history.into_iter().map(Into::into).collect(),
     };

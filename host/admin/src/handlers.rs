@@ -19,9 +19,9 @@ pub struct Handler {
     pub latest_at: Option<DateTime<Utc>>,
 }
 
-impl From<oncebox_inbox::HandlerRow> for Handler {
-    fn from(row: oncebox_inbox::HandlerRow) -> Self {
-        let oncebox_inbox::HandlerRow { name, versions, latest_at } = row;
+impl From<oncebox_control::HandlerRow> for Handler {
+    fn from(row: oncebox_control::HandlerRow) -> Self {
+        let oncebox_control::HandlerRow { name, versions, latest_at } = row;
         Self { name, versions, latest_at }
     }
 }

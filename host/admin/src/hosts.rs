@@ -39,11 +39,11 @@ pub struct HostFailing {
 
 impl Host {
     fn new(
-        host: oncebox_inbox::Host,
-        runs: &[oncebox_inbox::HostRun],
+        host: oncebox_control::Host,
+        runs: &[oncebox_control::HostRun],
         names: &BTreeMap<i32, (String, String)>,
     ) -> Self {
-        let oncebox_inbox::Host { host_id, name, started_at, seen_at } = host;
+        let oncebox_control::Host { host_id, name, started_at, seen_at } = host;
         let (mut consumers, mut failing) = (BTreeMap::new(), Vec::new());
         for run in runs.iter().filter(|run| run.host_id == host_id) {
             *consumers.entry(run.state.clone()).or_default() += 1;
@@ -80,9 +80,9 @@ pub struct HostProgress {
     pub at: DateTime<Utc>,
 }
 
-impl From<oncebox_inbox::HostProgress> for HostProgress {
-    fn from(progress: oncebox_inbox::HostProgress) -> Self {
-        let oncebox_inbox::HostProgress {
+impl From<oncebox_control::HostProgress> for HostProgress {
+    fn from(progress: oncebox_control::HostProgress) -> Self {
+        let oncebox_control::HostProgress {
             host_id,
             host,
             generation,

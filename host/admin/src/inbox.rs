@@ -2,7 +2,7 @@
 
 use axum::Json;
 use chrono::{DateTime, Utc};
-use oncebox_inbox::{Filter, InboxPlace, Verb};
+use oncebox_control::{Filter, InboxPlace, Verb};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -77,8 +77,8 @@ pub struct InboxRow {
     pub processed_at: Option<DateTime<Utc>>,
 }
 
-impl From<oncebox_inbox::InboxRow> for InboxRow {
-    fn from(row: oncebox_inbox::InboxRow) -> Self {
+impl From<oncebox_control::InboxRow> for InboxRow {
+    fn from(row: oncebox_control::InboxRow) -> Self {
         Self {
             tenant: row.tenant,
             consumer: row.consumer,
@@ -180,8 +180,8 @@ pub struct Behind {
     pub reason: Option<String>,
 }
 
-impl From<oncebox_inbox::StoryEvent> for StoryEvent {
-    fn from(e: oncebox_inbox::StoryEvent) -> Self {
+impl From<oncebox_control::StoryEvent> for StoryEvent {
+    fn from(e: oncebox_control::StoryEvent) -> Self {
         Self {
             at: e.at,
             event: e.event,
@@ -194,9 +194,9 @@ impl From<oncebox_inbox::StoryEvent> for StoryEvent {
     }
 }
 
-impl From<oncebox_inbox::Story> for Story {
-    fn from(story: oncebox_inbox::Story) -> Self {
-        let behind = |b: oncebox_inbox::Behind| Behind {
+impl From<oncebox_control::Story> for Story {
+    fn from(story: oncebox_control::Story) -> Self {
+        let behind = |b: oncebox_control::Behind| Behind {
             message_id: b.message_id,
             status: b.status,
             reason: b.reason,
@@ -332,7 +332,7 @@ pub(crate) async fn backlog(
 ) -> Result<Json<InboxStats>, ApiError> {
     query.end()?;
     let (backlog, alerts) = caller.admin.backlog(&tenant, &consumer).await?;
-    let alert = |a: oncebox_inbox::Alert| InboxAlert {
+    let alert = |a: oncebox_model::Alert| InboxAlert {
         alert: a.name.to_owned(),
         value: a.value,
         bound: a.bound,
@@ -347,8 +347,8 @@ pub(crate) async fn backlog(
     }))
 }
 
-impl From<oncebox_inbox::Open> for InboxOpen {
-    fn from(open: oncebox_inbox::Open) -> Self {
+impl From<oncebox_model::Open> for InboxOpen {
+    fn from(open: oncebox_model::Open) -> Self {
         Self {
             status: open.status,
             reason: open.reason,
@@ -506,8 +506,8 @@ async fn apply(
         until: filter.until,
         ..Filter::default()
     };
-    let remedy = oncebox_inbox::Remedy { verb, filter, message_ids, reason, as_of, limit };
-    let oncebox_inbox::Remedied { changed, left, as_of } =
+    let remedy = oncebox_control::Remedy { verb, filter, message_ids, reason, as_of, limit };
+    let oncebox_control::Remedied { changed, left, as_of } =
         caller.admin.remedy(tenant, consumer, &remedy).await?;
     Ok(Json(Remedied { changed, left, as_of }))
 }
@@ -537,7 +537,7 @@ pub(crate) async fn show(
 }
 
 impl InboxDetail {
-    pub(crate) fn new(detail: oncebox_inbox::InboxDetail, with_record: bool) -> Self {
+    pub(crate) fn new(detail: oncebox_control::InboxDetail, with_record: bool) -> Self {
         let shown = |bytes: Option<&[u8]>| bytes.filter(|_| with_record).map(text);
         Self {
             key: shown(detail.key.as_deref()),

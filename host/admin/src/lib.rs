@@ -1,4 +1,4 @@
-//! The HTTP API: all operations of operators and tenants, over the functions of `oncebox-inbox`.
+//! The HTTP API: all operations of operators and tenants, over the functions of `oncebox-control`.
 //! Routes, wire types and document come from one place each. Requests are authorized by the
 //! document.
 
@@ -46,7 +46,7 @@ use std::{
 };
 
 use axum::{Router, middleware};
-use oncebox_inbox::Admin;
+use oncebox_control::Admin;
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 

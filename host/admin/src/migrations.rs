@@ -34,9 +34,9 @@ pub struct NewMigration {
     pub sql: String,
 }
 
-impl From<oncebox_inbox::Migration> for Migration {
-    fn from(migration: oncebox_inbox::Migration) -> Self {
-        let oncebox_inbox::Migration { name, digest, applied_at, applied_by } = migration;
+impl From<oncebox_control::Migration> for Migration {
+    fn from(migration: oncebox_control::Migration) -> Self {
+        let oncebox_control::Migration { name, digest, applied_at, applied_by } = migration;
         Self { name, digest: hex::encode(digest), applied_at, applied_by }
     }
 }

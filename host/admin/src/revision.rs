@@ -3,7 +3,7 @@
 use axum::Json;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use chrono::{DateTime, Utc};
-use oncebox_inbox::Revision;
+use oncebox_control::Revision;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -2,10 +2,8 @@
 
 use axum::{Json, extract::State};
 use chrono::{DateTime, Utc};
-use oncebox_inbox::{
-    Admin, SeekOffset,
-    policy::{Dedup, PastHorizon, Policy},
-};
+use oncebox_control::{Admin, SeekOffset};
+use oncebox_model::policy::{Dedup, PastHorizon, Policy};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use chrono::{DateTime, Utc};
-use oncebox_inbox as inbox;
+use oncebox_control as control;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -94,8 +94,8 @@ pub struct ShadowDifference {
     pub candidate: Option<String>,
 }
 
-impl From<inbox::ShadowReport> for ShadowReport {
-    fn from(report: inbox::ShadowReport) -> Self {
+impl From<control::ShadowReport> for ShadowReport {
+    fn from(report: control::ShadowReport) -> Self {
         let skipped = report.skipped.into_iter();
         let skipped = skipped.map(|of| ShadowSkipped {
             reason: of.reason,
@@ -103,7 +103,7 @@ impl From<inbox::ShadowReport> for ShadowReport {
             messages: of.messages,
         });
         let sums = report.sums.into_iter();
-        let sums = sums.map(|inbox::ShadowSum { table, change, column, messages }| ShadowSum {
+        let sums = sums.map(|control::ShadowSum { table, change, column, messages }| ShadowSum {
             table,
             change,
             column,
@@ -129,9 +129,9 @@ impl From<inbox::ShadowReport> for ShadowReport {
     }
 }
 
-impl From<inbox::ShadowDifference> for ShadowDifference {
-    fn from(difference: inbox::ShadowDifference) -> Self {
-        let inbox::ShadowDifference {
+impl From<control::ShadowDifference> for ShadowDifference {
+    fn from(difference: control::ShadowDifference) -> Self {
+        let control::ShadowDifference {
             at,
             message_id,
             table,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::{Json, extract::State};
-use oncebox_inbox::Admin;
+use oncebox_control::Admin;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -43,9 +43,9 @@ pub struct TenantLimits {
     pub topics_allowed: Option<Vec<String>>,
 }
 
-impl From<oncebox_inbox::TenantLimits> for TenantLimits {
-    fn from(limits: oncebox_inbox::TenantLimits) -> Self {
-        let oncebox_inbox::TenantLimits {
+impl From<oncebox_model::TenantLimits> for TenantLimits {
+    fn from(limits: oncebox_model::TenantLimits) -> Self {
+        let oncebox_model::TenantLimits {
             weight,
             connections_max,
             transactions_max,
@@ -190,7 +190,7 @@ pub(crate) async fn delete(
     Ok(Json(how_far(&caller.admin, &row).await?))
 }
 
-async fn how_far(admin: &Admin, row: &oncebox_inbox::Tenant) -> Result<TenantRemoval, ApiError> {
+async fn how_far(admin: &Admin, row: &oncebox_control::Tenant) -> Result<TenantRemoval, ApiError> {
     let tenant = row.name.clone();
     if !admin.tenants().await?.iter().any(|other| other.tenant_id == row.tenant_id) {
         return Ok(TenantRemoval {
@@ -201,7 +201,7 @@ async fn how_far(admin: &Admin, row: &oncebox_inbox::Tenant) -> Result<TenantRem
             messages: 0,
         });
     }
-    let oncebox_inbox::TenantRemoval { waiting_for, objects, messages } =
+    let oncebox_control::TenantRemoval { waiting_for, objects, messages } =
         admin.tenant_removal(row).await?;
     Ok(TenantRemoval { tenant, is_done: false, waiting_for, objects, messages })
 }

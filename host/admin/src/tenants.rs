@@ -2,7 +2,7 @@
 
 use axum::{Json, http::StatusCode};
 use chrono::{DateTime, Utc};
-use oncebox_inbox::DatabaseUrl;
+use oncebox_control::DatabaseUrl;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -41,9 +41,9 @@ pub struct Tenant {
     pub created_at: DateTime<Utc>,
 }
 
-impl From<oncebox_inbox::Tenant> for Tenant {
-    fn from(tenant: oncebox_inbox::Tenant) -> Self {
-        let oncebox_inbox::Tenant {
+impl From<oncebox_control::Tenant> for Tenant {
+    fn from(tenant: oncebox_control::Tenant) -> Self {
+        let oncebox_control::Tenant {
             tenant_id,
             name,
             schema_name,

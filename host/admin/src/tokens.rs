@@ -4,7 +4,7 @@ use std::fmt;
 
 use axum::{Json, http::StatusCode};
 use chrono::{DateTime, Utc};
-use oncebox_inbox::TokenRole;
+use oncebox_control::TokenRole;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -99,9 +99,9 @@ pub struct Token {
     pub revoked_at: Option<DateTime<Utc>>,
 }
 
-impl From<oncebox_inbox::Token> for Token {
-    fn from(token: oncebox_inbox::Token) -> Self {
-        let oncebox_inbox::Token {
+impl From<oncebox_control::Token> for Token {
+    fn from(token: oncebox_control::Token) -> Self {
+        let oncebox_control::Token {
             token_id,
             name,
             role,
@@ -227,14 +227,14 @@ async fn create_for(
     tenant: Option<&str>,
     new: &NewToken,
 ) -> Result<(StatusCode, Json<TokenCreated>), ApiError> {
-    let new = oncebox_inbox::NewToken {
+    let new = oncebox_control::NewToken {
         name: &new.name,
         role: new.role.into(),
         tenant,
         expires_at: new.expires_at,
     };
     let (token, secret) = caller.admin.create_token(&new).await?;
-    let oncebox_inbox::Token { token_id, name, role, tenant, expires_at, .. } = token;
+    let oncebox_control::Token { token_id, name, role, tenant, expires_at, .. } = token;
     let created = TokenCreated {
         token_id,
         name,

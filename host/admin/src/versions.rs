@@ -7,7 +7,8 @@ use axum::{
     http::StatusCode,
 };
 use chrono::{DateTime, Utc};
-use oncebox_inbox::{InboxError, NewVersion, check_name};
+use oncebox_control::{NewVersion, check_name};
+use oncebox_model::InboxError;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -48,8 +49,8 @@ pub struct Version {
     pub created_by: String,
 }
 
-impl From<oncebox_inbox::Version> for Version {
-    fn from(version: oncebox_inbox::Version) -> Self {
+impl From<oncebox_control::Version> for Version {
+    fn from(version: oncebox_control::Version) -> Self {
         Self {
             version_id: version.version_id,
             handler: version.handler,

@@ -9,6 +9,14 @@ use std::{
     time::Duration,
 };
 
+use oncebox_model::{
+    error::InboxError,
+    handler::{Handler, Handlers},
+    message::Message,
+    outcome::{Disposition, Failure},
+    policy::{Policy, Schemas},
+    status::BreakerState,
+};
 use oncebox_registry::Decoder;
 use tokio::{
     sync::{Notify, watch},
@@ -16,18 +24,13 @@ use tokio::{
 };
 
 use crate::{
-    breaker::{BreakerState, Breakers},
-    claim::{Claimant, Claimed},
-    complete::{Completion, Disposition, Recorded},
-    due::Due,
-    error::InboxError,
-    handler::{Failure, Handler, Handlers},
-    lease::Interrupted,
-    message::Message,
-    order,
-    pace::Pace,
-    policy::{Policy, Schemas},
-    scheduler::{Admission, Ask, Class, ConsumerCaps},
+    admission::{Admission, Ask, Class, ConsumerCaps, batch_sizer::Pace, breaker::Breakers},
+    batch::{
+        claim::{Claimant, Claimed},
+        complete::{Completion, Recorded},
+    },
+    ordering::key_lock,
+    retry::{lease::Interrupted, wakeup::Due},
     session::Sessions,
     shadow::Queue,
 };
@@ -274,7 +277,7 @@ impl ConsumerInbox {
 
     /// What a message is in order with.
     pub(crate) fn ordering(&self, message: &Message) -> Option<i64> {
-        order::ordering(self.consumer_id, self.policy.order, message)
+        key_lock::ordering(self.consumer_id, self.policy.order, message)
     }
 
     /// `generation` is that of the handlers that were asked where the messages go: those loaded by

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-use oncebox_inbox::policy;
+use oncebox_model::policy;
 use rdkafka::{ClientConfig, config::RDKafkaLogLevel};
 
 use crate::error::ConsumerError;

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_inbox::{hooks, message::Record};
+use oncebox_model::{hooks, record::Record};
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use tokio::{
     sync::{mpsc, watch},

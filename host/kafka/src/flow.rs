@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use oncebox_inbox::message::Record;
+use oncebox_model::record::Record;
 
 use crate::{metric::PartitionMeters, topic_id::TopicId};
 

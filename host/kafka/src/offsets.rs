@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use oncebox_inbox::hooks;
+use oncebox_model::hooks;
 use rdkafka::error::KafkaError;
 
 use crate::{flow::Partition, topic_id::TopicId};

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_inbox::message::Record;
+use oncebox_model::record::Record;
 use rdkafka::{
     Message as _,
     consumer::Consumer as _,

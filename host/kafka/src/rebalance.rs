@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_inbox::{hooks, message::Record};
+use oncebox_model::{hooks, record::Record};
 use rdkafka::{
     ClientContext, TopicPartitionList,
     config::RDKafkaLogLevel,

@@ -11,4 +11,4 @@ pub(crate) const TOPIC_ID_IGNORED: &str = "topic_id_ignored";
 /// The topic that an offset is committed for is not noted beside it.
 pub(crate) const TOPIC_ID_NOT_NOTED: &str = "topic_id_not_noted";
 
-pub(crate) use oncebox_inbox::hooks::sabotage as on;
+pub(crate) use oncebox_model::hooks::sabotage as on;

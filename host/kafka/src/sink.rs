@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use oncebox_inbox::message::Record;
+use oncebox_model::record::Record;
 
 /// Where the records of assigned partitions go.
 pub trait Inbox: Send + Sync + 'static {

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use oncebox_inbox::message::Record;
+use oncebox_model::record::Record;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use oncebox_inbox::handler::{Answer, Failure, FailureKind};
+use oncebox_model::{
+    handler::Answer,
+    outcome::{Failure, FailureKind},
+};
 use serde_json::Value;
 use wasmtime::{Trap, WasmBacktrace};
 use wasmtime_wasi::I32Exit;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use oncebox_inbox::Problem;
+use oncebox_model::Problem;
 
 use crate::text::{FAILURE_BYTES, bounded, printable};
 

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use oncebox_inbox::{
-    handler::{Answer, BatchRun, DeliveryKind, Failure, FailureKind, Handler, Run},
+use oncebox_model::{
+    handler::{Answer, BatchRun, DeliveryKind, Handler, Run},
     message::Message,
+    outcome::{Failure, FailureKind},
     policy::Limits,
     tx::Tx,
 };

@@ -11,7 +11,7 @@ mod scan;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use oncebox_inbox::Problem;
+use oncebox_model::Problem;
 use sha2::{Digest, Sha256};
 use wasmtime::Engine;
 

@@ -31,7 +31,7 @@ pub use handler::{ComponentHandler, HandlerSettings};
 pub use host::sql;
 pub use inspect::{Allowance, CustomSection, Inspected, Report, Tool, inspect};
 pub use load::Runtime;
-pub use oncebox_inbox::Problem;
+pub use oncebox_model::Problem;
 pub use record::{LineRecord, Recorder, RunRecord, StatementRecord};
 
 #[cfg(test)]

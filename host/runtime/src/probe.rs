@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use oncebox_inbox::{
+use oncebox_model::{
     Problem,
     handler::{DeliveryKind, Run},
-    message::{Message, Record},
+    message::Message,
     policy::Limits,
+    record::Record,
 };
 use tokio::time::{Instant, timeout};
 use wasmtime::Store;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use oncebox_inbox::{
+use oncebox_model::{
     handler::{DeliveryKind, Run},
     policy::Limits,
     tx::{StatementError, Tx},

@@ -9,10 +9,12 @@ mod wasi;
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_inbox::{
-    handler::{DeliveryKind, Failure, Handler, Run},
-    message::{Message, Record},
+use oncebox_model::{
+    handler::{DeliveryKind, Handler, Run},
+    message::Message,
+    outcome::Failure,
     policy::Limits,
+    record::Record,
     tx::Tx,
 };
 use sqlx::{Connection, PgConnection};

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_inbox::{Admin, CHANNEL};
+use oncebox_control::{Admin, CHANNEL};
 use sqlx::postgres::PgListener;
 use tokio::sync::Notify;
 

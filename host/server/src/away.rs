@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Result, anyhow};
-use oncebox_inbox::InboxError;
+use oncebox_model::InboxError;
 use rdkafka::{
     ClientConfig, ClientContext,
     config::RDKafkaLogLevel,

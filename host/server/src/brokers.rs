@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use anyhow::{Result, bail};
 use chrono::{DateTime, Utc};
 use oncebox_admin::{Asking, BrokerError, Brokers, GroupPosition, SeekTo};
-use oncebox_inbox::policy::Policy;
 use oncebox_kafka::{ConsumerConfig, SeekError, Timing, positions};
+use oncebox_model::policy::Policy;
 
 use crate::config::Config;
 

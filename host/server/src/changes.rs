@@ -2,8 +2,9 @@
 //! removal. Any host carries it out; whoever dies on the way leaves the rest to another.
 
 use anyhow::{Context, Result};
-use oncebox_inbox::{LastOfConsumer, RemovalTurn, SeekInHand, SeekTurn, Standing, hooks};
+use oncebox_control::{LastOfConsumer, RemovalTurn, SeekInHand, SeekTurn, Standing};
 use oncebox_kafka::{SeekError, delete_group, set_offsets};
+use oncebox_model::hooks;
 use serde_json::{Value, json};
 
 use crate::supervisor::Supervisor;

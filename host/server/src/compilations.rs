@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::Result;
-use oncebox_inbox::Admin;
+use oncebox_control::Admin;
 use oncebox_runtime::{Inspected, LoadedComponent, Problem, Runtime};
 use tokio::{
     sync::{Semaphore, watch},

@@ -9,9 +9,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use oncebox_inbox::{
-    Admin, HostBounds, MasterKey, MigrationBounds, SessionSettings, policy::toml_error,
-};
+use oncebox_control::{Admin, MasterKey, MigrationBounds};
+use oncebox_inbox::{HostBounds, SessionSettings};
+use oncebox_model::policy::toml_error;
 use oncebox_registry::{Decoder, HttpRegistry, HttpRegistryOptions};
 use oncebox_runtime::Compiler;
 use serde::Deserialize;

@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use oncebox_inbox::{Admin, InboxError};
+use oncebox_control::Admin;
+use oncebox_model::InboxError;
 
 /// How often is looked for any.
 const LOOK: Duration = Duration::from_secs(5);

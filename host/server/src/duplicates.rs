@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use oncebox_inbox::Admin;
+use oncebox_control::Admin;
 
 /// Counters of the consumers that run here, or did since the counts were reported last.
 #[derive(Default)]

@@ -3,7 +3,8 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use oncebox_inbox::{BreakerState, Consumer, Progress, Run, RunState, Standing, Work};
+use oncebox_control::{Consumer, Progress, Run, RunState, Standing, Work};
+use oncebox_model::BreakerState;
 use tokio::time::Instant;
 
 use crate::{

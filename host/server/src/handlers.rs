@@ -3,9 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use oncebox_inbox::{
-    Admin, Consumer, Deployment, Role, Tenant, handler::Handler, limits, policy::Policy,
-};
+use oncebox_control::{Admin, Consumer, Deployment, Role, Tenant, limits};
+use oncebox_model::{handler::Handler, policy::Policy};
 use oncebox_runtime::{HandlerSettings, Recorder};
 
 use crate::{

@@ -14,7 +14,7 @@ use std::{collections::BTreeMap, io::Read, path::Path, sync::Arc};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use base64::{Engine, engine::general_purpose::STANDARD};
-use oncebox_inbox::message::{Headers, Record};
+use oncebox_model::record::{Headers, Record};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 

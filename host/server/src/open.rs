@@ -15,11 +15,12 @@ use std::{
 };
 
 use futures::{FutureExt, future::BoxFuture};
-use oncebox_inbox::{Sessions, hooks};
+use oncebox_inbox::Sessions;
 use oncebox_kafka::{
     Consumer, ConsumerConfig, ConsumerError, ConsumerHandle, ConsumerStatus, Drained, Inbox,
     PartitionStatus, Sight, Watched, Watchers,
 };
+use oncebox_model::hooks;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, timeout},

@@ -5,7 +5,8 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use oncebox_inbox::{Admin, Drift, InboxError};
+use oncebox_control::{Admin, Drift};
+use oncebox_model::InboxError;
 use tokio::{
     sync::Semaphore,
     task::{JoinError, JoinSet},

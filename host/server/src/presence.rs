@@ -3,7 +3,8 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures::FutureExt;
-use oncebox_inbox::{Admin, BreakerState, InboxError, Progress, Run};
+use oncebox_control::{Admin, Progress, Run};
+use oncebox_model::{BreakerState, InboxError};
 use tokio::{task::JoinHandle, time::Instant};
 
 use crate::{

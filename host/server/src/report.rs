@@ -1,6 +1,6 @@
 //! Errors for people.
 
-use oncebox_inbox::InboxError;
+use oncebox_model::InboxError;
 
 use crate::cli::Unfit;
 

@@ -8,11 +8,12 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use oncebox_inbox::{
-    Deployment, Disposition, Outcomes, Retries, Role, SHADOW_DURATION_DEFAULT, Shadow, Slot,
-    event_versions,
-    handler::{Answer, BatchRun, Failure, Handler, Handlers, Run},
+use oncebox_control::{Deployment, Outcomes, Retries, Role, Slot};
+use oncebox_model::{
+    Disposition, SHADOW_DURATION_DEFAULT, Shadow, event_versions,
+    handler::{Answer, BatchRun, Handler, Handlers, Run},
     message::Message,
+    outcome::Failure,
     tx::Tx,
 };
 use semver::VersionReq;
@@ -311,7 +312,7 @@ fn share(canary: i64, message: &Message) -> f64 {
 #[cfg(test)]
 mod tests {
     use chrono::Utc;
-    use oncebox_inbox::message::Record;
+    use oncebox_model::record::Record;
     use serde_json::json;
 
     use super::*;

@@ -4,14 +4,15 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use futures::{FutureExt, future::BoxFuture};
-use oncebox_inbox::{
-    BreakerState, Consumer, ConsumerInbox, InboxError, PartitionInbox, Sessions, Work,
-    handler::Handlers,
-    message::Record,
-    policy::{Schemas, WireFormat},
-    retry,
-};
+use oncebox_control::{Consumer, Work};
+use oncebox_inbox::{ConsumerInbox, PartitionInbox, Sessions, retry};
 use oncebox_kafka::{Drained, SinkError};
+use oncebox_model::{
+    BreakerState, InboxError,
+    handler::Handlers,
+    policy::{Schemas, WireFormat},
+    record::Record,
+};
 use tokio::{sync::Notify, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 

@@ -4,7 +4,8 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use oncebox_inbox::{Admin, Consumer, MasterKey, NewDeployment, Tenant, policy::Policy, schema};
+use oncebox_control::{Admin, Consumer, MasterKey, NewDeployment, Tenant, schema};
+use oncebox_model::policy::Policy;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, postgres::PgConnectOptions};
 use tokio::signal::unix::{SignalKind, signal};
 

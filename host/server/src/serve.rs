@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use oncebox_admin::Limits;
-use oncebox_inbox::{Admin, Budget, schema};
+use oncebox_control::{Admin, schema};
+use oncebox_inbox::Budget;
 use oncebox_kafka::Drained;
 use oncebox_runtime::{Runtime, RuntimeConfig};
 use tokio::{

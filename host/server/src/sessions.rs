@@ -6,7 +6,9 @@ use std::{
 };
 
 use anyhow::Result;
-use oncebox_inbox::{Admin, InboxError, Scheduler, Sessions, Standing, Tenant};
+use oncebox_control::{Admin, Standing, Tenant};
+use oncebox_inbox::{Scheduler, Sessions};
+use oncebox_model::InboxError;
 
 use crate::supervisor::Supervisor;
 
@@ -41,7 +43,8 @@ impl TenantSessions {
         {
             return Ok(sessions);
         }
-        let sessions = Sessions::of(&host.admin, tenant, &host.settings, host.budget.clone())?;
+        let sessions =
+            Sessions::of(host.admin.session_target(tenant)?, &host.settings, host.budget.clone());
         known.push(Known {
             made_for: tenant.revision,
             renewed_for: tenant.revision,
@@ -63,10 +66,12 @@ impl TenantSessions {
                 Err(InboxError::NotFound(_)) => continue,
                 tenant => tenant?,
             };
-            scheduler.set_limits(&tenant);
+            scheduler.set_limits(tenant.tenant_id, tenant.revision, &tenant.name, &tenant.limits);
             // One tenant's trouble is not the others'.
             match admin.credentials(&tenant) {
-                Ok(credentials) => self.renewed(&tenant, |sessions| sessions.renew(&credentials)),
+                Ok(credentials) => self.renewed(&tenant, |sessions| {
+                    sessions.renew(&credentials.guest_password, credentials.secret);
+                }),
                 Err(error) => {
                     tracing::error!(tenant = tenant.name, %error, "sessions go on with the \
                         credentials before");

@@ -1,5 +1,5 @@
 //! The marks under which consumers are started: written before, taken away when the start was
-//! survived. What they are for is told where they are judged, in `oncebox_inbox`.
+//! survived. What they are for is told where they are judged, in `oncebox_control`.
 
 use std::{
     sync::{
@@ -11,8 +11,9 @@ use std::{
 
 use anyhow::{Result, bail};
 use futures::{FutureExt, future::BoxFuture};
-use oncebox_inbox::{Admin, Consumer, InboxError, Start, StartTurn};
+use oncebox_control::{Admin, Consumer, Start, StartTurn};
 use oncebox_kafka::{Inbox, PartitionInbox, SinkError};
+use oncebox_model::InboxError;
 use tokio::{
     sync::{Mutex, OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep, timeout},

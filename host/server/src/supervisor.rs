@@ -11,11 +11,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use oncebox_inbox::{
-    Admin, Budget, Consumer, InboxError, Lookout, Progress, Quarantined, SessionSettings, Work,
+use oncebox_control::{Admin, Consumer, Progress, Quarantined, Work};
+use oncebox_inbox::{Budget, Lookout, SessionSettings};
+use oncebox_kafka::Drained;
+use oncebox_model::{
+    InboxError,
     policy::{Schemas, apart},
 };
-use oncebox_kafka::Drained;
 use oncebox_registry::Decoder;
 use tokio::{
     sync::{Notify, Semaphore, watch},
@@ -339,7 +341,7 @@ pub(crate) async fn answered<T>(
 
 async fn make_partitions(admin: Admin) {
     loop {
-        if let Err(error) = oncebox_inbox::schema::ensure_partitions(&admin.pool).await {
+        if let Err(error) = oncebox_control::schema::ensure_partitions(&admin.pool).await {
             tracing::error!(%error, "failed to make the inbox's partitions ahead of time");
         }
         tokio::time::sleep(PARTITIONS).await;

@@ -4,7 +4,7 @@
 use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow};
-use oncebox_inbox::{Consumer, Progress, Standing};
+use oncebox_control::{Consumer, Progress, Standing};
 use oncebox_kafka::Drained;
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use oncebox_admin::{Checked, Checking, Components, Problem, Unchecked};
-use oncebox_inbox::policy::Policy;
+use oncebox_model::policy::Policy;
 
 use crate::{cli::check_kafka, compilations::Compilations};
 

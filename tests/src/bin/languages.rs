@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use futures::future::BoxFuture;
-use oncebox_inbox::{
-    handler::{DeliveryKind, Failure, Handler, Run},
-    message::{Message, Record},
+use oncebox_model::{
+    handler::{DeliveryKind, Handler, Run},
+    message::Message,
+    outcome::Failure,
     policy::Limits,
+    record::Record,
     tx::Tx,
 };
 use oncebox_runtime::{
@@ -202,7 +204,7 @@ struct Plain;
 impl Plain {
     async fn execute(tx: &Tx, text: &str, params: &[Value]) -> Result<(), Failure> {
         let answer = run_statement(tx, &limits(), Mode::Execute, text, params).await;
-        answer.map(drop).map_err(|_| Failure::new(oncebox_inbox::handler::FailureKind::Other, text))
+        answer.map(drop).map_err(|_| Failure::new(oncebox_model::outcome::FailureKind::Other, text))
     }
 }
 

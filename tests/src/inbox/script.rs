@@ -10,10 +10,11 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use oncebox_inbox::{
+use oncebox_model::{
     Shadow,
-    handler::{Answer, BatchRun, DeliveryKind, Failure, FailureKind, Handler, Handlers, Run},
+    handler::{Answer, BatchRun, DeliveryKind, Handler, Handlers, Run},
     message::Message,
+    outcome::{Failure, FailureKind},
     tx::Tx,
 };
 use sqlx::AssertSqlSafe;

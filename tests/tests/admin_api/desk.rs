@@ -19,7 +19,8 @@ use oncebox_admin::{
     Api, Asking, Brokers, Checked, Checking, Components, GroupPosition, Limits, Mode, Principal,
     Problem, SeekTo, Unchecked, wire::Role,
 };
-use oncebox_inbox::{Admin, NewToken, NewVersion, policy::Policy};
+use oncebox_control::{Admin, NewToken, NewVersion};
+use oncebox_model::policy::Policy;
 use oncebox_runtime::{Runtime, RuntimeConfig};
 use oncebox_tests::inbox::World;
 use serde_json::{Value, json};

@@ -14,9 +14,8 @@ use std::{
     time::Duration,
 };
 
-use oncebox_inbox::{
-    Admin, MasterKey, NewDeployment, NewToken, Tenant, TokenRole, policy::Policy, schema,
-};
+use oncebox_control::{Admin, MasterKey, NewDeployment, NewToken, Tenant, TokenRole, schema};
+use oncebox_model::policy::Policy;
 use oncebox_server::local::{
     broker::MockBroker,
     free_port,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use oncebox_inbox::hooks::COPY_POINTS;
+use oncebox_model::hooks::COPY_POINTS;
 use oncebox_tests::load::Message;
 use rdkafka::{
     ClientConfig,

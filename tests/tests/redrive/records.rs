@@ -1,7 +1,8 @@
 //! Dead letters of a policy that keeps no records: a redelivery brings the record back, and they
 //! can run again.
 
-use oncebox_inbox::{Verb, message::Record};
+use oncebox_control::Verb;
+use oncebox_model::record::Record;
 use oncebox_tests::inbox::{Row, TestConsumer, World, both, deliver, open, record};
 
 use super::{all, history, remedy, these};

@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
+use oncebox_model::{
+    error::InboxError,
+    tx::{Tx, bounded},
+};
 use sqlx::Row;
 use tokio::time::Instant;
 
-use crate::{
-    error::InboxError,
-    process::host_statement,
-    session::Transaction,
-    tx::{Tx, bounded},
-};
+use crate::{batch::process::host_statement, session::Transaction};
 
 /// Row changes of one message that are captured; with more it is not compared.
 #[cfg(test)]

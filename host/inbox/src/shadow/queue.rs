@@ -8,15 +8,15 @@ use std::{
     time::Duration,
 };
 
+use oncebox_model::{handler::Shadow, message::Message, policy::PayloadPolicy};
 use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Shadow,
     capture::Trace,
     tally::{Tally, Verdict},
 };
-use crate::{message::Message, policy::PayloadPolicy, session::Sessions};
+use crate::session::Sessions;
 
 /// Messages that wait for their trial.
 const MESSAGES_MAX: usize = 64;

@@ -2,12 +2,11 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use sqlx::{FromRow, postgres::types::Oid};
-
-use crate::{
+use oncebox_model::{
     error::InboxError,
     tx::{Tx, bounded},
 };
+use sqlx::{FromRow, postgres::types::Oid};
 
 /// A table; for a partition, the table that it is a partition of.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -6,11 +6,11 @@ use std::{
     time::Duration,
 };
 
-use serde_json::{Value, json};
+use oncebox_model::error::InboxError;
+use serde_json::json;
 use sqlx::PgPool;
 
 use super::compare::Difference;
-use crate::error::InboxError;
 
 /// Differences of one shadow that are kept, the newest.
 const DIFFERENCES_MAX: i64 = 200;
@@ -292,31 +292,4 @@ impl Difference {
 /// A text that PostgreSQL takes.
 fn storable(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
-}
-
-/// The reasons for which messages are not compared, and what they mean.
-pub(super) const REASONS: &[(&str, &str)] = &[
-    ("queue_full", "the host was behind with trials"),
-    ("no_connection", "no connection to the database was to spare"),
-    ("stood_in_the_way", "another session waited for the trial, which was stopped"),
-    ("busy", "a row was locked by another session"),
-    ("time", "the candidate was stopped after the shadow's `duration_ms`"),
-    ("too_many_changes", "the live version changed more rows, or more bytes, than are captured"),
-    ("candidate_changes", "the candidate changed more rows, or more bytes, than are captured"),
-    ("not_captured", "changes could not be captured"),
-    ("not_installed", "a table of the tenant does not have its trigger yet"),
-    ("moved_on", "the rows could not be brought back to what the live version saw"),
-    ("stale", "deployments changed meanwhile"),
-    ("database", "the connection to the database broke, or the database was not well"),
-];
-
-/// What is known of the reasons, for people.
-pub(super) fn reasons(counts: &Value) -> Vec<(String, i64, &'static str)> {
-    let known = |name: &str| {
-        REASONS.iter().find(|(reason, _)| *reason == name).map_or("", |(_, meaning)| *meaning)
-    };
-    let counts = counts.as_object().into_iter().flatten();
-    counts
-        .map(|(name, count)| (name.clone(), count.as_i64().unwrap_or_default(), known(name)))
-        .collect()
 }

@@ -3,6 +3,14 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use oncebox_model::{
+    error::InboxError,
+    handler::DeliveryKind,
+    hooks,
+    outcome::{Failure, FailureKind},
+    policy::PayloadPolicy,
+    tx::{Tx, bounded},
+};
 use sqlx::AssertSqlSafe;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -16,16 +24,13 @@ use super::{
     undo,
 };
 use crate::{
-    claim::{As, Claimant, claim},
-    error::InboxError,
-    handler::{DeliveryKind, Failure, FailureKind},
-    hooks,
-    policy::PayloadPolicy,
-    process::refused,
-    run::{Ended, Job, run},
-    scheduler::{Admission, Ask, Class},
+    admission::{Admission, Ask, Class},
+    batch::{
+        call::{Ended, Job, run},
+        claim::{As, Claimant, claim},
+        process::refused,
+    },
     session::Transaction,
-    tx::{Tx, bounded},
 };
 
 /// How often is looked whether someone waits for the trial.

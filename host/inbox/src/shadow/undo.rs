@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use sqlx::AssertSqlSafe;
-
-use crate::{
+use oncebox_model::{
     error::InboxError,
-    process::{host_statement, refused},
     tx::{Tx, bounded},
 };
+use sqlx::AssertSqlSafe;
+
+use crate::batch::process::{host_statement, refused};
 
 use super::{
     net::{Key, Net, NetTable, Row},

@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use oncebox_inbox::{message::Record, policy};
+use oncebox_model::{policy, record::Record};
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList, bindings as rd,
     consumer::{BaseConsumer, Consumer as _},

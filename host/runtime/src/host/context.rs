@@ -1,6 +1,6 @@
 //! `context`: facts about this delivery.
 
-use oncebox_inbox::handler::DeliveryKind;
+use oncebox_model::handler::DeliveryKind;
 use tokio::time::Instant;
 
 use crate::{

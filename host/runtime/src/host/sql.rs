@@ -18,7 +18,7 @@ pub(crate) use run::control;
 pub use run::{Answer, ConnectionLost, Mode, Stopped, run_statement};
 pub(crate) use session::Session;
 
-use oncebox_inbox::hooks;
+use oncebox_model::hooks;
 
 use crate::{bindings::oncebox::handler::sql, state::State};
 

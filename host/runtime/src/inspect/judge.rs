@@ -1,6 +1,6 @@
 //! Whether a component fits this host, in a person's words.
 
-use oncebox_inbox::Problem;
+use oncebox_model::Problem;
 
 use super::{
     Allowance, quoted,

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use oncebox_inbox::{
-    handler::{Failure, FailureKind},
+use oncebox_model::{
+    outcome::{Failure, FailureKind},
     policy::Limits,
     tx::Tx,
 };

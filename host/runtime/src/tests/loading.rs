@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use oncebox_inbox::{policy::Limits, tx::Tx};
+use oncebox_model::{policy::Limits, tx::Tx};
 use wasmtime::Engine;
 
 use super::{

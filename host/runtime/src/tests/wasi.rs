@@ -1,7 +1,7 @@
 //! What stock toolchains get: clocks that stand still, randomness that repeats, output that
 //! becomes log lines, and nothing else.
 
-use oncebox_inbox::{handler::FailureKind, policy::Limits, tx::Tx};
+use oncebox_model::{outcome::FailureKind, policy::Limits, tx::Tx};
 
 use super::{
     component, connection_to_nowhere,

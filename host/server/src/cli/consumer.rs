@@ -12,8 +12,8 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use oncebox_inbox::policy::{Ack, Policy};
 use oncebox_kafka::{ConsumerConfig, Timing};
+use oncebox_model::policy::{Ack, Policy};
 
 use super::{
     api::{Api, path},
@@ -116,7 +116,7 @@ pub(super) async fn run(api: &Api, command: ConsumerCommand, json: bool) -> Resu
                 return output::json(&consumer);
             }
             println!("consumer `{tenant}/{name}` created; it starts with its first deployment");
-            println!("collapses: {}", oncebox_inbox::collapses(&parsed.identity));
+            println!("collapses: {}", oncebox_model::collapses(&parsed.identity));
             if parsed.ack == Ack::AfterInsert {
                 println!(
                     "warning: `after_insert` acks what has not run yet; the backlog is in the \

@@ -9,7 +9,7 @@ use std::cmp::Ordering;
 use anyhow::{Result, bail};
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use clap::{Args, Subcommand};
-use oncebox_inbox::InboxPlace;
+use oncebox_control::InboxPlace;
 
 use super::{
     api::{Api, path, with_query},

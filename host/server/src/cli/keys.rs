@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
-use oncebox_inbox::{Admin, MasterKey};
+use oncebox_control::{Admin, MasterKey};
 
 use super::output;
 

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Result;
 use oncebox_admin::{Limits, Mode, Principal};
-use oncebox_inbox::Admin;
+use oncebox_control::Admin;
 use oncebox_runtime::{Runtime, RuntimeConfig};
 
 use super::Api;

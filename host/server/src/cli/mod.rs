@@ -285,7 +285,7 @@ async fn api(config: &Config, server: &Server) -> Result<Api> {
 
 /// The functions of a person's commands, on a database that holds an inbox: the configured one,
 /// else that of the `oncebox dev` that runs in this folder.
-async fn ready(config: &Config) -> Result<oncebox_inbox::Admin> {
+async fn ready(config: &Config) -> Result<oncebox_control::Admin> {
     let mut config = config.clone();
     dev::running::fill_in(&mut config).await?;
     let admin = config.admin()?;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
-use oncebox_inbox::policy::{Answer, Jitter, Policy, PolicyProblem, Preset, Standing};
+use oncebox_model::policy::{Answer, Jitter, Policy, PolicyProblem, Preset, Standing};
 use serde::Serialize;
 
 use super::{
@@ -123,7 +123,7 @@ fn presets(json: bool) -> Result<()> {
     if json {
         return output::json(&ladders);
     }
-    let row = |ladder: &oncebox_inbox::policy::Retry| {
+    let row = |ladder: &oncebox_model::policy::Retry| {
         let steps = (1..ladder.attempts_max)
             .map(|attempts| format!("{} s", ladder.bound(attempts).as_secs()));
         vec![

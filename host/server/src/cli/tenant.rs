@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
-use oncebox_inbox::{Admin, Tenant};
+use oncebox_control::{Admin, Tenant};
 
 use super::{
     api::{Api, path},

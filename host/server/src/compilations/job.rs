@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use oncebox_inbox::{Begun, CompilationClaim, Compiled, InboxError};
+use oncebox_control::{Begun, CompilationClaim, Compiled};
+use oncebox_model::InboxError;
 use oncebox_runtime::{LoadError, LoadedComponent, Problem};
 use tokio::time::sleep;
 

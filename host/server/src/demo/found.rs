@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt::Debug};
 
 use anyhow::Result;
-use oncebox_inbox::Admin;
+use oncebox_control::Admin;
 
 use super::{Row, TENANTS, effects, expected::Expected, progress::Progress};
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use oncebox_inbox::Admin;
+use oncebox_control::Admin;
 
 use crate::{config::Config, local::process::Child};
 

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use oncebox_inbox::{Admin, MasterKey};
+use oncebox_control::{Admin, MasterKey};
 use serde_json::json;
 
 use self::{

@@ -13,7 +13,8 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::Args;
-use oncebox_inbox::{Admin, InboxError, MasterKey, policy::Policy};
+use oncebox_control::{Admin, MasterKey};
+use oncebox_model::{InboxError, policy::Policy};
 use tokio_util::sync::CancellationToken;
 use tracing::level_filters::LevelFilter;
 

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use oncebox_inbox::{Admin, Filter, InboxRow};
+use oncebox_control::{Admin, Filter, InboxRow};
 
 /// How often the inbox is looked at.
 const POLL: Duration = Duration::from_millis(250);

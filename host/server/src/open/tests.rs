@@ -6,8 +6,8 @@ use std::{
 };
 
 use futures::{FutureExt, future::BoxFuture};
-use oncebox_inbox::{message::Record, policy};
 use oncebox_kafka::{PartitionInbox, SinkError, Timing};
+use oncebox_model::{policy, record::Record};
 use rdkafka::{
     ClientConfig,
     producer::{FutureProducer, FutureRecord},

@@ -9,7 +9,7 @@ pub(crate) use changes::{Change, ChangeKind, changes};
 pub(crate) use snapshot::{Rows, Snapshot};
 
 use anyhow::{Context, Result};
-use oncebox_inbox::tx::Tx;
+use oncebox_model::tx::Tx;
 use sqlx::{AssertSqlSafe, FromRow, postgres::PgRow};
 
 /// A table and what decides about its rows.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use oncebox_inbox::tx::Tx;
+use oncebox_model::tx::Tx;
 
 use super::{Table, fetch, quoted};
 

@@ -3,7 +3,9 @@
 use std::{path::PathBuf, sync::Arc};
 
 use anyhow::{Context, Result};
-use oncebox_inbox::{Admin, Budget, SessionSettings, Sessions, Tenant, policy::Ack};
+use oncebox_control::{Admin, Tenant};
+use oncebox_inbox::{Budget, SessionSettings, Sessions};
+use oncebox_model::policy::Ack;
 use oncebox_runtime::{Recorder, RunRecord};
 
 use super::{
@@ -136,7 +138,8 @@ impl Bench {
 
 /// The tenant's tables and their content.
 async fn look(admin: &Admin, tenant: &Tenant) -> Result<(Vec<Table>, Snapshot)> {
-    let sessions = Sessions::of(admin, tenant, &SessionSettings::default(), Budget::new(1))?;
+    let sessions =
+        Sessions::of(admin.session_target(tenant)?, &SessionSettings::default(), Budget::new(1));
     let transaction = sessions.begin().await?;
     let tables = tables::read(transaction.tx()).await;
     let looked = match tables {

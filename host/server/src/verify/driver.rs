@@ -8,11 +8,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use oncebox_inbox::{
-    Admin, Budget, ConsumerInbox, MasterKey, PartitionInbox, SessionSettings, Sessions,
-    message::Record,
+use oncebox_control::{Admin, MasterKey};
+use oncebox_inbox::{Budget, ConsumerInbox, PartitionInbox, SessionSettings, Sessions, retry};
+use oncebox_model::{
     policy::{Ack, Policy},
-    retry,
+    record::Record,
 };
 use oncebox_runtime::{Recorder, Runtime, RuntimeConfig};
 use serde::{Deserialize, Serialize};
@@ -106,7 +106,11 @@ impl Driver {
             .recorded_by(recorder)
             .load(&tenant, &consumer, &policy)
             .await?;
-        let sessions = Sessions::of(&admin, &tenant, &SessionSettings::default(), Budget::new(4))?;
+        let sessions = Sessions::of(
+            admin.session_target(&tenant)?,
+            &SessionSettings::default(),
+            Budget::new(4),
+        );
         let owner = format!("verify/{}", std::process::id());
         let (tenant, name) = (TENANT.to_owned(), CONSUMER.to_owned());
         let inbox = ConsumerInbox::new(
@@ -204,8 +208,10 @@ pub(crate) fn runtime(cache_dir: &Path) -> Result<Runtime> {
 }
 
 /// The rows of the inbox.
-pub(crate) async fn rows(admin: &Admin) -> Result<Vec<oncebox_inbox::InboxRow>> {
-    let filter =
-        oncebox_inbox::Filter { limit: i64::from(i32::MAX), ..oncebox_inbox::Filter::default() };
+pub(crate) async fn rows(admin: &Admin) -> Result<Vec<oncebox_control::InboxRow>> {
+    let filter = oncebox_control::Filter {
+        limit: i64::from(i32::MAX),
+        ..oncebox_control::Filter::default()
+    };
     Ok(admin.inbox_list(&filter).await?)
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
-use oncebox_inbox::policy::Ack;
+use oncebox_model::policy::Ack;
 use oncebox_runtime::RunRecord;
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use sha2::{Digest, Sha256};

@@ -1,7 +1,7 @@
 //! One statement, from its text to its rows.
 
 use futures::TryStreamExt;
-use oncebox_inbox::{
+use oncebox_model::{
     policy::Limits,
     tx::{Statement, Tx},
 };

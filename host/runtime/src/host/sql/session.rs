@@ -5,7 +5,7 @@ use std::{
     hash::{BuildHasher, RandomState},
 };
 
-use oncebox_inbox::{handler::FailureKind, policy::Limits};
+use oncebox_model::{outcome::FailureKind, policy::Limits};
 
 use super::{Error, Stopped};
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use oncebox_inbox::policy::{Policy, toml_error};
+use oncebox_model::policy::{Policy, toml_error};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};

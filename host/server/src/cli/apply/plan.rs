@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use anyhow::{Context, Result, bail, ensure};
-use oncebox_inbox::policy::Policy;
+use oncebox_model::policy::Policy;
 use serde_json::{Value, json};
 
 use super::file;

@@ -1,7 +1,7 @@
 //! Consumers as they are.
 
 use anyhow::{Context, Result};
-use oncebox_inbox::policy::Policy;
+use oncebox_model::policy::Policy;
 
 use super::Named;
 use crate::cli::{
@@ -45,7 +45,7 @@ pub(super) fn list(consumers: &[Consumer], json: bool) -> Result<()> {
             policy.topics.join(","),
             consumer.policy["ack"].as_str().unwrap_or_default().to_owned(),
             consumer.generation.to_string(),
-            oncebox_inbox::collapses(&policy.identity).into_owned(),
+            oncebox_model::collapses(&policy.identity).into_owned(),
         ]);
     }
     output::table(

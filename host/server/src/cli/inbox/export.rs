@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::Args;
-use oncebox_inbox::InboxPlace;
+use oncebox_control::InboxPlace;
 
 use super::{Api, Narrowed, consumers, path, with_query};
 use crate::cli::wire::InboxExport;

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Result;
 use chrono::{DateTime, TimeDelta, Utc};
 use clap::Args;
-use oncebox_inbox::InboxPlace;
+use oncebox_control::InboxPlace;
 
 use super::{Api, InboxRow, Narrowed, cells, consumers, moment, path, with_query};
 use crate::terminal;

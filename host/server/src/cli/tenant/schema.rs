@@ -77,7 +77,7 @@ async fn apply(api: &Api, tenant: &str, paths: &[PathBuf], json: bool) -> Result
 fn check(files: &[&Migration]) -> Result<()> {
     let problems = files.iter().flat_map(|file| {
         let name = file.path.display().to_string();
-        oncebox_inbox::check_schema(&file.sql)
+        oncebox_control::check_schema(&file.sql)
             .into_iter()
             .map(move |problem| format!("`{name}`, {problem}"))
     });

@@ -9,11 +9,13 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use oncebox_inbox::{
-    Admin, Budget, Consumer, ConsumerInbox, Rehearsal, Rehearsed, Sessions,
+use oncebox_control::{Admin, Consumer};
+use oncebox_inbox::{Budget, ConsumerInbox, Rehearsal, Rehearsed, Sessions};
+use oncebox_model::{
     handler::{Handler, Handlers},
-    message::{Message, Record},
+    message::Message,
     policy::Policy,
+    record::Record,
 };
 use oncebox_runtime::{
     HandlerSettings, LoadedComponent, Recorder, RunRecord, Runtime, RuntimeConfig,
@@ -257,7 +259,8 @@ async fn inbox(config: &Config, place: &Furnished, handler: Only) -> Result<Arc<
     let identity =
         Policy::parse(&format!("topics = ['{TOPIC}']\nack = 'after_commit'\n{IDENTITY}"))?.identity;
     let policy = Policy { identity, ..consumer.policy()? };
-    let sessions = Sessions::of(admin, tenant, &config.session_settings(), Budget::new(2))?;
+    let sessions =
+        Sessions::of(admin.session_target(tenant)?, &config.session_settings(), Budget::new(2));
     let (tenant, name) = (consumer.tenant.clone(), consumer.name.clone());
     Ok(ConsumerInbox::new(
         consumer.consumer_id,

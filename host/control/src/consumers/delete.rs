@@ -1,0 +1,136 @@
+//! The end of a consumer: its rows go in batches, each a transaction of its own, so that nobody
+//! waits for them and a host that dies on the way leaves the rest to another. The audit log stays.
+
+use oncebox_model::{error::InboxError, hooks};
+use serde_json::{Value, json};
+use sqlx::{PgPool, Postgres};
+
+use crate::{
+    audit::Subject,
+    consumers::{
+        Consumer,
+        state::{Standing, late_hosts},
+    },
+    control::Admin,
+};
+
+/// Rows of the inbox that go in one transaction.
+const BATCH: i64 = 5_000;
+
+/// How far the removal of a consumer is.
+pub enum RemovalTurn {
+    /// Nothing to do: it is gone, or another host is at it.
+    None,
+    /// These hosts still run something of it.
+    Waits(Vec<String>),
+    /// Some rows went; there may be more.
+    Removed(u64),
+    /// The inbox holds nothing of it any more; its own row is next.
+    Last(Box<LastOfConsumer>),
+}
+
+/// A consumer without rows in the inbox, while nobody else removes it.
+pub struct LastOfConsumer {
+    /// The consumer, with its policy.
+    pub consumer: Consumer,
+    admin: Admin,
+    tx: sqlx::Transaction<'static, Postgres>,
+}
+
+impl Admin {
+    /// Remove some of what is left of a consumer that is being deleted, once no host that lives
+    /// runs it.
+    pub async fn removal_turn(&self, standing: &Standing) -> Result<RemovalTurn, InboxError> {
+        let consumer_id = standing.consumer_id;
+        let mut tx = self.pool.begin().await?;
+        sqlx::query("SET LOCAL idle_in_transaction_session_timeout = '60s'")
+            .execute(&mut *tx)
+            .await?;
+        const LOCK: &str = "SELECT revision FROM oncebox.consumer WHERE consumer_id = $1 AND state \
+            = 'deleting' FOR NO KEY UPDATE SKIP LOCKED";
+        let Some(revision) =
+            sqlx::query_scalar(LOCK).bind(consumer_id).fetch_optional(&mut *tx).await?
+        else {
+            return Ok(RemovalTurn::None);
+        };
+        let late = late_hosts(&mut tx, consumer_id, revision, true).await?;
+        if !late.is_empty() {
+            tx.rollback().await?;
+            return Ok(RemovalTurn::Waits(late));
+        }
+        let removed = self.remove_some(&standing.tenant, consumer_id).await?;
+        if removed > 0 {
+            hooks::point("consumer:delete:batch");
+            tx.rollback().await?; // it was begun for its lock
+            return Ok(RemovalTurn::Removed(removed));
+        }
+        let Some(consumer) = self.consumer_by_id(consumer_id).await? else {
+            return Ok(RemovalTurn::None);
+        };
+        Ok(RemovalTurn::Last(Box::new(LastOfConsumer { consumer, admin: self.clone(), tx })))
+    }
+
+    /// Claims are denied since the consumer's state says so, and so are completions: nothing comes
+    /// after.
+    async fn remove_some(&self, tenant: &str, consumer_id: i32) -> Result<u64, InboxError> {
+        const REMOVE: &str = "DELETE FROM oncebox.inbox i USING (SELECT message_id, \
+            retention_class, bucket FROM oncebox.inbox \
+                WHERE consumer_id = $1 LIMIT $2) d \
+            WHERE i.consumer_id = $1 AND i.message_id = d.message_id AND i.retention_class = \
+            d.retention_class AND i.bucket = d.bucket";
+        let tenant = self.tenant(tenant).await?;
+        // In a database of the tenant's own the state has to be known before anything goes.
+        self.mirror(&tenant).await?;
+        let place = self.place(&tenant)?;
+        let removed = sqlx::query(REMOVE)
+            .bind(consumer_id)
+            .bind(BATCH)
+            .execute(&place.pool)
+            .await?
+            .rows_affected();
+        if removed == 0 {
+            remove_beside_messages(&place.pool, consumer_id).await?;
+        }
+        Ok(removed)
+    }
+}
+
+/// What is kept of a consumer's messages beside their rows, once those are gone.
+pub(crate) async fn remove_beside_messages(
+    place: &PgPool,
+    consumer_id: i32,
+) -> Result<(), InboxError> {
+    const REMOVE: [&str; 5] = [
+        "DELETE FROM oncebox.copying WHERE consumer_id = $1",
+        "DELETE FROM oncebox.inbox_history WHERE consumer_id = $1",
+        "DELETE FROM oncebox.inbox_revision WHERE consumer_id = $1",
+        "DELETE FROM oncebox.sequence_position WHERE consumer_id = $1",
+        "DELETE FROM oncebox.probation WHERE consumer_id = $1",
+    ];
+    for statement in REMOVE {
+        sqlx::query(statement).bind(consumer_id).execute(place).await?;
+    }
+    Ok(())
+}
+
+impl LastOfConsumer {
+    /// Its deployments and its own row go. `details` are kept in the audit log.
+    pub async fn remove(mut self, details: Value) -> Result<(), InboxError> {
+        let Consumer { consumer_id, tenant, name, .. } = &self.consumer;
+        hooks::point("consumer:delete:last");
+        const REMOVE: [&str; 3] = [
+            "DELETE FROM oncebox.deployment_outcome o USING oncebox.deployment d WHERE \
+                d.deployment_id = o.deployment_id AND d.consumer_id = $1",
+            "DELETE FROM oncebox.deployment WHERE consumer_id = $1",
+            "DELETE FROM oncebox.consumer WHERE consumer_id = $1",
+        ];
+        for statement in REMOVE {
+            sqlx::query(statement).bind(consumer_id).execute(&mut *self.tx).await?;
+        }
+        let details = json!({ "consumer_id": consumer_id, "more": details });
+        self.admin
+            .audit(&mut self.tx, "consumer.deleted", Subject::of(tenant, name), details)
+            .await?;
+        Ok(self.tx.commit().await?)
+    }
+}

@@ -1,0 +1,210 @@
+//! Consumers' rows: what their tenants subscribed to, and how.
+
+// What hosts are to do with a consumer.
+pub(crate) mod state;
+// Starts that kill the process, and the quarantine of what they start.
+pub(crate) mod start;
+// Another policy while hosts run, and its consequences.
+pub(crate) mod policy_change;
+// Other offsets.
+pub(crate) mod seek;
+// End a consumer.
+pub(crate) mod delete;
+
+use oncebox_model::{error::InboxError, policy::Policy};
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+
+use self::{
+    seek::Seek,
+    start::{QUARANTINE, Quarantine},
+};
+use crate::{
+    audit::Subject,
+    control::{Admin, check_name, taken},
+    database::{
+        locks::{self, HostLock},
+        schema,
+    },
+};
+
+/// A consumer's row.
+#[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
+pub struct Consumer {
+    /// Key.
+    pub consumer_id: i32,
+    /// Its tenant.
+    #[serde(skip)]
+    pub tenant_id: i32,
+    /// Name of its tenant.
+    pub tenant: String,
+    /// Name.
+    pub name: String,
+    /// Policy, as kept.
+    #[serde(serialize_with = "without_secrets")]
+    pub policy: Value,
+    /// `running`, `paused`, `draining` or `deleting`.
+    pub state: String,
+    /// Grows with every change of policy or state.
+    pub revision: i64,
+    /// Generation of its deployments.
+    pub generation: i64,
+    /// Offsets that its group is to be set to, until that is done.
+    #[sqlx(json(nullable))]
+    pub seek: Option<Seek>,
+    /// State of its tenant: of one that is not `active`, no consumer runs.
+    pub tenant_state: String,
+    /// Why no host starts it, where that is so.
+    #[sqlx(json(nullable))]
+    pub quarantine: Option<Quarantine>,
+    /// When it was created.
+    pub created_at: chrono::DateTime<chrono::Utc>,
+}
+
+impl Consumer {
+    /// The policy for people: without the values of Kafka's properties, which may be passwords.
+    pub fn policy_shown(&self) -> Value {
+        shown(&self.policy)
+    }
+
+    /// The policy, typed.
+    pub fn policy(&self) -> Result<Policy, InboxError> {
+        serde_json::from_value(self.policy.clone()).map_err(|error| {
+            InboxError::Invalid(format!(
+                "the policy of consumer `{}/{}` is not readable: {error}",
+                self.tenant, self.name
+            ))
+        })
+    }
+}
+
+/// All of it, before `what` of them.
+fn select(what: &str) -> sqlx::AssertSqlSafe<String> {
+    sqlx::AssertSqlSafe(format!(
+        "SELECT c.consumer_id, c.tenant_id, t.name AS tenant, c.name, c.policy, c.state, \
+            c.revision, c.generation, c.seek, \
+            t.state AS tenant_state, c.created_at, {QUARANTINE} FROM oncebox.consumer c JOIN \
+            oncebox.tenant t USING (tenant_id) \
+            LEFT JOIN oncebox.consumer_start s USING (consumer_id) {what}"
+    ))
+}
+
+impl Admin {
+    /// Create a consumer with its policy.
+    pub async fn create_consumer(
+        &self,
+        tenant: &str,
+        name: &str,
+        policy: &Policy,
+    ) -> Result<Consumer, InboxError> {
+        check_name("consumer", name)?;
+        policy.check_apart().await?;
+        let tenant = self.tenant(tenant).await?;
+        if tenant.state == "deleting" {
+            return Err(InboxError::conflict(format!("tenant `{}` is being deleted", tenant.name)));
+        }
+        // Before the row: from then on hosts claim messages of it.
+        schema::ensure_partitions_for(&self.pool, &[policy.retention.class()]).await?;
+        let mut tx = self.pool.begin().await?;
+        group_is_free(&mut tx, &tenant.name, name, policy).await?;
+        const INSERT: &str = "INSERT INTO oncebox.consumer (tenant_id, name, policy, \
+            retention_class) VALUES ($1, $2, $3, $4)";
+        sqlx::query(INSERT)
+            .bind(tenant.tenant_id)
+            .bind(name)
+            .bind(json!(policy))
+            .bind(policy.retention.class())
+            .execute(&mut *tx)
+            .await
+            .map_err(|error| taken(error, "consumer", name))?;
+        self.audit(&mut tx, "consumer.create", Subject::of(&tenant.name, name), json!({})).await?;
+        tx.commit().await?;
+        self.consumer(&tenant.name, name).await
+    }
+
+    /// All consumers, by tenant and name.
+    pub async fn consumers(&self) -> Result<Vec<Consumer>, InboxError> {
+        Ok(sqlx::query_as(select("ORDER BY t.name, c.name")).fetch_all(&self.pool).await?)
+    }
+
+    /// One consumer.
+    pub async fn consumer(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
+        let one = select("WHERE t.name = $1 AND c.name = $2");
+        let found = sqlx::query_as(one).bind(tenant).bind(name).fetch_optional(&self.pool).await?;
+        found.ok_or_else(|| {
+            InboxError::NotFound(format!(
+                "there is no consumer `{tenant}/{name}`; `oncebox \
+                consumer list` shows those there are"
+            ))
+        })
+    }
+
+    /// One consumer by its key, which a consumer of the same name that is made later does not have.
+    pub async fn consumer_by_id(&self, consumer_id: i32) -> Result<Option<Consumer>, InboxError> {
+        let one = select("WHERE c.consumer_id = $1");
+        Ok(sqlx::query_as(one).bind(consumer_id).fetch_optional(&self.pool).await?)
+    }
+}
+
+/// A consumer as an open transaction sees it. Whoever holds its lock must not wait for another
+/// connection: all of them may be held by those who wait for the lock.
+pub(crate) async fn consumer_in(
+    connection: &mut PgConnection,
+    consumer: &Consumer,
+) -> Result<Consumer, InboxError> {
+    let one = select("WHERE c.consumer_id = $1");
+    let found = sqlx::query_as(one).bind(consumer.consumer_id).fetch_optional(connection).await?;
+    found.ok_or_else(|| {
+        InboxError::NotFound(format!(
+            "consumer `{}/{}` was deleted",
+            consumer.tenant, consumer.name
+        ))
+    })
+}
+
+/// Two consumers in one group would share out each other's partitions, and one could move or delete
+/// the offsets of the other. The lock keeps two that come at the same time apart.
+pub(crate) async fn group_is_free(
+    connection: &mut PgConnection,
+    tenant: &str,
+    name: &str,
+    policy: &Policy,
+) -> Result<(), InboxError> {
+    const TAKEN: &str = "SELECT t.name || '/' || c.name FROM oncebox.consumer c JOIN \
+        oncebox.tenant t USING (tenant_id) \
+        WHERE (t.name, c.name) <> ($1, $2) \
+          AND coalesce(nullif(c.policy->'kafka'->>'group', ''), format('oncebox.%s.%s', t.name, \
+          c.name)) = $3 LIMIT 1";
+    locks::take(connection, HostLock::Groups).await?;
+    let group = policy.group(tenant, name);
+    let taken: Option<String> = sqlx::query_scalar(TAKEN)
+        .bind(tenant)
+        .bind(name)
+        .bind(&group)
+        .fetch_optional(connection)
+        .await?;
+    match taken {
+        // Whose it is, is not everybody's to know.
+        Some(_) => Err(InboxError::conflict(format!(
+            "the kafka group `{group}` is another consumer's; set another `kafka.group`"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// What stands for a value that is not shown.
+pub(crate) const HIDDEN: &str = "…";
+
+pub(crate) fn shown(policy: &Value) -> Value {
+    let mut policy = policy.clone();
+    for (_, value) in
+        policy.pointer_mut("/kafka/properties").and_then(Value::as_object_mut).into_iter().flatten()
+    {
+        *value = HIDDEN.into();
+    }
+    policy
+}
+
+fn without_secrets<S: serde::Serializer>(policy: &Value, serializer: S) -> Result<S::Ok, S::Error> {
+    serde::Serialize::serialize(&shown(policy), serializer)
+}

@@ -1,0 +1,402 @@
+//! Another policy for a consumer that is there: what changes, what follows from it, and the change
+//! itself.
+
+use std::collections::BTreeMap;
+
+use oncebox_model::{
+    error::InboxError,
+    policy::{Ack, Dedup, Policy},
+};
+use serde_json::{Value, json};
+use sqlx::PgConnection;
+
+use crate::{
+    audit::Subject,
+    consumers::{Consumer, HIDDEN, consumer_in, group_is_free, shown, state::lock},
+    control::Admin,
+    deployments::{check::check_limits, select},
+};
+
+/// One key of a policy that changes.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct PolicyDifference {
+    /// The key, with dots.
+    pub key: String,
+    /// Its value before; none where it was not there. Values of `kafka.properties` are not shown.
+    pub before: Option<Value>,
+    /// Its value after.
+    pub after: Option<Value>,
+}
+
+/// What follows from a change, beyond what it says.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Consequence {
+    /// The key that it follows from.
+    pub key: &'static str,
+    /// For people.
+    pub text: String,
+}
+
+/// A change of a policy, made or not.
+#[derive(Debug, Clone)]
+pub struct PolicyChange {
+    /// The consumer, as it is now.
+    pub consumer: Consumer,
+    /// What changes.
+    pub differences: Vec<PolicyDifference>,
+    /// What somebody has to accept first.
+    pub consequences: Vec<Consequence>,
+    /// Whether it was made. What has consequences is made only where they are accepted.
+    pub is_made: bool,
+}
+
+impl Admin {
+    /// Give a consumer another policy. Hosts finish the batches that they run with the old one.
+    pub async fn set_policy(
+        &self,
+        tenant: &str,
+        name: &str,
+        mut policy: Policy,
+        accept: bool,
+    ) -> Result<PolicyChange, InboxError> {
+        let consumer = self.consumer(tenant, name).await?;
+        // Before the lock: whoever waits for a place holds no connection and no row.
+        policy.check_apart().await?;
+        let mut tx = self.pool.begin().await?;
+        let (state, ..) = lock(&mut tx, &consumer).await?;
+        if state == "deleting" {
+            return Err(InboxError::conflict(format!(
+                "consumer `{tenant}/{name}` is being deleted"
+            )));
+        }
+        // As it is under the lock.
+        let consumer = consumer_in(&mut tx, &consumer).await?;
+        keep_hidden(&mut policy, &consumer.policy)?;
+        policy.check_but_schemas()?;
+        // A policy that cannot be read any more is what a change is needed for most.
+        let before = consumer.policy();
+        let differences = differences(
+            &before.as_ref().map_or_else(|_| consumer.policy.clone(), |before| json!(before)),
+            &json!(policy),
+        );
+        let consequences =
+            before.map(|before| consequences(&consumer, &before, &policy)).unwrap_or_default();
+        if let Some(refused) = differences.iter().find(|difference| difference.key == "retention") {
+            return Err(refuse_retention(&consumer, refused));
+        }
+        if differences.is_empty() || (!consequences.is_empty() && !accept) {
+            let is_made = differences.is_empty();
+            return Ok(PolicyChange { consumer, differences, consequences, is_made });
+        }
+        group_is_free(&mut tx, tenant, name, &policy).await?;
+        check_deployments(&mut tx, &consumer, &policy).await?;
+        const SET: &str = "UPDATE oncebox.consumer SET policy = $2, revision = revision + 1, \
+            policy_revision = revision + 1 \
+            WHERE consumer_id = $1";
+        sqlx::query(SET).bind(consumer.consumer_id).bind(json!(policy)).execute(&mut *tx).await?;
+        let details = json!({ "changes": differences, "accepted": consequences });
+        self.audit(&mut tx, "consumer.policy", Subject::of(tenant, name), details).await?;
+        tx.commit().await?;
+        self.announce(&consumer).await;
+        let consumer = self.consumer(tenant, name).await?;
+        Ok(PolicyChange { consumer, differences, consequences, is_made: true })
+    }
+}
+
+/// Whoever changes a policy that was shown to them sends back what stands for a value: it stays.
+fn keep_hidden(policy: &mut Policy, before: &Value) -> Result<(), InboxError> {
+    for (name, value) in policy.kafka.properties.iter_mut().filter(|(_, value)| *value == HIDDEN) {
+        let known = before
+            .pointer("/kafka/properties")
+            .and_then(|properties| properties.get(name))
+            .and_then(Value::as_str);
+        *value = known.map(str::to_owned).ok_or_else(|| {
+            InboxError::Invalid(format!(
+                "`kafka.properties.{name}` is `{HIDDEN}`, which stands for \
+                the value that is there; there is none"
+            ))
+        })?;
+    }
+    Ok(())
+}
+
+/// The keys that differ, in order.
+pub fn differences(before: &Value, after: &Value) -> Vec<PolicyDifference> {
+    let (old, new) = (leaves(before), leaves(after));
+    let (old_shown, new_shown) = (leaves(&shown(before)), leaves(&shown(after)));
+    let keys: std::collections::BTreeSet<_> = old.keys().chain(new.keys()).collect();
+    let differs = keys.into_iter().filter(|key| old.get(*key) != new.get(*key));
+    let difference = |key: &String| PolicyDifference {
+        key: key.clone(),
+        before: old_shown.get(key).cloned(),
+        after: new_shown.get(key).cloned(),
+    };
+    differs.map(difference).collect()
+}
+
+/// Values that are no tables, by their keys.
+fn leaves(value: &Value) -> BTreeMap<String, Value> {
+    fn walk(prefix: &str, value: &Value, found: &mut BTreeMap<String, Value>) {
+        match value {
+            Value::Object(members) => members.iter().for_each(|(name, member)| {
+                let key = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+                walk(&key, member, found);
+            }),
+            other => drop(found.insert(prefix.to_owned(), other.clone())),
+        }
+    }
+    let mut found = BTreeMap::new();
+    walk("", value, &mut found);
+    found
+}
+
+fn consequences(consumer: &Consumer, before: &Policy, after: &Policy) -> Vec<Consequence> {
+    let mut all = Vec::new();
+    let mut say = |key, text: String| all.push(Consequence { key, text });
+    let group = |policy: &Policy| policy.group(&consumer.tenant, &consumer.name);
+    if group(before) != group(after) {
+        say(
+            "kafka.group",
+            format!(
+                "the group `{}` goes on at its own committed offsets, and without any at the \
+                    beginning of what the brokers keep: what the \
+                 inbox remembers is a duplicate without effect, and what is older than `retention` \
+                 runs again; the offsets of `{}` stay \
+                 in the brokers",
+                group(after),
+                group(before)
+            ),
+        );
+    }
+    if before.identity != after.identity {
+        say(
+            "identity",
+            "message ids are made in another way: a message that completed under its old id is not \
+                known under its new one, so what is \
+             delivered again, or was produced twice, around the change has its effect again; pause \
+             first and let producers settle"
+                .to_owned(),
+        );
+    }
+    let added: Vec<_> = after
+        .topics
+        .iter()
+        .filter(|topic| !before.topics.contains(topic))
+        .map(|topic| format!("`{topic}`"))
+        .collect();
+    if !added.is_empty() {
+        say(
+            "topics",
+            format!(
+                "{} is read from the group's offsets there, and without any from the beginning",
+                added.join(", ")
+            ),
+        );
+    }
+    let gone: Vec<_> = before
+        .topics
+        .iter()
+        .filter(|topic| !after.topics.contains(topic))
+        .map(|topic| format!("`{topic}`"))
+        .collect();
+    if !gone.is_empty() {
+        say(
+            "topics",
+            format!(
+                "what is still unread of {} is not read any more; what is in the inbox is run",
+                gone.join(", ")
+            ),
+        );
+    }
+    match (before.ack, after.ack) {
+        (Ack::AfterCommit, Ack::AfterInsert) => say(
+            "ack",
+            "messages are acked before they run: the backlog is in the inbox, the broker's lag no \
+                longer shows it, and messages of one \
+             partition may run at the same time"
+                .to_owned(),
+        ),
+        (Ack::AfterInsert, Ack::AfterCommit) => {
+            say(
+                "ack",
+                "what is stored and has not run yet is run by retry workers, beside and \
+                after messages that come later"
+                    .to_owned(),
+            );
+        }
+        _ => {}
+    }
+    if before.order != after.order {
+        say(
+            "order",
+            "what is in the inbox and did not complete yet stays in the order that it came with, \
+                and is in order with nothing that comes \
+             after the change: drain the consumer first where that matters"
+                .to_owned(),
+        );
+    }
+    if before.sequence != after.sequence {
+        say(
+            "sequence",
+            "what is in the inbox and did not complete yet keeps the place that it came with, and \
+                aggregates stay at the versions that \
+             were counted last, also where none were counted meanwhile: drain the consumer first \
+             where that matters"
+                .to_owned(),
+        );
+    }
+    match (before.dedup, after.dedup) {
+        (Dedup::Inbox, Dedup::Off) => say(
+            "dedup",
+            "a message that is delivered again has its effect again, also one that completed"
+                .to_owned(),
+        ),
+        (Dedup::Off, Dedup::Inbox) => {
+            say(
+                "dedup",
+                "what completed before the change is not known: delivered again, it has \
+                its effect once more"
+                    .to_owned(),
+            );
+        }
+        _ => {}
+    }
+    all
+}
+
+/// Rows are where their class is, and a claim looks there alone: rows that moved while a host that
+/// nobody can reach still claims in the old class would be claimed twice.
+fn refuse_retention(consumer: &Consumer, difference: &PolicyDifference) -> InboxError {
+    let text =
+        |value: &Option<Value>| value.as_ref().and_then(Value::as_str).unwrap_or("7d").to_owned();
+    InboxError::conflict(format!(
+        "`retention` is {} and cannot become {}: the rows of a consumer stay in their class. Drain \
+            `{2}/{3}`, create another consumer \
+         with the retention that you want, and seek it to where the group of `{3}` stands \
+         (`oncebox consumer show {3} --tenant {2}`)",
+        text(&difference.before),
+        text(&difference.after),
+        consumer.tenant,
+        consumer.name
+    ))
+}
+
+/// A deployment may run under less than its consumer allows, never under more.
+async fn check_deployments(
+    connection: &mut PgConnection,
+    consumer: &Consumer,
+    policy: &Policy,
+) -> Result<(), InboxError> {
+    let live = select("WHERE d.consumer_id = $1 AND d.ended_at IS NULL")
+        .bind(consumer.consumer_id)
+        .fetch_all(connection)
+        .await?;
+    for deployment in live {
+        let limits = deployment.limits.as_object().cloned().unwrap_or_default();
+        if let Err(error) = check_limits(&limits, policy) {
+            return Err(InboxError::conflict(format!(
+                "deployment {} of {} has limits of its own, which stay: {error}; deploy it again \
+                    with lower ones first",
+                deployment.deployment_id, deployment.slot
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+    use super::*;
+
+    fn policy(text: &str) -> Policy {
+        Policy::parse(&format!("topics = ['t']\n{text}")).unwrap()
+    }
+
+    fn consumer() -> Consumer {
+        Consumer {
+            consumer_id: 1,
+            tenant_id: 1,
+            tenant: "acme".to_owned(),
+            name: "orders".to_owned(),
+            policy: Value::Null,
+            state: "running".to_owned(),
+            revision: 0,
+            generation: 0,
+            seek: None,
+            tenant_state: "active".to_owned(),
+            quarantine: None,
+            created_at: chrono::DateTime::UNIX_EPOCH,
+        }
+    }
+
+    #[track_caller]
+    fn check(before: &str, after: &str, keys: &[&str], asked: &[&str]) {
+        let (before, after) = (policy(before), policy(after));
+        let found: Vec<_> = differences(&json!(before), &json!(after))
+            .into_iter()
+            .map(|difference| difference.key)
+            .collect();
+        assert_eq!(found, keys);
+        let asks: Vec<_> = consequences(&consumer(), &before, &after)
+            .into_iter()
+            .map(|consequence| consequence.key)
+            .collect();
+        assert_eq!(asks, asked);
+    }
+
+    #[test]
+    fn what_has_consequences_says_so() {
+        const PLAIN: &str = "ack = 'after_commit'";
+        check(PLAIN, PLAIN, &[], &[]);
+        check(PLAIN, "ack = 'after_commit'\nbatch.messages_max = 64", &[], &[]);
+        check(
+            PLAIN,
+            "ack = 'after_commit'\nbatch.messages_max = 32\nretry.workers = 4",
+            &["batch.messages_max", "retry.workers"],
+            &[],
+        );
+        check(PLAIN, "ack = 'after_insert'", &["ack"], &["ack"]);
+        check(PLAIN, "ack = 'after_commit'\ndedup = 'off'", &["dedup"], &["dedup"]);
+        check(PLAIN, "ack = 'after_commit'\norder = 'key'", &["order"], &["order"]);
+        check(
+            "ack = 'after_commit'\norder = 'key'",
+            "ack = 'after_commit'\norder = 'key'\nsequence.version.header = 'v'",
+            &["sequence.gap", "sequence.gap_wait_ms", "sequence.version.header"],
+            &["sequence"],
+        );
+        check(PLAIN, "ack = 'after_commit'\nkafka.group = 'g'", &["kafka.group"], &["kafka.group"]);
+        check(
+            PLAIN,
+            "ack = 'after_commit'\nkafka.group = 'oncebox.acme.orders'",
+            &["kafka.group"],
+            &[],
+        );
+        // S1-043.
+        check(
+            PLAIN,
+            "ack = 'after_commit'\nidentity.scoped_by_event_type = true",
+            &["identity.scoped_by_event_type"],
+            &["identity"],
+        );
+    }
+
+    #[test]
+    fn values_of_properties_are_not_shown_but_their_change_is() {
+        let of = |value: &str| {
+            json!(policy(&format!(
+                "ack = 'after_commit'\nkafka.properties = {{ 'sasl.password' = '{value}' }}"
+            )))
+        };
+        let found = differences(&of("hunter2"), &of("hunter3"));
+        assert_eq!(found.len(), 1);
+        assert!(!format!("{found:?}").contains("hunter"), "{found:?}");
+        let mut again =
+            policy("ack = 'after_commit'\nkafka.properties = { 'sasl.password' = '…' }");
+        keep_hidden(&mut again, &of("hunter2")).unwrap();
+        assert_eq!(again.kafka.properties["sasl.password"], "hunter2");
+        let mut new = policy("ack = 'after_commit'\nkafka.properties = { 'sasl.username' = '…' }");
+        assert!(keep_hidden(&mut new, &of("hunter2")).is_err());
+    }
+}

@@ -1,0 +1,173 @@
+//! Setting the offsets of a consumer's group. What they are set to is in the row until it is done,
+//! and as long as it is there no host runs the consumer: whoever dies on the way leaves the rest to
+//! another, and setting them twice is setting them once.
+
+use chrono::{DateTime, Utc};
+use oncebox_model::error::InboxError;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sqlx::{Postgres, types::Json};
+
+use crate::{
+    audit::Subject,
+    consumers::{
+        Consumer, consumer_in,
+        state::{late_hosts, lock},
+    },
+    control::Admin,
+};
+
+/// Where the group is to go on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seek {
+    /// The next offset of each partition that is set.
+    pub offsets: Vec<SeekOffset>,
+    /// Who asked for it.
+    pub by: String,
+    /// When.
+    pub at: DateTime<Utc>,
+}
+
+/// The next offset of a partition.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SeekOffset {
+    /// The topic.
+    pub topic: String,
+    /// The partition.
+    pub partition: i32,
+    /// The offset of the record that is read next.
+    pub offset: i64,
+}
+
+/// What there is to do for a seek.
+pub enum SeekTurn {
+    /// Nothing: it is done, or another host is at it.
+    None,
+    /// These hosts still run something of the consumer.
+    Waits(Vec<String>),
+    /// It is this host's turn.
+    Ours(Box<SeekInHand>),
+}
+
+/// A seek that nobody else carries out or takes back while this is held.
+pub struct SeekInHand {
+    /// The consumer, with its policy.
+    pub consumer: Consumer,
+    /// What to set.
+    pub offsets: Vec<SeekOffset>,
+    admin: Admin,
+    tx: sqlx::Transaction<'static, Postgres>,
+}
+
+impl Admin {
+    /// Ask for a seek. The same one again changes nothing; another one, while it is under way, is
+    /// refused.
+    pub async fn begin_seek(
+        &self,
+        tenant: &str,
+        name: &str,
+        offsets: Vec<SeekOffset>,
+        details: Value,
+    ) -> Result<Consumer, InboxError> {
+        let consumer = self.consumer(tenant, name).await?;
+        let mut tx = self.pool.begin().await?;
+        let (state, _, sought) = lock(&mut tx, &consumer).await?;
+        if !["running", "paused"].contains(&state.as_str()) {
+            return Err(InboxError::conflict(format!(
+                "consumer `{tenant}/{name}` is {state}; a seek needs one that runs or is paused"
+            )));
+        }
+        if sought {
+            let under_way = consumer_in(&mut tx, &consumer).await?;
+            return if under_way.seek.as_ref().is_some_and(|seek| seek.offsets == offsets) {
+                Ok(under_way)
+            } else {
+                Err(InboxError::conflict(format!(
+                    "consumer `{tenant}/{name}` is being sought already; wait for that, or take it \
+                        back"
+                )))
+            };
+        }
+        let seek = Seek { offsets, by: self.actor.clone(), at: Utc::now() };
+        const SET: &str =
+            "UPDATE oncebox.consumer SET seek = $2, revision = revision + 1 WHERE consumer_id = $1";
+        sqlx::query(SET).bind(consumer.consumer_id).bind(Json(&seek)).execute(&mut *tx).await?;
+        self.audit(
+            &mut tx,
+            "consumer.seek",
+            Subject::of(tenant, name),
+            json!({ "offsets": seek.offsets, "plan": details }),
+        )
+        .await?;
+        tx.commit().await?;
+        self.announce(&consumer).await;
+        self.consumer(tenant, name).await
+    }
+
+    /// Take a seek back that is not done yet. Waits for a host that is just about to do it.
+    pub async fn cancel_seek(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
+        let consumer = self.consumer(tenant, name).await?;
+        let mut tx = self.pool.begin().await?;
+        if !lock(&mut tx, &consumer).await?.2 {
+            return consumer_in(&mut tx, &consumer).await;
+        }
+        clear(&mut tx, consumer.consumer_id).await?;
+        self.audit(&mut tx, "consumer.seek.cancel", Subject::of(tenant, name), json!({})).await?;
+        tx.commit().await?;
+        self.announce(&consumer).await;
+        self.consumer(tenant, name).await
+    }
+
+    /// Take a seek in hand, once no host that lives runs anything of the consumer.
+    pub async fn seek_turn(&self, consumer_id: i32) -> Result<SeekTurn, InboxError> {
+        let mut tx = self.pool.begin().await?;
+        // A host that stops in the middle must not hold it for ever.
+        sqlx::query("SET LOCAL idle_in_transaction_session_timeout = '60s'")
+            .execute(&mut *tx)
+            .await?;
+        const LOCK: &str = "SELECT revision FROM oncebox.consumer WHERE consumer_id = $1 AND seek \
+            IS NOT NULL AND state <> 'deleting' \
+            FOR NO KEY UPDATE SKIP LOCKED";
+        let Some(revision) =
+            sqlx::query_scalar(LOCK).bind(consumer_id).fetch_optional(&mut *tx).await?
+        else {
+            return Ok(SeekTurn::None);
+        };
+        let late = late_hosts(&mut tx, consumer_id, revision, true).await?;
+        if !late.is_empty() {
+            tx.rollback().await?;
+            return Ok(SeekTurn::Waits(late));
+        }
+        let Some(consumer) = self.consumer_by_id(consumer_id).await? else {
+            return Ok(SeekTurn::None);
+        };
+        let Some(Seek { offsets, .. }) = consumer.seek.clone() else { return Ok(SeekTurn::None) };
+        Ok(SeekTurn::Ours(Box::new(SeekInHand { consumer, offsets, admin: self.clone(), tx })))
+    }
+}
+
+impl SeekInHand {
+    /// The brokers have it; the consumer goes on as before.
+    pub async fn done(mut self) -> Result<(), InboxError> {
+        let Consumer { consumer_id, tenant, name, .. } = &self.consumer;
+        clear(&mut self.tx, *consumer_id).await?;
+        self.admin
+            .audit(
+                &mut self.tx,
+                "consumer.seek.done",
+                Subject::of(tenant, name),
+                json!({ "offsets": self.offsets }),
+            )
+            .await?;
+        self.tx.commit().await?;
+        self.admin.announce(&self.consumer).await;
+        Ok(())
+    }
+}
+
+async fn clear(connection: &mut sqlx::PgConnection, consumer_id: i32) -> Result<(), InboxError> {
+    const CLEAR: &str =
+        "UPDATE oncebox.consumer SET seek = NULL, revision = revision + 1 WHERE consumer_id = $1";
+    sqlx::query(CLEAR).bind(consumer_id).execute(connection).await?;
+    Ok(())
+}

@@ -1,0 +1,129 @@
+//! What a person can do, as one set of functions; every change leaves an audit row in its own
+//! transaction.
+
+use chrono::{DateTime, Utc};
+use sqlx::{Connection, PgPool, postgres::PgConnectOptions};
+use std::{sync::Arc, time::Duration};
+
+use oncebox_model::{error::InboxError, tx::bounded};
+
+use crate::{
+    database::{migration::MigrationBounds, reach, tenant_database::Places},
+    tenants::{Tenant, credentials::Credentials, keys::MasterKey},
+};
+
+/// Connections of the host's own login, for its own work; and as many again for requests from
+/// outside.
+const CONNECTIONS_MAX: u32 = 8;
+/// How long a request from outside waits for what another one holds.
+const REQUEST_LOCK_TIMEOUT: &str = "20s";
+/// How long it waits for a connection: longer than others may hold one in waiting.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the database may take to answer.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The host's own access to its database, with the master key.
+#[derive(Clone)]
+pub struct Admin {
+    /// Connections of the host's login.
+    pub pool: PgPool,
+    pub(crate) options: PgConnectOptions,
+    pub(crate) key: MasterKey,
+    pub(crate) actor: String,
+    pub(crate) places: Arc<Places>,
+    pub(crate) migrations: MigrationBounds,
+}
+
+impl Admin {
+    /// Access for one actor; nothing is connected yet.
+    pub fn new(options: PgConnectOptions, key: MasterKey, actor: impl Into<String>) -> Self {
+        let options = reach::noticing_silence(options.application_name("oncebox host"));
+        let migrations = MigrationBounds::default();
+        Self {
+            pool: pool(&options, CONNECT_TIMEOUT),
+            options,
+            key,
+            actor: actor.into(),
+            places: Arc::default(),
+            migrations,
+        }
+    }
+
+    /// The same access with other bounds on tenants' migrations.
+    pub fn bounding_migrations(self, migrations: MigrationBounds) -> Self {
+        Self { migrations, ..self }
+    }
+
+    /// The same access for requests from outside, with connections of their own: however many of
+    /// them wait for one another, the host's own work waits for none, and no request waits for
+    /// ever.
+    pub fn for_requests(&self) -> Self {
+        let options = self.options.clone().options([("lock_timeout", REQUEST_LOCK_TIMEOUT)]);
+        Self { pool: pool(&options, REQUEST_TIMEOUT), ..self.clone() }
+    }
+
+    /// The same access for someone else, whose name the audit log keeps.
+    pub fn acting_as(&self, actor: impl Into<String>) -> Self {
+        Self { actor: actor.into(), ..self.clone() }
+    }
+
+    /// A tenant's secrets.
+    pub fn credentials(&self, tenant: &Tenant) -> Result<Credentials, InboxError> {
+        self.key.credentials(tenant)
+    }
+
+    /// Check that the database answers, and that connections to it begin with the options that they
+    /// ask for.
+    pub async fn check_reach(&self) -> Result<(), InboxError> {
+        let connection = reach::connect_to_own(&self.options).await?;
+        let _ = connection.close().await; // it exists
+        reach::check_options_arrive(&self.options).await
+    }
+
+    /// What time it is in the host's database.
+    pub async fn now(&self) -> Result<DateTime<Utc>, InboxError> {
+        Ok(bounded(sqlx::query_scalar("SELECT now()").fetch_one(&self.pool)).await?)
+    }
+
+    /// Whether the database answers and holds the host's schema.
+    pub async fn check(&self) -> Result<(), InboxError> {
+        // Not the pool: it would try again until its time is up, and then say only that.
+        let mut connection = reach::connect_to_own(&self.options).await?;
+        let found: Option<String> = sqlx::query_scalar("SELECT to_regclass('oncebox.inbox')::text")
+            .fetch_one(&mut connection)
+            .await?;
+        let _ = connection.close().await; // the answer is there
+        found.map(drop).ok_or_else(|| {
+            InboxError::NotFound(
+                "the database holds no inbox; run `oncebox migrate` first".to_owned(),
+            )
+        })
+    }
+}
+
+fn pool(options: &PgConnectOptions, patience: Duration) -> PgPool {
+    reach::pool(CONNECTIONS_MAX, patience).connect_lazy_with(options.clone())
+}
+
+/// Whether something of a tenant, or a tenant, can have this name.
+pub fn check_name(kind: &str, name: &str) -> Result<(), InboxError> {
+    let sound = name.starts_with(|c: char| c.is_ascii_lowercase())
+        && name.len() <= 63
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
+    if sound {
+        return Ok(());
+    }
+    Err(InboxError::Invalid(format!(
+        "`{name}` cannot be the name of a {kind}; use a lower-case letter, then up to 62 of a-z, \
+            0-9 and `-`"
+    )))
+}
+
+pub(crate) fn taken(error: sqlx::Error, kind: &str, name: &str) -> InboxError {
+    match error.as_database_error().and_then(|e| e.constraint()) {
+        Some("tenant_name_unique" | "consumer_name_unique") => {
+            InboxError::conflict(format!("there is a {kind} `{name}` already"))
+        }
+        _ => error.into(),
+    }
+}

@@ -1,0 +1,318 @@
+//! The host's own schema: the role that owns it, its migrations, and what is taken from PUBLIC.
+
+use oncebox_model::{
+    connect::connect,
+    error::{InboxError, plain},
+    tx::answered,
+};
+use sqlx::{
+    Connection, Executor, PgConnection, PgPool, migrate::MigrateError, postgres::PgConnectOptions,
+};
+
+use crate::{
+    database::{
+        locks::{self, HostLock, MIGRATION_WAIT},
+        reach,
+    },
+    tenants::lock_grants_for_session,
+};
+
+pub(crate) static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
+
+/// Functions of `pg_catalog` that reach past a role, out of a transaction or into another session.
+/// Taken from PUBLIC where this login may.
+const REVOKE_FUNCTIONS: &str = include_str!("revoke_functions.sql");
+/// Which those are.
+pub(crate) const REVOKED_FUNCTIONS: &str = include_str!("revoked_functions.sql");
+
+/// A function that a migration adds is executable by PUBLIC, and by no tenant in particular. Only
+/// what is missing is changed: every grant writes a list that has an entry for each tenant, and
+/// with hundreds of them a host that grants all again takes a minute to start.
+const GRANTS: &str = "DO $$ DECLARE g record; BEGIN \
+    FOR g IN SELECT p.oid::regprocedure AS function FROM pg_proc p \
+        WHERE p.pronamespace IN ('oncebox'::regnamespace, 'oncebox_host'::regnamespace) \
+            AND (p.proacl IS NULL OR EXISTS (SELECT FROM aclexplode(p.proacl) a WHERE a.grantee = \
+            0)) LOOP \
+        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', g.function); \
+    END LOOP; \
+    FOR g IN SELECT m.oid::regprocedure AS function, string_agg(quote_ident(m.rolname), ', ') AS \
+    roles FROM ( \
+            SELECT p.oid, r.rolname, r.oid AS grantee FROM pg_proc p, oncebox.tenant t JOIN \
+            pg_roles r ON r.rolname = t.login \
+                WHERE p.pronamespace = 'oncebox_host'::regnamespace \
+            UNION SELECT p.oid, r.rolname, r.oid FROM pg_proc p, oncebox.tenant t JOIN pg_roles r \
+            ON r.rolname = t.owner_login \
+                WHERE p.pronamespace = 'oncebox_host'::regnamespace AND p.proname = \
+                'migration_applied') m \
+            LEFT JOIN (SELECT p.oid, a.grantee FROM pg_proc p, aclexplode(p.proacl) a \
+                WHERE p.pronamespace = 'oncebox_host'::regnamespace AND a.privilege_type = \
+                'EXECUTE') known USING (oid, grantee) \
+        WHERE known.oid IS NULL \
+        GROUP BY m.oid LOOP \
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', g.function, g.roles); \
+    END LOOP; \
+    FOR g IN SELECT string_agg(quote_ident(r.rolname), ', ') AS roles FROM pg_roles r \
+            JOIN (SELECT login AS rolname FROM oncebox.tenant UNION SELECT owner_login FROM \
+            oncebox.tenant) t USING (rolname) \
+        WHERE r.oid NOT IN (SELECT a.grantee FROM pg_namespace n, aclexplode(n.nspacl) a \
+            WHERE n.nspname = 'oncebox_host' AND a.privilege_type = 'USAGE') \
+        HAVING count(*) > 0 LOOP \
+        EXECUTE format('GRANT USAGE ON SCHEMA oncebox_host TO %s', g.roles); \
+    END LOOP; END $$";
+
+/// Databases that a server has from its beginning, to connect to while the one that is wanted is
+/// created.
+const FIRST_DATABASES: [&str; 2] = ["postgres", "template1"];
+
+/// Create the database, unless it exists; its name where it was created.
+///
+/// # Errors
+/// `Conflict` where this login may not create it, with the statement for one that may.
+pub async fn create_database(options: &PgConnectOptions) -> Result<Option<String>, InboxError> {
+    let database = match reach::connect_to_own(options).await {
+        Ok(connection) => {
+            let _ = connection.close().await; // it exists
+            return Ok(None);
+        }
+        Err(InboxError::NoDatabase { database }) => database,
+        Err(error) => return Err(error),
+    };
+    let create = format!("CREATE DATABASE {}", quoted(&database));
+    let mut refusal = None;
+    for first in FIRST_DATABASES {
+        let created = match connect(&options.clone().database(first)).await {
+            Ok(mut connection) => {
+                let created =
+                    connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(create.clone()))).await;
+                let _ = connection.close().await; // what it was for is done
+                created.map(drop).map_err(InboxError::Refused)
+            }
+            // A login may be shut out of one of them.
+            Err(error) => Err(error),
+        };
+        match created {
+            Ok(()) => return Ok(Some(database)),
+            // Another process was faster.
+            Err(InboxError::Refused(error))
+                if answered(&error).is_some_and(|answer| answer.sqlstate == DUPLICATE_DATABASE) =>
+            {
+                return Ok(None);
+            }
+            Err(error) => refusal = refusal.or(Some(error)),
+        }
+    }
+    let why = match &refusal {
+        Some(InboxError::Refused(error)) => plain(error),
+        Some(error) => error.to_string(),
+        None => String::new(),
+    };
+    let login = options.get_username();
+    Err(InboxError::conflict(format!(
+        "database `{database}` does not exist, and login `{login}` cannot create it ({why}); let a \
+            superuser run: {create} OWNER {}",
+        quoted(login)
+    )))
+}
+
+/// What PostgreSQL answers when a database of this name exists.
+const DUPLICATE_DATABASE: &str = "42P04";
+
+/// A name as SQL.
+pub(crate) fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// Bring a database up to date. Safe to repeat, and to run from several hosts at once. The answer
+/// lists what this login was not allowed to close.
+pub async fn migrate(options: &PgConnectOptions) -> Result<Vec<String>, InboxError> {
+    let mut admin = PgConnection::connect_with(options).await?;
+    locks::take_for_session(&mut admin, HostLock::Migrate).await?;
+    let owner = owner_role(&mut admin).await?;
+    let wait = format!("{}ms", MIGRATION_WAIT.as_millis());
+    let settings =
+        [("role", owner.as_str()), ("search_path", "oncebox"), ("lock_timeout", wait.as_str())];
+    // An index of a large inbox is made for as long as that takes.
+    let mut migrator = PgConnection::connect_with(
+        &options.clone().options(settings).answer_timeout(std::time::Duration::MAX),
+    )
+    .await?;
+    // Migrations write lists of privileges, and functions that have one.
+    lock_grants_for_session(&mut migrator).await?;
+    // What `run` does, in a form that a task can do: its bounds hold for no lifetime in particular.
+    MIGRATIONS.run_direct(None, &mut migrator, false).await.map_err(waited_in_vain)?;
+    migrator.execute(sqlx::raw_sql(GRANTS)).await?;
+    migrator.close().await?;
+    lock_grants_for_session(&mut admin).await?;
+    let open = close_public(&mut admin, &owner).await;
+    admin.close().await?;
+    Ok(open)
+}
+
+/// A migration that waited for too long says what to do.
+fn waited_in_vain(error: MigrateError) -> InboxError {
+    match &error {
+        MigrateError::Execute(cause) | MigrateError::ExecuteMigration(cause, _)
+            if locks::is_lock_timeout(cause) =>
+        {
+            InboxError::HostLocked {
+                purpose: "change the host's tables",
+                text: format!(
+                    "waited {} s to change the host's tables, since other transactions use them; \
+                        stop hosts of older releases, and look in \
+                 `pg_stat_activity` for transactions that stay open ({error})",
+                    MIGRATION_WAIT.as_secs()
+                ),
+            }
+        }
+        _ => error.into(),
+    }
+}
+
+/// Whether a database lacks migrations that this program knows. One that holds more is not behind:
+/// a newer program brought it there, and old code survives what that changed.
+pub(crate) async fn is_behind(connection: &mut PgConnection) -> Result<bool, InboxError> {
+    let has_table: bool =
+        sqlx::query_scalar("SELECT to_regclass('oncebox._sqlx_migrations') IS NOT NULL")
+            .fetch_one(&mut *connection)
+            .await?;
+    if !has_table {
+        return Ok(true);
+    }
+    let newest: Option<i64> =
+        sqlx::query_scalar("SELECT max(version) FROM oncebox._sqlx_migrations WHERE success")
+            .fetch_one(connection)
+            .await?;
+    Ok(newest < MIGRATIONS.iter().map(|migration| migration.version).max())
+}
+
+/// In a tenant's own database, what a shadow found speaks of deployments that are rows of the
+/// host's.
+pub(crate) async fn let_deployments_be_elsewhere(pool: &PgPool) -> Result<(), InboxError> {
+    const BOUND: &str = "SELECT format('ALTER TABLE %s DROP CONSTRAINT IF EXISTS %I', \
+        conrelid::regclass, conname) FROM pg_constraint \
+        WHERE contype = 'f' AND confrelid = 'oncebox.deployment'::regclass \
+            AND conrelid IN ('oncebox.shadow_total'::regclass, 'oncebox.shadow_sum'::regclass, \
+            'oncebox.shadow_difference'::regclass)";
+    for free in sqlx::query_scalar::<_, String>(BOUND).fetch_all(pool).await? {
+        pool.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(free))).await?;
+    }
+    Ok(())
+}
+
+/// The role without login that owns the host's schemas. Its name is random, since roles belong to
+/// the whole cluster.
+async fn owner_role(admin: &mut PgConnection) -> Result<String, InboxError> {
+    const OWNER: &str =
+        "SELECT pg_get_userbyid(nspowner)::text FROM pg_namespace WHERE nspname = 'oncebox'";
+    if let Some(owner) = sqlx::query_scalar(OWNER).fetch_optional(&mut *admin).await? {
+        return Ok(owner);
+    }
+    let owner = format!("oncebox_{}", hex::encode(rand::random::<[u8; 5]>()));
+    let create = format!(
+        "BEGIN; CREATE ROLE {owner} NOLOGIN; GRANT {owner} TO CURRENT_USER; \
+         CREATE SCHEMA oncebox AUTHORIZATION {owner}; CREATE SCHEMA oncebox_host AUTHORIZATION \
+         {owner}; COMMIT"
+    );
+    admin.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(create))).await?;
+    Ok(owner)
+}
+
+/// Close what PostgreSQL leaves open to every role. Each step is tried by itself: on a managed
+/// database some are not allowed.
+async fn close_public(admin: &mut PgConnection, owner: &str) -> Vec<String> {
+    let database: String = match sqlx::query_scalar("SELECT quote_ident(current_database())")
+        .fetch_one(&mut *admin)
+        .await
+    {
+        Ok(database) => database,
+        Err(error) => return vec![format!("the database's name: {error}")],
+    };
+    let steps = [
+        (
+            "the database is closed to PUBLIC",
+            format!("REVOKE ALL ON DATABASE {database} FROM PUBLIC"),
+        ),
+        (
+            "the schema `public` is closed to PUBLIC",
+            "REVOKE ALL ON SCHEMA public FROM PUBLIC".to_owned(),
+        ),
+        (
+            "functions that reach past a role are closed to PUBLIC",
+            REVOKE_FUNCTIONS.replace("{functions}", REVOKED_FUNCTIONS).replace("{owner}", owner),
+        ),
+        (
+            "the language `plpgsql` is closed to PUBLIC",
+            format!(
+                "GRANT USAGE ON LANGUAGE plpgsql TO {owner}; REVOKE USAGE ON LANGUAGE plpgsql FROM \
+                    PUBLIC"
+            ),
+        ),
+        (
+            "the language `sql` is closed to PUBLIC",
+            format!(
+                "GRANT USAGE ON LANGUAGE sql TO {owner}; REVOKE USAGE ON LANGUAGE sql FROM PUBLIC"
+            ),
+        ),
+    ];
+    let mut open = Vec::new();
+    for (what, sql) in steps {
+        if let Err(error) = admin.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql))).await {
+            open.push(format!(
+                "not so: {what} ({})",
+                oncebox_model::tx::answered(&error)
+                    .map_or_else(|| error.to_string(), |answer| answer.message)
+            ));
+        }
+    }
+    open
+}
+
+/// Buckets for which partitions are made: the present one and two ahead.
+pub(crate) const BUCKETS_AHEAD: i32 = 2;
+
+/// Which of them there are not.
+pub(crate) const MISSING_PARTITIONS: &str = include_str!("missing_partitions.sql");
+
+/// Make the inbox's partitions of the present and the next buckets, of each retention class that a
+/// consumer has. The answer is how many were made.
+///
+/// A class that nobody uses has none: every session plans its first claim over all partitions there
+/// are, and all their indexes.
+pub async fn ensure_partitions(pool: &PgPool) -> Result<usize, InboxError> {
+    ensure_partitions_for(pool, &[]).await
+}
+
+/// The same, and of these classes, which consumers will have whose rows are not there yet.
+pub async fn ensure_partitions_for(pool: &PgPool, classes: &[i16]) -> Result<usize, InboxError> {
+    let missing: Vec<(String, String, String, String)> = sqlx::query_as(MISSING_PARTITIONS)
+        .bind(BUCKETS_AHEAD)
+        .bind(classes)
+        .fetch_all(pool)
+        .await?;
+    for (parent, name, from, to) in &missing {
+        // ATTACH takes a lock that claims do not wait for; CREATE … PARTITION OF would stop them.
+        let sql = format!(
+            "SET LOCAL lock_timeout = '5s'; CREATE TABLE IF NOT EXISTS oncebox.{name} (LIKE \
+                oncebox.inbox INCLUDING DEFAULTS INCLUDING CONSTRAINTS); \
+             DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = \
+             'oncebox.{name}'::regclass) THEN \
+             ALTER TABLE oncebox.{name} OWNER TO {owner}; \
+             ALTER TABLE oncebox.{parent} ATTACH PARTITION oncebox.{name} FOR VALUES FROM \
+             ('{from}') TO ('{to}'); END IF; END $$",
+            owner = owner_of_inbox(pool).await?,
+        );
+        let mut connection = pool.acquire().await?.detach();
+        let mut tx = connection.begin().await?;
+        locks::take(&mut tx, HostLock::Partitions).await?;
+        tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql))).await?;
+        tx.commit().await?;
+        connection.close().await?;
+    }
+    Ok(missing.len())
+}
+
+async fn owner_of_inbox(pool: &PgPool) -> Result<String, InboxError> {
+    const OWNER: &str = "SELECT quote_ident(pg_get_userbyid(relowner)) FROM pg_class WHERE oid = \
+        'oncebox.inbox'::regclass";
+    Ok(sqlx::query_scalar(OWNER).fetch_one(pool).await?)
+}

@@ -1,0 +1,152 @@
+//! Tenants with a database of their own begin and end.
+
+use oncebox_model::{error::InboxError, hooks};
+use serde_json::json;
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+
+use super::{DatabaseUrl, PURPOSE, Place, answered_within, mirror};
+use crate::{
+    audit::Subject,
+    control::{Admin, check_name, taken},
+    tenants::{Tenant, credentials::Credentials, keys::secret_hash},
+};
+
+/// How long taking a tenant away may take there.
+const REMOVE_MAX: std::time::Duration = std::time::Duration::from_secs(60);
+
+impl Admin {
+    /// Create a tenant whose inbox and tables are in a database of its own. That is checked,
+    /// brought up to date and taken before there is a tenant; what a process leaves that dies after
+    /// that, a look finishes.
+    pub async fn create_tenant_at(
+        &self,
+        name: &str,
+        url: &DatabaseUrl,
+    ) -> Result<Tenant, InboxError> {
+        check_name("tenant", name)?;
+        self.take_place(url).await?;
+        let tenant = self.insert_tenant_at(name, url).await?;
+        hooks::point("place:create:after");
+        if let Err(error) = self.mirror(&tenant).await {
+            self.take_back_from_place(&tenant).await?;
+            return Err(error);
+        }
+        Ok(tenant)
+    }
+
+    async fn insert_tenant_at(&self, name: &str, url: &DatabaseUrl) -> Result<Tenant, InboxError> {
+        const INSERT: &str = "INSERT INTO oncebox.tenant (name, schema_name, login, owner_login, \
+            secret_hash, credentials, database_url, database) \
+            VALUES ($1, $2, $3, $4, $5, $6, $7, $8) RETURNING *";
+        let opaque = hex::encode(rand::random::<[u8; 6]>());
+        let (schema, login, owner) =
+            (format!("t_{opaque}"), format!("oncebox_{opaque}"), format!("oncebox_{opaque}_owner"));
+        let credentials = Credentials::generate();
+        let mut tx = self.pool.begin().await?;
+        let insert = sqlx::query_as(INSERT)
+            .bind(name)
+            .bind(&schema)
+            .bind(&login)
+            .bind(&owner)
+            .bind(secret_hash(&credentials.secret))
+            .bind(credentials.sealed(&self.key, &login))
+            .bind(self.key.seal(PURPOSE, &login, url.text().as_bytes()))
+            .bind(url.shown());
+        let tenant =
+            insert.fetch_one(&mut *tx).await.map_err(|error| taken(error, "tenant", name))?;
+        self.audit(
+            &mut tx,
+            "tenant.create",
+            Subject::tenant(name),
+            json!({ "database": url.shown() }),
+        )
+        .await?;
+        tx.commit().await?;
+        Ok(tenant)
+    }
+
+    /// Take back a tenant that was just created, there first: whoever finds the row until then
+    /// knows that it is going.
+    pub(crate) async fn take_back_from_place(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        const DELETING: &str = "UPDATE oncebox.tenant SET state = 'deleting', revision = revision \
+            + 1 WHERE tenant_id = $1";
+        sqlx::query(DELETING).bind(tenant.tenant_id).execute(&self.pool).await?;
+        answered_within(REMOVE_MAX, remove_schema(&self.place(tenant)?, tenant)).await??;
+        self.forget_place(tenant).await?;
+        let mut tx = self.pool.begin().await?;
+        sqlx::query("DELETE FROM oncebox.tenant WHERE tenant_id = $1")
+            .bind(tenant.tenant_id)
+            .execute(&mut *tx)
+            .await?;
+        self.audit(&mut tx, "tenant.take_back", Subject::tenant(&tenant.name), json!({})).await?;
+        Ok(tx.commit().await?)
+    }
+
+    /// Take the mirror of a tenant that is being deleted out of its own database, and let go of
+    /// that. Its messages are gone by then; its rows in the host's database, which say what there
+    /// is, go next.
+    pub async fn forget_place(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        let place = self.place(tenant)?;
+        if !place.is_own {
+            return Ok(());
+        }
+        answered_within(REMOVE_MAX, self.remove_mirror(&place, tenant)).await??;
+        // Whoever is at work there has a handle of its own; the last one closes it.
+        self.places.remove(tenant.tenant_id);
+        Ok(())
+    }
+
+    async fn remove_mirror(&self, place: &Place, tenant: &Tenant) -> Result<(), InboxError> {
+        const SHADOWS: &str = "SELECT d.deployment_id FROM oncebox.deployment d JOIN \
+            oncebox.consumer c USING (consumer_id) \
+            WHERE c.tenant_id = $1 AND d.role = 'shadow'";
+        let shadows: Vec<i64> =
+            sqlx::query_scalar(SHADOWS).bind(tenant.tenant_id).fetch_all(&self.pool).await?;
+        let mut connection = place.connect().await?;
+        let mut tx = connection.begin().await?;
+        mirror::lock(&mut tx, tenant.tenant_id).await?;
+        for table in ["shadow_difference", "shadow_sum", "shadow_total"] {
+            let remove = format!("DELETE FROM oncebox.{table} WHERE deployment_id = ANY ($1)");
+            sqlx::query(AssertSqlSafe(remove)).bind(&shadows).execute(&mut *tx).await?;
+        }
+        for table in ["consumer", "tenant_migration", "tenant"] {
+            let remove = format!("DELETE FROM oncebox.{table} WHERE tenant_id = $1");
+            sqlx::query(AssertSqlSafe(remove)).bind(tenant.tenant_id).execute(&mut *tx).await?;
+        }
+        tx.commit().await?;
+        let _ = connection.close().await; // what it was for is done
+        Ok(())
+    }
+}
+
+/// Schema and roles of a tenant that has neither consumers nor sessions.
+async fn remove_schema(place: &Place, tenant: &Tenant) -> Result<(), InboxError> {
+    let Tenant { schema_name: schema, login, owner_login: owner, .. } = tenant;
+    let mut connection = place.connect().await?;
+    let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())")
+        .fetch_one(&mut connection)
+        .await?;
+    let mut tx = connection.begin().await?;
+    mirror::lock(&mut tx, tenant.tenant_id).await?;
+    tx.execute(AssertSqlSafe(format!("DROP SCHEMA IF EXISTS {schema} CASCADE"))).await?;
+    for role in [login, owner] {
+        if has_role(&mut tx, role).await? {
+            let remove = format!(
+                "REVOKE ALL ON DATABASE {database} FROM {role}; REVOKE ALL ON SCHEMA oncebox_host \
+                    FROM {role}; \
+                 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA oncebox_host FROM {role}; DROP ROLE {role}"
+            );
+            tx.execute(sqlx::raw_sql(AssertSqlSafe(remove))).await?;
+        }
+    }
+    tx.commit().await?;
+    let _ = connection.close().await; // what it was for is done
+    Ok(())
+}
+
+async fn has_role(connection: &mut PgConnection, role: &str) -> Result<bool, InboxError> {
+    Ok(sqlx::query_scalar("SELECT to_regrole($1) IS NOT NULL")
+        .bind(role)
+        .fetch_one(connection)
+        .await?)
+}

@@ -1,0 +1,302 @@
+//! The mirror of a tenant and its consumers in the database that the tenant named.
+//!
+//! Everyone who writes it takes one lock there first and reads the truth, in the host's database,
+//! after it. So of two writers the later one has read the newer truth, and what the mirror requires
+//! never goes back to what an earlier reader saw.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use oncebox_model::{error::InboxError, hooks};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+
+use super::{Place, answered_within, prepare};
+use crate::{
+    control::Admin,
+    database::{
+        locks::{self, HostLock},
+        schema,
+    },
+    tenants::{Tenant, lock_grants, roles::role_statements},
+};
+
+/// How long a look may take before it is given up.
+const LOOK_MAX: Duration = Duration::from_secs(15);
+
+/// A tenant with a database of its own, and what of it the mirror follows, as one text: while that
+/// is the same, nothing has changed.
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
+pub struct Drift {
+    /// Name of the tenant.
+    pub tenant: String,
+    /// What the mirror follows.
+    pub state: String,
+}
+
+/// What the mirror has to say, as the host's database has it.
+struct Truth {
+    row: TruthOfTenant,
+    consumers: Vec<TruthOfConsumer>,
+}
+
+#[derive(sqlx::FromRow)]
+struct TruthOfTenant {
+    #[sqlx(flatten)]
+    tenant: Tenant,
+    secret_hash: Vec<u8>,
+    secret_hash_before: Option<Vec<u8>>,
+    secret_before_until: Option<DateTime<Utc>>,
+}
+
+#[derive(sqlx::FromRow)]
+struct TruthOfConsumer {
+    consumer_id: i32,
+    name: String,
+    retention_class: i16,
+    generation: i64,
+    generation_required: i64,
+    state: String,
+    revision: i64,
+}
+
+/// What is there of a tenant.
+#[derive(sqlx::FromRow)]
+struct Held {
+    secret_hash: Option<Vec<u8>>,
+    has_roles: bool,
+    has_schema: bool,
+}
+
+impl Admin {
+    /// Make the database that a tenant named say of the tenant and its consumers what the host's
+    /// database says, and finish there what a process left that died between the two. Nothing to do
+    /// for other tenants. Safe to repeat, and to run from several hosts at once.
+    pub async fn mirror(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        let place = self.place(tenant)?;
+        if !place.is_own {
+            return Ok(());
+        }
+        answered_within(LOOK_MAX, self.mirror_in(&place, tenant)).await??;
+        answered_within(LOOK_MAX, self.copy_migrations(tenant)).await??;
+        answered_within(prepare::PREPARE_MAX, self.redrive_pending(&place, tenant)).await?
+    }
+
+    /// The same for the tenant of a consumer.
+    pub(crate) async fn mirror_of(&self, tenant: &str) -> Result<(), InboxError> {
+        self.mirror(&self.tenant(tenant).await?).await
+    }
+
+    /// The tenants with databases of their own.
+    pub async fn drifts(&self) -> Result<Vec<Drift>, InboxError> {
+        const DRIFTS: &str = "SELECT t.name AS tenant, concat_ws(' ', t.tenant_id, t.revision, \
+            t.state, md5(t.secret_hash), md5(t.database_url), \
+                (SELECT string_agg(concat_ws(':', c.consumer_id, c.revision, c.state, \
+                c.retention_class, c.generation, c.generation_required, \
+                        (SELECT max(d.deployment_id) FROM oncebox.deployment d WHERE d.consumer_id \
+                        = c.consumer_id AND d.redrive_pending)), \
+                    ',' ORDER BY c.consumer_id) FROM oncebox.consumer c WHERE c.tenant_id = \
+                    t.tenant_id)) AS state \
+            FROM oncebox.tenant t WHERE t.database_url IS NOT NULL ORDER BY t.name";
+        Ok(sqlx::query_as(DRIFTS).fetch_all(&self.pool).await?)
+    }
+
+    /// The mirror alone.
+    pub(super) async fn mirror_in(&self, place: &Place, tenant: &Tenant) -> Result<(), InboxError> {
+        const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+        hooks::point("place:mirror:before");
+        let mut connection = place.connect().await?;
+        prepare::check_is_ours(&mut connection, self.installation().await?, tenant).await?;
+        let mut tx = connection.begin_with(BEGIN).await?;
+        lock(&mut tx, tenant.tenant_id).await?;
+        // Deleted meanwhile: whoever did has taken everything away there before.
+        let Some(truth) = self.truth(tenant.tenant_id).await? else { return Ok(()) };
+        let held = Held::look(&mut tx, &truth.row.tenant).await?;
+        // A tenant that is being deleted gets nothing back.
+        if truth.is_deleted() && held.secret_hash.is_none() {
+            return Ok(());
+        }
+        schema::ensure_partitions_for(&place.pool, &truth.classes()).await?;
+        let is_new = self.make_roles(&mut tx, &truth, &held).await?;
+        truth.write(&mut tx).await?;
+        tx.commit().await?;
+        let _ = connection.close().await; // what it was for is done
+        hooks::point("place:mirror:after");
+        if is_new {
+            self.restrict_logs(&place.pool, &truth.row.tenant.login, &truth.row.tenant.owner_login)
+                .await;
+        }
+        Ok(())
+    }
+
+    async fn truth(&self, tenant_id: i32) -> Result<Option<Truth>, InboxError> {
+        const CONSUMERS: &str = "SELECT consumer_id, name, retention_class, generation, \
+            generation_required, state, revision \
+            FROM oncebox.consumer WHERE tenant_id = $1 ORDER BY consumer_id";
+        let row = sqlx::query_as("SELECT * FROM oncebox.tenant WHERE tenant_id = $1")
+            .bind(tenant_id)
+            .fetch_optional(&self.pool)
+            .await?;
+        let Some(row) = row else { return Ok(None) };
+        let consumers = sqlx::query_as(CONSUMERS).bind(tenant_id).fetch_all(&self.pool).await?;
+        Ok(Some(Truth { row, consumers }))
+    }
+
+    /// Roles and schema, where they are not there, and their passwords, where the secret is
+    /// another.
+    async fn make_roles(
+        &self,
+        connection: &mut PgConnection,
+        truth: &Truth,
+        held: &Held,
+    ) -> Result<bool, InboxError> {
+        let tenant = &truth.row.tenant;
+        let is_whole = held.has_roles
+            && held.has_schema
+            && held.secret_hash.as_ref() == Some(&truth.row.secret_hash);
+        if is_whole || truth.is_deleted() {
+            return Ok(false);
+        }
+        lock_grants(connection).await?;
+        let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())")
+            .fetch_one(&mut *connection)
+            .await?;
+        let mut statements = role_statements(
+            &database,
+            &tenant.schema_name,
+            &tenant.login,
+            &tenant.owner_login,
+            &self.credentials(tenant)?,
+        );
+        if held.has_schema && !held.has_roles {
+            // Roles are the server's: a database that was restored elsewhere comes without them and
+            // their rights.
+            let (schema, login) = (&tenant.schema_name, &tenant.login);
+            statements.push(format!(
+                "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {login}"
+            ));
+            statements.push(format!("GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {login}"));
+        }
+        for statement in statements {
+            connection.execute(sqlx::raw_sql(AssertSqlSafe(statement))).await?;
+        }
+        Ok(true)
+    }
+}
+
+/// One writer at a time for a tenant, in whatever process.
+pub(crate) async fn lock(connection: &mut PgConnection, tenant_id: i32) -> Result<(), InboxError> {
+    locks::take(connection, HostLock::Mirror(tenant_id)).await
+}
+
+impl Held {
+    async fn look(connection: &mut PgConnection, tenant: &Tenant) -> Result<Self, InboxError> {
+        const LOOK: &str = "SELECT (SELECT t.secret_hash FROM oncebox.tenant t WHERE t.tenant_id = \
+            $1) AS secret_hash, \
+            (SELECT count(*) = 2 FROM pg_roles r WHERE r.rolname IN ($2, $3)) AS has_roles, \
+            to_regnamespace($4) IS NOT NULL AS has_schema";
+        let look = sqlx::query_as(LOOK)
+            .bind(tenant.tenant_id)
+            .bind(&tenant.login)
+            .bind(&tenant.owner_login)
+            .bind(&tenant.schema_name);
+        Ok(look.fetch_one(connection).await?)
+    }
+}
+
+impl Truth {
+    /// Retention classes of the consumers.
+    fn classes(&self) -> Vec<i16> {
+        self.consumers.iter().map(|consumer| consumer.retention_class).collect()
+    }
+
+    fn is_deleted(&self) -> bool {
+        self.row.tenant.state == "deleting"
+    }
+
+    /// Nothing is written where it says so already.
+    async fn write(&self, connection: &mut PgConnection) -> Result<(), InboxError> {
+        // Whoever deletes a tenant has shut it out there, and it stays so.
+        if !self.is_deleted() {
+            self.write_tenant(connection).await?;
+        }
+        self.write_consumers(connection).await
+    }
+
+    async fn write_tenant(&self, connection: &mut PgConnection) -> Result<(), InboxError> {
+        // Left by one of that name whose deletion did not come to its end.
+        const FREE_NAME: &str = "UPDATE oncebox.tenant SET name = 'gone-' || tenant_id WHERE name \
+            = $2 AND tenant_id <> $1";
+        const WRITE: &str = "INSERT INTO oncebox.tenant AS t (tenant_id, name, schema_name, login, \
+            owner_login, state, revision, secret_hash, \
+                secret_hash_before, secret_before_until, created_at) \
+            OVERRIDING SYSTEM VALUE VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) \
+            ON CONFLICT (tenant_id) DO UPDATE SET name = excluded.name, schema_name = \
+            excluded.schema_name, login = excluded.login, \
+                owner_login = excluded.owner_login, state = excluded.state, revision = \
+                excluded.revision, secret_hash = excluded.secret_hash, \
+                secret_hash_before = excluded.secret_hash_before, secret_before_until = \
+                excluded.secret_before_until \
+            WHERE (t.name, t.schema_name, t.login, t.owner_login, t.state, t.revision, \
+            t.secret_hash, t.secret_hash_before, t.secret_before_until) \
+                IS DISTINCT FROM (excluded.name, excluded.schema_name, excluded.login, \
+                excluded.owner_login, excluded.state, excluded.revision, \
+                    excluded.secret_hash, excluded.secret_hash_before, \
+                    excluded.secret_before_until)";
+        let tenant = &self.row.tenant;
+        sqlx::query(FREE_NAME)
+            .bind(tenant.tenant_id)
+            .bind(&tenant.name)
+            .execute(&mut *connection)
+            .await?;
+        let write = sqlx::query(WRITE)
+            .bind(tenant.tenant_id)
+            .bind(&tenant.name)
+            .bind(&tenant.schema_name)
+            .bind(&tenant.login)
+            .bind(&tenant.owner_login)
+            .bind(&tenant.state)
+            .bind(tenant.revision)
+            .bind(&self.row.secret_hash)
+            .bind(&self.row.secret_hash_before)
+            .bind(self.row.secret_before_until)
+            .bind(tenant.created_at);
+        write.execute(connection).await?;
+        Ok(())
+    }
+
+    /// Policies stay where they are: no host function reads them, and they may hold a broker's
+    /// password.
+    async fn write_consumers(&self, connection: &mut PgConnection) -> Result<(), InboxError> {
+        const GONE: &str =
+            "DELETE FROM oncebox.consumer WHERE tenant_id = $1 AND consumer_id <> ALL ($2)";
+        const WRITE: &str = "INSERT INTO oncebox.consumer AS c (tenant_id, policy, consumer_id, \
+            name, retention_class, generation, \
+                generation_required, state, revision) \
+            OVERRIDING SYSTEM VALUE \
+            SELECT $1, '{}', u.* FROM unnest($2::int[], $3::text[], $4::smallint[], $5::bigint[], \
+            $6::bigint[], $7::text[], $8::bigint[]) AS u \
+            ON CONFLICT (consumer_id) DO UPDATE SET name = excluded.name, retention_class = \
+            excluded.retention_class, \
+                generation = excluded.generation, generation_required = \
+                excluded.generation_required, state = excluded.state, \
+                revision = excluded.revision \
+            WHERE (c.name, c.retention_class, c.generation, c.generation_required, c.state, \
+            c.revision) IS DISTINCT FROM \
+                (excluded.name, excluded.retention_class, excluded.generation, \
+                excluded.generation_required, excluded.state, excluded.revision)";
+        let (tenant_id, all) = (self.row.tenant.tenant_id, &self.consumers);
+        let ids: Vec<_> = all.iter().map(|c| c.consumer_id).collect();
+        sqlx::query(GONE).bind(tenant_id).bind(&ids).execute(&mut *connection).await?;
+        let write = sqlx::query(WRITE)
+            .bind(tenant_id)
+            .bind(&ids)
+            .bind(all.iter().map(|c| c.name.as_str()).collect::<Vec<_>>())
+            .bind(all.iter().map(|c| c.retention_class).collect::<Vec<_>>())
+            .bind(all.iter().map(|c| c.generation).collect::<Vec<_>>())
+            .bind(all.iter().map(|c| c.generation_required).collect::<Vec<_>>())
+            .bind(all.iter().map(|c| c.state.as_str()).collect::<Vec<_>>())
+            .bind(all.iter().map(|c| c.revision).collect::<Vec<_>>());
+        write.execute(connection).await?;
+        Ok(())
+    }
+}

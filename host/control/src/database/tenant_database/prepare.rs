@@ -1,0 +1,237 @@
+//! A database becomes the place of an installation's tenants, and stays one.
+
+use std::time::Duration;
+
+use oncebox_model::error::InboxError;
+use sqlx::{Connection, PgConnection};
+use uuid::Uuid;
+
+use super::{DatabaseUrl, Place, answered_within};
+use crate::{
+    control::Admin,
+    database::{reach, schema},
+    tenants::Tenant,
+};
+
+/// The oldest server that the host functions and the sessions' settings are made for.
+const VERSION_MIN: i32 = 15;
+/// How long checking a place may take, and making its mirror equal.
+pub(super) const PREPARE_MAX: Duration = Duration::from_secs(120);
+
+/// What a server says of itself.
+#[derive(sqlx::FromRow)]
+struct Server {
+    version: i32,
+    is_read_only: bool,
+    encoding: String,
+    may_create: bool,
+}
+
+impl Admin {
+    /// Whether the database that a tenant named can be used, brought up to date where this program
+    /// knows more than it, and its mirror made equal. Nothing to do for other tenants.
+    pub async fn prepare_place(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        let place = self.place(tenant)?;
+        if !place.is_own {
+            return Ok(());
+        }
+        let preparing = async {
+            if answered_within(PREPARE_MAX, self.check_is_behind(&place, tenant)).await?? {
+                // For as long as that takes: given up, it would begin anew each time.
+                bring_up_to_date(&place, &tenant.name).await?;
+            }
+            answered_within(PREPARE_MAX, self.mirror(tenant)).await?
+        };
+        preparing.await.map_err(|error| of_place(error, tenant))
+    }
+
+    /// Whether a place that can be used is behind this program.
+    async fn check_is_behind(&self, place: &Place, tenant: &Tenant) -> Result<bool, InboxError> {
+        reach::check_options_arrive(&place.options).await?;
+        let mut connection = place.connect().await?;
+        check_server(&mut connection, tenant.database.as_deref().unwrap_or_default()).await?;
+        check_is_ours(&mut connection, self.installation().await?, tenant).await?;
+        let is_behind = schema::is_behind(&mut connection).await?;
+        let _ = connection.close().await; // its answers are there
+        Ok(is_behind)
+    }
+
+    /// Take a database that nobody uses as a place of this installation.
+    pub(super) async fn take_place(&self, url: &DatabaseUrl) -> Result<(), InboxError> {
+        let (place, id) = (Place::at(url), self.installation().await?);
+        reach::check_options_arrive(&place.options)
+            .await
+            .map_err(|error| unfit(url.shown(), &error.to_string()))?;
+        let mut connection =
+            place.connect().await.map_err(|error| unfit(url.shown(), &error.to_string()))?;
+        check_server(&mut connection, url.shown()).await?;
+        if holder(&mut connection).await? != Some((id, true)) {
+            check_is_free(&mut connection, url.shown()).await?;
+        }
+        // Also where it is up to date: one that was copied is open again.
+        bring_up_to_date(&place, url.shown()).await?;
+        const TAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_place) VALUES \
+            ($1, true) ON CONFLICT DO NOTHING";
+        sqlx::query(TAKE).bind(id).execute(&mut connection).await?;
+        let taken = holder(&mut connection).await? == Some((id, true));
+        let _ = connection.close().await; // what it was for is done
+        place.pool.close().await;
+        if taken {
+            Ok(())
+        } else {
+            Err(unfit(url.shown(), "another installation has just taken it"))
+        }
+    }
+
+    /// What this installation is called in the places of its tenants.
+    pub(crate) async fn installation(&self) -> Result<Uuid, InboxError> {
+        const ID: &str = "SELECT installation_id FROM oncebox.installation";
+        const MAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_place) VALUES \
+            ($1, false) ON CONFLICT DO NOTHING";
+        if let Some(id) = sqlx::query_scalar(ID).fetch_optional(&self.pool).await? {
+            return Ok(id);
+        }
+        sqlx::query(MAKE).bind(Uuid::new_v4()).execute(&self.pool).await?;
+        Ok(sqlx::query_scalar(ID).fetch_one(&self.pool).await?)
+    }
+
+    /// A database that holds tenants of another installation cannot be a host's own as well.
+    pub async fn check_is_no_place(&self) -> Result<(), InboxError> {
+        let is_place: Option<bool> =
+            sqlx::query_scalar("SELECT is_place FROM oncebox.installation")
+                .fetch_optional(&self.pool)
+                .await?;
+        if is_place == Some(true) {
+            return Err(InboxError::Invalid(
+                "this database holds the inbox of a tenant of another installation; give the host \
+                    a database of its own"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Place {
+    /// Whether no other installation has it.
+    pub(crate) async fn is_free_for(&self, installation: Uuid) -> Result<bool, InboxError> {
+        let mut connection = self.connect().await?;
+        Ok(holder(&mut connection).await?.is_none_or(|(holder, _)| holder == installation))
+    }
+}
+
+/// Whether the database is this installation's for tenants such as this one. One that is not any
+/// more was lost and made anew, or is another one under the same address: an inbox that is empty
+/// there would take everything that comes again for new.
+pub(super) async fn check_is_ours(
+    connection: &mut PgConnection,
+    installation: Uuid,
+    tenant: &Tenant,
+) -> Result<(), InboxError> {
+    if holder(connection).await? == Some((installation, true)) {
+        return Ok(());
+    }
+    Err(InboxError::Invalid(format!(
+        "the database of tenant `{}` at {} does not hold its inbox; restore it from a backup, or \
+            correct what its address points to",
+        tenant.name,
+        tenant.database.as_deref().unwrap_or_default()
+    )))
+}
+
+async fn bring_up_to_date(place: &Place, whose: &str) -> Result<(), InboxError> {
+    for what in schema::migrate(&place.options).await? {
+        tracing::warn!(database = whose, what, "the database is less closed than it should be");
+    }
+    schema::let_deployments_be_elsewhere(&place.pool).await
+}
+
+async fn check_server(connection: &mut PgConnection, shown: &str) -> Result<(), InboxError> {
+    const SERVER: &str = "SELECT current_setting('server_version_num')::int / 10000 AS version, \
+            pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool AS \
+            is_read_only, \
+            pg_encoding_to_char(d.encoding)::text AS encoding, \
+            r.rolsuper OR (r.rolcreaterole AND has_database_privilege(d.datname, 'CREATE')) AS \
+            may_create \
+        FROM pg_database d, pg_roles r WHERE d.datname = current_database() AND r.rolname = \
+        current_user";
+    let server: Server = sqlx::query_as(SERVER).fetch_one(connection).await?;
+    let problem = match server {
+        Server { version, .. } if version < VERSION_MIN => {
+            format!("it is PostgreSQL {version}; {VERSION_MIN} is the oldest that is supported")
+        }
+        Server { is_read_only: true, .. } => {
+            "it is a replica or read-only; name the primary".to_owned()
+        }
+        Server { encoding, .. } if encoding != "UTF8" => format!(
+            "its encoding is {encoding}; make \
+            it with `ENCODING 'UTF8'`"
+        ),
+        Server { may_create: false, .. } => {
+            "the login may not create roles and schemas; give it CREATEROLE, and CREATE on the \
+                database"
+                .to_owned()
+        }
+        _ => return Ok(()),
+    };
+    Err(unfit(shown, &problem))
+}
+
+/// Which installation has the database, and whether as a place.
+async fn holder(connection: &mut PgConnection) -> Result<Option<(Uuid, bool)>, InboxError> {
+    const HAS_TABLE: &str = "SELECT to_regclass('oncebox.installation') IS NOT NULL";
+    if !sqlx::query_scalar(HAS_TABLE).fetch_one(&mut *connection).await? {
+        return Ok(None);
+    }
+    Ok(sqlx::query_as("SELECT installation_id, is_place FROM oncebox.installation")
+        .fetch_optional(connection)
+        .await?)
+}
+
+/// Whether nobody has the database. What closes it to other tenants would close it to whoever else
+/// uses it.
+async fn check_is_free(connection: &mut PgConnection, shown: &str) -> Result<(), InboxError> {
+    const USED: &str =
+        "SELECT EXISTS (SELECT FROM oncebox.tenant) OR EXISTS (SELECT FROM oncebox.audit)";
+    const FOREIGN: &str = "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN \
+        pg_namespace n ON n.oid = c.relnamespace \
+        WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('information_schema', \
+        'oncebox', 'oncebox_host') \
+            AND n.nspname !~ '^pg_' \
+            AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND \
+            d.objid = c.oid AND d.deptype = 'e') LIMIT 1";
+    let has_inbox: bool = sqlx::query_scalar("SELECT to_regclass('oncebox.audit') IS NOT NULL")
+        .fetch_one(&mut *connection)
+        .await?;
+    if holder(connection).await?.is_some()
+        || (has_inbox && sqlx::query_scalar(USED).fetch_one(&mut *connection).await?)
+    {
+        return Err(unfit(
+            shown,
+            "it is an installation's own database, or holds tenants of another installation",
+        ));
+    }
+    if let Some(table) = sqlx::query_scalar::<_, String>(FOREIGN).fetch_optional(connection).await?
+    {
+        let problem = format!(
+            "it is in use: it holds `{table}`; make a database for the tenant alone, since what \
+                others may do there by default is revoked"
+        );
+        return Err(unfit(shown, &problem));
+    }
+    Ok(())
+}
+
+fn unfit(shown: &str, problem: &str) -> InboxError {
+    InboxError::Invalid(format!("the database {shown} cannot hold the tenant's inbox: {problem}"))
+}
+
+/// An error of a tenant's database says whose it is.
+fn of_place(error: InboxError, tenant: &Tenant) -> InboxError {
+    match error {
+        InboxError::Unreachable(error) => {
+            InboxError::PlaceAway { tenant: tenant.name.clone(), source: error }
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,92 @@
+//! Redrives in a database of a tenant's own: what the transaction that withdraws a version cannot
+//! reach.
+
+use oncebox_model::{error::InboxError, hooks};
+use sqlx::Connection;
+
+use super::{Place, mirror};
+use crate::{
+    control::Admin,
+    deployments::{Deployment, canary, select},
+    tenants::Tenant,
+};
+
+impl Admin {
+    /// Redrive what withdrawals have left marks for. A process that dies before a mark is gone
+    /// leaves it to the next look, which finds again what did not run since.
+    pub(super) async fn redrive_pending(
+        &self,
+        place: &Place,
+        tenant: &Tenant,
+    ) -> Result<(), InboxError> {
+        const PENDING: &str = "SELECT c.consumer_id, d.deployment_id FROM oncebox.deployment d \
+            JOIN oncebox.consumer c USING (consumer_id) \
+            WHERE c.tenant_id = $1 AND d.redrive_pending ORDER BY d.deployment_id";
+        let pending: Vec<(i32, i64)> =
+            sqlx::query_as(PENDING).bind(tenant.tenant_id).fetch_all(&self.pool).await?;
+        for (consumer_id, deployment_id) in pending {
+            self.redrive_in(place, tenant, consumer_id, deployment_id).await?;
+        }
+        Ok(())
+    }
+
+    /// The fence stands there already, so what is due again runs with what is live.
+    async fn redrive_in(
+        &self,
+        place: &Place,
+        tenant: &Tenant,
+        consumer_id: i32,
+        deployment_id: i64,
+    ) -> Result<(), InboxError> {
+        const DONE: &str = "UPDATE oncebox.deployment SET redrive_pending = false, redriven = $2 \
+            WHERE deployment_id = $1 AND redrive_pending";
+        hooks::point("place:redrive:before");
+        let mut connection = place.connect().await?;
+        let mut tx =
+            connection.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await?;
+        mirror::lock(&mut tx, tenant.tenant_id).await?;
+        // Someone else may have been faster, before the lock.
+        let Some(withdrawn) = self.pending(deployment_id).await? else { return Ok(()) };
+        let redriven = canary::redrive(
+            &mut tx,
+            consumer_id,
+            &withdrawn,
+            self.keeps_payloads(consumer_id).await?,
+        )
+        .await?;
+        tx.commit().await?;
+        hooks::point("place:redrive:after");
+        sqlx::query(DONE).bind(deployment_id).bind(redriven as i64).execute(&self.pool).await?;
+        let _ = connection.close().await; // what it was for is done
+        tracing::info!(
+            tenant = tenant.name,
+            deployment = deployment_id,
+            redriven,
+            "messages of a withdrawn version are due again"
+        );
+        Ok(())
+    }
+
+    async fn pending(&self, deployment_id: i64) -> Result<Option<Deployment>, InboxError> {
+        Ok(select("WHERE d.deployment_id = $1 AND d.redrive_pending")
+            .bind(deployment_id)
+            .fetch_optional(&self.pool)
+            .await?)
+    }
+
+    /// How many messages a withdrawal made due again, as the mark was left with.
+    pub(crate) async fn redriven(&self, deployment_id: i64) -> Result<u64, InboxError> {
+        let redriven: Option<i64> =
+            sqlx::query_scalar("SELECT redriven FROM oncebox.deployment WHERE deployment_id = $1")
+                .bind(deployment_id)
+                .fetch_one(&self.pool)
+                .await?;
+        Ok(redriven.unwrap_or_default() as u64)
+    }
+
+    async fn keeps_payloads(&self, consumer_id: i32) -> Result<bool, InboxError> {
+        const KEEPS: &str = "SELECT policy->>'payload' IS DISTINCT FROM 'none' FROM \
+            oncebox.consumer WHERE consumer_id = $1";
+        Ok(sqlx::query_scalar(KEEPS).bind(consumer_id).fetch_one(&self.pool).await?)
+    }
+}

@@ -1,0 +1,141 @@
+//! Back to a version before, at once and everywhere.
+
+use oncebox_model::error::InboxError;
+use serde_json::json;
+use sqlx::PgConnection;
+
+use super::{
+    Deployment, Role, Slot,
+    check::{canary_runs, nothing_live},
+    deploy::{Change, EndedHow},
+    select, version,
+};
+use crate::{audit::Subject, control::Admin};
+
+/// What a rollback did.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Rollback {
+    /// What was withdrawn.
+    pub withdrawn: Deployment,
+    /// What is live instead: for a canary, the stable deployment that was there.
+    pub live: Deployment,
+    /// Migrations that were applied since `live` was deployed first; they stay.
+    pub migrations_kept: Vec<String>,
+    /// Messages that the withdrawn version had failed and that run again now.
+    pub redriven: u64,
+}
+
+impl Admin {
+    /// Go back: to the version before, or to a named one that was deployed here before. Where a
+    /// canary runs, it is the canary that is withdrawn. With `redrive`, what the withdrawn version
+    /// failed runs again.
+    pub async fn rollback(
+        &self,
+        tenant: &str,
+        consumer: &str,
+        slot: &Slot,
+        to: Option<&str>,
+        reason: Option<&str>,
+        redrive: bool,
+    ) -> Result<Rollback, InboxError> {
+        let consumer = self.consumer(tenant, consumer).await?;
+        let mut tx = self.pool.begin().await?;
+        let mut change = Change::begin(&mut tx, &consumer).await?;
+        let stable = change.live(slot, Role::Stable).await?.ok_or_else(|| nothing_live(slot))?;
+        let canary = change.live(slot, Role::Canary).await?;
+        let withdrawn = match (&canary, to) {
+            (Some(canary), None) => canary.clone(),
+            (Some(_), Some(_)) => return Err(canary_runs(slot)),
+            (None, _) => stable.clone(),
+        };
+        let target =
+            if canary.is_some() { stable } else { change.target(slot, &stable, to).await? };
+        change.end(&withdrawn, EndedHow::RolledBack, reason).await?;
+        let live_id = match canary {
+            Some(_) => target.deployment_id,
+            None => self.insert_again(&mut change, &target, Role::Stable).await?,
+        };
+        change.finish(true).await?;
+        let migrations_kept = migrations_since(&mut tx, consumer.tenant_id, &target).await?;
+        let details = json!({ "event_type": slot.event_type, "event_versions": slot.event_versions, "withdrawn": withdrawn.deployment_id,
+            "withdrawn_digest": hex::encode(&withdrawn.digest), "digest": hex::encode(&target.digest), "reason": reason });
+        self.audit(&mut tx, "rollback", Subject::of(&consumer.tenant, &consumer.name), details)
+            .await?;
+        let redriven = if redrive {
+            self.redrive_withdrawn(&mut tx, &consumer, &withdrawn).await?
+        } else {
+            Some(0)
+        };
+        tx.commit().await?;
+        self.announce(&consumer).await;
+        self.fence_place(&consumer).await?;
+        let redriven = match redriven {
+            Some(redriven) => redriven,
+            None => self.redriven(withdrawn.deployment_id).await?,
+        };
+        let live = self.deployment(consumer.consumer_id, live_id).await?;
+        let withdrawn = self.deployment(consumer.consumer_id, withdrawn.deployment_id).await?;
+        Ok(Rollback { withdrawn, live, migrations_kept, redriven })
+    }
+}
+
+impl Change<'_> {
+    /// What a rollback goes to.
+    async fn target(
+        &mut self,
+        slot: &Slot,
+        live: &Deployment,
+        to: Option<&str>,
+    ) -> Result<Deployment, InboxError> {
+        const EARLIER: &str = "WHERE d.consumer_id = $1 AND d.event_type = $2 AND d.event_versions \
+            IS NOT DISTINCT FROM $3 \
+            AND d.role = 'stable' AND d.ended_at IS NOT NULL \
+            AND CASE WHEN $4::text IS NULL THEN d.ended_how <> 'rolled_back' AND (d.version_id, \
+            d.settings, d.limits) <> ($5, $6, $7) \
+                     AND NOT EXISTS (SELECT FROM oncebox.deployment w WHERE w.consumer_id = \
+                     d.consumer_id AND w.event_type = d.event_type \
+                         AND w.event_versions IS NOT DISTINCT FROM d.event_versions AND \
+                         w.ended_how = 'rolled_back' AND w.deployment_id > d.deployment_id \
+                         AND (w.version_id, w.settings, w.limits) = (d.version_id, d.settings, \
+                         d.limits)) \
+                     ELSE encode(v.digest, 'hex') LIKE $4 || '%' END \
+            ORDER BY d.deployment_id DESC LIMIT 1";
+        let to = to.map(version::check_prefix).transpose()?;
+        let query = select(EARLIER)
+            .bind(self.consumer_id)
+            .bind(&slot.event_type)
+            .bind(&slot.event_versions)
+            .bind(&to)
+            .bind(live.version_id)
+            .bind(&live.settings)
+            .bind(&live.limits);
+        let found = query.fetch_optional(&mut *self.connection).await?;
+        found.ok_or_else(|| {
+            InboxError::NotFound(match to {
+                Some(to) => format!(
+                    "version `{to}` was never live for {slot}; `oncebox deploy \
+                    --version {to}` makes it so"
+                ),
+                None => format!(
+                    "there is no version before the live one of {slot} to go back to; `oncebox \
+                        deployments --history` shows what there was"
+                ),
+            })
+        })
+    }
+}
+
+async fn migrations_since(
+    connection: &mut PgConnection,
+    tenant_id: i32,
+    target: &Deployment,
+) -> Result<Vec<String>, InboxError> {
+    const SINCE: &str = "SELECT name FROM oncebox.tenant_migration WHERE tenant_id = $1 AND \
+        applied_at > $2 ORDER BY applied_at, name";
+    let ended = target.ended_at.unwrap_or(target.created_at);
+    Ok(sqlx::query_scalar(SINCE)
+        .bind(tenant_id)
+        .bind(ended.min(target.created_at))
+        .fetch_all(connection)
+        .await?)
+}

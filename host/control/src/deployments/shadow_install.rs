@@ -1,0 +1,180 @@
+//! The triggers that capture row changes: on every table of a tenant while one of its consumers has
+//! a shadow, on none otherwise.
+
+use std::time::Duration;
+
+use oncebox_model::{
+    error::{InboxError, plain},
+    tx::{answered, is_contention},
+};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+
+use crate::{
+    control::Admin,
+    database::schema::quoted,
+    tenants::{Tenant, lock_grants},
+};
+
+/// Longest wait for a table. Everyone who wants to write to it waits behind this one meanwhile.
+const LOCK_TIMEOUT_MS: u32 = 100;
+/// Tries for one table, and the pause between them.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Triggers of one event run in the order of their names: this one before those of the tenant, so
+/// that what they change is seen after what made them run.
+const TRIGGER: &str = "\"RI_oncebox_capture\"";
+
+const MISSING: &str = "SELECT t::text FROM oncebox.capture_missing($1) AS t";
+const INSTALLED: &str = "SELECT c.relname::text FROM pg_trigger g JOIN pg_class c ON c.oid = \
+    g.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
+    WHERE n.nspname = $1 AND g.tgname = 'RI_oncebox_capture' AND NOT c.relispartition ORDER BY 1";
+
+impl Admin {
+    /// Make the triggers of a tenant's tables what its live shadows ask for. Safe to repeat, and to
+    /// run from several hosts at once; called when a shadow begins or ends, and every now and then,
+    /// for tables that came later and for hosts that died half way. The answer names tables that
+    /// are still to be done, because others use them all the time.
+    pub async fn reconcile_capture(&self, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
+        const WANTED: &str = "SELECT EXISTS (SELECT FROM oncebox.deployment d JOIN \
+            oncebox.consumer c USING (consumer_id) \
+            WHERE c.tenant_id = $1 AND d.role = 'shadow' AND d.ended_at IS NULL)";
+        let wanted: bool =
+            sqlx::query_scalar(WANTED).bind(tenant.tenant_id).fetch_one(&self.pool).await?;
+        if wanted { self.install_capture(tenant).await } else { self.remove_capture(tenant).await }
+    }
+
+    /// Tenants whose triggers may have to be put or taken away: those with a shadow, those whose
+    /// shadow ended lately, and those of the host's own database that have a trigger, whatever left
+    /// it there. A tenant with a database of its own is looked at there for an hour after its
+    /// shadow.
+    pub async fn tenants_with_capture(&self) -> Result<Vec<Tenant>, InboxError> {
+        const WITH_CAPTURE: &str = "SELECT t.* FROM oncebox.tenant t WHERE EXISTS (SELECT FROM \
+            oncebox.consumer c JOIN oncebox.deployment d USING (consumer_id) \
+                WHERE c.tenant_id = t.tenant_id AND d.role = 'shadow' AND (d.ended_at IS NULL OR \
+                d.ended_at > now() - interval '1 hour')) \
+            OR t.schema_name IN (SELECT n.nspname FROM pg_trigger g JOIN pg_class c ON c.oid = \
+            g.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
+                WHERE g.tgname = 'RI_oncebox_capture') ORDER BY t.name";
+        Ok(sqlx::query_as(WITH_CAPTURE).fetch_all(&self.pool).await?)
+    }
+
+    /// Tables of a tenant without the trigger.
+    pub(crate) async fn uncaptured_tables(
+        &self,
+        tenant: &Tenant,
+    ) -> Result<Vec<String>, InboxError> {
+        self.tables(MISSING, tenant).await
+    }
+
+    /// Put the trigger on every table of a tenant that is without it.
+    pub async fn install_capture(&self, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
+        let missing = self.uncaptured_tables(tenant).await?;
+        if missing.is_empty() {
+            return Ok(missing);
+        }
+        // The owner makes the trigger, so it must reach the function; it can do nothing with it but
+        // that.
+        let owner = quoted(&tenant.owner_login);
+        let grant = format!(
+            "GRANT USAGE ON SCHEMA oncebox_host TO {owner}; GRANT EXECUTE ON FUNCTION \
+                oncebox_host.capture_row() TO {owner}"
+        );
+        let mut tx = self.place(tenant)?.pool.begin().await?;
+        lock_grants(&mut tx).await?;
+        tx.execute(sqlx::raw_sql(AssertSqlSafe(grant))).await?;
+        tx.commit().await?;
+        // A trigger of that name that does not work is one that was switched off.
+        self.as_owner(tenant, &missing, |table| {
+            format!(
+                "DROP TRIGGER IF EXISTS {TRIGGER} ON {table}; \
+                 CREATE TRIGGER {TRIGGER} AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW \
+                 WHEN (pg_catalog.current_setting('oncebox.capture', true) <> '') EXECUTE FUNCTION \
+                 oncebox_host.capture_row()"
+            )
+        })
+        .await
+    }
+
+    /// Take the trigger from every table of a tenant that has it.
+    pub async fn remove_capture(&self, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
+        let installed = self.tables(INSTALLED, tenant).await?;
+        if installed.is_empty() {
+            return Ok(installed);
+        }
+        self.as_owner(tenant, &installed, |table| {
+            format!("DROP TRIGGER IF EXISTS {TRIGGER} ON {table}")
+        })
+        .await
+    }
+
+    async fn tables(
+        &self,
+        query: &'static str,
+        tenant: &Tenant,
+    ) -> Result<Vec<String>, InboxError> {
+        Ok(sqlx::query_scalar(query)
+            .bind(&tenant.schema_name)
+            .fetch_all(&self.place(tenant)?.pool)
+            .await?)
+    }
+
+    /// One statement for each table, over a short connection of the owner's; the answer names those
+    /// that others held for too long.
+    async fn as_owner(
+        &self,
+        tenant: &Tenant,
+        tables: &[String],
+        statement: impl Fn(&str) -> String,
+    ) -> Result<Vec<String>, InboxError> {
+        let credentials = self.credentials(tenant)?;
+        let options = self
+            .place(tenant)?
+            .options
+            .username(&tenant.owner_login)
+            .password(&credentials.owner_password)
+            .options([
+                ("search_path", tenant.schema_name.clone()),
+                ("lock_timeout", LOCK_TIMEOUT_MS.to_string()),
+            ]);
+        let mut connection = PgConnection::connect_with(&options).await?;
+        let mut left = Vec::new();
+        for table in tables {
+            let sql = statement(&format!("{}.{}", quoted(&tenant.schema_name), quoted(table)));
+            if !change(&mut connection, &sql, table).await? {
+                left.push(table.clone());
+            }
+        }
+        let _ = connection.close().await; // what it was for is done
+        Ok(left)
+    }
+}
+
+/// Whether the statement could be run: somebody else may hold the table, and is not kept waiting
+/// for long.
+async fn change(connection: &mut PgConnection, sql: &str, table: &str) -> Result<bool, InboxError> {
+    for number in 1..=TRIES {
+        let Err(error) = connection.execute(sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))).await
+        else {
+            return Ok(true);
+        };
+        match answered(&error) {
+            Some(answer) if is_contention(&answer.sqlstate) => {}
+            // It was dropped, or another host was faster.
+            Some(answer) if matches!(answer.sqlstate.as_str(), "42P01" | "42710" | "XX000") => {
+                return Ok(true);
+            }
+            Some(_) => {
+                return Err(InboxError::Invalid(format!(
+                    "the table `{table}` cannot have its changes captured: {}",
+                    plain(&error)
+                )));
+            }
+            None => return Err(error.into()),
+        }
+        if number < TRIES {
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,336 @@
+//! Whether the scheme that keeps tenants apart holds on the live database: who may do what, what
+//! guards the commit, what is there and what is missing. It changes nothing.
+//!
+//! Most checks are a query that lists what is wrong, each row with its severity and the statement
+//! that puts it right. What has to be tried is tried: the logins log in, a wrong password is shown,
+//! a session of the tenant says who it is.
+
+mod access;
+mod functions;
+mod ids;
+mod logins;
+mod memory;
+mod objects;
+mod program;
+mod roles;
+mod server;
+mod shipped;
+mod storage;
+mod topics;
+
+use std::collections::BTreeMap;
+
+use oncebox_model::error::{InboxError, plain};
+use serde::Serialize;
+use sqlx::{AssertSqlSafe, PgPool, postgres::PgConnectOptions};
+
+use crate::{control::Admin, database::schema::REVOKED_FUNCTIONS, tenants::Tenant};
+
+/// How much a finding matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// A promise does not hold.
+    Error,
+    /// It holds, but by one thing less than it should.
+    Warning,
+    /// It could not be found out from here.
+    Unknown,
+    /// As it should be.
+    Ok,
+}
+
+impl Severity {
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+            Self::Unknown => "unknown",
+            Self::Ok => "ok",
+        }
+    }
+}
+
+/// What a check found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// The database, as `host:port/name`.
+    pub place: String,
+    /// Name of the check.
+    pub check: &'static str,
+    /// How much it matters.
+    pub severity: Severity,
+    /// What was found.
+    pub found: String,
+    /// Statements that put it right, for a superuser in that database; for other owners where they
+    /// may.
+    pub sql: Option<String>,
+    /// What to do where statements do not help, or nobody may carry them out.
+    pub advice: Option<String>,
+}
+
+/// What the host that asks is set to, as far as the database has to be able to bear it.
+#[derive(Debug, Clone, Copy)]
+pub struct HostLimits {
+    /// Connections of all tenants together, per host.
+    pub connections_max: usize,
+}
+
+/// A check that is a query. Its rows are what is wrong: severity, what was found, and statements.
+struct Check {
+    name: &'static str,
+    /// What holds when there is no row.
+    sound: &'static str,
+    /// What else to do about a row.
+    advice: Option<&'static str>,
+    /// The first version of PostgreSQL that can answer it.
+    since: i32,
+    /// Behind [`LOGINS`].
+    query: &'static str,
+}
+
+impl Check {
+    const fn new(name: &'static str, sound: &'static str, query: &'static str) -> Self {
+        Self { name, sound, advice: None, since: 0, query }
+    }
+
+    const fn advice(self, advice: &'static str) -> Self {
+        Self { advice: Some(advice), ..self }
+    }
+
+    const fn since(self, since: i32) -> Self {
+        Self { since, ..self }
+    }
+}
+
+/// What the queries speak of: `tenant`, `login` (both of each tenant), `grantee` (those and
+/// PUBLIC), `host`.
+const LOGINS: &str = "WITH tenant AS MATERIALIZED (
+        SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS t(name, login, \
+    owner_login, schema_name)),
+    login AS MATERIALIZED (
+        SELECT r.*, t.name AS tenant, t.schema_name, t.owner_login, r.rolname = t.owner_login AS \
+    is_owner
+        FROM tenant t JOIN pg_roles r ON r.rolname IN (t.login, t.owner_login)),
+    grantee AS MATERIALIZED (
+        SELECT 0::oid AS oid, 'PUBLIC' AS name, NULL::text AS schema_name, false AS is_owner
+        UNION ALL SELECT l.oid, quote_ident(l.rolname), l.schema_name, l.is_owner FROM login l),
+    host AS MATERIALIZED (
+        SELECT r.oid AS login, r.rolname AS login_name, r.rolsuper AS is_superuser, n.nspowner AS \
+    owner, pg_get_userbyid(n.nspowner) AS owner_name
+        FROM pg_roles r, pg_namespace n WHERE r.rolname = session_user AND n.nspname = 'oncebox')";
+
+/// Statements that take the functions `f` from `g`, and leave them to the host.
+const CLOSE: &str = "format('GRANT EXECUTE ON FUNCTION %1$s TO %2$I, %3$I; REVOKE EXECUTE ON \
+    FUNCTION %1$s FROM %4$s', \
+    string_agg(f.what, ', ' ORDER BY f.what), h.owner_name, h.login_name, g.name)";
+
+/// One database, and the tenants that live in it.
+struct Look<'a> {
+    admin: &'a Admin,
+    pool: PgPool,
+    options: PgConnectOptions,
+    place: String,
+    tenants: Vec<Tenant>,
+    limits: HostLimits,
+    version: i32,
+}
+
+impl Admin {
+    /// Look at every database that holds tenants. Findings come by severity, errors first.
+    pub async fn doctor(&self, limits: HostLimits) -> Result<Vec<Finding>, InboxError> {
+        let mut findings = Vec::new();
+        for look in self.looks(limits, &mut findings).await? {
+            findings.extend(look.all().await);
+        }
+        findings.extend(self.topics_are_apart().await);
+        findings.sort_by(|a, b| (a.severity, &a.place).cmp(&(b.severity, &b.place)));
+        Ok(findings)
+    }
+
+    /// The host's own database, and those of tenants.
+    async fn looks(
+        &self,
+        limits: HostLimits,
+        findings: &mut Vec<Finding>,
+    ) -> Result<Vec<Look<'_>>, InboxError> {
+        let look = |pool: PgPool, options: PgConnectOptions| Look {
+            admin: self,
+            place: place_name(&options),
+            pool,
+            options,
+            tenants: Vec::new(),
+            limits,
+            version: 0,
+        };
+        let mut looks = BTreeMap::from([(
+            place_name(&self.options),
+            look(self.pool.clone(), self.options.clone()),
+        )]);
+        // Of one that is being deleted, roles and schema go before its row does.
+        for tenant in self.tenants().await?.into_iter().filter(|tenant| tenant.state != "deleting")
+        {
+            match self.place(&tenant) {
+                Ok(place) => {
+                    let entry = looks
+                        .entry(place_name(&place.options))
+                        .or_insert_with(|| look(place.pool, place.options));
+                    entry.tenants.push(tenant);
+                }
+                Err(error) => findings.push(unplaced(&tenant, &error)),
+            }
+        }
+        Ok(looks.into_values().collect())
+    }
+}
+
+fn unplaced(tenant: &Tenant, error: &InboxError) -> Finding {
+    Finding {
+        place: String::new(),
+        check: "place",
+        severity: Severity::Error,
+        found: format!("the database of tenant `{}` is not known: {error}", tenant.name),
+        sql: None,
+        advice: Some(
+            "check that the host has the master key that the tenant was created with".to_owned(),
+        ),
+    }
+}
+
+fn place_name(options: &PgConnectOptions) -> String {
+    let host = options
+        .get_socket()
+        .map_or_else(|| options.get_host().to_owned(), |socket| socket.display().to_string());
+    format!(
+        "{host}:{}/{}",
+        options.get_port(),
+        options.get_database().unwrap_or(options.get_username())
+    )
+}
+
+impl Look<'_> {
+    /// Every check of this database.
+    async fn all(mut self) -> Vec<Finding> {
+        match sqlx::query_scalar("SELECT current_setting('server_version_num')::int")
+            .fetch_one(&self.pool)
+            .await
+        {
+            Ok(version) => self.version = version,
+            Err(error) => {
+                let advice = "check that the server runs, and that its URL is right";
+                return vec![
+                    self.finding("reachable", Severity::Error, plain(&error)).advise(advice),
+                ];
+            }
+        }
+        let mut findings = Vec::new();
+        for check in [
+            roles::CHECKS,
+            access::CHECKS,
+            functions::CHECKS,
+            program::CHECKS,
+            objects::CHECKS,
+            storage::CHECKS,
+            server::CHECKS,
+        ]
+        .into_iter()
+        .flatten()
+        {
+            findings.extend(self.ask(check).await);
+        }
+        findings.extend(self.functions_are_as_shipped().await);
+        findings.extend(self.partitions_are_made_ahead().await);
+        findings.extend(self.ids_stand_once().await);
+        findings.extend(self.logins_work().await);
+        findings.extend(self.server_bears_the_hosts().await);
+        findings.extend(self.memory_is_bounded().await);
+        findings.extend(self.clocks_agree().await);
+        findings
+    }
+
+    async fn ask(&self, check: &Check) -> Vec<Finding> {
+        if self.version < check.since {
+            return Vec::new();
+        }
+        match self.rows(check).await {
+            Err(error) => vec![self.unknown(check.name, &error)],
+            Ok(rows) if rows.is_empty() => {
+                vec![self.finding(check.name, Severity::Ok, check.sound)]
+            }
+            Ok(rows) => rows.into_iter().map(|row| self.wrong(check, row)).collect(),
+        }
+    }
+
+    async fn rows(
+        &self,
+        check: &Check,
+    ) -> Result<Vec<(String, String, Option<String>)>, sqlx::Error> {
+        let column =
+            |of: fn(&Tenant) -> &String| self.tenants.iter().map(of).cloned().collect::<Vec<_>>();
+        let query = check.query.replace("{revoked}", REVOKED_FUNCTIONS).replace("{close}", CLOSE);
+        sqlx::query_as(AssertSqlSafe(format!("{LOGINS} {query}")))
+            .bind(column(|t| &t.name))
+            .bind(column(|t| &t.login))
+            .bind(column(|t| &t.owner_login))
+            .bind(column(|t| &t.schema_name))
+            .fetch_all(&self.pool)
+            .await
+    }
+
+    fn wrong(
+        &self,
+        check: &Check,
+        (severity, found, sql): (String, String, Option<String>),
+    ) -> Finding {
+        let severity = match severity.as_str() {
+            "ok" => Severity::Ok,
+            "warning" => Severity::Warning,
+            "unknown" => Severity::Unknown,
+            _ => Severity::Error,
+        };
+        Finding {
+            sql,
+            advice: check.advice.map(str::to_owned),
+            ..self.finding(check.name, severity, found)
+        }
+    }
+
+    fn unknown(&self, check: &'static str, error: &sqlx::Error) -> Finding {
+        self.finding(
+            check,
+            Severity::Unknown,
+            format!("the database does not tell: {}", plain(error)),
+        )
+        .advise(
+            "run this once as a superuser, or as a member of `pg_read_all_settings` and \
+                `pg_read_all_stats`",
+        )
+    }
+
+    fn finding(
+        &self,
+        check: &'static str,
+        severity: Severity,
+        found: impl Into<String>,
+    ) -> Finding {
+        Finding {
+            place: self.place.clone(),
+            check,
+            severity,
+            found: found.into(),
+            sql: None,
+            advice: None,
+        }
+    }
+}
+
+impl Finding {
+    fn fix(self, sql: impl Into<String>) -> Self {
+        Self { sql: Some(sql.into()), ..self }
+    }
+
+    fn advise(self, advice: impl Into<String>) -> Self {
+        Self { advice: Some(advice.into()), ..self }
+    }
+}

@@ -1,0 +1,67 @@
+//! The control plane: what operators and tenants change while hosts run, each change in one
+//! transaction with its audit row. It meets the inbox in the database alone, and knows no broker, no
+//! WebAssembly and no HTTP.
+//!
+//! The modules stand in reading order.
+
+// The host's access to its database, on which everything here is a function.
+mod control;
+// What was done, and in which name.
+mod audit;
+// Names of callers, and what they may do.
+mod tokens;
+// Tenants: their rows, roles, secrets and ends.
+mod tenants;
+// Consumers: their policies, and what hosts are to do with them.
+mod consumers;
+// Versions, and which of them takes an event type.
+mod deployments;
+// Messages, as operators see them and act on them.
+mod messages;
+// The hosts that run, and how far each is.
+mod hosts;
+// What the host makes in its own database and in those of tenants.
+mod database;
+// Proof on the live database that tenants are kept apart.
+mod doctor;
+
+pub use audit::AuditEntry;
+pub use consumers::{
+    Consumer,
+    delete::{LastOfConsumer, RemovalTurn},
+    policy_change::{Consequence, PolicyChange, PolicyDifference},
+    seek::{Seek, SeekInHand, SeekOffset, SeekTurn},
+    start::{Quarantine, Quarantined, Start, StartTurn},
+    state::{Standing, Work},
+};
+pub use control::{Admin, check_name};
+pub use database::{
+    migration::{Migration, MigrationBounds},
+    schema,
+    statements::check_schema,
+    tenant_database::{DatabaseUrl, Drift, Place},
+};
+pub use deployments::{
+    Deployment, Deployments, Guard, NewDeployment, Retries, Role, Slot,
+    canary::{CanaryRates, Outcomes, Withdrawn},
+    component::{Begun, CompilationClaim, Compiled},
+    deploy::{CHANNEL, limits},
+    rollback::Rollback,
+    shadow_report::{ShadowDifference, ShadowReport, ShadowSkipped, ShadowSum},
+    version::{HandlerRow, NewVersion, Version},
+};
+pub use doctor::{Finding, HostLimits, Severity};
+pub use hosts::{Duplicates, Host, HostProgress, HostRun, Progress, Run, RunState};
+pub use messages::{
+    bulk::{Remedied, Remedy, Verb},
+    cursor::Place as InboxPlace,
+    edit::Revision,
+    export::Exported,
+    history::{AggregateVersion, Behind, Story, StoryEvent},
+    list::{Filter, InboxDetail, InboxRow},
+    next_step::Next,
+};
+pub use tenants::{
+    Tenant, credentials::Credentials, delete::TenantRemoval, keys::MasterKey, rotation::KeyRotation,
+};
+pub use tokens::{NewToken, Shown, Token, TokenRole, TokenSecret};

@@ -1,0 +1,103 @@
+//! A dead letter that gets another payload, and is run again.
+
+use chrono::{DateTime, Utc};
+use oncebox_model::{error::InboxError, hooks};
+use serde_json::json;
+
+use crate::{audit::Subject, control::Admin};
+
+/// What a message is to have instead, and why.
+#[derive(Debug, Clone)]
+pub struct Revision {
+    /// The payload.
+    pub payload: Vec<u8>,
+    /// Why; kept with the message and in the audit log.
+    pub reason: String,
+    /// Only if it was a dead letter by then; none for now. Whoever asks again says the same.
+    pub as_of: Option<DateTime<Utc>>,
+}
+
+impl Admin {
+    /// Give a dead letter another payload and redrive it: the same row, under the same id and with
+    /// the same headers. What it had before is kept. Asked again, it is refused, since it is no
+    /// dead letter any more.
+    pub async fn revise(
+        &self,
+        tenant: &str,
+        name: &str,
+        message_id: &str,
+        revision: &Revision,
+    ) -> Result<(), InboxError> {
+        const REVISE: &str = "SELECT oncebox.revise($1, $2, $3, $4, coalesce($5, now()), $6, $7)";
+        let consumer = self.consumer(tenant, name).await?;
+        if consumer.state == "deleting" {
+            return Err(InboxError::conflict(format!(
+                "consumer `{tenant}/{name}` is being deleted"
+            )));
+        }
+        let place = self.place(&self.tenant(tenant).await?)?;
+        let subject = Subject::of(tenant, name);
+        let details = json!({ "message_id": message_id, "reason": revision.reason, "bytes": revision.payload.len() });
+        // The audit log is in the host's database: where the message is in another one, what is
+        // tried is written before.
+        if place.is_own {
+            let mut tx = self.pool.begin().await?;
+            self.audit(&mut tx, "inbox.revise", subject, details.clone()).await?;
+            tx.commit().await?;
+        }
+        let mut tx = place.pool.begin().await?;
+        hooks::point("inbox:remedy:before");
+        let revise = sqlx::query_scalar(REVISE)
+            .bind(consumer.consumer_id)
+            .bind(consumer.policy()?.retention.class())
+            .bind(message_id)
+            .bind(&revision.payload)
+            .bind(revision.as_of)
+            .bind(&self.actor)
+            .bind(&revision.reason);
+        if !revise.fetch_one(&mut *tx).await? {
+            tx.rollback().await?;
+            return Err(self.unrevised(tenant, name, message_id).await);
+        }
+        if !place.is_own {
+            self.audit(&mut tx, "inbox.revise", Subject::of(tenant, name), details).await?;
+        }
+        tx.commit().await?;
+        hooks::point("inbox:remedy:after");
+        Ok(())
+    }
+
+    /// Why a message was not given another payload.
+    async fn unrevised(&self, tenant: &str, consumer: &str, message_id: &str) -> InboxError {
+        let detail = match self.inbox_show(tenant, consumer, message_id).await {
+            Ok(detail) => detail,
+            Err(error) => return error,
+        };
+        let status = detail.row.status.as_str();
+        let why = match (status, detail.row.reason.as_deref().unwrap_or_default()) {
+            ("failed_terminal" | "parked", reason)
+                if reason.starts_with("undecodable") || reason.starts_with("unclaimable") =>
+            {
+                "was never understood, and has no identity to run under".to_owned()
+            }
+            ("failed_terminal" | "parked", _) if !detail.is_kept => "has no record that could be \
+                run"
+            .to_owned(),
+            ("failed_terminal" | "parked", "collision") => {
+                "is a second payload under the id of a message that is in order, and has no place \
+                    in it"
+                    .to_owned()
+            }
+            ("failed_terminal" | "parked", _) => {
+                "became a dead letter again just now, or somebody \
+                is working on it; look again"
+                    .to_owned()
+            }
+            _ => format!(
+                "is {status}; only dead letters and parked messages can be given another \
+                payload"
+            ),
+        };
+        InboxError::conflict(format!("message `{message_id}` of `{tenant}/{consumer}` {why}"))
+    }
+}

@@ -1,0 +1,224 @@
+//! The whole story of one message: what became of it run by run, and what it waits for.
+
+use std::collections::{BTreeSet, HashMap};
+
+use chrono::{DateTime, Utc};
+use oncebox_model::error::InboxError;
+use sqlx::PgPool;
+
+use crate::{
+    control::Admin,
+    deployments::{Role, Slot},
+    messages::{list::InboxDetail, next_step::Next},
+};
+
+/// Entries of a story, the newest; what people and failures leave behind is bounded by
+/// `retry.attempts_max` between two redrives.
+const HISTORY_MAX: i64 = 200;
+
+/// A message with all that is known of its way.
+#[derive(Debug, Clone)]
+pub struct Story {
+    /// The message.
+    pub detail: InboxDetail,
+    /// What it is in order with.
+    pub ordering_key: Option<Vec<u8>>,
+    /// Failed runs, and what people did, in order.
+    pub history: Vec<StoryEvent>,
+    /// The open message of its key that it waits for.
+    pub behind: Option<Behind>,
+    /// The version that it makes of its aggregate.
+    pub aggregate: Option<AggregateVersion>,
+    /// Until when it waits for versions before its own.
+    pub waits_until: Option<DateTime<Utc>>,
+    /// State of its consumer, and of its tenant.
+    pub consumer_state: String,
+    /// What comes next.
+    pub next: Next,
+}
+
+/// Something that happened to a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoryEvent {
+    /// When.
+    pub at: DateTime<Utc>,
+    /// `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `revised` or
+    /// `restored`.
+    pub event: String,
+    /// Which run, since the message was first received or last redriven.
+    pub attempt: Option<i32>,
+    /// Digest of the version that ran it.
+    pub version: Option<String>,
+    /// Of a run, its reason; of a person, their words.
+    pub reason: Option<String>,
+    /// What the failure said.
+    pub error: Option<String>,
+    /// Who, where it was a person.
+    pub actor: Option<String>,
+}
+
+/// A message that holds back others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Behind {
+    /// Its id.
+    pub message_id: String,
+    /// Its state.
+    pub status: String,
+    /// Why it is in it.
+    pub reason: Option<String>,
+}
+
+/// A version, and where its aggregate is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AggregateVersion {
+    /// The version that the message makes.
+    pub version: i64,
+    /// The version that the aggregate is at; none before the first.
+    pub at: Option<i64>,
+}
+
+#[derive(sqlx::FromRow)]
+struct Place {
+    consumer_id: i32,
+    ordering_key: Option<Vec<u8>>,
+    sequence_version: Option<i64>,
+    at: Option<i64>,
+    waits_until: Option<DateTime<Utc>>,
+}
+
+#[derive(sqlx::FromRow)]
+struct Entry {
+    message_id: String,
+    at: DateTime<Utc>,
+    event: String,
+    attempt: Option<i32>,
+    version_id: Option<i32>,
+    reason: Option<String>,
+    error: Option<String>,
+    actor: Option<String>,
+}
+
+impl Admin {
+    /// The story of a message.
+    pub async fn story(
+        &self,
+        tenant: &str,
+        consumer: &str,
+        message_id: &str,
+    ) -> Result<Story, InboxError> {
+        const PLACE: &str = "SELECT consumer_id, ordering_key, sequence_version, waits_until, \
+            CASE WHEN sequence_version IS NOT NULL THEN oncebox.version_of(consumer_id, \
+            retention_class, ordering_hash, ordering_key) END AS at \
+            FROM oncebox.inbox_message WHERE tenant_name = $1 AND consumer_name = $2 AND \
+            message_id = $3";
+        let detail = self.inbox_show(tenant, consumer, message_id).await?;
+        let row = self.consumer(tenant, consumer).await?;
+        let place = self.place(&self.tenant(tenant).await?)?;
+        let query = sqlx::query_as(PLACE).bind(tenant).bind(consumer).bind(message_id);
+        let found: Option<Place> = query.fetch_optional(&place.pool).await?;
+        let found = found.ok_or_else(|| {
+            InboxError::NotFound(format!("message `{message_id}` was removed just now"))
+        })?;
+        let mut histories =
+            self.histories(&place.pool, found.consumer_id, &[message_id.to_owned()]).await?;
+        let history = histories.remove(message_id).unwrap_or_default();
+        let behind = behind(&place.pool, found.consumer_id, message_id).await?;
+        let aggregate =
+            found.sequence_version.map(|version| AggregateVersion { version, at: found.at });
+        let consumer_state = if row.tenant_state == "active" {
+            row.state.clone()
+        } else {
+            format!("its tenant is {}", row.tenant_state)
+        };
+        let mut story = Story {
+            detail,
+            ordering_key: found.ordering_key,
+            history,
+            behind,
+            aggregate,
+            waits_until: found.waits_until,
+            consumer_state,
+            next: Next { text: String::new(), commands: Vec::new() },
+        };
+        story.next = story.what_comes_next(&row.policy()?);
+        if story.detail.row.reason.as_deref() == Some("no_route") {
+            story.next.text.push_str(&self.deployed_types(found.consumer_id).await?);
+        }
+        Ok(story)
+    }
+
+    /// Returns a sentence with the event types that deployments of a consumer take.
+    async fn deployed_types(&self, consumer_id: i32) -> Result<String, InboxError> {
+        const SHOWN_MAX: usize = 10;
+        let live = self.deployment_list(consumer_id, false).await?;
+        let slot = |slot: &Slot| match &slot.event_versions {
+            Some(versions) => format!("`{}` in versions `{versions}`", slot.event_type),
+            None => format!("`{}`", slot.event_type),
+        };
+        let types: BTreeSet<_> = live
+            .iter()
+            .filter(|deployment| deployment.role == Role::Stable)
+            .map(|d| slot(&d.slot))
+            .collect();
+        let shown: Vec<_> = types.iter().take(SHOWN_MAX).map(String::as_str).collect();
+        Ok(match types.len() {
+            0 => " Nothing is deployed.".to_owned(),
+            count if count > SHOWN_MAX => {
+                format!(" Deployed are {}, and {} more.", shown.join(", "), count - SHOWN_MAX)
+            }
+            _ => format!(" Deployed: {}.", shown.join(", ")),
+        })
+    }
+
+    /// What became of messages, by id.
+    pub(crate) async fn histories(
+        &self,
+        place: &PgPool,
+        consumer_id: i32,
+        message_ids: &[String],
+    ) -> Result<HashMap<String, Vec<StoryEvent>>, InboxError> {
+        const HISTORY: &str = "SELECT h.message_id, h.at, h.event, h.attempt, h.version_id, \
+            h.reason, h.error, h.actor \
+            FROM unnest($2::text[]) AS m(id), LATERAL (SELECT * FROM oncebox.inbox_history \
+                WHERE consumer_id = $1 AND message_id = m.id ORDER BY history_id DESC LIMIT $3) h \
+                ORDER BY h.history_id";
+        let query = sqlx::query_as(HISTORY).bind(consumer_id).bind(message_ids).bind(HISTORY_MAX);
+        let entries: Vec<Entry> = query.fetch_all(place).await?;
+        let digests =
+            self.digests(entries.iter().filter_map(|entry| entry.version_id).collect()).await?;
+        let mut histories: HashMap<_, Vec<_>> = HashMap::new();
+        for entry in entries {
+            histories.entry(entry.message_id).or_default().push(StoryEvent {
+                at: entry.at,
+                event: entry.event,
+                attempt: entry.attempt,
+                version: entry.version_id.and_then(|id| digests.get(&id).cloned()),
+                reason: entry.reason,
+                error: entry.error,
+                actor: entry.actor,
+            });
+        }
+        Ok(histories)
+    }
+}
+
+/// The first open message of the key before this one.
+async fn behind(
+    place: &PgPool,
+    consumer_id: i32,
+    message_id: &str,
+) -> Result<Option<Behind>, InboxError> {
+    const BEHIND: &str = "SELECT f.message_id, f.status, f.reason FROM oncebox.inbox i JOIN \
+        oncebox.inbox f \
+        ON f.consumer_id = i.consumer_id AND f.retention_class = i.retention_class AND \
+        f.ordering_hash = i.ordering_hash \
+        AND (f.ordering_position < i.ordering_position \
+            OR f.ordering_position = i.ordering_position AND f.message_id COLLATE \"C\" < \
+            i.message_id) AND f.status NOT IN ('completed', 'skipped', 'discarded') \
+        WHERE i.consumer_id = $1 AND i.message_id = $2 AND i.status NOT IN ('completed', \
+        'skipped', 'discarded') \
+        ORDER BY f.ordering_position, f.message_id COLLATE \"C\" LIMIT 1";
+    let found: Option<(String, String, Option<String>)> =
+        sqlx::query_as(BEHIND).bind(consumer_id).bind(message_id).fetch_optional(place).await?;
+    Ok(found.map(|(message_id, status, reason)| Behind { message_id, status, reason }))
+}

@@ -1,0 +1,471 @@
+//! Looking into the inbox.
+
+use std::{collections::HashMap, time::Duration};
+
+use chrono::{DateTime, Utc};
+use oncebox_model::error::InboxError;
+use sqlx::{PgPool, Postgres, QueryBuilder, Row};
+
+use super::cursor::Place;
+use crate::{control::Admin, tenants::Tenant};
+
+/// Which rows to list.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    /// Only this tenant.
+    pub tenant: Option<String>,
+    /// Only this consumer.
+    pub consumer: Option<String>,
+    /// Only this status.
+    pub status: Option<String>,
+    /// Only this reason, with whatever it says after a colon.
+    pub reason: Option<String>,
+    /// Only this event type.
+    pub event_type: Option<String>,
+    /// Only one of these ordering keys; none for any.
+    pub ordering_keys: Vec<Vec<u8>>,
+    /// Only those whose last error holds this text, regardless of case.
+    pub error: Option<String>,
+    /// Only those that a version ran last whose digest begins like this.
+    pub version: Option<String>,
+    /// Received at this time or later.
+    pub since: Option<DateTime<Utc>>,
+    /// Received before this time.
+    pub until: Option<DateTime<Utc>>,
+    /// Only what comes after this place in the list.
+    pub after: Option<Place>,
+    /// At most this many, newest first.
+    pub limit: i64,
+}
+
+/// A row of the inbox without its payload.
+#[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
+pub struct InboxRow {
+    /// Name of the tenant.
+    pub tenant: String,
+    /// Name of the consumer.
+    pub consumer: String,
+    /// The message id.
+    pub message_id: String,
+    /// State.
+    pub status: String,
+    /// Why it is in this state.
+    pub reason: Option<String>,
+    /// What chose its handler.
+    pub event_type: Option<String>,
+    /// Version of the event's schema.
+    pub event_version: Option<String>,
+    /// CloudEvents `source`, or the topic.
+    pub source: Option<String>,
+    /// Topic it came from.
+    pub topic: String,
+    /// Partition it came from.
+    pub partition: i32,
+    /// Offset it came from.
+    pub offset: i64,
+    /// Runs so far.
+    pub attempts: i32,
+    /// Runs that ended without an answer.
+    pub crashes: i32,
+    /// What the last failure said.
+    pub last_error: Option<String>,
+    /// When it runs next.
+    pub next_attempt_at: Option<DateTime<Utc>>,
+    /// When its lease ends.
+    pub locked_until: Option<DateTime<Utc>>,
+    /// SHA-256 of the component that completed it.
+    pub version: Option<String>,
+    #[serde(skip)]
+    version_id: Option<i32>,
+    /// What the handler returned.
+    pub result: Option<serde_json::Value>,
+    /// SHA-256 of the payload.
+    pub payload_hash: Option<String>,
+    /// Bytes of payload kept.
+    pub payload_bytes: Option<i32>,
+    /// W3C trace context.
+    pub trace_parent: Option<String>,
+    /// When it was first claimed.
+    pub received_at: DateTime<Utc>,
+    /// When it was settled.
+    pub processed_at: Option<DateTime<Utc>>,
+}
+
+/// A row with what is kept of its record.
+#[derive(Debug, Clone)]
+pub struct InboxDetail {
+    /// The row.
+    pub row: InboxRow,
+    /// Key of the record.
+    pub key: Option<Vec<u8>>,
+    /// Whether headers and payload are kept.
+    pub is_kept: bool,
+    /// Headers, where they are kept.
+    pub headers: oncebox_model::record::Headers,
+    /// Payload, where it is kept.
+    pub payload: Option<Vec<u8>>,
+}
+
+const ROW: &str = "SELECT t.name AS tenant, c.name AS consumer, i.message_id, i.status, i.reason, \
+    i.event_type, i.event_version, \
+    i.version_id, i.source, i.topic, i.partition, i.\"offset\", i.attempts, i.crashes, \
+    i.last_error, i.next_attempt_at, i.locked_until, \
+    encode(v.digest, 'hex') AS version, i.result, encode(i.payload_hash, 'hex') AS payload_hash, \
+    octet_length(i.payload) AS payload_bytes, i.trace_parent, i.received_at, i.processed_at";
+
+/// Where [`Filter::push`] finds what it speaks of.
+pub(crate) const FROM: &str = " FROM oncebox.inbox i JOIN oncebox.consumer c USING (consumer_id) \
+    JOIN oncebox.tenant t USING (tenant_id) \
+    LEFT JOIN oncebox.version v USING (version_id) WHERE true";
+
+/// Messages of one consumer that are looked at, from the newest on, for what no index knows of
+/// them.
+pub const LOOKED_AT_MAX: i64 = 20_000;
+
+/// How far a list looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// At so many messages that its answer takes no time that depends on the size of the inbox.
+    /// Where that is not enough, the answer is to ask for a narrower question.
+    Bounded,
+    /// At everything, for whoever reads all of it.
+    Whole,
+}
+
+/// How long a tenant's own database may take to answer while others wait behind it.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+impl Admin {
+    /// Rows of the inbox, newest first. Over all tenants, those whose own database does not answer
+    /// are left out, and the log says so. A question that no index answers is refused where the
+    /// newest `LOOKED_AT_MAX` messages of a consumer do not hold its answer.
+    pub async fn inbox_list(&self, filter: &Filter) -> Result<Vec<InboxRow>, InboxError> {
+        self.inbox_list_to(filter, Depth::Bounded).await
+    }
+
+    /// The same, as far as somebody wants to look.
+    pub(crate) async fn inbox_list_to(
+        &self,
+        filter: &Filter,
+        depth: Depth,
+    ) -> Result<Vec<InboxRow>, InboxError> {
+        let versions = &self.versions_like(filter.version.as_deref()).await?;
+        let tenants = self
+            .tenants()
+            .await?
+            .into_iter()
+            .filter(|tenant| filter.tenant.as_ref().is_none_or(|name| *name == tenant.name));
+        let (own, hosts): (Vec<_>, Vec<_>) = tenants.partition(|tenant| tenant.database.is_some());
+        let mut rows = if hosts.is_empty() {
+            Vec::new()
+        } else {
+            list(&self.pool, filter, versions, depth).await?
+        };
+        let asked = own.iter().map(|tenant| async move {
+            (tenant, self.inbox_list_of(tenant, filter, versions, depth).await)
+        });
+        for (tenant, found) in futures::future::join_all(asked).await {
+            match found {
+                Ok(found) => rows.extend(found),
+                Err(error) if filter.tenant.is_none() => {
+                    tracing::warn!(tenant = tenant.name, %error, "the tenant's own database does \
+                        not answer; its messages are not listed");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        rows.sort_by(|a, b| {
+            b.received_at.cmp(&a.received_at).then_with(|| a.message_id.cmp(&b.message_id))
+        });
+        rows.truncate(filter.limit.max(0) as usize);
+        Ok(rows)
+    }
+
+    /// The rows of a tenant with a database of its own.
+    async fn inbox_list_of(
+        &self,
+        tenant: &Tenant,
+        filter: &Filter,
+        versions: &Option<Vec<i32>>,
+        depth: Depth,
+    ) -> Result<Vec<InboxRow>, InboxError> {
+        let filter = Filter { tenant: Some(tenant.name.clone()), ..filter.clone() };
+        let place = self.place(tenant)?;
+        let listed =
+            tokio::time::timeout(ANSWER_MAX, list(&place.pool, &filter, versions, depth)).await;
+        let mut rows = listed.map_err(|_| away(tenant))??;
+        self.name_versions(&mut rows).await?;
+        Ok(rows)
+    }
+
+    /// The versions whose digests begin like this.
+    pub(crate) async fn versions_like(
+        &self,
+        prefix: Option<&str>,
+    ) -> Result<Option<Vec<i32>>, InboxError> {
+        const IDS: &str = "SELECT version_id FROM oncebox.version WHERE starts_with(encode(digest, \
+            'hex'), lower($1))";
+        let Some(prefix) = prefix else { return Ok(None) };
+        Ok(Some(sqlx::query_scalar(IDS).bind(prefix).fetch_all(&self.pool).await?))
+    }
+
+    /// Versions are rows of the host's database.
+    async fn name_versions(&self, rows: &mut [InboxRow]) -> Result<(), InboxError> {
+        let digests = self.digests(rows.iter().filter_map(|row| row.version_id).collect()).await?;
+        for row in rows {
+            row.version = row.version_id.and_then(|id| digests.get(&id).cloned());
+        }
+        Ok(())
+    }
+
+    /// The digests of versions.
+    pub(crate) async fn digests(&self, ids: Vec<i32>) -> Result<HashMap<i32, String>, InboxError> {
+        const DIGESTS: &str = "SELECT version_id, encode(digest, 'hex') FROM oncebox.version WHERE \
+            version_id = ANY ($1)";
+        Ok(sqlx::query_as(DIGESTS).bind(ids).fetch_all(&self.pool).await?.into_iter().collect())
+    }
+
+    /// One row with its record.
+    pub async fn inbox_show(
+        &self,
+        tenant: &str,
+        consumer: &str,
+        message_id: &str,
+    ) -> Result<InboxDetail, InboxError> {
+        const WHERE: &str = " AND t.name = $1 AND c.name = $2 AND i.message_id = $3";
+        let place = self.place(&self.tenant(tenant).await?)?;
+        let query = sqlx::query_as(sqlx::AssertSqlSafe([ROW, FROM, WHERE].concat()));
+        let row: Option<InboxRow> =
+            query.bind(tenant).bind(consumer).bind(message_id).fetch_optional(&place.pool).await?;
+        let mut row = row.ok_or_else(|| {
+            InboxError::NotFound(format!(
+                "the inbox of `{tenant}/{consumer}` holds no message `{message_id}`"
+            ))
+        })?;
+        if place.is_own {
+            self.name_versions(std::slice::from_mut(&mut row)).await?;
+        }
+        const RECORD: &str = "SELECT key, headers, payload FROM oncebox.inbox_message WHERE \
+            tenant_name = $1 AND consumer_name = $2 AND message_id = $3";
+        let record = sqlx::query(RECORD)
+            .bind(tenant)
+            .bind(consumer)
+            .bind(message_id)
+            .fetch_one(&place.pool)
+            .await?;
+        let headers = record.try_get::<Option<&[u8]>, _>("headers")?;
+        Ok(InboxDetail {
+            row,
+            key: record.try_get("key")?,
+            is_kept: headers.is_some(),
+            headers: oncebox_model::headers::decode(headers.unwrap_or_default()),
+            payload: record.try_get("payload")?,
+        })
+    }
+}
+
+impl Filter {
+    /// Conditions behind [`FROM`]: all but the place in a list. Only what is asked for is said, so
+    /// that each question has a plan of its own.
+    pub(crate) fn push(&self, query: &mut QueryBuilder<Postgres>, versions: &Option<Vec<i32>>) {
+        let texts = [
+            (" AND t.name = ", &self.tenant),
+            (" AND c.name = ", &self.consumer),
+            (" AND i.status = ", &self.status),
+            (" AND i.event_type = ", &self.event_type),
+        ];
+        for (condition, text) in texts {
+            if let Some(text) = text {
+                query.push(condition).push_bind(text);
+            }
+        }
+        if let Some(reason) = &self.reason {
+            query.push(" AND (i.reason = ").push_bind(reason);
+            query.push(" OR starts_with(i.reason, ").push_bind(format!("{reason}:")).push("))");
+        }
+        if !self.ordering_keys.is_empty() {
+            query.push(" AND i.ordering_key = ANY (").push_bind(&self.ordering_keys).push(")");
+        }
+        if let Some(error) = &self.error {
+            query
+                .push(" AND position(lower(")
+                .push_bind(error)
+                .push(") in lower(i.last_error)) > 0");
+        }
+        if let Some(versions) = versions {
+            query.push(" AND i.version_id = ANY (").push_bind(versions).push(")");
+        }
+        if let Some(since) = self.since {
+            query.push(" AND i.received_at >= ").push_bind(since);
+        }
+        if let Some(until) = self.until {
+            query.push(" AND i.received_at < ").push_bind(until);
+        }
+    }
+}
+
+impl Filter {
+    /// Whether an index answers all of it, so that a page is read from where it begins to where it
+    /// ends.
+    fn is_in_an_index(&self) -> bool {
+        let Self { reason, event_type, ordering_keys, error, version, .. } = self;
+        reason.is_none()
+            && event_type.is_none()
+            && ordering_keys.is_empty()
+            && error.is_none()
+            && version.is_none()
+    }
+
+    /// The conditions that an index knows, on a consumer's messages.
+    fn push_indexed(&self, query: &mut QueryBuilder<Postgres>) {
+        if let Some(status) = &self.status {
+            query.push(" AND i.status = ").push_bind(status);
+            if status != "completed" {
+                // As the index of what is open says it.
+                query.push(" AND i.status <> 'completed'");
+            }
+        }
+        if let Some(since) = self.since {
+            query.push(" AND i.received_at >= ").push_bind(since);
+        }
+        if let Some(until) = self.until {
+            query.push(" AND i.received_at < ").push_bind(until);
+        }
+        match &self.after {
+            Some(Place { received_at, message_id: Some(id) }) => {
+                // The first condition alone is one that an index knows.
+                query.push(" AND i.received_at <= ").push_bind(received_at);
+                query.push(" AND (i.received_at < ").push_bind(received_at);
+                query.push(" OR i.message_id COLLATE \"C\" > ").push_bind(id).push(")");
+            }
+            Some(Place { received_at, message_id: None }) => {
+                query.push(" AND i.received_at < ").push_bind(received_at);
+            }
+            None => {}
+        }
+    }
+
+    /// The consumers that are asked for, each with its messages from the newest on.
+    fn push_newest(&self, query: &mut QueryBuilder<Postgres>, columns: &str) {
+        query.push(
+            " FROM (SELECT c.consumer_id AS id FROM oncebox.consumer c JOIN oncebox.tenant \
+            t USING (tenant_id) WHERE true",
+        );
+        for (condition, text) in
+            [(" AND t.name = ", &self.tenant), (" AND c.name = ", &self.consumer)]
+        {
+            if let Some(text) = text {
+                query.push(condition).push_bind(text);
+            }
+        }
+        query.push(") asked ");
+        let by_state = self.reason.is_some() && self.status.is_none();
+        if by_state {
+            // What has a reason is not completed, and what is not has an index by its state.
+            query.push("CROSS JOIN unnest(ARRAY[").push(OPEN).push("]) AS any_of(state) ");
+        }
+        query
+            .push("CROSS JOIN LATERAL (SELECT ")
+            .push(columns)
+            .push(" FROM oncebox.inbox i WHERE ");
+        // The index of what is open knows the consumer as such, the index of everything as an
+        // expression.
+        let is_open = by_state || self.status.as_ref().is_some_and(|status| status != "completed");
+        query.push(if is_open {
+            "i.consumer_id = asked.id"
+        } else {
+            "i.consumer_id::bigint = asked.id::bigint"
+        });
+        if by_state {
+            query.push(" AND i.status = any_of.state AND i.status <> 'completed'");
+        }
+        self.push_indexed(query);
+        query.push(NEWEST_FIRST);
+    }
+}
+
+/// Every state but `completed`.
+const OPEN: &str = "'received', 'in_progress', 'failed_retryable', 'failed_terminal', 'parked', \
+    'waiting', 'skipped', 'discarded'";
+const NEWEST_FIRST: &str = " ORDER BY i.received_at DESC, i.message_id COLLATE \"C\"";
+
+async fn list(
+    pool: &PgPool,
+    filter: &Filter,
+    versions: &Option<Vec<i32>>,
+    depth: Depth,
+) -> Result<Vec<InboxRow>, InboxError> {
+    let rows: Vec<InboxRow> =
+        question("", filter, versions, depth).build_query_as().fetch_all(pool).await?;
+    let is_short =
+        (rows.len() as i64) < filter.limit && !filter.is_in_an_index() && depth == Depth::Bounded;
+    if is_short && goes_on(pool, filter).await? {
+        return Err(InboxError::Invalid(too_wide(rows.len())));
+    }
+    Ok(rows)
+}
+
+/// The statement that answers a filter, behind words of its own.
+fn question(
+    words: &str,
+    filter: &Filter,
+    versions: &Option<Vec<i32>>,
+    depth: Depth,
+) -> QueryBuilder<Postgres> {
+    let mut query = QueryBuilder::<Postgres>::new([words, ROW].concat());
+    filter.push_newest(&mut query, "i.*");
+    let looked_at_max = match (filter.is_in_an_index(), depth) {
+        (true, _) => Some(filter.limit),
+        (false, Depth::Bounded) => Some(LOOKED_AT_MAX),
+        (false, Depth::Whole) => None,
+    };
+    if let Some(looked_at_max) = looked_at_max {
+        query.push(" LIMIT ").push_bind(looked_at_max);
+    }
+    query.push(
+        ") i JOIN oncebox.consumer c USING (consumer_id) JOIN oncebox.tenant t USING (tenant_id) \
+         LEFT JOIN oncebox.version v USING (version_id) WHERE true",
+    );
+    filter.push(&mut query, versions);
+    query.push(NEWEST_FIRST).push(" LIMIT ").push_bind(filter.limit);
+    query
+}
+
+#[cfg(feature = "test-hooks")]
+impl Admin {
+    /// How PostgreSQL answers a list of the host's own database, with the pages that it reads; for
+    /// tests.
+    pub async fn inbox_list_plan(&self, filter: &Filter) -> Result<Vec<String>, InboxError> {
+        let versions = self.versions_like(filter.version.as_deref()).await?;
+        let mut question =
+            question("EXPLAIN (ANALYZE, BUFFERS) ", filter, &versions, Depth::Bounded);
+        Ok(question.build_query_scalar().fetch_all(&self.pool).await?)
+    }
+}
+
+/// Whether a consumer has more messages than were looked at.
+async fn goes_on(pool: &PgPool, filter: &Filter) -> Result<bool, InboxError> {
+    let mut query = QueryBuilder::<Postgres>::new("SELECT EXISTS (SELECT");
+    filter.push_newest(&mut query, "");
+    query.push(" OFFSET ").push_bind(LOOKED_AT_MAX).push(" LIMIT 1) i)");
+    Ok(query.build_query_scalar().fetch_one(pool).await?)
+}
+
+fn too_wide(found: usize) -> String {
+    let enough = match found {
+        0 => String::new(),
+        found => format!(", or ask for at most {found}"),
+    };
+    format!(
+        "of the newest {LOOKED_AT_MAX} messages of a consumer {found} are like that, and to find \
+            more all others would be read; ask for \
+         one state (`status`) or a time (`since`, `until`){enough}"
+    )
+}
+
+fn away(tenant: &Tenant) -> InboxError {
+    InboxError::PlaceAway {
+        tenant: tenant.name.clone(),
+        source: sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()),
+    }
+}

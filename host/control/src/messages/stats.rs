@@ -1,0 +1,45 @@
+//! What is open in the inbox of one consumer, counted when an operator asks.
+
+use oncebox_model::{
+    backlog::{Alert, Backlog, Open},
+    error::InboxError,
+};
+use sqlx::{Executor, PgPool};
+
+use crate::control::Admin;
+
+/// Messages of one state that are counted when somebody asks; more are not told apart.
+const COUNTED_MAX: i64 = 100_000;
+/// How long PostgreSQL works on one count at most.
+const WITHIN: &str = "SET LOCAL statement_timeout = 8000";
+/// The statement by which hosts count for their metrics.
+const OPEN: &str = include_str!("../../../inbox/src/retry/open_messages.sql");
+/// How it is planned.
+const PLAN_BY_KEY: &str = include_str!("../../../inbox/src/retry/plan_by_key.sql");
+
+impl Admin {
+    /// What is open in the inbox of a consumer, and which bounds of its policy that reaches.
+    pub async fn backlog(
+        &self,
+        tenant: &str,
+        consumer: &str,
+    ) -> Result<(Backlog, Vec<Alert>), InboxError> {
+        let (tenant, consumer) =
+            (self.tenant(tenant).await?, self.consumer(tenant, consumer).await?);
+        let policy = consumer.policy()?;
+        let pool = self.place(&tenant)?.pool;
+        let backlog = count(&pool, consumer.consumer_id, policy.retention.class()).await?;
+        let alerts = backlog.alerts(&policy.alerts);
+        Ok((backlog, alerts))
+    }
+}
+
+async fn count(pool: &PgPool, consumer_id: i32, class: i16) -> Result<Backlog, InboxError> {
+    let mut tx = pool.begin().await?;
+    tx.execute(sqlx::raw_sql(PLAN_BY_KEY)).await?;
+    tx.execute(sqlx::raw_sql(WITHIN)).await?;
+    let query = sqlx::query_as::<_, Open>(OPEN).bind([consumer_id]).bind([class]).bind(COUNTED_MAX);
+    let open = query.fetch_all(&mut *tx).await?;
+    tx.commit().await?;
+    Ok(Backlog { open })
+}

@@ -1,0 +1,119 @@
+//! What the host logs in with for a tenant, and the secrets of its sessions: random, and kept
+//! sealed under the master key. Tenants that are older than that have secrets that follow from the
+//! key, until the first rotation.
+
+use oncebox_model::error::InboxError;
+use serde::{Deserialize, Serialize};
+
+use crate::tenants::{
+    Tenant,
+    keys::{Login, MasterKey, secret_hash},
+};
+
+/// What is sealed in `oncebox.tenant.credentials`, for the tenant's login.
+pub(crate) const CREDENTIALS: &str = "credentials";
+
+/// A tenant's secrets. Never shown, never logged.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Credentials {
+    /// Password of the login that handlers run as.
+    pub guest_password: String,
+    /// Password of the login that owns the tenant's schema.
+    pub owner_password: String,
+    /// What the host binds to every host function it calls in a tenant's session.
+    #[serde(with = "hex::serde")]
+    pub secret: [u8; 32],
+    /// Key of the streams that the tenant's guests get for randomness. Not rotated: a message that
+    /// runs again gets the same stream.
+    #[serde(with = "hex::serde")]
+    pub random_key: [u8; 32],
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Credentials(…)")
+    }
+}
+
+impl Credentials {
+    /// New ones, from which nobody can tell any others.
+    pub(crate) fn generate() -> Self {
+        let password = || hex::encode(rand::random::<[u8; 32]>());
+        Self {
+            guest_password: password(),
+            owner_password: password(),
+            secret: rand::random(),
+            random_key: rand::random(),
+        }
+    }
+
+    /// Other passwords and another secret.
+    pub(crate) fn rotated(&self) -> Self {
+        Self { random_key: self.random_key, ..Self::generate() }
+    }
+
+    /// As the database keeps them.
+    pub(crate) fn sealed(&self, key: &MasterKey, login: &str) -> Vec<u8> {
+        let text = serde_json::to_vec(self).expect("texts and numbers are JSON");
+        key.seal(CREDENTIALS, login, &text)
+    }
+
+    fn unsealed(key: &MasterKey, login: &str, sealed: &[u8]) -> Result<Self, InboxError> {
+        let text = key.unseal(CREDENTIALS, login, sealed)?;
+        serde_json::from_slice(&text).map_err(|_| {
+            InboxError::Sealed(format!(
+                "the credentials of `{login}` are of a form that this version does not know"
+            ))
+        })
+    }
+}
+
+impl MasterKey {
+    /// The secrets of a tenant.
+    pub fn credentials(&self, tenant: &Tenant) -> Result<Credentials, InboxError> {
+        match &tenant.credentials {
+            Some(sealed) => Credentials::unsealed(self, &tenant.login, sealed),
+            None => self.derived(tenant),
+        }
+    }
+
+    /// Secrets that follow from the key and the logins' names, of the key that the tenant was made
+    /// with.
+    fn derived(&self, tenant: &Tenant) -> Result<Credentials, InboxError> {
+        let Tenant { name, login, owner_login, .. } = tenant;
+        let key = self.each().find(|key| secret_hash(&key.secret(login)) == tenant.secret_hash);
+        let key = key.ok_or_else(|| {
+            InboxError::Sealed(format!(
+                "tenant `{name}` was made under another master key; check `keys.master_key_file`"
+            ))
+        })?;
+        Ok(Credentials {
+            guest_password: key.password(login, Login::Guest),
+            owner_password: key.password(owner_login, Login::Owner),
+            secret: key.secret(login),
+            random_key: key.random_key(login),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn are_kept_and_found_again_and_rotation_keeps_the_streams_of_guests() {
+        let key = MasterKey::parse(&MasterKey::generate()).expect("a key");
+        let made = Credentials::generate();
+        let kept = made.sealed(&key, "oncebox_1");
+        assert!(Credentials::unsealed(&key, "oncebox_1", &kept).expect("they open") == made);
+        assert!(Credentials::unsealed(&key, "oncebox_2", &kept).is_err(), "another tenant's");
+        let rotated = made.rotated();
+        assert_eq!(rotated.random_key, made.random_key);
+        assert!(rotated.secret != made.secret && rotated.guest_password != made.guest_password);
+        assert!(
+            rotated.owner_password != made.owner_password
+                && rotated.owner_password != rotated.guest_password
+        );
+        assert_eq!(format!("{made:?}"), "Credentials(…)");
+    }
+}

@@ -1,0 +1,271 @@
+//! The end of a tenant. It is `deleting` first, so that hosts let go of it; then everything of it
+//! goes, in steps of which each may be done again, and its row goes last. A process that dies on
+//! the way leaves the rest to whoever asks for it next: another host, or a person. The audit log
+//! stays.
+//!
+//! | step | why not earlier |
+//! | --- | --- |
+//! | hosts let go of its consumers | a batch that is under way comes to its end |
+//! | its logins are shut, its secret is no secret any more, its sessions end | until then a host may claim |
+//! | its tables, a few in a transaction, then its schema | one transaction would lock more than there is room for |
+//! | its messages, a few thousand in a transaction | nobody adds any more |
+//! | consumers, deployments, versions, components that nobody else uses, tokens | messages are found by them |
+//! | its roles, then its row | they say what is to be dropped |
+
+mod objects;
+mod rows;
+
+use std::time::Duration;
+
+use oncebox_model::{error::InboxError, hooks};
+use serde_json::json;
+use sqlx::{Connection, Executor, PgConnection, PgPool};
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    audit::Subject,
+    control::Admin,
+    database::{
+        locks::{self, HostLock},
+        tenant_database::mirror,
+    },
+    tenants::{Tenant, lock_grants, suspend::set_state},
+};
+
+/// How long hosts that live may take to let go: longer than a host may take to drain.
+const HOSTS_MAX: Duration = Duration::from_secs(60);
+/// How long the groups of its consumers may take to be deleted.
+const GROUPS_MAX: Duration = Duration::from_secs(30);
+/// How often it is looked whether they have.
+const LOOK: Duration = Duration::from_millis(200);
+/// Looks at sessions that were ended, before that is given up.
+const ENDINGS_MAX: usize = 100;
+
+/// How far the end of a tenant is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct TenantRemoval {
+    /// Hosts that still run something of it.
+    pub waiting_for: Vec<String>,
+    /// Tables, functions and whatever else is left in its schema.
+    pub objects: i64,
+    /// Messages that are left in its inbox; more than 100,000 are counted as one more.
+    pub messages: i64,
+}
+
+impl Admin {
+    /// Begin to delete a tenant: hosts let go of it, and nobody changes anything of it any more.
+    /// Again, it changes nothing. What goes then is up to [`Admin::remove_tenant`].
+    pub async fn delete_tenant(&self, name: &str) -> Result<Tenant, InboxError> {
+        let known = self.tenant(name).await?;
+        if known.state == "deleting" {
+            return Ok(known);
+        }
+        let mut tx = self.pool.begin().await?;
+        let tenant = self.lock_tenant(&mut tx, name).await?;
+        let tenant = set_state(&mut tx, &tenant, "deleting").await?;
+        self.audit(
+            &mut tx,
+            "tenant.delete",
+            Subject::tenant(name),
+            json!({ "schema": tenant.schema_name }),
+        )
+        .await?;
+        tx.commit().await?;
+        self.announce_tenant(&tenant).await;
+        Ok(tenant)
+    }
+
+    /// Tenants of which something is left to be taken away.
+    pub async fn tenants_being_deleted(&self) -> Result<Vec<Tenant>, InboxError> {
+        const LIST: &str =
+            "SELECT * FROM oncebox.tenant WHERE state = 'deleting' ORDER BY tenant_id";
+        Ok(sqlx::query_as(LIST).fetch_all(&self.pool).await?)
+    }
+
+    /// Take away everything of a tenant that is being deleted. Safe to repeat after a crash at any
+    /// step. False: someone else is at it, or it is gone.
+    pub async fn remove_tenant(&self, tenant: &Tenant) -> Result<bool, InboxError> {
+        const STANDS: &str = "SELECT EXISTS (SELECT FROM oncebox.tenant WHERE tenant_id = $1 AND \
+            state = 'deleting')";
+        // A connection of its own: the turn ends with it, also when this is dropped half way.
+        let mut turn = self.pool.acquire().await?.detach();
+        let is_ours =
+            locks::try_for_session(&mut turn, HostLock::Removal(tenant.tenant_id)).await?;
+        let stands = is_ours
+            && sqlx::query_scalar(STANDS).bind(tenant.tenant_id).fetch_one(&mut turn).await?;
+        let removed =
+            if stands { self.remove_everything(tenant).await.map(|()| true) } else { Ok(false) };
+        let _ = turn.close().await; // the turn ends either way
+        removed
+    }
+
+    async fn remove_everything(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        let place = self.place(tenant)?;
+        self.check_place(tenant).await?;
+        self.hosts_let_go(tenant).await?;
+        self.groups_are_gone(tenant).await?;
+        hooks::point("tenant:delete:stopped");
+        // Where the truth is first: a tenant's own database is made to say the same.
+        forget_secret(&mut *self.pool.acquire().await?, tenant).await?;
+        shut_out(&place.pool, tenant).await?;
+        hooks::point("tenant:delete:shut_out");
+        objects::drop_all(&place.pool, &tenant.schema_name).await?;
+        hooks::point("tenant:delete:schema");
+        self.remove_messages(&place.pool, tenant).await?;
+        hooks::point("tenant:delete:messages");
+        self.forget_place(tenant).await?;
+        self.remove_rows(tenant).await?;
+        hooks::point("tenant:delete:rows");
+        drop_roles(&place.pool, tenant).await?;
+        self.forget_place(tenant).await?;
+        hooks::point("tenant:delete:roles");
+        self.remove_last(tenant).await
+    }
+
+    /// Another installation may have taken a place that is not this one's any more.
+    async fn check_place(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        let place = self.place(tenant)?;
+        if !place.is_own || place.is_free_for(self.installation().await?).await? {
+            return Ok(());
+        }
+        let shown = tenant.database.as_deref().unwrap_or_default();
+        Err(InboxError::conflict(format!(
+            "the database of tenant `{}` at {shown} holds another installation's inbox now",
+            tenant.name
+        )))
+    }
+
+    /// Hosts that live finish what they run. One that does not is shut out all the same: its batch
+    /// is rolled back, as if its connection had broken.
+    async fn hosts_let_go(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        let deadline = Instant::now() + HOSTS_MAX;
+        loop {
+            let late = self.late_hosts_of(tenant).await?;
+            if late.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                tracing::warn!(tenant = tenant.name, hosts = ?late, "hosts did not let go of a \
+                    tenant in time; they are shut out");
+                return Ok(());
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Hosts that live delete its consumers with their Kafka groups: of a tenant that comes again
+    /// under the name, a group that stayed would go on where this one's was. What is not done in
+    /// time goes without: a group may still have a member that was killed, or brokers may be away.
+    async fn groups_are_gone(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        const DELETE: &str = "UPDATE oncebox.consumer SET state = 'deleting', seek = NULL, \
+            revision = revision + 1 \
+            WHERE tenant_id = $1 AND state <> 'deleting'";
+        sqlx::query(DELETE).bind(tenant.tenant_id).execute(&self.pool).await?;
+        self.announce_tenant(tenant).await;
+        const LEFT: &str = "SELECT array_agg(c.name) FROM oncebox.consumer c WHERE c.tenant_id = \
+            $1 AND c.generation > 0 \
+            AND EXISTS (SELECT FROM oncebox.host h WHERE h.seen_at > now() - interval '10 \
+            seconds')";
+        let deadline = Instant::now() + GROUPS_MAX;
+        loop {
+            let left: Option<Vec<String>> =
+                sqlx::query_scalar(LEFT).bind(tenant.tenant_id).fetch_one(&self.pool).await?;
+            let Some(left) = left else { return Ok(()) };
+            if Instant::now() > deadline {
+                tracing::warn!(tenant = tenant.name, consumers = ?left, "kafka groups of a tenant \
+                    that is deleted may be left");
+                return Ok(());
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Hosts that live and have not said that nothing of the tenant runs there any more.
+    async fn late_hosts_of(&self, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
+        const LATE: &str = "SELECT DISTINCT h.name FROM oncebox.host h JOIN oncebox.consumer c ON \
+            c.tenant_id = $1 AND c.generation > 0 \
+            LEFT JOIN oncebox.host_consumer r ON r.host_id = h.host_id AND r.consumer_id = \
+            c.consumer_id \
+            WHERE h.seen_at > now() - interval '10 seconds' \
+                AND (r.run_state IS DISTINCT FROM 'stopped' OR r.run_revision < c.revision) ORDER \
+                BY h.name";
+        Ok(sqlx::query_scalar(LATE).bind(tenant.tenant_id).fetch_all(&self.pool).await?)
+    }
+
+    /// How far the end of a tenant is.
+    pub async fn tenant_removal(&self, tenant: &Tenant) -> Result<TenantRemoval, InboxError> {
+        let place = self.place(tenant)?;
+        Ok(TenantRemoval {
+            waiting_for: if is_shut_out(&place.pool, tenant).await? {
+                Vec::new()
+            } else {
+                self.late_hosts_of(tenant).await?
+            },
+            objects: objects::count(&place.pool, &tenant.schema_name).await?,
+            messages: self.count_messages(&place.pool, tenant).await?,
+        })
+    }
+}
+
+/// Nobody logs in as the tenant any more, no host function takes its secret, and its sessions end
+/// with whatever they are at.
+async fn shut_out(pool: &PgPool, tenant: &Tenant) -> Result<(), InboxError> {
+    const END: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE \
+        usename::text = ANY ($1)";
+    let mut tx = pool.begin().await?;
+    // A look that read what was true before must not give anything back afterwards.
+    mirror::lock(&mut tx, tenant.tenant_id).await?;
+    for login in logins(&mut tx, tenant).await? {
+        tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(format!("ALTER ROLE {login} NOLOGIN"))))
+            .await?;
+    }
+    forget_secret(&mut tx, tenant).await?;
+    tx.commit().await?;
+    for _ in 0..ENDINGS_MAX {
+        let found: i64 = sqlx::query_scalar(END)
+            .bind([&tenant.login, &tenant.owner_login].map(String::as_str))
+            .fetch_one(pool)
+            .await?;
+        if found == 0 {
+            return Ok(());
+        }
+        sleep(LOOK).await;
+    }
+    Err(InboxError::conflict(format!(
+        "sessions of tenant `{}` do not end; look at `pg_stat_activity`, then delete it again",
+        tenant.name
+    )))
+}
+
+/// No hash is empty: nothing is authorized, also for a session that is about to be ended.
+async fn forget_secret(connection: &mut PgConnection, tenant: &Tenant) -> Result<(), InboxError> {
+    const FORGET: &str = "UPDATE oncebox.tenant SET secret_hash = '', secret_hash_before = NULL, \
+        secret_before_until = NULL WHERE tenant_id = $1";
+    sqlx::query(FORGET).bind(tenant.tenant_id).execute(connection).await?;
+    Ok(())
+}
+
+async fn is_shut_out(pool: &PgPool, tenant: &Tenant) -> Result<bool, InboxError> {
+    const SHUT: &str =
+        "SELECT NOT EXISTS (SELECT FROM pg_roles WHERE rolname = $1 AND rolcanlogin)";
+    Ok(sqlx::query_scalar(SHUT).bind(&tenant.login).fetch_one(pool).await?)
+}
+
+/// Those of the tenant's roles that are there.
+async fn logins(connection: &mut PgConnection, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
+    const THERE: &str =
+        "SELECT rolname::text FROM pg_roles WHERE rolname::text = ANY ($1) ORDER BY rolname";
+    let logins = [&tenant.login, &tenant.owner_login].map(String::as_str);
+    Ok(sqlx::query_scalar(THERE).bind(logins).fetch_all(connection).await?)
+}
+
+/// With whatever they were granted in this database.
+async fn drop_roles(pool: &PgPool, tenant: &Tenant) -> Result<(), InboxError> {
+    let mut tx = pool.begin().await?;
+    lock_grants(&mut tx).await?;
+    for login in logins(&mut tx, tenant).await? {
+        let drop = format!("DROP OWNED BY {login} CASCADE; DROP ROLE {login}");
+        tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(drop))).await?;
+    }
+    Ok(tx.commit().await?)
+}

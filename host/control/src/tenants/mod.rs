@@ -1,0 +1,191 @@
+//! Tenants: their rows, roles and schemas.
+
+// Let a tenant rest and work again, and change its limits.
+pub(crate) mod suspend;
+// End a tenant, in steps that may each be done again.
+pub(crate) mod delete;
+// The two roles of a tenant, and its schema.
+pub(crate) mod roles;
+// What the host logs in with for a tenant.
+pub(crate) mod credentials;
+// Change that while sessions run.
+pub(crate) mod rotation;
+// The master key, and what follows from it.
+pub(crate) mod keys;
+// What is kept under that key.
+pub(crate) mod seal;
+// Verifiers of passwords, as PostgreSQL keeps them.
+pub(crate) mod scram;
+
+use oncebox_model::{error::InboxError, tenant_limits::TenantLimits};
+use serde::Serialize;
+use serde_json::json;
+use sqlx::{Executor, PgConnection, PgPool};
+
+use self::{credentials::Credentials, keys::secret_hash, roles::role_statements};
+use crate::{
+    audit::Subject,
+    control::{Admin, check_name, taken},
+    database::locks::{self, HostLock},
+};
+
+/// A tenant's row.
+#[derive(Debug, Clone, Serialize, sqlx::FromRow)]
+pub struct Tenant {
+    /// Key.
+    pub tenant_id: i32,
+    /// Name.
+    pub name: String,
+    /// Schema of the tenant's tables.
+    pub schema_name: String,
+    /// Login that handlers run as.
+    pub login: String,
+    /// Login that owns the schema.
+    pub owner_login: String,
+    /// `active`, `suspended` or `deleting`.
+    pub state: String,
+    /// What hosts give it.
+    #[sqlx(json)]
+    pub limits: TenantLimits,
+    /// Grows with every change that running hosts have to hear of.
+    pub revision: i64,
+    /// SHA-256 of the secret that host functions ask its sessions for.
+    #[serde(skip)]
+    pub(crate) secret_hash: Vec<u8>,
+    /// Its secrets, sealed under the master key; none for secrets that follow from that key.
+    #[serde(skip)]
+    pub(crate) credentials: Option<Vec<u8>>,
+    /// Where its inbox and tables are, sealed under the master key; none for the host's database.
+    #[serde(skip)]
+    pub(crate) database_url: Option<Vec<u8>>,
+    /// Host, port and name of that database.
+    pub database: Option<String>,
+    /// When it was created.
+    pub created_at: chrono::DateTime<chrono::Utc>,
+}
+
+impl Admin {
+    /// Create a tenant: its schema and its two login roles.
+    pub async fn create_tenant(&self, name: &str) -> Result<Tenant, InboxError> {
+        check_name("tenant", name)?;
+        let opaque = hex::encode(rand::random::<[u8; 6]>());
+        let (schema, login, owner) =
+            (format!("t_{opaque}"), format!("oncebox_{opaque}"), format!("oncebox_{opaque}_owner"));
+        let mut tx = self.pool.begin().await?;
+        lock_grants(&mut tx).await?;
+        let credentials = Credentials::generate();
+        let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())")
+            .fetch_one(&mut *tx)
+            .await?;
+        for statement in role_statements(&database, &schema, &login, &owner, &credentials) {
+            tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(statement))).await?;
+        }
+        const INSERT: &str = "INSERT INTO oncebox.tenant (name, schema_name, login, owner_login, \
+            secret_hash, credentials) \
+            VALUES ($1, $2, $3, $4, $5, $6) RETURNING *";
+        let tenant = sqlx::query_as(INSERT)
+            .bind(name)
+            .bind(&schema)
+            .bind(&login)
+            .bind(&owner)
+            .bind(secret_hash(&credentials.secret))
+            .bind(credentials.sealed(&self.key, &login))
+            .fetch_one(&mut *tx)
+            .await
+            .map_err(|error| taken(error, "tenant", name))?;
+        self.audit(&mut tx, "tenant.create", Subject::tenant(name), json!({})).await?;
+        tx.commit().await?;
+        self.restrict_logs(&self.pool, &login, &owner).await;
+        Ok(tenant)
+    }
+
+    /// Keep parameters of slow statements out of the server's log, bound temporary files, and
+    /// notice deadlocks soon: on hot rows the wait for the detector is most of the time. Only a
+    /// superuser may say so.
+    pub(crate) async fn restrict_logs(&self, pool: &PgPool, login: &str, owner: &str) {
+        let settings = [
+            "log_parameter_max_length = 0",
+            "temp_file_limit = '256MB'",
+            "deadlock_timeout = '100ms'",
+        ];
+        // The owner's session binds the secret, too, with which it records a migration.
+        for (role, setting) in settings
+            .map(|setting| (login, setting))
+            .into_iter()
+            .chain([(owner, settings[0]), (owner, settings[1])])
+        {
+            let statement = format!("ALTER ROLE {role} SET {setting}");
+            if let Err(error) = pool.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(statement))).await {
+                tracing::warn!(%error, setting, "failed to set a default of the tenant's role; a \
+                    superuser has to");
+            }
+        }
+    }
+
+    /// Take back a tenant that was just created and has neither consumers nor sessions, so that its
+    /// creation can be tried again.
+    pub async fn take_back_tenant(&self, tenant: &Tenant) -> Result<(), InboxError> {
+        if tenant.database.is_some() {
+            return self.take_back_from_place(tenant).await;
+        }
+        let Tenant { schema_name: schema, login, owner_login: owner, .. } = tenant;
+        let database: String = sqlx::query_scalar("SELECT quote_ident(current_database())")
+            .fetch_one(&self.pool)
+            .await?;
+        let mut tx = self.pool.begin().await?;
+        lock_grants(&mut tx).await?;
+        sqlx::query("DELETE FROM oncebox.tenant WHERE tenant_id = $1")
+            .bind(tenant.tenant_id)
+            .execute(&mut *tx)
+            .await?;
+        let undo = format!(
+            "DROP SCHEMA {schema} CASCADE; REVOKE ALL ON DATABASE {database} FROM {login}, \
+                {owner}; \
+             REVOKE ALL ON SCHEMA oncebox_host FROM {login}, {owner}; \
+             REVOKE ALL ON ALL FUNCTIONS IN SCHEMA oncebox_host FROM {login}, {owner}; \
+             DROP ROLE {login}, {owner}"
+        );
+        tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(undo))).await?;
+        self.audit(&mut tx, "tenant.take_back", Subject::tenant(&tenant.name), json!({})).await?;
+        Ok(tx.commit().await?)
+    }
+
+    /// All tenants, by name.
+    pub async fn tenants(&self) -> Result<Vec<Tenant>, InboxError> {
+        Ok(sqlx::query_as("SELECT * FROM oncebox.tenant ORDER BY name")
+            .fetch_all(&self.pool)
+            .await?)
+    }
+
+    /// One tenant.
+    pub async fn tenant(&self, name: &str) -> Result<Tenant, InboxError> {
+        let tenant = sqlx::query_as("SELECT * FROM oncebox.tenant WHERE name = $1")
+            .bind(name)
+            .fetch_optional(&self.pool)
+            .await?;
+        tenant.ok_or_else(|| {
+            InboxError::NotFound(format!(
+                "there is no tenant `{name}`; `oncebox tenant list` shows those there are"
+            ))
+        })
+    }
+}
+
+/// Two transactions at a time would write the same lists of privileges, which PostgreSQL refuses to
+/// one of them. A process that stops in the middle holds up the others for a minute.
+pub(crate) async fn lock_grants(connection: &mut PgConnection) -> Result<(), InboxError> {
+    connection.execute("SET LOCAL idle_in_transaction_session_timeout = '60s'").await?;
+    locks::take(connection, HostLock::Grants).await
+}
+
+/// The same until the connection ends.
+pub(crate) async fn lock_grants_for_session(
+    connection: &mut PgConnection,
+) -> Result<(), InboxError> {
+    connection
+        .execute(
+            "SET idle_session_timeout = '60s'; SET idle_in_transaction_session_timeout = '60s'",
+        )
+        .await?;
+    locks::take_for_session(connection, HostLock::Grants).await
+}

@@ -1,0 +1,171 @@
+//! New secrets: a tenant's credentials while its messages run, and the master key that seals them
+//! all.
+
+use oncebox_model::error::InboxError;
+use serde_json::json;
+use sqlx::{Executor, PgConnection};
+
+use crate::{
+    audit::Subject,
+    control::Admin,
+    tenants::{
+        Tenant,
+        credentials::{CREDENTIALS, Credentials},
+        keys::{MasterKey, secret_hash},
+        scram,
+    },
+};
+
+/// What `oncebox.tenant.database_url` is sealed for, for the tenant's login.
+const DATABASE_URL: &str = "database url";
+
+/// What sealing everything anew came to.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct KeyRotation {
+    /// Name of the key that everything is sealed under now.
+    pub key: String,
+    /// Tenants of which something was sealed under another key, or not at all.
+    pub sealed: usize,
+    /// Tenants of which everything was sealed under this key already.
+    pub unchanged: usize,
+}
+
+impl Admin {
+    /// Give a tenant new passwords and a new secret, in one transaction. Sessions that are open go
+    /// on: for ten minutes the secret before this one counts as well, and PostgreSQL asks for a
+    /// password only when a connection begins.
+    pub async fn rotate_credentials(&self, name: &str) -> Result<Tenant, InboxError> {
+        let mut tx = self.pool.begin().await?;
+        let tenant = self.lock_tenant(&mut tx, name).await?;
+        let credentials = self.credentials(&tenant)?.rotated();
+        // Roles of another database are not this transaction's to change.
+        if tenant.database_url.is_none() {
+            set_passwords(&mut tx, &tenant, &credentials).await?;
+        }
+        set_secret(&mut tx, &tenant, &credentials).await?;
+        const KEEP: &str = "UPDATE oncebox.tenant SET credentials = $2, revision = revision + 1 \
+            WHERE tenant_id = $1 RETURNING *";
+        let sealed = credentials.sealed(&self.key, &tenant.login);
+        let tenant: Tenant =
+            sqlx::query_as(KEEP).bind(tenant.tenant_id).bind(sealed).fetch_one(&mut *tx).await?;
+        self.audit(
+            &mut tx,
+            "tenant.rotate_credentials",
+            Subject::tenant(name),
+            json!({ "revision": tenant.revision }),
+        )
+        .await?;
+        tx.commit().await?;
+        self.announce_tenant(&tenant).await;
+        let mirrored = self.mirror(&tenant).await;
+        mirrored.map_err(|source| InboxError::NotThereYet {
+            text: format!(
+                "the credentials of `{name}` are new, but its own database does not know them yet: \
+                    sessions that are open go on, new ones \
+                 wait; hosts tell it as soon as it answers"
+            ),
+            source: Box::new(source),
+        })?;
+        Ok(tenant)
+    }
+
+    /// Seal everything under another master key, all of it in one transaction. What is sealed under
+    /// that key already stays as it is, so that a second run finishes what hosts with the old key
+    /// have sealed since. Nothing changes when something opens with neither key.
+    pub async fn rotate_master_key(&self, new: &MasterKey) -> Result<KeyRotation, InboxError> {
+        let keys = new.clone().with_previous(&self.key);
+        let mut tx = self.pool.begin().await?;
+        let tenants: Vec<Tenant> =
+            sqlx::query_as("SELECT * FROM oncebox.tenant ORDER BY tenant_id FOR NO KEY UPDATE")
+                .fetch_all(&mut *tx)
+                .await?;
+        let mut rotation = KeyRotation { key: new.name(), sealed: 0, unchanged: 0 };
+        for tenant in &tenants {
+            if tenant.state == "deleting" && tenant.credentials.is_none() {
+                // Made before credentials were sealed, and its secret is no secret any more.
+                rotation.unchanged += 1;
+                continue;
+            }
+            let credentials = sealed_anew(&keys, new, tenant)?;
+            let database_url = tenant
+                .database_url
+                .as_deref()
+                .map(|url| anew(&keys, new, DATABASE_URL, &tenant.login, url))
+                .transpose()?;
+            if Some(&credentials) == tenant.credentials.as_ref()
+                && database_url == tenant.database_url
+            {
+                rotation.unchanged += 1;
+                continue;
+            }
+            const KEEP: &str = "UPDATE oncebox.tenant SET credentials = $2, database_url = $3 \
+                WHERE tenant_id = $1";
+            sqlx::query(KEEP)
+                .bind(tenant.tenant_id)
+                .bind(credentials)
+                .bind(database_url)
+                .execute(&mut *tx)
+                .await?;
+            rotation.sealed += 1;
+        }
+        if rotation.sealed > 0 {
+            let details =
+                json!({ "from": self.key.name(), "to": new.name(), "tenants": rotation.sealed });
+            self.audit(&mut tx, "keys.rotate", Subject::platform("master key"), details).await?;
+        }
+        tx.commit().await?;
+        Ok(rotation)
+    }
+}
+
+fn sealed_anew(keys: &MasterKey, new: &MasterKey, tenant: &Tenant) -> Result<Vec<u8>, InboxError> {
+    match &tenant.credentials {
+        Some(sealed) => anew(keys, new, CREDENTIALS, &tenant.login, sealed),
+        None => Ok(keys.credentials(tenant)?.sealed(new, &tenant.login)),
+    }
+}
+
+fn anew(
+    keys: &MasterKey,
+    new: &MasterKey,
+    purpose: &str,
+    subject: &str,
+    sealed: &[u8],
+) -> Result<Vec<u8>, InboxError> {
+    // Opened also where it stays: that a key's name fits does not say that the text is whole.
+    let text = keys.unseal(purpose, subject, sealed)?;
+    Ok(if new.has_sealed(sealed) { sealed.to_vec() } else { new.seal(purpose, subject, &text) })
+}
+
+/// The verifier travels, never the password.
+async fn set_passwords(
+    connection: &mut PgConnection,
+    tenant: &Tenant,
+    credentials: &Credentials,
+) -> Result<(), InboxError> {
+    for (login, password) in [
+        (&tenant.login, &credentials.guest_password),
+        (&tenant.owner_login, &credentials.owner_password),
+    ] {
+        let statement = format!("ALTER ROLE {login} PASSWORD '{}'", scram::verifier(password));
+        connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(statement))).await?;
+    }
+    Ok(())
+}
+
+/// A session that is two secrets old is denied, as an error of the host: its message comes again.
+async fn set_secret(
+    connection: &mut PgConnection,
+    tenant: &Tenant,
+    credentials: &Credentials,
+) -> Result<(), InboxError> {
+    const SET: &str = "UPDATE oncebox.tenant SET secret_hash_before = secret_hash, \
+        secret_before_until = now() + interval '10 minutes', \
+        secret_hash = $2 WHERE tenant_id = $1";
+    sqlx::query(SET)
+        .bind(tenant.tenant_id)
+        .bind(secret_hash(&credentials.secret))
+        .execute(connection)
+        .await?;
+    Ok(())
+}

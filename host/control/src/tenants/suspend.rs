@@ -1,0 +1,126 @@
+//! Changes of a tenant while hosts run: rest, work again, other limits. Each raises the tenant's
+//! revision in its own transaction; hosts compare that with what they do, and act.
+
+use oncebox_model::error::InboxError;
+use serde_json::{Map, Value, json};
+use sqlx::PgConnection;
+
+use crate::{audit::Subject, control::Admin, deployments::deploy::CHANNEL, tenants::Tenant};
+
+impl Admin {
+    /// Let all of a tenant's consumers rest: hosts finish the batches that they run and leave its
+    /// groups. Its tokens only look from then on.
+    pub async fn suspend_tenant(&self, name: &str) -> Result<Tenant, InboxError> {
+        self.change_tenant_state(name, "suspended", "tenant.suspend").await
+    }
+
+    /// Let a suspended tenant's consumers go on where they were.
+    pub async fn resume_tenant(&self, name: &str) -> Result<Tenant, InboxError> {
+        self.change_tenant_state(name, "active", "tenant.resume").await
+    }
+
+    /// `active`, `suspended` or `deleting`; none for no tenant.
+    pub async fn tenant_state(&self, name: &str) -> Result<Option<String>, InboxError> {
+        let state =
+            sqlx::query_scalar("SELECT state FROM oncebox.tenant WHERE name = $1").bind(name);
+        Ok(state.fetch_optional(&self.pool).await?)
+    }
+
+    /// What is so already stays so, without a trace.
+    async fn change_tenant_state(
+        &self,
+        name: &str,
+        to: &str,
+        action: &str,
+    ) -> Result<Tenant, InboxError> {
+        let mut tx = self.pool.begin().await?;
+        let tenant = self.lock_tenant(&mut tx, name).await?;
+        if tenant.state == to {
+            tx.rollback().await?;
+            return Ok(tenant);
+        }
+        let tenant = set_state(&mut tx, &tenant, to).await?;
+        self.audit(&mut tx, action, Subject::tenant(name), json!({ "revision": tenant.revision }))
+            .await?;
+        tx.commit().await?;
+        self.announce_tenant(&tenant).await;
+        Ok(tenant)
+    }
+
+    /// Change some of a tenant's limits; `null` takes one away. What is not named stays.
+    pub async fn limit_tenant(
+        &self,
+        name: &str,
+        changes: &Map<String, Value>,
+    ) -> Result<Tenant, InboxError> {
+        const SET: &str = "UPDATE oncebox.tenant SET limits = $2, revision = revision + 1 WHERE \
+            tenant_id = $1 RETURNING *";
+        let mut tx = self.pool.begin().await?;
+        let tenant = self.lock_tenant(&mut tx, name).await?;
+        let limits = tenant.limits.changed(changes)?;
+        if limits == tenant.limits {
+            tx.rollback().await?;
+            return Ok(tenant);
+        }
+        let tenant: Tenant = sqlx::query_as(SET)
+            .bind(tenant.tenant_id)
+            .bind(json!(limits))
+            .fetch_one(&mut *tx)
+            .await?;
+        self.audit(&mut tx, "tenant.limits", Subject::tenant(name), Value::Object(changes.clone()))
+            .await?;
+        tx.commit().await?;
+        self.announce_tenant(&tenant).await;
+        Ok(tenant)
+    }
+
+    /// A tenant's row, locked against other changes; refused while the tenant is being deleted.
+    pub(crate) async fn lock_tenant(
+        &self,
+        connection: &mut PgConnection,
+        name: &str,
+    ) -> Result<Tenant, InboxError> {
+        // The weaker lock: whoever only refers to the row need not wait.
+        const LOCK: &str = "SELECT * FROM oncebox.tenant WHERE name = $1 FOR NO KEY UPDATE";
+        let tenant: Option<Tenant> =
+            sqlx::query_as(LOCK).bind(name).fetch_optional(connection).await?;
+        match tenant {
+            Some(tenant) if tenant.state == "deleting" => Err(being_deleted(name)),
+            Some(tenant) => Ok(tenant),
+            None => self.tenant(name).await,
+        }
+    }
+
+    /// Tell the hosts to look. Only a hint, after the commit, as for deployments.
+    pub(crate) async fn announce_tenant(&self, tenant: &Tenant) {
+        let notify = sqlx::query("SELECT pg_notify($1, $2)")
+            .bind(CHANNEL)
+            .bind(format!("tenant {}", tenant.tenant_id));
+        if let Err(error) = notify.execute(&self.pool).await {
+            tracing::debug!(%error, "hosts were not told of a change of a tenant; they find it by \
+                themselves");
+        }
+    }
+}
+
+/// A new state, of which hosts hear for each consumer as well: what a host says of a consumer then
+/// speaks of this state, and not of an older one.
+pub(crate) async fn set_state(
+    connection: &mut PgConnection,
+    tenant: &Tenant,
+    to: &str,
+) -> Result<Tenant, InboxError> {
+    const SET: &str = "UPDATE oncebox.tenant SET state = $2, revision = revision + 1 WHERE \
+        tenant_id = $1 RETURNING *";
+    const CONSUMERS: &str =
+        "UPDATE oncebox.consumer SET revision = revision + 1 WHERE tenant_id = $1";
+    sqlx::query(CONSUMERS).bind(tenant.tenant_id).execute(&mut *connection).await?;
+    Ok(sqlx::query_as(SET).bind(tenant.tenant_id).bind(to).fetch_one(connection).await?)
+}
+
+pub(crate) fn being_deleted(name: &str) -> InboxError {
+    InboxError::conflict(format!(
+        "tenant `{name}` is being deleted; `oncebox tenant delete {name} --confirm {name}` says \
+            how far that is"
+    ))
+}

@@ -1,0 +1,249 @@
+//! Tokens of the API: who may change what. A token is random and shown once; the database keeps its
+//! hash.
+
+use std::fmt;
+
+use chrono::{DateTime, Utc};
+use oncebox_model::error::InboxError;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use crate::{audit::Subject, control::Admin};
+
+/// What a token may do. Each role may do what the ones before it may.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, sqlx::Type,
+)]
+#[serde(rename_all = "snake_case")]
+#[sqlx(type_name = "text", rename_all = "snake_case")]
+pub enum TokenRole {
+    /// Looks at everything but tokens.
+    Viewer,
+    /// Rolls back, ends deployments and changes shares.
+    Operator,
+    /// Uploads and deploys.
+    Deployer,
+    /// Makes tenants, consumers and tokens.
+    Admin,
+}
+
+/// A token to be made.
+#[derive(Debug, Clone)]
+pub struct NewToken<'a> {
+    /// Whom or what it is for; the audit log keeps it as the actor.
+    pub name: &'a str,
+    /// What it may do.
+    pub role: TokenRole,
+    /// The only tenant that it reaches.
+    pub tenant: Option<&'a str>,
+    /// When it ends by itself.
+    pub expires_at: Option<DateTime<Utc>>,
+}
+
+/// A token's row, without the token.
+#[derive(Debug, Clone, Serialize, sqlx::FromRow)]
+pub struct Token {
+    /// Key.
+    pub token_id: i64,
+    /// Whom or what it is for.
+    pub name: String,
+    /// What it may do.
+    pub role: TokenRole,
+    /// The only tenant that it reaches.
+    pub tenant: Option<String>,
+    /// When it was made.
+    pub created_at: DateTime<Utc>,
+    /// By whom.
+    pub created_by: String,
+    /// When it ends by itself.
+    pub expires_at: Option<DateTime<Utc>>,
+    /// When someone ended it.
+    pub revoked_at: Option<DateTime<Utc>>,
+}
+
+/// The token itself, on its way to whoever asked for it.
+pub struct TokenSecret(String);
+
+impl TokenSecret {
+    /// `obx_` and 64 hexadecimal digits. The prefix lets scanners find tokens that leaked.
+    fn generate() -> Self {
+        Self(format!("{PREFIX}{}", hex::encode(rand::random::<[u8; 32]>())))
+    }
+
+    /// The text; whoever has it is its owner.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for TokenSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TokenSecret(…)")
+    }
+}
+
+/// What is known of a token that someone shows.
+#[derive(Debug, Clone)]
+pub enum Shown {
+    /// It is good.
+    Good(Token),
+    /// It was good once.
+    Expired,
+    /// Someone ended it.
+    Revoked,
+    /// There is none like it.
+    Unknown,
+}
+
+const PREFIX: &str = "obx_";
+
+const TOKEN: &str = "SELECT k.token_id, k.name, k.role, t.name AS tenant, k.created_at, \
+    k.created_by, k.expires_at, k.revoked_at \
+    FROM oncebox.token k LEFT JOIN oncebox.tenant t USING (tenant_id) ";
+
+fn select<'q, Row>(
+    condition: &str,
+) -> sqlx::query::QueryAs<'q, sqlx::Postgres, Row, <sqlx::Postgres as sqlx::Database>::Arguments>
+where
+    Row: for<'r> sqlx::FromRow<'r, sqlx::postgres::PgRow>,
+{
+    sqlx::query_as(sqlx::AssertSqlSafe([TOKEN, condition].concat()))
+}
+
+impl Admin {
+    /// Make a token. The answer holds the only copy of it.
+    pub async fn create_token(
+        &self,
+        new: &NewToken<'_>,
+    ) -> Result<(Token, TokenSecret), InboxError> {
+        check_token_name(new.name)?;
+        if new.expires_at.is_some_and(|at| at <= Utc::now()) {
+            return Err(InboxError::Invalid(
+                "`expires_at` is in the past; a token needs a time to come, or none".to_owned(),
+            ));
+        }
+        let tenant_id = match new.tenant {
+            Some(tenant) => Some(self.tenant(tenant).await?.tenant_id),
+            None => None,
+        };
+        let secret = TokenSecret::generate();
+        let mut tx = self.pool.begin().await?;
+        const INSERT: &str = "INSERT INTO oncebox.token (name, hash, role, tenant_id, expires_at, \
+            created_by) \
+            VALUES ($1, $2, $3, $4, $5, $6) RETURNING token_id";
+        let token_id: i64 = sqlx::query_scalar(INSERT)
+            .bind(new.name)
+            .bind(hash(&secret.0))
+            .bind(new.role)
+            .bind(tenant_id)
+            .bind(new.expires_at)
+            .bind(&self.actor)
+            .fetch_one(&mut *tx)
+            .await?;
+        let token: Token =
+            select("WHERE k.token_id = $1").bind(token_id).fetch_one(&mut *tx).await?;
+        let details =
+            json!({ "token_id": token_id, "role": token.role, "expires_at": token.expires_at });
+        self.audit(&mut tx, "token.create", subject(&token), details).await?;
+        tx.commit().await?;
+        Ok((token, secret))
+    }
+
+    /// The tokens that reach one tenant only, or all there are; also those that have ended.
+    pub async fn tokens(&self, tenant: Option<&str>) -> Result<Vec<Token>, InboxError> {
+        if let Some(tenant) = tenant {
+            self.tenant(tenant).await?;
+        }
+        let list = select("WHERE $1::text IS NULL OR t.name = $1 ORDER BY k.token_id");
+        Ok(list.bind(tenant).fetch_all(&self.pool).await?)
+    }
+
+    /// End a token; with a tenant, one that reaches this tenant only. It is refused from the commit
+    /// on. One that was revoked before stays as it is.
+    pub async fn revoke_token(
+        &self,
+        tenant: Option<&str>,
+        token_id: i64,
+    ) -> Result<Token, InboxError> {
+        const ONE: &str =
+            "WHERE k.token_id = $1 AND ($2::text IS NULL OR t.name = $2) FOR UPDATE OF k";
+        let mut tx = self.pool.begin().await?;
+        let found: Option<Token> =
+            select(ONE).bind(token_id).bind(tenant).fetch_optional(&mut *tx).await?;
+        let mut token = found.ok_or_else(|| {
+            InboxError::NotFound(format!(
+                "there is no token {token_id} here; `oncebox token list` shows those there are"
+            ))
+        })?;
+        if token.revoked_at.is_some() {
+            tx.rollback().await?;
+            return Ok(token);
+        }
+        const REVOKE: &str =
+            "UPDATE oncebox.token SET revoked_at = now() WHERE token_id = $1 RETURNING revoked_at";
+        token.revoked_at = sqlx::query_scalar(REVOKE).bind(token_id).fetch_one(&mut *tx).await?;
+        self.audit(&mut tx, "token.revoke", subject(&token), json!({ "token_id": token_id }))
+            .await?;
+        tx.commit().await?;
+        Ok(token)
+    }
+
+    /// Whose token this is. Found by its hash: how long an index takes tells at most something of
+    /// the hash of a guess, which says nothing of the hash of any token, and there are 2^256 of
+    /// them.
+    pub async fn authenticate(&self, shown: &str) -> Result<Shown, InboxError> {
+        if !is_token(shown) {
+            return Ok(Shown::Unknown);
+        }
+        const EXPIRED: &str = "SELECT expires_at <= now() FROM oncebox.token WHERE token_id = $1";
+        let found: Option<Token> =
+            select("WHERE k.hash = $1").bind(hash(shown)).fetch_optional(&self.pool).await?;
+        let Some(token) = found else { return Ok(Shown::Unknown) };
+        if token.revoked_at.is_some() {
+            return Ok(Shown::Revoked);
+        }
+        if token.expires_at.is_none() {
+            return Ok(Shown::Good(token));
+        }
+        // The database's clock decides, as everywhere.
+        let expired: Option<bool> = sqlx::query_scalar(EXPIRED)
+            .bind(token.token_id)
+            .fetch_optional(&self.pool)
+            .await?
+            .flatten();
+        Ok(if expired == Some(false) { Shown::Good(token) } else { Shown::Expired })
+    }
+}
+
+fn hash(token: &str) -> Vec<u8> {
+    Sha256::digest(token).to_vec()
+}
+
+/// Anything else need not be looked for.
+fn is_token(text: &str) -> bool {
+    let digits = text.strip_prefix(PREFIX);
+    digits.is_some_and(|digits| {
+        digits.len() == 64 && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    })
+}
+
+fn subject(token: &Token) -> Subject {
+    match &token.tenant {
+        Some(tenant) => Subject::of(tenant, &token.name),
+        None => Subject::platform(&token.name),
+    }
+}
+
+fn check_token_name(name: &str) -> Result<(), InboxError> {
+    let sound = name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.len() <= 63
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || "._@-".contains(c));
+    if sound {
+        return Ok(());
+    }
+    Err(InboxError::Invalid(format!(
+        "`{name}` cannot be the name of a token; use a letter or digit, then up to 62 of A-Z, a-z, \
+            0-9, `.`, `_`, `@` and `-`"
+    )))
+}

@@ -1,0 +1,535 @@
+//! Who may begin a transaction on this host, when, and for how many messages.
+//!
+//! Every transaction in a tenant's session asks for an *admission* before it takes a connection,
+//! and holds it until it has ended. Whoever holds one waits for no other, nor for a turn of its
+//! consumer's pace. Over a limit one waits; that counts against no handler's deadline, which begins
+//! with its call.
+//!
+//! Between tenants the order is that of weighted fair queueing: each has a clock that goes on by
+//! what its transactions cost, processor time of handlers and time of their statements, divided by
+//! its weight; the clock that is furthest behind is next. What runs is charged for as long as it
+//! has held its place, and at least what the tenant's transactions cost lately, until it has ended
+//! and its real cost is known. A tenant that had nothing to do begins where the others are. Among a
+//! tenant's consumers turns go round, and each consumer's queue goes by arrival.
+//!
+//! An eighth of the places, and of the memory, is kept for tenants that run nothing, whatever their
+//! clocks say. A kept place is lent for a second: when it is wanted then, the transaction is
+//! stopped, rolled back and run again later, in a place that is not kept. A tenant whose
+//! transactions hold their places for long is lent none, and tenants of which nothing is known yet
+//! have half of the kept places at most. So slow tenants, however many there are, share the other
+//! places. Their transactions begin one after the other, a little apart: handlers that began
+//! together end together at their deadlines, and the work of all of them at once, sessions that are
+//! opened among it, would hold up everybody's statements.
+//!
+//! (Start-time fair queueing: Goyal, Vin and Cheng, 1996, with costs that are known only
+//! afterwards.)
+
+// What is known of all tenants: the queues, what runs, who is next.
+mod state;
+// What is known of one tenant: its clock, its limits, its queue.
+mod share;
+// Messages a second.
+mod bucket;
+// Processor time, and the turns of handlers that compute.
+mod cpu;
+// How many messages a consumer's transactions take, and how.
+pub(crate) mod batch_sizer;
+// Versions that fail on most of their messages.
+pub(crate) mod breaker;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{sync::oneshot, time::Instant};
+
+pub(crate) use cpu::Metered;
+use oncebox_model::{
+    meter::{Meter, Stopped, TenantTurns, Usage},
+    tenant_limits::TenantLimits,
+};
+use state::State;
+
+/// What all tenants of a host share. Over it, transactions wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostBounds {
+    /// Transactions at the same time.
+    pub transactions_max: usize,
+    /// Bytes that instances of handlers may have together, each counted with what its consumer
+    /// allows.
+    pub memory_bytes_max: u64,
+    /// Transactions of one tenant at the same time, where its limits have no bound and the host has
+    /// other tenants; none for the host's bound.
+    pub tenant_transactions_max: Option<usize>,
+    /// Longest call of a handler, whatever its consumer's policy says; none for the policy's bound.
+    pub deadline_max: Option<Duration>,
+}
+
+impl HostBounds {
+    /// Bounds on what all tenants have together, and none on what one has of it.
+    pub fn new(transactions_max: usize, memory_bytes_max: u64) -> Self {
+        Self {
+            transactions_max,
+            memory_bytes_max,
+            tenant_transactions_max: None,
+            deadline_max: None,
+        }
+    }
+}
+
+/// What a consumer may have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ConsumerCaps {
+    /// Transactions at the same time; none for the tenant's bound.
+    pub transactions_max: Option<usize>,
+    /// Messages a second; none for as many as come.
+    pub messages_per_second: Option<u32>,
+}
+
+/// When a transaction is let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// Before all others of its tenant: a short one of the host, on which a rebalance waits. There
+    /// is one for each partition that comes or goes, however many those are, so other tenants do
+    /// not stand back.
+    First,
+    /// By share and turn.
+    Fair,
+}
+
+/// What a transaction asks for.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask {
+    /// Whose it is.
+    pub tenant_id: i32,
+    /// And of which consumer.
+    pub consumer_id: i32,
+    /// Before the tenant's others or not.
+    pub class: Class,
+    /// Bytes of guests' memory; none where no handler runs.
+    pub memory: u64,
+    /// Messages it could make use of; fewer may be granted, down to one. None where it brings no
+    /// new ones.
+    pub messages: u32,
+}
+
+/// What was granted.
+#[derive(Debug)]
+struct Grant {
+    id: u64,
+    tenant_id: i32,
+    consumer_id: i32,
+    messages: u32,
+    memory: u64,
+    /// Transactions that others began while it waited.
+    overtaken: u64,
+    /// It runs in a place that is kept for tenants that run nothing.
+    is_kept: bool,
+    /// Its memory is of what is kept for them.
+    is_memory_kept: bool,
+    /// It runs in a kept place, and nothing was known of its tenant when it began.
+    is_trial: bool,
+    turns: TenantTurns,
+}
+
+/// What the scheduler has counted, for tests and displays.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Snapshot {
+    /// Transactions that were let in.
+    pub granted: u64,
+    /// Transactions that run.
+    pub running: usize,
+    /// The most that ran at the same time.
+    pub running_peak: usize,
+    /// Bytes of guests' memory that are held.
+    pub memory_bytes: u64,
+    /// The most that was held.
+    pub memory_bytes_peak: u64,
+    /// Transactions that wait.
+    pub waiting: usize,
+    /// The tenants, by key.
+    pub tenants: BTreeMap<i32, TenantCounts>,
+}
+
+/// What was counted of one tenant.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct TenantCounts {
+    /// Its name.
+    pub name: String,
+    /// Its weight.
+    pub weight: u32,
+    /// Transactions that were let in.
+    pub granted: u64,
+    /// Messages that they settled.
+    pub messages: u64,
+    /// Transactions that run.
+    pub running: usize,
+    /// The most that ran at the same time.
+    pub running_peak: usize,
+    /// Bytes of guests' memory that are held.
+    pub memory_bytes: u64,
+    /// The most that was held.
+    pub memory_bytes_peak: u64,
+    /// Transactions that wait.
+    pub waiting: usize,
+    /// The longest wait of one, in transactions that other tenants began meanwhile.
+    pub overtaken_max: u64,
+    /// Transactions that were told to stop.
+    pub stopped: u64,
+    /// Processor time of its handlers.
+    pub cpu: Duration,
+    /// Time of its statements.
+    pub database: Duration,
+}
+
+/// Lets transactions in. One per host.
+pub struct Scheduler {
+    own: Weak<Self>,
+    inner: Mutex<Inner>,
+    started: Instant,
+}
+
+struct Inner {
+    state: State,
+    /// Whom to tell, by place in the queue.
+    waiting: HashMap<u64, oneshot::Sender<Admission>>,
+    meters: HashMap<i32, TenantMeters>,
+    /// What was let in and has not ended, by its place in the queue before.
+    running: HashMap<u64, Open>,
+    /// When the next look is due by a clock.
+    look_at: Option<Duration>,
+}
+
+/// A transaction that was let in.
+struct Open {
+    tenant_id: i32,
+    consumer_id: i32,
+    meter: Arc<Meter>,
+}
+
+impl Inner {
+    /// Tell a transaction to stop. False: it was told already, or has ended.
+    fn stop(&self, id: u64, why: Stopped) -> bool {
+        let Some(open) = self.running.get(&id) else { return false };
+        let is_first = open.meter.stop(why);
+        if let (true, Some(meters)) = (is_first, self.meters.get(&open.tenant_id)) {
+            meters.stopped(why);
+        }
+        is_first
+    }
+
+    fn count_waiting(&self, tenant_id: i32, one_more: bool) {
+        if let Some(meters) = self.meters.get(&tenant_id) {
+            meters.waits(one_more);
+        }
+    }
+}
+
+/// Leave to run transactions, one after the other, until it is dropped.
+pub struct Admission {
+    scheduler: Arc<Scheduler>,
+    grant: Grant,
+    meter: Arc<Meter>,
+    settled: AtomicU32,
+}
+
+impl Admission {
+    /// Messages that may be taken.
+    pub fn messages(&self) -> usize {
+        self.grant.messages as usize
+    }
+
+    /// Transactions that other tenants began while this one waited.
+    pub fn overtaken(&self) -> u64 {
+        self.grant.overtaken
+    }
+
+    /// So many messages came to their end; a rate counts these.
+    pub(crate) fn settled(&self, messages: usize) {
+        self.settled.store(messages.try_into().unwrap_or(u32::MAX), Ordering::Relaxed);
+    }
+
+    /// Where what it uses is added up.
+    pub(crate) fn meter(&self) -> &Arc<Meter> {
+        &self.meter
+    }
+}
+
+impl std::fmt::Debug for Admission {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Admission({:?})", self.grant)
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        self.scheduler.end(&self.grant, self.meter.usage(), self.settled.load(Ordering::Relaxed));
+    }
+}
+
+/// A place in the queue, which is given up when nobody waits for it any more.
+struct Place<'a> {
+    scheduler: &'a Scheduler,
+    tenant_id: i32,
+    id: u64,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.scheduler.lock();
+        if inner.waiting.remove(&self.id).is_some() {
+            inner.state.cancel(self.tenant_id, self.id);
+            inner.count_waiting(self.tenant_id, false);
+            // It may have stood in the way of others.
+            self.scheduler.look(inner, None);
+        }
+    }
+}
+
+impl Scheduler {
+    /// A scheduler with nobody in it.
+    pub fn new(host: HostBounds) -> Arc<Self> {
+        let host = HostBounds {
+            transactions_max: host.transactions_max.max(1),
+            memory_bytes_max: host.memory_bytes_max.max(1),
+            ..host
+        };
+        let inner = Inner {
+            state: State::new(host),
+            waiting: HashMap::new(),
+            meters: HashMap::new(),
+            running: HashMap::new(),
+            look_at: None,
+        };
+        Arc::new_cyclic(|own| Self {
+            own: own.clone(),
+            inner: Mutex::new(inner),
+            started: Instant::now(),
+        })
+    }
+
+    /// What a tenant gets from now on; what runs goes on as it is. A row that was read before the
+    /// one that was told last changes nothing.
+    pub fn set_limits(&self, tenant_id: i32, revision: i64, name: &str, limits: &TenantLimits) {
+        let mut inner = self.lock();
+        if inner.state.set_limits(tenant_id, revision, name, limits, self.now()) {
+            inner.meters.entry(tenant_id).or_insert_with(|| TenantMeters::new(name));
+            self.look(inner, None);
+        }
+    }
+
+    /// What a consumer gets from now on.
+    pub fn set_caps(&self, tenant_id: i32, consumer_id: i32, caps: ConsumerCaps) {
+        let mut inner = self.lock();
+        inner.state.set_caps(
+            tenant_id,
+            consumer_id,
+            caps.transactions_max,
+            caps.messages_per_second,
+            self.now(),
+        );
+        self.look(inner, None);
+    }
+
+    /// A tenant that is gone; while something of it runs or waits, nothing happens.
+    pub fn forget(&self, tenant_id: i32) {
+        let mut inner = self.lock();
+        if inner.state.forget(tenant_id) {
+            inner.meters.remove(&tenant_id);
+        }
+    }
+
+    /// Wait to be let in. Whoever stops waiting leaves nothing behind.
+    pub async fn admit(&self, ask: Ask) -> Admission {
+        let (place, receiver) = {
+            let mut inner = self.lock();
+            let id = inner.state.ask(ask, self.now());
+            let (sender, receiver) = oneshot::channel();
+            inner.waiting.insert(id, sender);
+            inner.count_waiting(ask.tenant_id, true);
+            // Made before anybody is told, so that it is given up in any case.
+            let place = Place { scheduler: self, tenant_id: ask.tenant_id, id };
+            if let Some(admission) = self.look(inner, Some(id)) {
+                return admission;
+            }
+            (place, receiver)
+        };
+        let admission =
+            receiver.await.expect("a place in the queue is kept until it is granted or given up");
+        drop(place);
+        admission
+    }
+
+    /// Be let in at once, or not at all: where nobody waits for room.
+    pub fn admit_spare(&self, ask: Ask) -> Option<Admission> {
+        let mut inner = self.lock();
+        let grant = inner.state.ask_spare(ask, self.now())?;
+        Some(self.admission(&mut inner, grant))
+    }
+
+    /// Tell the transactions of a consumer that run handlers to stop: they are rolled back, and
+    /// their messages come again. Returns how many were told.
+    pub(crate) fn stop(&self, consumer_id: i32) -> usize {
+        let mut inner = self.lock();
+        let of_consumer = inner.running.iter().filter(|(_, open)| open.consumer_id == consumer_id);
+        let ids: Vec<_> = of_consumer.map(|(id, open)| (*id, open.tenant_id)).collect();
+        let told: Vec<_> =
+            ids.into_iter().filter(|(id, _)| inner.stop(*id, Stopped::Withdrawn)).collect();
+        for (_, tenant_id) in &told {
+            inner.state.count_stopped(*tenant_id, 1);
+        }
+        told.len()
+    }
+
+    /// Longest call of a tenant's handlers, whatever a policy says.
+    pub(crate) fn deadline_max(&self, tenant_id: i32) -> Option<Duration> {
+        self.lock().state.deadline_max(tenant_id)
+    }
+
+    /// Whether somebody waits for what this tenant's transactions hold.
+    pub fn is_crowded(&self, tenant_id: i32) -> bool {
+        self.lock().state.is_crowded(tenant_id)
+    }
+
+    /// What was counted so far.
+    pub fn snapshot(&self) -> Snapshot {
+        self.lock().state.snapshot()
+    }
+
+    fn end(&self, grant: &Grant, usage: Usage, settled: u32) {
+        let mut inner = self.lock();
+        inner.running.remove(&grant.id);
+        inner.state.end(grant, usage, settled, self.now());
+        if let Some(meters) = inner.meters.get(&grant.tenant_id) {
+            meters.ended(usage, settled);
+            meters.overtaken.set(inner.state.overtaken_max(grant.tenant_id) as f64);
+        }
+        self.look(inner, None);
+    }
+
+    /// Let in whoever has room, and tell them. The answer is for `own`, where that is one of them.
+    fn look(&self, mut inner: MutexGuard<'_, Inner>, own: Option<u64>) -> Option<Admission> {
+        let looked = inner.state.look(self.now());
+        for id in looked.called_back {
+            inner.stop(id, Stopped::GaveWay);
+        }
+        let mut mine = None;
+        let mut told = Vec::with_capacity(looked.grants.len());
+        for grant in looked.grants {
+            let sender = inner.waiting.remove(&grant.id);
+            inner.count_waiting(grant.tenant_id, false);
+            let is_own = own == Some(grant.id);
+            let admission = self.admission(&mut inner, grant);
+            if is_own {
+                mine = Some(admission);
+            } else {
+                told.push((sender, admission));
+            }
+        }
+        let due = looked.again_at.filter(|at| inner.look_at.is_none_or(|known| *at < known));
+        if let Some(at) = due {
+            inner.look_at = Some(at);
+        }
+        drop(inner);
+        for (sender, admission) in told {
+            // Where nobody waits any more the admission comes back, and is dropped.
+            drop(sender.map(|sender| sender.send(admission)));
+        }
+        if let Some(at) = due {
+            self.look_later(at);
+        }
+        mine
+    }
+
+    /// A rate lets the next one in by the clock alone, a loan ends by it, and slow ones begin apart
+    /// by it.
+    fn look_later(&self, at: Duration) {
+        let (own, until) = (self.own.clone(), self.started + at);
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            tokio::time::sleep_until(until).await;
+            if let Some(scheduler) = own.upgrade() {
+                let mut inner = scheduler.lock();
+                if inner.look_at == Some(at) {
+                    inner.look_at = None;
+                }
+                scheduler.look(inner, None);
+            }
+        });
+    }
+
+    fn admission(&self, inner: &mut Inner, grant: Grant) -> Admission {
+        let scheduler = self.own.upgrade().expect("whoever calls holds it");
+        let meter = Arc::new(Meter::of(grant.turns.clone()));
+        let open = Open {
+            tenant_id: grant.tenant_id,
+            consumer_id: grant.consumer_id,
+            meter: meter.clone(),
+        };
+        inner.running.insert(grant.id, open);
+        Admission { scheduler, grant, meter, settled: AtomicU32::new(0) }
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A tenant's metrics. Labels are tenants alone, so there are no more of them than rows.
+struct TenantMeters {
+    granted: metrics::Counter,
+    messages: metrics::Counter,
+    /// Counters of the exporter hold whole numbers; these are seconds.
+    cpu: metrics::Gauge,
+    database: metrics::Gauge,
+    waiting: metrics::Gauge,
+    overtaken: metrics::Gauge,
+    gave_way: metrics::Counter,
+    withdrawn: metrics::Counter,
+}
+
+impl TenantMeters {
+    fn new(name: &str) -> Self {
+        let tenant = || name.to_owned();
+        Self {
+            granted: metrics::counter!("oncebox_tenant_transactions_total", "tenant" => tenant()),
+            messages: metrics::counter!("oncebox_tenant_messages_total", "tenant" => tenant()),
+            cpu: metrics::gauge!("oncebox_tenant_cpu_seconds_total", "tenant" => tenant()),
+            database: metrics::gauge!("oncebox_tenant_database_seconds_total", "tenant" => tenant()),
+            waiting: metrics::gauge!("oncebox_scheduler_waiting", "tenant" => tenant()),
+            overtaken: metrics::gauge!("oncebox_scheduler_overtaken_max", "tenant" => tenant()),
+            gave_way: metrics::counter!("oncebox_transactions_stopped_total", "tenant" => tenant(), "reason" => "gave_way"),
+            withdrawn: metrics::counter!("oncebox_transactions_stopped_total", "tenant" => tenant(), "reason" => "withdrawn"),
+        }
+    }
+
+    fn ended(&self, usage: Usage, settled: u32) {
+        self.granted.increment(1);
+        self.messages.increment(settled.into());
+        self.cpu.increment(usage.cpu.as_secs_f64());
+        self.database.increment(usage.database.as_secs_f64());
+    }
+
+    fn stopped(&self, why: Stopped) {
+        match why {
+            Stopped::GaveWay => self.gave_way.increment(1),
+            Stopped::Withdrawn => self.withdrawn.increment(1),
+        }
+    }
+
+    /// `waits`: one more of it waits, or one less.
+    fn waits(&self, one_more: bool) {
+        self.waiting.increment(if one_more { 1.0 } else { -1.0 });
+    }
+}

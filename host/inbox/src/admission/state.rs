@@ -1,0 +1,474 @@
+//! Who is next: the scheduler's state and its rules, without a clock, a lock or a task.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
+
+use oncebox_model::{hooks, meter::Usage, tenant_limits::TenantLimits};
+
+use super::{
+    Ask, Grant, HostBounds,
+    share::{Next, Share},
+};
+
+/// What the room for one more transaction depends on besides its tenant.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Room {
+    /// Bytes of guests' memory that are left.
+    pub(super) memory: u64,
+    /// Nothing runs that has any: what asks for more than there is runs alone.
+    pub(super) is_empty: bool,
+}
+
+/// What the last look found.
+#[derive(Debug, Default)]
+pub(super) struct Looked {
+    /// Who may begin.
+    pub(super) grants: Vec<Grant>,
+    /// When to look again: somebody waits for nothing but a rate, the end of a loan, or for slow
+    /// ones to be apart.
+    pub(super) again_at: Option<Duration>,
+    /// Transactions that are to give back the kept places that they were lent.
+    pub(super) called_back: Vec<u64>,
+}
+
+/// The least memory that is worth keeping for tenants that run nothing: what a consumer's policy
+/// allows an instance unless it says otherwise.
+const KEPT_MEMORY_MIN: u64 = 64 << 20;
+
+/// Whose transaction begins next, and in which part.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Picked {
+    pub(super) tenant_id: i32,
+    /// None for what goes first.
+    pub(super) consumer_id: Option<i32>,
+    /// In a place that is kept for tenants that run nothing.
+    pub(super) is_kept: bool,
+    /// With memory that is kept for them.
+    pub(super) is_memory_kept: bool,
+}
+
+impl Picked {
+    /// Beside what is kept.
+    fn free(tenant_id: i32, consumer_id: Option<i32>) -> Self {
+        Self { tenant_id, consumer_id, is_kept: false, is_memory_kept: false }
+    }
+}
+
+/// The scheduler without its clock. Time is passed in, counted from any beginning.
+#[derive(Debug)]
+pub(super) struct State {
+    host: HostBounds,
+    shares: HashMap<i32, Share>,
+    /// Tenants of which something runs or waits: a few of many.
+    active: Vec<i32>,
+    /// Where a tenant that had nothing to do goes on: the least of the clocks of those that wait
+    /// for nothing but their turn. It never goes back, so a tenant that was idle, or held back by
+    /// bounds of its own, saves no time up, and holds nobody else's clock.
+    floor: f64,
+    pub(super) running: usize,
+    running_peak: usize,
+    memory: u64,
+    memory_peak: u64,
+    /// Transactions that run in the part that is kept for tenants that run nothing.
+    kept: usize,
+    /// Those of them whose tenants were not known yet.
+    trials: usize,
+    /// Bytes of guests' memory that are held in that part.
+    kept_memory: u64,
+    granted: u64,
+    waiting: usize,
+    next_id: u64,
+    /// Somebody waits for what another's transaction holds.
+    crowded: bool,
+    /// Somebody who may have kept memory waits for it.
+    lacks_memory: bool,
+    /// Before then no transaction of a slow tenant begins.
+    slow_at: Duration,
+}
+
+impl State {
+    pub(super) fn new(host: HostBounds) -> Self {
+        Self {
+            host,
+            shares: HashMap::new(),
+            active: Vec::new(),
+            floor: 0.0,
+            running: 0,
+            running_peak: 0,
+            memory: 0,
+            memory_peak: 0,
+            kept: 0,
+            trials: 0,
+            kept_memory: 0,
+            granted: 0,
+            waiting: 0,
+            next_id: 0,
+            crowded: false,
+            lacks_memory: false,
+            slow_at: Duration::ZERO,
+        }
+    }
+
+    /// What a tenant gets from now on. False: it had that before, or it has something newer.
+    pub(super) fn set_limits(
+        &mut self,
+        tenant_id: i32,
+        revision: i64,
+        name: &str,
+        limits: &TenantLimits,
+        now: Duration,
+    ) -> bool {
+        self.share(tenant_id, now).set_limits(revision, name, limits, now)
+    }
+
+    /// What a consumer gets from now on.
+    pub(super) fn set_caps(
+        &mut self,
+        tenant_id: i32,
+        consumer_id: i32,
+        transactions: Option<usize>,
+        rate: Option<u32>,
+        now: Duration,
+    ) {
+        self.share(tenant_id, now).set_caps(consumer_id, transactions, rate, now);
+    }
+
+    /// A tenant that is gone. False: something of it runs or waits.
+    pub(super) fn forget(&mut self, tenant_id: i32) -> bool {
+        let is_active = self.shares.get(&tenant_id).is_some_and(Share::is_active);
+        if !is_active {
+            self.shares.remove(&tenant_id);
+        }
+        !is_active
+    }
+
+    fn share(&mut self, tenant_id: i32, now: Duration) -> &mut Share {
+        self.shares.entry(tenant_id).or_insert_with(|| Share::new(now))
+    }
+
+    /// Begin to wait. The answer names the place in the queue.
+    pub(super) fn ask(&mut self, ask: Ask, now: Duration) -> u64 {
+        self.raise_floor(None);
+        self.next_id += 1;
+        let (id, floor, granted) = (self.next_id, self.floor, self.granted);
+        let share = self.shares.entry(ask.tenant_id).or_insert_with(|| Share::new(now));
+        let was_active = share.is_active();
+        share.ask(id, ask, floor, granted, now);
+        self.waiting += 1;
+        if !was_active {
+            self.active.push(ask.tenant_id);
+        }
+        id
+    }
+
+    /// Wait no longer.
+    pub(super) fn cancel(&mut self, tenant_id: i32, id: u64) {
+        if let Some(share) = self.shares.get_mut(&tenant_id) {
+            self.waiting -= usize::from(share.cancel(id));
+        }
+        self.rest(tenant_id);
+    }
+
+    /// A tenant of which nothing runs or waits any more is passed over.
+    fn rest(&mut self, tenant_id: i32) {
+        if !self.shares.get(&tenant_id).is_some_and(Share::is_active) {
+            self.active.retain(|active| *active != tenant_id);
+        }
+    }
+
+    /// Tenants of which something runs or waits.
+    fn active(&self) -> impl Iterator<Item = (i32, &Share)> {
+        self.active.iter().filter_map(|id| Some((*id, self.shares.get(id)?)))
+    }
+
+    /// Let in whoever has room.
+    pub(super) fn look(&mut self, now: Duration) -> Looked {
+        let mut looked = Looked::default();
+        while let Some(picked) = self.pick(now, &mut looked.again_at) {
+            looked.grants.push(self.grant(picked, now));
+        }
+        self.call_back(now, &mut looked);
+        looked
+    }
+
+    /// Where tenants that run nothing wait for a kept place, or for kept memory, and none is left,
+    /// tell as many of those that hold some for longer than it is lent to give it back.
+    fn call_back(&mut self, now: Duration, looked: &mut Looked) {
+        let (is_place_left, is_trial_left) =
+            (self.kept < self.reserve(), self.trials < self.trials_max());
+        let is_left = is_place_left && is_trial_left && !self.lacks_memory;
+        if self.waiting == 0 || is_left || hooks::sabotage("loans_never_end") {
+            return;
+        }
+        let (kept_room, default_max) = (self.kept_room(), self.default_max());
+        let any = Room { memory: u64::MAX, is_empty: true };
+        let mut wanted = 0;
+        let mut given_back = 0;
+        for tenant_id in &self.active {
+            let Some(share) = self.shares.get_mut(tenant_id) else { continue };
+            given_back += share.called_back();
+            if !share.waits() || share.runs() || share.is_slow(now) {
+                continue;
+            }
+            let lacks_place = !is_place_left || share.is_new() && !is_trial_left;
+            let lacks_memory =
+                self.lacks_memory && share.next(kept_room, default_max, now) == Next::Memory;
+            wanted += usize::from(
+                (lacks_place || lacks_memory)
+                    && matches!(share.next(any, default_max, now), Next::Ready(_)),
+            );
+        }
+        // Where places are left, those of tenants that are known are of no use to one that is new.
+        let trials_alone = is_place_left && !self.lacks_memory;
+        while given_back < wanted {
+            let loans = self
+                .active
+                .iter()
+                .filter_map(|id| Some((self.shares.get(id)?.loan_ends(trials_alone)?, *id)));
+            let Some((ends_at, tenant_id)) = loans.min() else { return };
+            if ends_at > now {
+                looked.again_at = Some(looked.again_at.map_or(ends_at, |known| known.min(ends_at)));
+                return;
+            }
+            looked.called_back.extend(
+                self.shares
+                    .get_mut(&tenant_id)
+                    .and_then(|share| share.call_back(trials_alone, now)),
+            );
+            given_back += 1;
+        }
+    }
+
+    /// A transaction for nobody's account but its tenant's spare time: never waited for, and only
+    /// where nobody else waits for room.
+    pub(super) fn ask_spare(&mut self, ask: Ask, now: Duration) -> Option<Grant> {
+        if self.is_crowded(ask.tenant_id) || !self.is_free() {
+            return None;
+        }
+        let (room, default_max) = (self.room(), self.default_max());
+        let fits = self.share(ask.tenant_id, now).has_room(&ask, room, default_max);
+        if !fits {
+            return None;
+        }
+        let id = self.ask(ask, now);
+        let granted =
+            self.shares.get_mut(&ask.tenant_id).is_some_and(|share| share.move_to_front(id));
+        granted.then(|| self.grant(Picked::free(ask.tenant_id, None), now))
+    }
+
+    /// Whether somebody waits for what this tenant's transactions hold.
+    pub(super) fn is_crowded(&self, tenant_id: i32) -> bool {
+        self.crowded
+            || self.shares.get(&tenant_id).is_some_and(|share| share.waits() && share.is_crowded)
+    }
+
+    /// A transaction came to its end.
+    pub(super) fn end(&mut self, grant: &Grant, usage: Usage, settled: u32, now: Duration) {
+        self.running -= 1;
+        self.memory -= grant.memory;
+        self.kept -= usize::from(grant.is_kept);
+        self.trials -= usize::from(grant.is_trial);
+        self.kept_memory -= if grant.is_memory_kept { grant.memory } else { 0 };
+        if let Some(share) = self.shares.get_mut(&grant.tenant_id) {
+            share.pay(grant, usage, settled, now);
+        }
+        self.raise_floor(Some(grant.tenant_id));
+        if let Some(share) = self.shares.get_mut(&grant.tenant_id) {
+            share.leave(grant);
+        }
+        self.rest(grant.tenant_id);
+    }
+
+    /// `ended`: of whom a transaction ended; where nobody waits, the clock is that tenant's.
+    fn raise_floor(&mut self, ended: Option<i32>) {
+        let waiting = self.active().filter(|(_, share)| share.waits() && !share.is_held_back);
+        let least = waiting.map(|(_, share)| share.paid()).reduce(f64::min);
+        let least = least.or_else(|| Some(self.shares.get(&ended?)?.paid()));
+        self.floor = least.map_or(self.floor, |least| self.floor.max(least));
+    }
+
+    /// Memory that is left beside what is kept.
+    fn room(&self) -> Room {
+        let (all, held) =
+            (self.host.memory_bytes_max - self.memory_reserve(), self.memory - self.kept_memory);
+        Room { memory: all.saturating_sub(held), is_empty: held == 0 }
+    }
+
+    /// Memory that is left of what is kept.
+    fn kept_room(&self) -> Room {
+        Room { memory: self.memory_reserve() - self.kept_memory, is_empty: false }
+    }
+
+    /// Transactions that are kept for tenants that run nothing: a tenant with slow ones does not
+    /// hold every place while another one's first message waits.
+    fn reserve(&self) -> usize {
+        self.host.transactions_max / 8
+    }
+
+    /// Kept places that tenants of which nothing is known may have: the others are left to those
+    /// that are known to give them back soon.
+    fn trials_max(&self) -> usize {
+        if hooks::sabotage("reserve_for_newcomers") {
+            return self.reserve();
+        }
+        self.reserve().div_ceil(2)
+    }
+
+    /// Bytes of guests' memory that are kept for them.
+    fn memory_reserve(&self) -> u64 {
+        let eighth = self.host.memory_bytes_max / 8;
+        if self.reserve() > 0 && eighth >= KEPT_MEMORY_MIN { eighth } else { 0 }
+    }
+
+    /// Whether there is room beside what is kept.
+    fn is_free(&self) -> bool {
+        self.running - self.kept < self.host.transactions_max - self.reserve()
+    }
+
+    /// Transactions of a tenant at the same time, where its own limits say nothing. One that is
+    /// alone on the host may have all of it.
+    fn default_max(&self) -> Option<usize> {
+        self.host.tenant_transactions_max.filter(|_| self.shares.len() > 1)
+    }
+
+    /// Longest call of a tenant's handlers.
+    pub(super) fn deadline_max(&self, tenant_id: i32) -> Option<Duration> {
+        let own = self.shares.get(&tenant_id).and_then(Share::deadline_max);
+        [own, self.host.deadline_max].into_iter().flatten().min()
+    }
+
+    /// Count transactions of a tenant that were told to stop.
+    pub(super) fn count_stopped(&mut self, tenant_id: i32, transactions: u64) {
+        if let Some(share) = self.shares.get_mut(&tenant_id) {
+            share.count_stopped(transactions);
+        }
+    }
+
+    /// The tenant whose turn it is, with the consumer; none of it for what goes first.
+    fn pick(&mut self, now: Duration, again_at: &mut Option<Duration>) -> Option<Picked> {
+        *again_at = None;
+        self.crowded = false;
+        self.lacks_memory = false;
+        if self.waiting == 0 {
+            return None;
+        }
+        let mut waiting: Vec<_> = self
+            .active()
+            .filter(|(_, share)| share.waits())
+            .map(|(id, share)| (share.order(now), id))
+            .collect();
+        waiting.sort_by(|(one, _), (other, _)| one.partial_cmp(other).expect("clocks are numbers"));
+        let (mut room, kept_room, default_max) =
+            (self.room(), self.kept_room(), self.default_max());
+        let (is_free, floor, slow_at) = (self.is_free(), self.floor, self.slow_at);
+        let (is_kept_left, is_trial_left) =
+            (self.kept < self.reserve(), self.trials < self.trials_max());
+        // Its partitions would wait for each other while every other place is held for long.
+        let is_half_left = self.kept < self.reserve() / 2;
+        for (_, tenant_id) in waiting {
+            let share = self.shares.get_mut(&tenant_id)?;
+            // What is kept is for whoever runs nothing and is not known to be slow, whatever the
+            // clocks say.
+            let is_quick = !share.is_slow(now);
+            let may_have_kept = !share.runs() && is_quick;
+            let may_have_second = share.runs_one() && is_quick && is_half_left;
+            let is_kept = !is_free;
+            if is_kept
+                && !((may_have_kept || may_have_second)
+                    && is_kept_left
+                    && (is_trial_left || !share.is_new()))
+            {
+                self.crowded = true;
+                if hooks::sabotage("kept_places_by_clock") {
+                    break;
+                }
+                continue;
+            }
+            let mut is_memory_kept = false;
+            let mut next = share.next(room, default_max, now);
+            if next == Next::Memory && may_have_kept {
+                next = share.next(kept_room, default_max, now);
+                is_memory_kept = true;
+            }
+            share.is_held_back = matches!(next, Next::Rate(_) | Next::Capped);
+            match next {
+                Next::Ready(Some(_)) if now < slow_at && share.is_slow(now) => {
+                    *again_at = Some(again_at.map_or(slow_at, |known| known.min(slow_at)));
+                }
+                Next::Ready(consumer_id) => {
+                    return Some(Picked { tenant_id, consumer_id, is_kept, is_memory_kept });
+                }
+                Next::Rate(at) => {
+                    share.catch_up(floor);
+                    *again_at = Some(again_at.map_or(at, |known| known.min(at)));
+                }
+                Next::Capped => share.catch_up(floor),
+                Next::Memory => {
+                    // Whoever is behind takes no memory before it, or it might wait for ever.
+                    self.crowded = true;
+                    self.lacks_memory |= may_have_kept;
+                    room = Room { memory: 0, is_empty: false };
+                }
+            }
+        }
+        None
+    }
+
+    fn grant(&mut self, picked: Picked, now: Duration) -> Grant {
+        let Picked { tenant_id, consumer_id, is_kept, is_memory_kept } = picked;
+        let memory_max = self.host.memory_bytes_max - self.memory_reserve();
+        let share = self.shares.get_mut(&tenant_id).expect("a tenant that was picked is there");
+        if consumer_id.is_some()
+            && share.is_slow(now)
+            && !hooks::sabotage("slow_ones_begin_together")
+        {
+            self.slow_at = now + share.apart(self.host.transactions_max);
+        }
+        let grant = share.grant(picked, memory_max, self.granted, now);
+        self.granted += 1;
+        self.waiting -= 1;
+        self.running += 1;
+        self.memory += grant.memory;
+        self.kept += usize::from(is_kept);
+        self.trials += usize::from(grant.is_trial);
+        self.kept_memory += if is_memory_kept { grant.memory } else { 0 };
+        self.running_peak = self.running_peak.max(self.running);
+        self.memory_peak = self.memory_peak.max(self.memory);
+        grant
+    }
+
+    /// The longest wait of a tenant's transaction, in those that others began meanwhile.
+    pub(super) fn overtaken_max(&self, tenant_id: i32) -> u64 {
+        self.shares.get(&tenant_id).map_or(0, Share::overtaken_max)
+    }
+
+    /// Nothing runs, nothing waits, and no tenant is taken to do either.
+    #[cfg(test)]
+    pub(super) fn is_at_rest(&self) -> bool {
+        let is_free = self.running == 0
+            && self.memory == 0
+            && self.kept == 0
+            && self.trials == 0
+            && self.kept_memory == 0
+            && self.waiting == 0
+            && self.active.is_empty();
+        is_free && self.shares.values().all(|share| !share.is_active())
+    }
+
+    /// What was counted so far.
+    pub(super) fn snapshot(&self) -> super::Snapshot {
+        let tenants: BTreeMap<_, _> =
+            self.shares.iter().map(|(id, share)| (*id, share.counted())).collect();
+        super::Snapshot {
+            granted: self.granted,
+            running: self.running,
+            running_peak: self.running_peak,
+            memory_bytes: self.memory,
+            memory_bytes_peak: self.memory_peak,
+            waiting: self.waiting,
+            tenants,
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What runs in order: the number that messages of one key, or of one partition, share.
+//!
+//! Whoever runs or settles one of them holds their lock to its commit, which is the upper half of
+//! that number among the locks of their consumer; the host functions `claim_messages`, `resume` and
+//! `complete` say how. Two keys of one lock wait for each other, and are nothing else to each
+//! other.
+
+use std::collections::HashMap;
+
+use oncebox_model::{hooks, message::Message, outcome::Disposition, policy::Order};
+use sha2::{Digest, Sha256};
+
+use crate::batch::claim::{Claimed, Offered};
+
+/// The number of what a message that was decoded is in order with. None: it is in order with
+/// nothing.
+pub(crate) fn ordering(consumer_id: i32, order: Order, message: &Message) -> Option<i64> {
+    let hash = Sha256::new_with_prefix(consumer_id.to_be_bytes());
+    let hash = match order {
+        Order::None => return None,
+        Order::Partition => {
+            let record = &message.record;
+            hash.chain_update(b"partition")
+                .chain_update(record.partition.to_be_bytes())
+                .chain_update(record.topic.as_bytes())
+        }
+        Order::Key => hash.chain_update(b"key").chain_update(message.ordering_key.as_deref()?),
+    };
+    let [a, b, c, d, e, f, g, h, ..] = hash.finalize()[..] else { return None };
+    Some(i64::from_be_bytes([a, b, c, d, e, f, g, h]))
+}
+
+/// What failed within one transaction, by lock and index, holds back what was claimed behind it.
+#[derive(Debug, Default)]
+pub(crate) struct Held(HashMap<i64, usize>);
+
+impl Held {
+    /// The message at an index of the batch came to this end.
+    pub(crate) fn ended(&mut self, index: usize, offered: &Offered, disposition: Disposition) {
+        let Some(ordering) = offered.ordering.filter(|_| disposition.is_open()) else { return };
+        if !hooks::sabotage("failure_passed_in_batch") {
+            self.0.entry(ordering).and_modify(|first| *first = index.min(*first)).or_insert(index);
+        }
+    }
+
+    /// A message that is about to run is to wait instead, where one before it failed.
+    pub(crate) fn keep_back(&self, index: usize, offered: &Offered, claimed: &mut Claimed) {
+        let failed = offered.ordering.and_then(|ordering| self.0.get(&ordering));
+        if *claimed == Claimed::New && failed.is_some_and(|failed| *failed < index) {
+            *claimed = Claimed::Waiting { is_due: false };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oncebox_model::record::Record;
+
+    fn message(topic: &str, partition: i32, key: Option<&str>) -> Message {
+        let record = Record {
+            topic: topic.into(),
+            topic_id: None,
+            partition,
+            offset: 7,
+            timestamp_ms: 0,
+            key: None,
+            headers: Vec::new(),
+            payload: None,
+        };
+        Message {
+            id: "m".to_owned(),
+            source: String::new(),
+            event_type: String::new(),
+            event_version: None,
+            ordering_key: key.map(|key| key.as_bytes().to_vec()),
+            sequence: None,
+            content_type: None,
+            trace_parent: None,
+            decoded: None,
+            payload_hash: None,
+            record,
+        }
+    }
+
+    #[test]
+    fn a_lock_is_that_of_a_key_or_of_a_partition_of_one_consumer() {
+        let (here, there) = (message("t", 0, Some("k")), message("u", 1, Some("k")));
+        assert_eq!(ordering(1, Order::None, &here), None);
+        assert_eq!(ordering(1, Order::Key, &message("t", 0, None)), None);
+        assert_eq!(ordering(1, Order::Key, &here), ordering(1, Order::Key, &there));
+        let different = [
+            ordering(1, Order::Key, &here),
+            ordering(2, Order::Key, &here),
+            ordering(1, Order::Key, &message("t", 0, Some("l"))),
+            ordering(1, Order::Partition, &here),
+            ordering(1, Order::Partition, &there),
+            ordering(1, Order::Partition, &message("t", 1, Some("k"))),
+        ];
+        let known: std::collections::HashSet<_> = different.iter().flatten().collect();
+        assert_eq!(known.len(), different.len());
+    }
+}

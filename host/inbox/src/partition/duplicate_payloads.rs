@@ -1,0 +1,172 @@
+//! A detector of bad message ids: one payload that comes again under another id was probably given
+//! its id by a relay or a consumer, and will not be deduplicated (S1-049). It only warns.
+
+use std::collections::{HashMap, VecDeque};
+
+use oncebox_model::message::Message;
+
+use crate::consumer::ConsumerInbox;
+
+/// Payloads remembered per partition.
+const REMEMBERED: usize = 1_024;
+/// Payloads shorter than this repeat by chance.
+const PAYLOAD_BYTES_MIN: usize = 64;
+
+/// The payloads a partition saw last, and the ids they came with.
+#[derive(Debug, Default)]
+pub(crate) struct Suspects {
+    ids: HashMap<[u8; 32], String>,
+    order: VecDeque<[u8; 32]>,
+    warned: bool,
+}
+
+impl Suspects {
+    /// Warn when this payload came before under another id.
+    pub(crate) fn observe(&mut self, consumer: &ConsumerInbox, message: &Message) {
+        if self.is_suspect(message) {
+            metrics::counter!("oncebox_suspect_ids_total", "tenant" => consumer.tenant.clone(), "consumer" => consumer.name.clone())
+                .increment(1);
+            // The counter has every case; one line per assignment is enough to find it.
+            if std::mem::replace(&mut self.warned, true) {
+                return;
+            }
+            tracing::warn!(
+                tenant = consumer.tenant,
+                consumer = consumer.name,
+                message_id = message.id,
+                trace_id = message.trace_id(),
+                "the same payload came under another message id; ids that change between \
+                    deliveries defeat deduplication"
+            );
+        }
+    }
+
+    fn is_suspect(&mut self, message: &Message) -> bool {
+        let Some(hash) = message.payload_hash.filter(|_| {
+            message.record.payload.as_ref().is_some_and(|p| p.len() >= PAYLOAD_BYTES_MIN)
+        }) else {
+            return false;
+        };
+        if let Some(known) = self.ids.get(&hash) {
+            return *known != message.id;
+        }
+        self.order.push_back(hash);
+        self.ids.insert(hash, message.id.clone());
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.ids.remove(&oldest);
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oncebox_model::{message::hash_payload, record::Record};
+
+    /// A delivery of the n-th event, with an id that is made as `id` says.
+    fn delivery(id: &str, payload: &str) -> Message {
+        let payload = payload.as_bytes().to_vec();
+        let record = Record {
+            topic: "t".into(),
+            topic_id: None,
+            partition: 0,
+            offset: 7,
+            timestamp_ms: 0,
+            key: None,
+            headers: Vec::new(),
+            payload: Some(payload.clone()),
+        };
+        Message {
+            id: id.to_owned(),
+            source: String::new(),
+            event_type: String::new(),
+            event_version: None,
+            ordering_key: None,
+            sequence: None,
+            content_type: None,
+            trace_parent: None,
+            decoded: None,
+            payload_hash: Some(hash_payload(&payload)),
+            record,
+        }
+    }
+
+    fn payload(event: usize) -> String {
+        format!("{{\"event\": {event:0>64}}}")
+    }
+
+    /// Delivers 50 events three times each, in three rounds; the answer is how many deliveries were
+    /// suspected.
+    fn suspected(id: impl Fn(usize, usize) -> String) -> usize {
+        let mut suspects = Suspects::default();
+        let deliveries = (0..3).flat_map(|round| (0..50).map(move |event| (round, event)));
+        deliveries
+            .filter(|(round, event)| {
+                suspects.is_suspect(&delivery(&id(*event, *round), &payload(*event)))
+            })
+            .count()
+    }
+
+    // S1-049: each kind of id that changes between deliveries of one event is seen at every further
+    // delivery.
+    #[test]
+    fn ids_that_change_between_deliveries_are_suspected() {
+        // S1-049.
+        assert_eq!(
+            suspected(|_, _| uuid::Uuid::new_v4().to_string()),
+            100,
+            "random in the consumer"
+        );
+        assert_eq!(
+            suspected(|event, round| format!("t:0:{}", 50 * round + event)),
+            100,
+            "the offset of each delivery"
+        );
+        assert_eq!(
+            suspected(|event, round| format!("2026-11-23T10:{round:02}:{event:02}Z")),
+            100,
+            "the time of each delivery"
+        );
+        assert_eq!(
+            suspected(|event, round| format!("order-{event}/attempt-{}", round + 1)),
+            100,
+            "the attempt"
+        );
+        let relayed = |event, round| {
+            if round == 0 { format!("event-{event}") } else { format!("relay-{round}-{event}") }
+        };
+        assert_eq!(suspected(relayed), 100, "made again by a relay");
+        assert_eq!(suspected(|event, _| format!("event-{event}")), 0, "an id that stays the same");
+    }
+
+    // S1-049: an id that is not unique is another's, and comes with another payload: that is a
+    // collision of the claim, which parks it
+    // (`effect_once::another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore`), not
+    // a suspect here.
+    #[test]
+    fn a_domain_field_that_is_not_unique_is_no_suspect() {
+        assert_eq!(suspected(|event, _| format!("customer-{}", event % 5)), 0);
+    }
+
+    // What it cannot see: short payloads, which repeat by chance, and events that lie too far
+    // apart.
+    #[test]
+    fn short_payloads_and_events_far_apart_are_not_seen() {
+        let mut suspects = Suspects::default();
+        let (short, long) = ("x".repeat(PAYLOAD_BYTES_MIN - 1), "x".repeat(PAYLOAD_BYTES_MIN));
+        assert!(["a", "b"].map(|id| suspects.is_suspect(&delivery(id, &short))) == [false, false]);
+        assert!(["a", "b"].map(|id| suspects.is_suspect(&delivery(id, &long))) == [false, true]);
+        let between = |events: usize| {
+            let mut suspects = Suspects::default();
+            suspects.is_suspect(&delivery("first", &payload(0)));
+            (1..=events).for_each(|event| {
+                assert!(!suspects.is_suspect(&delivery(&format!("id-{event}"), &payload(event))))
+            });
+            suspects.is_suspect(&delivery("again", &payload(0)))
+        };
+        assert!(between(REMEMBERED - 1) && !between(REMEMBERED));
+    }
+}

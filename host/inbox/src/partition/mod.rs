@@ -1,0 +1,529 @@
+//! One partition's way into the inbox: decode, set aside what cannot be handled, settle the rest in
+//! order.
+
+// What cannot be handled, kept where an operator sees it.
+pub(crate) mod parking;
+// Messages that run alone, since one of them may kill the process.
+mod probation;
+// One payload that came under two ids.
+mod duplicate_payloads;
+// The database's clock.
+mod clock;
+
+use std::sync::Arc;
+
+use chrono::TimeDelta;
+use futures::FutureExt;
+use oncebox_model::{
+    error::InboxError,
+    handler::Handlers,
+    hooks,
+    identity::{self, Undecodable},
+    message::Message,
+    policy::{Ack, Collision, PastHorizon, Policy},
+    record::Record,
+};
+
+use crate::{
+    admission::{
+        Admission,
+        breaker::{Admission as Passage, LOOK_AGAIN, Probe},
+    },
+    batch::{
+        claim::{As, Claimed, Offered},
+        process::{Admitted, Routed, Settled},
+    },
+    consumer::ConsumerInbox,
+    partition::{
+        clock::DatabaseClock,
+        duplicate_payloads::Suspects,
+        parking::is_collision,
+    },
+};
+
+/// Outages in a row that messages at the front may meet before they are suspected to make them.
+const OUTAGES_MAX: u32 = 2;
+
+/// Messages that are run under a lease after a sign that one of them kills the process; as many as
+/// were under way together, where those are more.
+const PROBATION_MESSAGES: usize = 64;
+
+/// Bytes of JSON that payloads of a batch are decoded to, but for the last one: a few bytes may
+/// stand for much.
+const DECODED_BYTES_MAX: usize = 16 << 20;
+
+/// The records of one assigned partition.
+pub struct PartitionInbox {
+    consumer: Arc<ConsumerInbox>,
+    topic: String,
+    partition: i32,
+    /// Messages that are still to be stored instead of run.
+    probation: usize,
+    /// Messages at the front, one of which may have broken its connection. Half of them run
+    /// together; the last one that is left is stored, to run alone and be counted before it does.
+    suspected: usize,
+    /// Outages in a row that struck while messages ran, without progress between them.
+    outages: u32,
+    /// Messages that are to be settled one by one, after a batch failed at its commit.
+    singles: usize,
+    /// Something new was settled: the process did not die at what it found here first. Duplicates
+    /// of a redelivery say nothing about the message behind them.
+    moved: bool,
+    /// The probation row is gone.
+    cleared: bool,
+    suspects: Suspects,
+    clock: DatabaseClock,
+    /// Leave to begin, got beforehand.
+    admitted: Option<Admitted>,
+}
+
+/// Where a decoded record goes.
+enum Route {
+    Run(Routed),
+    Park(Offered),
+}
+
+impl PartitionInbox {
+    /// Take a partition that was assigned, at the offset it goes on from.
+    pub async fn open(
+        consumer: Arc<ConsumerInbox>,
+        topic: &str,
+        partition: i32,
+        next_offset: i64,
+    ) -> Result<Self, InboxError> {
+        let suspect = consumer.partition_taken(topic, partition, next_offset).await?;
+        if suspect {
+            tracing::warn!(
+                tenant = consumer.tenant,
+                consumer = consumer.name,
+                topic,
+                partition,
+                next_offset,
+                "an earlier process died at this offset; the next messages run alone, under a lease"
+            );
+        }
+        let probation = if suspect { on_probation(&consumer) } else { 0 };
+        let suspects = Suspects::default();
+        Ok(Self {
+            consumer,
+            topic: topic.to_owned(),
+            partition,
+            probation,
+            suspected: 0,
+            outages: 0,
+            singles: 0,
+            moved: false,
+            cleared: false,
+            suspects,
+            clock: DatabaseClock::default(),
+            admitted: None,
+        })
+    }
+
+    /// Records a call can make use of.
+    pub fn batch_max(&self) -> usize {
+        self.consumer.policy.batch.messages_max
+    }
+
+    /// Wait until [`PartitionInbox::process`] may begin at once, with up to so many records. Beside
+    /// schemas that are not at hand, this is the only wait for others, and dropping it leaves
+    /// nothing behind.
+    pub async fn ready(&mut self, records: usize) {
+        if self.admitted.is_none() {
+            let runs = self.probation == 0 && self.consumer.policy.ack == Ack::AfterCommit;
+            let turn = self.consumer.pace.turn().await;
+            let admission = self.consumer.admit(records.min(self.batch_max()), runs).await;
+            self.admitted = Some(Admitted { admission, turn });
+        }
+    }
+
+    /// Work through the front of `records`, which it waits to be let in for, where nobody did. The
+    /// answer is how many of them, from the first, are settled: completed, or durably in the inbox
+    /// in a state that someone can see.
+    pub async fn process(&mut self, records: &[Record]) -> Result<usize, InboxError> {
+        let mut records_max = self.batch_max();
+        loop {
+            let records = self.with_schemas(&records[..records.len().min(records_max)]).await?;
+            self.ready(records.len()).await;
+            let Some(mut admitted) = self.admitted.take() else { continue };
+            if self.consumer.pace.takes_turns() && !admitted.turn.is_held() {
+                continue; // it was let in before turns began; the turn comes first
+            }
+            let records = &records[..records.len().min(admitted.admission.messages())];
+            let handlers = self.consumer.handlers();
+            let answer = self.process_with(&mut admitted, &*handlers, records).await;
+            admitted.admission.settled(*answer.as_ref().unwrap_or(&0));
+            drop(admitted); // nobody waits for newer deployments at the expense of others
+            match answer {
+                // What is loaded here was withdrawn; what replaced it is on its way.
+                Err(InboxError::StaleDeployments)
+                    if self.consumer.newer_than(handlers.generation()).await => {}
+                // The first one's schema was dropped for those of others: it is fetched again, and
+                // alone.
+                Ok(0) if !records.is_empty() => records_max = 1,
+                answer => return answer,
+            }
+        }
+    }
+
+    /// The records at the front whose schemas are at hand. Nobody holds a place of the host while
+    /// waiting for a registry.
+    async fn with_schemas<'a>(
+        &mut self,
+        records: &'a [Record],
+    ) -> Result<&'a [Record], InboxError> {
+        let payloads = || records.iter().map(|record| record.payload.as_deref());
+        let prepared = match self.consumer.prepare(payloads()).now_or_never() {
+            Some(prepared) => prepared?,
+            None => {
+                self.admitted = None;
+                self.consumer.prepare(payloads()).await?
+            }
+        };
+        Ok(&records[..prepared])
+    }
+
+    async fn process_with(
+        &mut self,
+        admitted: &mut Admitted,
+        handlers: &dyn Handlers,
+        records: &[Record],
+    ) -> Result<usize, InboxError> {
+        let horizon_ms = self.horizon_ms().await?;
+        let routes = self.route(handlers, records, horizon_ms);
+        let settled = match routes.first() {
+            None => return Ok(0),
+            Some(Route::Park(_)) => {
+                self.park_front(&admitted.admission, handlers.generation(), &routes).await?
+            }
+            Some(Route::Run(_)) => self.run_front(admitted, handlers.generation(), routes).await?,
+        };
+        self.suspected = self.suspected.saturating_sub(settled);
+        self.outages = 0;
+        if self.moved {
+            self.progressed(&admitted.admission).await?;
+        }
+        Ok(settled)
+    }
+
+    /// The partition is given up cleanly.
+    pub async fn close(mut self) {
+        if self.cleared {
+            return;
+        }
+        self.admitted = None;
+        let admission = self.consumer.admit_first().await;
+        if let Err(error) = self.progressed(&admission).await {
+            tracing::debug!(%error, "failed to clear the probation row; the next process will be \
+                careful");
+        }
+    }
+
+    fn route(
+        &mut self,
+        handlers: &dyn Handlers,
+        records: &[Record],
+        horizon_ms: Option<i64>,
+    ) -> Vec<Route> {
+        let generation = handlers.generation();
+        let records = records.iter().take(self.batch_max()).cloned();
+        let mut routes = Vec::with_capacity(records.len());
+        let mut decoded = 0;
+        for record in records {
+            if decoded > DECODED_BYTES_MAX {
+                break; // they come again, with the memory that these gave back
+            }
+            let Policy { identity, sequence, .. } = &self.consumer.policy;
+            let message =
+                identity::decode(record, identity, sequence.as_ref(), self.consumer.decoder.get());
+            decoded += message
+                .as_ref()
+                .ok()
+                .and_then(|message| message.decoded.as_ref())
+                .map_or(0, |json| json.len());
+            let route = match message {
+                Err((_, Undecodable::BadPayload(fault))) if fault.is_not_prepared() => break,
+                Err((record, why)) => Route::Park(parking::undecodable(&record, &why)),
+                Ok(message) => {
+                    match (handlers.resolve(&message, None), self.consumer.ordering(&message)) {
+                        (_, ordering)
+                            if horizon_ms.is_some_and(|horizon| {
+                                (1..horizon).contains(&message.record.timestamp_ms)
+                            }) =>
+                        {
+                            Route::Park(parking::past_horizon(message, ordering))
+                        }
+                        (None, ordering) => Route::Park(parking::unrouted(message, ordering)),
+                        (Some(_), ordering)
+                            if let Some(fault) = self.consumer.schemas.fault(&message) =>
+                        {
+                            Route::Park(parking::invalid(message, ordering, &fault))
+                        }
+                        (Some(handler), ordering) => {
+                            self.suspects.observe(&self.consumer, &message);
+                            let version = Some(handler.version());
+                            let shadow = handlers
+                                .shadow(&message)
+                                .filter(|shadow| shadow.samples(&message.id));
+                            let offered = Offered { message, version, reason: None, ordering };
+                            Route::Run(Routed { offered, handler, generation, shadow })
+                        }
+                    }
+                }
+            };
+            routes.push(route);
+        }
+        routes
+    }
+
+    /// Records of an earlier time may have run and be forgotten, where that matters to the policy.
+    /// A message is remembered from the time that it completed, which is no earlier than its
+    /// record's. Clocks of producers may be an hour ahead of the database's; that of the host does
+    /// not matter.
+    async fn horizon_ms(&mut self) -> Result<Option<i64>, InboxError> {
+        let Policy { replay, retention, .. } = &self.consumer.policy;
+        let Some(days) = retention.days().filter(|_| replay.past_horizon == PastHorizon::Park)
+        else {
+            return Ok(None);
+        };
+        let now = self.clock.now(self.consumer.sessions.admin()).await?;
+        Ok(Some((now - TimeDelta::days(days) + TimeDelta::hours(1)).timestamp_millis()))
+    }
+
+    /// Everything at the front that is to be parked.
+    async fn park_front(
+        &mut self,
+        admission: &Admission,
+        generation: i64,
+        routes: &[Route],
+    ) -> Result<usize, InboxError> {
+        let parked: Vec<_> = routes
+            .iter()
+            .map_while(|route| match route {
+                Route::Park(offered) => Some(offered.clone()),
+                Route::Run(_) => None,
+            })
+            .collect();
+        if !hooks::sabotage("undecodable_dropped") {
+            self.park(admission, generation, &parked).await?;
+        }
+        Ok(parked.len())
+    }
+
+    /// Keep messages for a person; those whose id is taken by another payload under an id of their
+    /// own. Each delivery is counted by the claim of the row that keeps it.
+    async fn park(
+        &mut self,
+        admission: &Admission,
+        generation: i64,
+        parked: &[Offered],
+    ) -> Result<(), InboxError> {
+        let claims = self.consumer.store(admission, generation, parked, As::Parked).await?;
+        self.moved |= claims.contains(&Claimed::New);
+        let mut collisions = Vec::new();
+        for (Offered { message, .. }, claimed) in parked.iter().zip(&claims) {
+            if !is_collision(&parked[0]) && self.collides(claimed) {
+                collisions.push(parking::collision(message));
+            } else {
+                self.consumer.count_claim(message, claimed);
+            }
+        }
+        if collisions.is_empty() {
+            return Ok(());
+        }
+        Box::pin(self.park(admission, generation, &collisions)).await
+    }
+
+    /// Whether a message came with a known id and another payload: neither a duplicate, nor to be
+    /// lost.
+    fn collides(&self, claimed: &Claimed) -> bool {
+        let is_kept = self.consumer.policy.collision != Collision::Ignore
+            && !hooks::sabotage("collisions_dropped");
+        is_kept && matches!(claimed, Claimed::Known { same_payload: false, .. })
+    }
+
+    /// Everything at the front that is to be run, or stored to be run.
+    async fn run_front(
+        &mut self,
+        admitted: &mut Admitted,
+        generation: i64,
+        routes: Vec<Route>,
+    ) -> Result<usize, InboxError> {
+        let batch: Vec<_> = routes
+            .into_iter()
+            .map_while(|route| match route {
+                Route::Run(routed) => Some(routed),
+                Route::Park(_) => None,
+            })
+            .collect();
+        let (batch, settled) = if self.probation > 0
+            || self.suspected == 1
+            || self.consumer.policy.ack == Ack::AfterInsert
+        {
+            let mut batch = batch;
+            if self.suspected > 0 {
+                batch.truncate(self.suspected);
+            }
+            let settled = self.store(&admitted.admission, generation, &batch).await?;
+            (batch, settled)
+        } else {
+            let (batch, probe) = self.passed(batch)?;
+            let settled = self.settle(admitted, &batch).await?;
+            if let (Some(probe), [(_, _, failure)]) = (probe, &settled.ran[..]) {
+                probe.ended(failure.as_ref());
+            }
+            (batch, settled)
+        };
+        self.moved |= settled.claims.iter().any(Claimed::is_ours);
+        let collided =
+            batch.iter().zip(&settled.claims).filter(|(_, claimed)| self.collides(claimed));
+        let collisions: Vec<_> =
+            collided.map(|(routed, _)| parking::collision(message(routed))).collect();
+        if !collisions.is_empty() {
+            self.park(&admitted.admission, generation, &collisions).await?;
+        }
+        self.report(&batch, &settled);
+        Ok(settled.claims.len())
+    }
+
+    /// The messages at the front whose versions take messages: all before the first that has to
+    /// wait for its version. That one is let through alone where it is to probe.
+    fn passed(&self, mut batch: Vec<Routed>) -> Result<(Vec<Routed>, Option<Probe>), InboxError> {
+        let breakers = &self.consumer.breakers;
+        let mut passed: Option<i32> = None;
+        for index in 0..batch.len() {
+            let handler = &*batch[index].handler;
+            if passed == Some(handler.version()) {
+                continue;
+            }
+            match breakers.admit(handler, index == 0) {
+                Passage::Pass => passed = Some(handler.version()),
+                Passage::Probe(probe) => {
+                    batch.truncate(1);
+                    return Ok((batch, Some(probe)));
+                }
+                Passage::Wait(left) if index == 0 => {
+                    return Err(InboxError::BreakerOpen {
+                        version: handler.version(),
+                        again_in: left.min(LOOK_AGAIN),
+                    });
+                }
+                Passage::Wait(_) => {
+                    batch.truncate(index);
+                    break;
+                }
+            }
+        }
+        Ok((batch, None))
+    }
+
+    /// Store messages instead of running them: the retry workers count each attempt before it runs.
+    async fn store(
+        &mut self,
+        admission: &Admission,
+        generation: i64,
+        batch: &[Routed],
+    ) -> Result<Settled, InboxError> {
+        let reason = (self.probation > 0 || self.suspected == 1).then(|| "probation".to_owned());
+        let offered: Vec<_> = batch
+            .iter()
+            .map(|routed| Offered { reason: reason.clone(), ..routed.offered.clone() })
+            .collect();
+        let claims = self.consumer.store(admission, generation, &offered, As::Received).await?;
+        let new = claims.iter().filter(|claimed| **claimed == Claimed::New).count();
+        self.probation = self.probation.saturating_sub(new);
+        Ok(Settled::stored(claims))
+    }
+
+    async fn settle(
+        &mut self,
+        admitted: &mut Admitted,
+        batch: &[Routed],
+    ) -> Result<Settled, InboxError> {
+        let size = match self.suspected {
+            _ if self.singles > 0 => 1,
+            0 => batch.len(),
+            suspected => suspected.div_ceil(2).min(batch.len()),
+        };
+        match self.consumer.settle(admitted, batch, size).await {
+            Ok(settled) => {
+                if self.singles > 0 {
+                    self.singles -= 1;
+                } else if settled.alone {
+                    self.singles = batch.len() - 1;
+                }
+                Ok(settled)
+            }
+            Err(error) => {
+                match error {
+                    InboxError::LostInHandler { among, .. } => self.suspect(among),
+                    // Where every run of the same messages meets an outage, one of them may make
+                    // it.
+                    InboxError::LostInOutage { among, .. } => {
+                        self.outages += 1;
+                        if self.outages >= OUTAGES_MAX || self.suspected > 0 {
+                            self.suspect(among);
+                        }
+                    }
+                    InboxError::InFlightElsewhere => {
+                        self.consumer.count_elsewhere(batch.iter().map(message))
+                    }
+                    _ => {}
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// So many messages ran on a connection that broke, the last of them when it did. Whichever it
+    /// was is found by halving.
+    fn suspect(&mut self, among: usize) {
+        self.suspected = if hooks::sabotage("suspicion_forgotten") { 0 } else { among };
+        let Self { consumer, topic, partition, .. } = self;
+        tracing::warn!(
+            tenant = consumer.tenant,
+            consumer = consumer.name,
+            topic = *topic,
+            partition = *partition,
+            messages = among,
+            "a connection broke while a handler ran; the messages that ran on it run in halves"
+        );
+    }
+
+    fn report(&self, batch: &[Routed], settled: &Settled) {
+        for (routed, claimed) in
+            batch.iter().zip(&settled.claims).filter(|(_, claimed)| !self.collides(claimed))
+        {
+            self.consumer.count_claim(message(routed), claimed);
+        }
+        for (index, disposition, _) in &settled.ran {
+            self.consumer.count_run(message(&batch[*index]), *disposition);
+            batch[*index].handler.settled(*disposition);
+        }
+        let ran: Vec<_> = settled
+            .ran
+            .iter()
+            .map(|(index, _, failure)| (&*batch[*index].handler, failure))
+            .collect();
+        for of_one in ran.chunk_by(|(one, _), (other, _)| std::ptr::addr_eq(*one, *other)) {
+            self.consumer.breakers.ran(of_one[0].0, of_one.iter().map(|(_, failure)| *failure));
+        }
+    }
+
+    /// The first progress says that the process did not die at the offset it started from.
+    async fn progressed(&mut self, admission: &Admission) -> Result<(), InboxError> {
+        if !self.cleared {
+            self.consumer.partition_cleared(admission, &self.topic, self.partition).await?;
+            self.cleared = true;
+        }
+        Ok(())
+    }
+}
+
+fn on_probation(consumer: &ConsumerInbox) -> usize {
+    PROBATION_MESSAGES.max(consumer.policy.batch.messages_max)
+}
+
+fn message(routed: &Routed) -> &Message {
+    &routed.offered.message
+}

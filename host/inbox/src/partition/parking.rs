@@ -1,0 +1,137 @@
+//! What cannot be handled is kept under an id of its own, where a person sees it; it is never
+//! dropped and never holds its partition, nor, where messages run in order, what comes behind it.
+
+use oncebox_model::{
+    error::InboxError,
+    identity::Undecodable,
+    message::Message,
+    outcome::{Disposition, Failure},
+    record::Record,
+    tx::bounded,
+};
+
+use crate::{
+    batch::{
+        claim::{Claimed, Offered},
+        complete::unrouted as unrouted_disposition,
+    },
+    consumer::{ConsumerInbox, Parked},
+    session::Transaction,
+};
+
+/// A record without a usable id or event type, with its raw bytes.
+pub fn undecodable(record: &Record, undecodable: &Undecodable) -> Offered {
+    Offered {
+        message: Message::undecodable(record),
+        version: None,
+        reason: Some(format!("undecodable: {undecodable}")),
+        ordering: None,
+    }
+}
+
+/// A message that no deployment takes, under its own id.
+pub fn unrouted(message: Message, ordering: Option<i64>) -> Offered {
+    Offered { message, version: None, reason: Some(NO_ROUTE.to_owned()), ordering }
+}
+
+/// A message that is older than the inbox remembers, under its own id.
+pub fn past_horizon(message: Message, ordering: Option<i64>) -> Offered {
+    Offered { message, version: None, reason: Some("horizon".to_owned()), ordering }
+}
+
+/// A message whose payload is not what its schema says, under its own id.
+pub fn invalid(message: Message, ordering: Option<i64>, fault: &str) -> Offered {
+    Offered { message, version: None, reason: Some(format!("schema: {fault}")), ordering }
+}
+
+/// Whether a message is kept because no deployment takes it.
+pub fn is_unrouted(offered: &Offered) -> bool {
+    offered.reason.as_deref() == Some(NO_ROUTE)
+}
+
+/// Whether a message is kept because its id is another one's; the id of its row holds its hash, so
+/// that it cannot be again.
+pub(crate) fn is_collision(offered: &Offered) -> bool {
+    offered.reason.as_deref() == Some(COLLISION)
+}
+
+/// What its row says.
+const COLLISION: &str = "collision";
+
+/// What its row says; the host function that settles it reads this too.
+const NO_ROUTE: &str = "no_route";
+
+const SETTLE_UNROUTED: &str = "SELECT * FROM oncebox_host.settle_unrouted($1, $2, $3, $4)";
+
+impl ConsumerInbox {
+    /// What this transaction parked for want of a handler becomes what the policy says instead.
+    pub(crate) async fn settle_unrouted(
+        &self,
+        transaction: &Transaction<'_>,
+        offered: &[Offered],
+        claims: &[Claimed],
+    ) -> Result<(), InboxError> {
+        let disposition = unrouted_disposition(&self.policy);
+        let ours = offered
+            .iter()
+            .zip(claims)
+            .filter(|(offered, claimed)| is_unrouted(offered) && **claimed == Claimed::New);
+        let ids: Vec<_> = ours.map(|(offered, _)| offered.message.id.as_str()).collect();
+        if disposition == Disposition::Parked || ids.is_empty() {
+            return Ok(());
+        }
+        let query = sqlx::query(SETTLE_UNROUTED)
+            .bind(transaction.secret())
+            .bind(self.consumer_id)
+            .bind(ids)
+            .bind(disposition.status());
+        let mut statement = transaction.tx().statement().await;
+        let answer = bounded(query.execute(statement.connection())).await;
+        statement.finish(answer.as_ref().err());
+        answer?;
+        Ok(())
+    }
+
+    /// Count and log a message that is kept without having run.
+    pub(crate) fn count_kept(&self, offered: &Offered) {
+        match unrouted_disposition(&self.policy) {
+            Disposition::Parked => {}
+            disposition if is_unrouted(offered) => {
+                return self.count_run(&offered.message, disposition);
+            }
+            _ => {}
+        }
+        let Offered { message, reason, .. } = offered;
+        let reason = reason.as_deref().unwrap_or_default();
+        let collides_with = if reason == COLLISION {
+            message.id.rsplit_once('#').map(|(known, _)| known)
+        } else {
+            None
+        };
+        let (id, event_type) = (&message.id, &message.event_type);
+        self.log_parked(&Parked {
+            trace_id: message.trace_id(),
+            collides_with,
+            ..Parked::new(id, event_type, reason)
+        });
+    }
+}
+
+/// A known id that came with another payload.
+pub fn collision(message: &Message) -> Offered {
+    let mut newcomer = message.clone();
+    let hash =
+        message.payload_hash.map_or_else(|| "tombstone".to_owned(), |hash| hex::encode(&hash[..8]));
+    newcomer.id = format!("{}#{hash}", message.id);
+    Offered { message: newcomer, version: None, reason: Some(COLLISION.to_owned()), ordering: None }
+}
+
+/// A message whose row PostgreSQL does not take.
+pub fn unclaimable(message: &Message, failure: &Failure) -> Offered {
+    Offered {
+        message: Message::undecodable(&message.record),
+        version: None,
+        reason: Some(format!("unclaimable: {}", failure.kind.reason())),
+        ordering: None,
+    }
+}

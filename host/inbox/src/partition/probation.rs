@@ -1,0 +1,50 @@
+//! How a restarted process learns that its predecessor died on a message: a row per held partition,
+//! written on assignment, gone at the first progress or a clean hand-over.
+
+use oncebox_model::{error::InboxError, tx::bounded};
+
+use crate::{admission::Admission, batch::process::commit_host, consumer::ConsumerInbox};
+
+impl ConsumerInbox {
+    /// Take a partition at an offset. True: an earlier process did so and made no progress.
+    pub(crate) async fn partition_taken(
+        &self,
+        topic: &str,
+        partition: i32,
+        next_offset: i64,
+    ) -> Result<bool, InboxError> {
+        const TAKEN: &str = "SELECT * FROM oncebox_host.partition_taken($1, $2, $3, $4, $5)";
+        let admission = self.admit_first().await;
+        let transaction = self.sessions.begin_admitted(&admission).await?;
+        let query = sqlx::query_scalar(TAKEN)
+            .bind(transaction.secret())
+            .bind(self.consumer_id)
+            .bind(topic)
+            .bind(partition)
+            .bind(next_offset);
+        let mut statement = transaction.tx().statement().await;
+        let suspect = bounded(query.fetch_one(statement.connection())).await;
+        statement.finish(suspect.as_ref().err());
+        commit_host(transaction, suspect).await
+    }
+
+    /// The partition made progress, or is given up cleanly.
+    pub(crate) async fn partition_cleared(
+        &self,
+        admission: &Admission,
+        topic: &str,
+        partition: i32,
+    ) -> Result<(), InboxError> {
+        const CLEARED: &str = "SELECT * FROM oncebox_host.partition_cleared($1, $2, $3, $4)";
+        let transaction = self.sessions.begin_admitted(admission).await?;
+        let query = sqlx::query(CLEARED)
+            .bind(transaction.secret())
+            .bind(self.consumer_id)
+            .bind(topic)
+            .bind(partition);
+        let mut statement = transaction.tx().statement().await;
+        let cleared = bounded(query.execute(statement.connection())).await.map(drop);
+        statement.finish(cleared.as_ref().err());
+        commit_host(transaction, cleared).await
+    }
+}

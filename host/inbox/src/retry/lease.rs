@@ -1,0 +1,329 @@
+//! Leases: the attempt is counted and committed before it runs, so that a message that kills the
+//! process is counted too.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use oncebox_model::{
+    error::InboxError, headers, hooks, message::Message, outcome::FailureKind, record::Record,
+    tx::bounded,
+};
+use sqlx::{Row, postgres::PgRow};
+
+use crate::{
+    admission::Admission,
+    batch::process::commit_host,
+    consumer::{ConsumerInbox, Parked},
+    session::Transaction,
+};
+
+/// A message that is ours until its lease runs out.
+#[derive(Debug, Clone)]
+pub(crate) struct Leased {
+    pub(crate) message: Message,
+    /// Which run this is, from 1.
+    pub(crate) attempt: u32,
+    pub(crate) epoch: i64,
+    /// The version that ran it last.
+    pub(crate) version: Option<i32>,
+    /// Since it was received, or last redriven.
+    pub(crate) age: Duration,
+    /// Why its payload does not decode, where it does not.
+    pub(crate) fault: Option<String>,
+    /// When it was asked for: no later than its lease began.
+    asked_at: Instant,
+}
+
+impl Leased {
+    /// Whether its lease of this length ran out before it came to an end.
+    pub(crate) fn has_run_out(&self, lease: Duration) -> bool {
+        self.asked_at.elapsed() >= lease
+    }
+}
+
+/// A lease whose run ended for no fault of its message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Interrupted {
+    message_id: String,
+    epoch: i64,
+}
+
+/// Messages under one lease: when the process dies, an attempt is counted of the message that ran,
+/// and of no other.
+const LEASE_MESSAGES: i32 = 1;
+/// How long after a look at a message that somebody is working on it is looked at again.
+const BUSY: Duration = Duration::from_secs(1);
+/// Attempts that ended without an answer, before a message is parked as `crashed`.
+const CRASHES_MAX: i32 = 3;
+/// Outages of the database that a message may be under way in, before it is taken for their cause
+/// and parked as `crashed`. One that runs for a twentieth of the time between two outages meets so
+/// many in a row once in three million times.
+const INTERRUPTIONS_MAX: i32 = 5;
+
+impl ConsumerInbox {
+    /// Lease one message that is due.
+    pub(crate) async fn lease(&self, admission: &Admission) -> Result<Option<Leased>, InboxError> {
+        const LEASE: &str = "SELECT * FROM oncebox_host.lease_told($1, $2, $3, $4, $5, $6, $7)";
+        hooks::point("retry:lease:before");
+        let transaction = self.sessions.begin_admitted(admission).await?;
+        let asked_at = Instant::now();
+        let query = sqlx::query(LEASE)
+            .bind(transaction.secret())
+            .bind(self.consumer_id)
+            .bind(&self.owner)
+            .bind(LEASE_MESSAGES)
+            .bind(self.policy.retry.lease_ms as i64)
+            .bind(CRASHES_MAX)
+            .bind(INTERRUPTIONS_MAX);
+        let mut statement = transaction.tx().statement().await;
+        let rows = bounded(query.fetch_all(statement.connection())).await;
+        statement.finish(rows.as_ref().err());
+        let rows = commit_host(transaction, rows).await?;
+        let mut leased = None;
+        for row in &rows {
+            let read = read(row, asked_at)?;
+            match row.try_get::<Option<&str>, _>("ended")? {
+                Some("parked") => self.tell_crashed(&read, row.try_get("last_error")?),
+                ended => {
+                    ended.into_iter().for_each(|ended| self.tell_taken_over(&read, ended));
+                    leased = Some(read);
+                }
+            }
+        }
+        if leased.is_some() {
+            hooks::point("retry:lease:after");
+        }
+        Ok(leased)
+    }
+
+    /// Tell that a message was parked, since its runs ended without an answer (S1-077, S1-088).
+    fn tell_crashed(&self, Leased { message, attempt, .. }: &Leased, error: Option<&str>) {
+        let reason = FailureKind::Crashed.name();
+        self.count_failure(&message.event_type, reason);
+        let (attempt, trace_id) = (Some(*attempt), message.trace_id());
+        self.log_parked(&Parked {
+            attempt,
+            error,
+            trace_id,
+            ..Parked::new(&message.id, &message.event_type, reason)
+        });
+    }
+
+    /// Tell that a lease that had run out was taken over (S1-087).
+    fn tell_taken_over(&self, Leased { message, attempt, epoch, .. }: &Leased, ended: &str) {
+        if ended == FailureKind::Crashed.name() {
+            self.count_failure(&message.event_type, FailureKind::Crashed.name());
+        }
+        tracing::warn!(
+            tenant = self.tenant,
+            consumer = self.name,
+            message_id = message.id,
+            event_type = message.event_type,
+            trace_id = message.trace_id(),
+            attempt,
+            epoch,
+            ended,
+            "lease taken over: its run ended without an answer"
+        );
+    }
+
+    /// Remember that the run of a lease ended for no fault of its message. Whoever leases next on
+    /// this host says so first, when the database answers again; a crash that was counted
+    /// meanwhile, since the lease had run out, is taken back.
+    pub(crate) fn was_interrupted(&self, leased: &Leased) {
+        let interrupted =
+            Interrupted { message_id: leased.message.id.clone(), epoch: leased.epoch };
+        if !hooks::sabotage("interruptions_untold") {
+            self.interrupted().push(interrupted);
+        }
+        self.due.now();
+    }
+
+    /// Tell the database of runs that were interrupted. What is being worked on is told later.
+    pub(crate) async fn tell_interrupted(&self, admission: &Admission) -> Result<(), InboxError> {
+        const TELL: &str = "SELECT * FROM oncebox_host.lease_interrupted($1, $2, $3, $4, $5, $6)";
+        let told = self.interrupted().clone();
+        if told.is_empty() {
+            return Ok(());
+        }
+        let transaction = self.sessions.begin_admitted(admission).await?;
+        let query = sqlx::query(TELL)
+            .bind(transaction.secret())
+            .bind(self.consumer_id)
+            .bind(told.iter().map(|interrupted| &*interrupted.message_id).collect::<Vec<_>>())
+            .bind(told.iter().map(|interrupted| interrupted.epoch).collect::<Vec<_>>())
+            .bind(CRASHES_MAX)
+            .bind(INTERRUPTIONS_MAX);
+        let mut statement = transaction.tx().statement().await;
+        let rows = bounded(query.fetch_all(statement.connection())).await;
+        statement.finish(rows.as_ref().err());
+        let rows = commit_host(transaction, rows).await?;
+        let mut busy = Vec::new();
+        for row in &rows {
+            let (message_id, epoch) =
+                (row.try_get::<String, _>("id")?, row.try_get::<i64, _>("epoch")?);
+            let (outcome, event_type): (&str, Option<&str>) =
+                (row.try_get("outcome")?, row.try_get("event_type")?);
+            if outcome == "parked" {
+                let (reason, event_type) =
+                    (FailureKind::Crashed.name(), event_type.unwrap_or_default());
+                self.count_failure(event_type, reason);
+                self.log_parked(&Parked::new(&message_id, event_type, reason));
+            }
+            tracing::info!(
+                tenant = self.tenant,
+                consumer = self.name,
+                message_id,
+                epoch,
+                outcome,
+                "lease interrupted"
+            );
+            if outcome == "busy" {
+                busy.push(Interrupted { message_id, epoch });
+            }
+        }
+        if !busy.is_empty() {
+            self.due.after(BUSY);
+        }
+        self.interrupted()
+            .retain(|interrupted| !told.contains(interrupted) || busy.contains(interrupted));
+        Ok(())
+    }
+
+    /// End a lease whose run broke its connection: who leases next takes it over, and counts the
+    /// crash.
+    pub(crate) async fn end_lease(
+        &self,
+        admission: &Admission,
+        leased: &Leased,
+    ) -> Result<(), InboxError> {
+        const END: &str = "SELECT * FROM oncebox_host.lease_ends($1, $2, $3, $4)";
+        let transaction = self.sessions.begin_admitted(admission).await?;
+        let query = sqlx::query(END)
+            .bind(transaction.secret())
+            .bind(self.consumer_id)
+            .bind(&leased.message.id)
+            .bind(leased.epoch);
+        let mut statement = transaction.tx().statement().await;
+        let ended = bounded(query.execute(statement.connection())).await.map(drop);
+        statement.finish(ended.as_ref().err());
+        commit_host(transaction, ended).await?;
+        self.due.now();
+        Ok(())
+    }
+
+    /// Decode the payload of a leased message, where it begins as those of a schema registry do:
+    /// the data of a CloudEvent, or what a person gave it, may be JSON already. False: its schema
+    /// is not at hand.
+    pub(crate) fn decode_leased(&self, leased: &mut Leased) -> bool {
+        let message = &mut leased.message;
+        let payload =
+            message.record.payload.as_deref().filter(|payload| payload.first() == Some(&0));
+        let Some((decoder, payload)) = self.decoder.get().zip(payload) else { return true };
+        match decoder.decode(payload) {
+            Ok(decoded) => message.decoded = Some(decoded.json.into()),
+            Err(fault) if fault.is_not_prepared() => return false,
+            Err(fault) => leased.fault = Some(fault.to_string()),
+        }
+        true
+    }
+
+    /// Lock a leased message's row for the working transaction. False: the lease is lost.
+    pub(crate) async fn resume(
+        &self,
+        transaction: &Transaction<'_>,
+        generation: i64,
+        leased: &Leased,
+    ) -> Result<bool, InboxError> {
+        const RESUME: &str = "SELECT * FROM oncebox_host.resume($1, $2, $3, $4, $5)";
+        let query = sqlx::query_scalar(RESUME)
+            .bind(transaction.secret())
+            .bind(self.consumer_id)
+            .bind(generation)
+            .bind(&leased.message.id)
+            .bind(leased.epoch);
+        let mut statement = transaction.tx().statement().await;
+        let ours = bounded(query.fetch_one(statement.connection())).await;
+        statement.finish(ours.as_ref().err());
+        Ok(ours?)
+    }
+
+    /// Give a lease back unused; the attempt did not happen. Where that cannot be said now, it is
+    /// said later.
+    pub(crate) async fn release(
+        &self,
+        admission: &Admission,
+        leased: &Leased,
+        delay: Duration,
+    ) -> Result<bool, InboxError> {
+        let released = self.release_now(admission, leased, delay).await;
+        if released.is_err() {
+            self.was_interrupted(leased);
+        }
+        released
+    }
+
+    async fn release_now(
+        &self,
+        admission: &Admission,
+        leased: &Leased,
+        delay: Duration,
+    ) -> Result<bool, InboxError> {
+        const RELEASE: &str = "SELECT * FROM oncebox_host.release($1, $2, $3, $4, $5)";
+        let transaction = self.sessions.begin_admitted(admission).await?;
+        let query = sqlx::query_scalar(RELEASE)
+            .bind(transaction.secret())
+            .bind(self.consumer_id)
+            .bind(&leased.message.id)
+            .bind(leased.epoch)
+            .bind(delay.as_millis() as i64);
+        let mut statement = transaction.tx().statement().await;
+        let released = bounded(query.fetch_one(statement.connection())).await;
+        statement.finish(released.as_ref().err());
+        let released = commit_host(transaction, released).await?;
+        self.due.after(delay);
+        Ok(released)
+    }
+}
+
+fn read(row: &PgRow, asked_at: Instant) -> Result<Leased, sqlx::Error> {
+    let message = read_message(row)?;
+    Ok(Leased {
+        asked_at,
+        message,
+        attempt: row.try_get::<i32, _>("attempts")?.max(1) as u32,
+        epoch: row.try_get("epoch")?,
+        version: row.try_get("version_id")?,
+        age: Duration::from_millis(row.try_get::<i64, _>("age_ms")?.max(0) as u64),
+        fault: None,
+    })
+}
+
+fn read_message(row: &PgRow) -> Result<Message, sqlx::Error> {
+    let record = Record {
+        topic: row.try_get::<String, _>("topic")?.into(),
+        topic_id: None,
+        partition: row.try_get("partition")?,
+        offset: row.try_get("offset")?,
+        timestamp_ms: row.try_get("timestamp_ms")?,
+        key: row.try_get("key")?,
+        headers: headers::decode(row.try_get::<Option<&[u8]>, _>("headers")?.unwrap_or_default()),
+        payload: row.try_get("payload")?,
+    };
+    Ok(Message {
+        id: row.try_get("id")?,
+        source: row.try_get::<Option<String>, _>("source")?.unwrap_or_default(),
+        event_type: row.try_get::<Option<String>, _>("event_type")?.unwrap_or_default(),
+        event_version: row.try_get("event_version")?,
+        ordering_key: row.try_get("ordering_key")?,
+        sequence: None,
+        content_type: row.try_get("content_type")?,
+        trace_parent: row.try_get("trace_parent")?,
+        decoded: None,
+        payload_hash: row
+            .try_get::<Option<&[u8]>, _>("payload_hash")?
+            .and_then(|hash| hash.try_into().ok()),
+        record,
+    })
+}

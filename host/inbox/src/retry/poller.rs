@@ -1,0 +1,249 @@
+//! What is due in the inbox, for all consumers of a host together: one look at each database every
+//! second, so that the retry workers of a consumer with nothing to do hold no connection and ask
+//! nothing.
+//!
+//! What this host itself makes due it tells its workers at once. The look finds the rest: what
+//! other hosts left, leases that ran out, messages that a person or the end of a canary made due.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, Mutex, PoisonError, Weak, atomic::Ordering},
+    time::Duration,
+};
+
+use oncebox_model::error::InboxError;
+use sqlx::{Executor, PgPool};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{consumer::ConsumerInbox, retry::backlog};
+
+/// Pause between two looks.
+pub(super) const EVERY: Duration = Duration::from_secs(1);
+/// How long a database may take to answer one; another is not kept waiting for it.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Looks from one look for forgotten messages to the next.
+const LOOKS_PER_SWEEP: u32 = 10;
+/// Keys of a consumer that one of these looks releases at most; each takes a lock.
+const KEYS_PER_SWEEP: i32 = 100;
+/// After what is open was counted, it is not counted again for this many times as long as that
+/// took.
+const REST: u32 = 30;
+
+/// Consumers of one database, by key.
+type Consumers = BTreeMap<i32, Weak<ConsumerInbox>>;
+
+/// A database, its consumers, and what is told of their inboxes.
+struct Place {
+    pool: PgPool,
+    consumers: Consumers,
+    told: Arc<Mutex<backlog::Told>>,
+}
+
+/// A database with the consumers that still run.
+struct Living {
+    place: String,
+    pool: PgPool,
+    consumers: Vec<Arc<ConsumerInbox>>,
+    told: Arc<Mutex<backlog::Told>>,
+}
+
+/// Looks for what is due, in every database that holds an inbox of a consumer of this host.
+#[derive(Default)]
+pub struct Lookout {
+    places: Mutex<HashMap<String, Place>>,
+}
+
+impl Lookout {
+    /// Look after a consumer too, for as long as it lives. Its workers then wait until they are
+    /// told.
+    pub fn look_after(&self, consumer: &Arc<ConsumerInbox>) {
+        let pool = consumer.sessions.admin();
+        let options = pool.connect_options();
+        let (login, database) =
+            (options.get_username(), options.get_database().unwrap_or_default());
+        let place = format!("{login}@{}:{}/{database}", options.get_host(), options.get_port());
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = places.entry(place).or_insert_with(|| Place {
+            pool: pool.clone(),
+            consumers: Consumers::new(),
+            told: Arc::default(),
+        });
+        // With a password that changed since, a tenant's own database has a new pool.
+        place.pool = pool.clone();
+        place.consumers.insert(consumer.consumer_id, Arc::downgrade(consumer));
+        consumer.due.is_told.store(true, Ordering::Release);
+        // What an earlier process left is found by the first look.
+    }
+
+    /// Look until told to stop. A database that does not answer holds up no other.
+    pub async fn run(&self, stop: CancellationToken) {
+        let mut every = tokio::time::interval(EVERY);
+        every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looks: JoinSet<String> = JoinSet::new();
+        let mut under_way = BTreeSet::new();
+        let mut ticks = 0_u32;
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                Some(ended) = looks.join_next() => drop(ended.map(|place| under_way.remove(&place))),
+                _ = every.tick() => {
+                    let sweeps = ticks.is_multiple_of(LOOKS_PER_SWEEP);
+                    ticks = ticks.wrapping_add(1);
+                    for Living { place, pool, consumers, told } in self.living() {
+                        let counts = format!("{place} counts");
+                        if sweeps && under_way.insert(counts.clone()) {
+                            let (pool, consumers) = (pool.clone(), consumers.clone());
+                            looks.spawn(async move {
+                                count(&pool, consumers, &told).await;
+                                counts
+                            });
+                        }
+                        if under_way.insert(place.clone()) {
+                            looks.spawn(async move {
+                                if sweeps {
+                                    sweep(&pool, &consumers).await;
+                                }
+                                look(&pool, &consumers).await;
+                                place
+                            });
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Each database with the consumers that still run.
+    fn living(&self) -> Vec<Living> {
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut living = Vec::new();
+        places.retain(|name, place| {
+            place.consumers.retain(|_, consumer| consumer.strong_count() > 0);
+            let consumers: Vec<_> = place.consumers.values().filter_map(Weak::upgrade).collect();
+            if consumers.is_empty() {
+                place.told.lock().unwrap_or_else(PoisonError::into_inner).keep_only(&[]);
+                return false;
+            }
+            living.push(Living {
+                place: name.clone(),
+                pool: place.pool.clone(),
+                consumers,
+                told: place.told.clone(),
+            });
+            true
+        });
+        living
+    }
+}
+
+/// Count what is open, and rest for as long as that the database has most of its time for other
+/// work.
+async fn count(pool: &PgPool, consumers: Vec<Arc<ConsumerInbox>>, told: &Mutex<backlog::Told>) {
+    let began = Instant::now();
+    match timeout(PATIENCE, backlog::watch(pool, &consumers, told)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "failed to count what is open; metrics and alerts are those of \
+                before")
+        }
+        Err(_) => tracing::warn!(
+            "the database does not say how much is open; metrics and alerts are those of before"
+        ),
+    }
+    drop(consumers); // those that are stopped meanwhile are not held
+    sleep(began.elapsed() * REST).await;
+}
+
+/// Make due what waits for its turn behind nothing: of all consumers, since one may have run in
+/// order before.
+async fn sweep(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
+    match timeout(PATIENCE, release_forgotten(pool, &asked(consumers))).await {
+        Ok(Ok(0)) => {}
+        Ok(Ok(released)) => tracing::warn!(
+            released,
+            "messages need not wait any longer, since nothing is before them or their gap lasted \
+                too long; they are due now"
+        ),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "failed to look for messages that wait behind nothing")
+        }
+        Err(_) => tracing::warn!("the database does not say which messages wait behind nothing"),
+    }
+}
+
+fn asked(consumers: &[Arc<ConsumerInbox>]) -> Vec<(i32, i16)> {
+    consumers
+        .iter()
+        .map(|consumer| (consumer.consumer_id, consumer.policy.retention.class()))
+        .collect()
+}
+
+/// Of consumers, given with their retention classes, make due what waits for its turn behind
+/// nothing. The answer is how many messages that were.
+pub async fn release_forgotten(pool: &PgPool, consumers: &[(i32, i16)]) -> Result<i64, InboxError> {
+    const RELEASE: &str = "SELECT coalesce(sum(oncebox.release_forgotten(c.id, c.class, $3)), \
+        0)::bigint \
+        FROM unnest($1::int[], $2::smallint[]) AS c(id, class)";
+    let (ids, classes): (Vec<i32>, Vec<i16>) = consumers.iter().copied().unzip();
+    Ok(sqlx::query_scalar(RELEASE)
+        .bind(ids)
+        .bind(classes)
+        .bind(KEYS_PER_SWEEP)
+        .fetch_one(pool)
+        .await?)
+}
+
+/// Look once, and wake the workers of those with something to do.
+async fn look(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
+    let found = match timeout(PATIENCE, due(pool, &asked(consumers))).await {
+        Ok(Ok(found)) => found,
+        Ok(Err(error)) => {
+            return tracing::warn!(%error, "failed to look for what is due; retries wait");
+        }
+        Err(_) => return tracing::warn!("the database does not say what is due; retries wait"),
+    };
+    for (consumer_id, in_ms) in found {
+        if let Ok(found) =
+            consumers.binary_search_by_key(&consumer_id, |consumer| consumer.consumer_id)
+        {
+            consumers[found].due.after(Duration::from_millis(in_ms.max(0) as u64));
+        }
+    }
+}
+
+/// Of consumers, given with their retention classes, those with something due within a look's time,
+/// and in how many milliseconds. Each is the head of two indexes in the live partitions of its
+/// class, however many rows there are.
+pub async fn due(pool: &PgPool, consumers: &[(i32, i16)]) -> Result<Vec<(i32, i64)>, InboxError> {
+    let (ids, classes): (Vec<i32>, Vec<i16>) = consumers.iter().copied().unzip();
+    let mut tx = pool.begin().await?;
+    tx.execute(sqlx::raw_sql(SETTINGS)).await?;
+    let found = sqlx::query_as(DUE)
+        .bind(ids)
+        .bind(classes)
+        .bind(EVERY.as_millis() as i64)
+        .fetch_all(&mut *tx)
+        .await?;
+    tx.commit().await?;
+    Ok(found)
+}
+
+/// How the statement is planned.
+pub const SETTINGS: &str = include_str!("plan_by_key.sql");
+
+/// The statement; public so that a test can look at its plan.
+pub const DUE: &str = "SELECT c.id, greatest(0, ceil(extract(epoch FROM least(d.at, l.at) - now()) \
+    * 1000))::bigint \
+    FROM unnest($1::int[], $2::smallint[]) AS c(id, class) \
+    LEFT JOIN LATERAL (SELECT i.next_attempt_at AS at FROM oncebox.inbox i \
+        WHERE i.consumer_id = c.id AND i.retention_class = c.class AND i.status IN ('received', \
+        'failed_retryable') \
+        ORDER BY i.next_attempt_at, i.\"offset\" LIMIT 1) d ON true \
+    LEFT JOIN LATERAL (SELECT i.locked_until AS at FROM oncebox.inbox i \
+        WHERE i.consumer_id = c.id AND i.retention_class = c.class AND i.status = 'in_progress' \
+        ORDER BY i.locked_until, i.\"offset\" LIMIT 1) l ON true \
+    WHERE least(d.at, l.at) <= now() + $3 * interval '1 millisecond'";

@@ -1,0 +1,14 @@
+//! Sessions of a tenant: connections that log in as its guest role, and transactions on them.
+
+// The host's bound on connections, of all tenants together.
+mod budget;
+// The connections of one tenant.
+mod pool;
+// A transaction on one of them.
+mod transaction;
+// A tenant's database that is away.
+mod reconnect;
+
+pub use budget::Budget;
+pub use pool::{SessionSettings, Sessions};
+pub use transaction::{CommitError, Transaction};

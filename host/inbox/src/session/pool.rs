@@ -1,0 +1,489 @@
+//! Sessions of a tenant: connections that log in as its guest role.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use oncebox_model::{
+    connect::{self, CONNECT_TIMEOUT, NOTICE_SILENCE},
+    error::InboxError,
+    hooks,
+    meter::Meter,
+    session_target::SessionTarget,
+    tx::{Silence, Tx, bounded},
+};
+use sqlx::{
+    ConnectOptions, Connection, Executor, PgConnection, PgPool, postgres::PgConnectOptions,
+};
+use tokio::sync::{OwnedSemaphorePermit, watch};
+
+use super::{budget::Budget, reconnect::Away, transaction::Transaction};
+use crate::admission::{Admission, Scheduler};
+
+/// Settings of every session of a tenant. They travel as startup options, so that they hold after
+/// `RESET ALL` and over anything a role was made to default to.
+#[derive(Debug, Clone)]
+pub struct SessionSettings {
+    /// Longest statement of a guest, milliseconds.
+    pub statement_timeout_ms: u64,
+    /// Longest wait for a lock, milliseconds.
+    pub lock_timeout_ms: u64,
+    /// Longest pause between two statements of an open transaction, milliseconds.
+    pub idle_in_transaction_timeout_ms: u64,
+}
+
+impl Default for SessionSettings {
+    fn default() -> Self {
+        Self {
+            statement_timeout_ms: 5_000,
+            lock_timeout_ms: 2_000,
+            idle_in_transaction_timeout_ms: 10_000,
+        }
+    }
+}
+
+/// The connections of one tenant. Each is opened when it is needed and counts against the host's
+/// budget for as long as it lives.
+pub struct Sessions {
+    pub(crate) tenant_id: i32,
+    /// Shared with the sessions that were made from these, so that all are renewed at once.
+    access: Arc<watch::Sender<Arc<Access>>>,
+    /// Longest wait for a lock, where it is another than that of `access`.
+    giving_way: Option<Duration>,
+    budget: Arc<Budget>,
+    /// The host's own connections, to end a backend whose client went away.
+    pub(super) admin: PgPool,
+    pub(super) idle: Mutex<VecDeque<Session>>,
+    pub(super) away: Away,
+    /// When a new connection was last tried because one had broken, and for how long the server had
+    /// been up; none where it did not answer.
+    asked: tokio::sync::Mutex<Option<(Instant, Option<Duration>)>>,
+    /// Since when nothing has been answered, though something was asked; none while all is.
+    pub(super) silence: Arc<Silence>,
+}
+
+/// What a connection is opened with and host functions are called with. Connections keep what they
+/// were opened with for as long as they live, and live no longer than it is good.
+pub(super) struct Access {
+    pub(super) options: PgConnectOptions,
+    pub(super) secret: [u8; 32],
+}
+
+/// How long a login whose password was just changed waits to be told the new one.
+const RENEWAL_WAIT: Duration = Duration::from_secs(5);
+
+/// One connection, its backend and its share of the budget.
+pub(super) struct Session {
+    pub(super) connection: PgConnection,
+    pub(super) backend: i32,
+    pub(super) access: Arc<Access>,
+    /// When its last transaction ended, if it had one.
+    pub(super) used_at: Option<Instant>,
+    /// When the one before that did.
+    pub(super) used_before: Option<Instant>,
+    pub(super) _permit: OwnedSemaphorePermit,
+}
+
+/// When the last transaction but one on a connection ended, and when the last one did, as far as
+/// there were any.
+pub(super) type LastUses = (Option<Instant>, Option<Instant>);
+
+/// Connections kept open per tenant when nothing runs.
+const IDLE_MAX: usize = 8;
+
+/// What shadows' connections are called in `pg_stat_activity`.
+const SHADOW_NAME: &str = "oncebox shadow";
+
+/// How long a server may take to answer who asks whether it is there.
+const PROBE: Duration = Duration::from_secs(3);
+
+/// How long sessions that broke together may take to notice.
+const OTHERS_NOTICE: Duration = Duration::from_millis(100);
+
+impl Sessions {
+    /// The sessions of a tenant's guest role, under the host's budget.
+    pub fn of(target: SessionTarget, settings: &SessionSettings, budget: Arc<Budget>) -> Arc<Self> {
+        let SessionTarget { tenant_id, tenant, revision, limits, options, secret, schema, pool } =
+            target;
+        budget.scheduler().set_limits(tenant_id, revision, &tenant, &limits);
+        // A guest's texts and notices are its own; the host's log carries none of them.
+        let options = options.disable_statement_logging().statement_cache_capacity(200).options([
+            ("statement_timeout", settings.statement_timeout_ms.to_string()),
+            ("lock_timeout", settings.lock_timeout_ms.to_string()),
+            (
+                "idle_in_transaction_session_timeout",
+                settings.idle_in_transaction_timeout_ms.to_string(),
+            ),
+            ("default_transaction_read_only", "on".to_owned()),
+            ("search_path", schema),
+            ("application_name", "oncebox".to_owned()),
+        ]);
+        let options = options
+            .options(NOTICE_SILENCE)
+            .answer_timeout(connect::answer_max(settings.statement_timeout_ms));
+        let access = Arc::new(watch::Sender::new(Arc::new(Access { options, secret })));
+        Self::with(tenant_id, access, None, pool, budget)
+    }
+
+    fn with(
+        tenant_id: i32,
+        access: Arc<watch::Sender<Arc<Access>>>,
+        giving_way: Option<Duration>,
+        admin: PgPool,
+        budget: Arc<Budget>,
+    ) -> Arc<Self> {
+        let away = Away::new(access.borrow().options.get_username());
+        let sessions = Arc::new(Self {
+            tenant_id,
+            access,
+            giving_way,
+            budget,
+            admin,
+            idle: Mutex::default(),
+            away,
+            asked: tokio::sync::Mutex::default(),
+            silence: Arc::default(),
+        });
+        sessions
+            .budget
+            .tenants
+            .lock()
+            .expect("no panic while held")
+            .push(Arc::downgrade(&sessions));
+        sessions
+    }
+
+    /// Sessions of the same role that wait for no lock for longer than this.
+    pub(crate) fn giving_way(&self, lock_timeout: Duration) -> Arc<Self> {
+        Self::with(
+            self.tenant_id,
+            self.access.clone(),
+            Some(lock_timeout),
+            self.admin.clone(),
+            self.budget.clone(),
+        )
+    }
+
+    /// Log in with another password, and call host functions with another secret, from now on.
+    /// Transactions that are open go on to their end with the secret that they began with; then
+    /// their connections are closed.
+    pub fn renew(&self, password: &str, secret: [u8; 32]) {
+        let renewed = self.access.send_if_modified(|access| {
+            let options = access.options.clone().password(password);
+            let is_new = access.secret != secret;
+            if is_new {
+                *access = Arc::new(Access { options, secret });
+            }
+            is_new
+        });
+        if renewed {
+            self.idle.lock().expect("no panic while held").clear();
+        }
+    }
+
+    fn access(&self) -> Arc<Access> {
+        self.access.borrow().clone()
+    }
+
+    /// Who lets transactions begin.
+    pub(crate) fn scheduler(&self) -> &Arc<Scheduler> {
+        self.budget.scheduler()
+    }
+
+    /// Begin a transaction that nobody else waits for, on an idle connection or a new one.
+    pub async fn begin(&self) -> Result<Transaction<'_>, InboxError> {
+        self.begin_metered(&Arc::default()).await
+    }
+
+    /// Begin a transaction that was let in.
+    pub(crate) async fn begin_admitted(
+        &self,
+        admission: &Admission,
+    ) -> Result<Transaction<'_>, InboxError> {
+        self.begin_metered(admission.meter()).await
+    }
+
+    async fn begin_metered(&self, meter: &Arc<Meter>) -> Result<Transaction<'_>, InboxError> {
+        while let Some(session) = self.take_idle() {
+            // An idle connection may have died with its server; that says nothing about a new one.
+            if let Ok(transaction) = self.begin_on(session, meter).await {
+                return Ok(transaction);
+            }
+            self.away.lost(None);
+            // The others are as old.
+            self.idle.lock().expect("no panic while held").clear();
+        }
+        self.begin_on(self.connect().await?, meter).await
+    }
+
+    /// Begin a transaction where a connection is to spare; none is ever waited for.
+    pub(crate) async fn begin_spare(
+        &self,
+        admission: &Admission,
+    ) -> Result<Option<Transaction<'_>>, InboxError> {
+        let meter = admission.meter();
+        if self.budget.is_short() {
+            self.idle.lock().expect("no panic while held").clear();
+            return Ok(None);
+        }
+        if let Some(session) = self.take_idle()
+            && let Ok(transaction) = self.begin_on(session, meter).await
+        {
+            return Ok(Some(transaction));
+        }
+        let Some(permit) = self.budget.spare() else { return Ok(None) };
+        let session = self.connect_with(permit).await?;
+        self.begin_on(session, meter).await.map(Some)
+    }
+
+    /// Find out whether a session that broke while somebody ran on it, begun at that moment, broke
+    /// alone: the server answers another connection and was not started meanwhile, and nobody
+    /// else's session was lost. An outage is nobody's fault.
+    pub(crate) async fn broke_alone(&self, who: &str, began: Instant) -> bool {
+        self.away.lost(Some(who));
+        if hooks::sabotage("outages_charged") {
+            return true;
+        }
+        !self.away.is_known() && self.answers(began).await && self.idle_ones_live().await && {
+            // The others may be just about to notice.
+            tokio::time::sleep(OTHERS_NOTICE).await;
+            !self.away.has_lost_others(who, began.into())
+        }
+    }
+
+    /// Whether the server answers a new connection of the host, and is the one that was there at
+    /// that time. Those who lost their sessions together ask once.
+    async fn answers(&self, began: Instant) -> bool {
+        const STARTED: &str =
+            "SELECT extract(epoch FROM now() - pg_postmaster_start_time())::float8";
+        let broke_at = Instant::now();
+        let mut asked = self.asked.lock().await;
+        if let Some((at, uptime)) = *asked
+            && at >= broke_at
+        {
+            return uptime.is_some_and(|uptime| uptime > at.duration_since(began));
+        }
+        let asking = async {
+            let mut connection = PgConnection::connect_with(&self.admin.connect_options()).await?;
+            let uptime: f64 = sqlx::query_scalar(STARTED).fetch_one(&mut connection).await?;
+            let _ = connection.close().await;
+            Ok::<_, sqlx::Error>(uptime)
+        };
+        let uptime = match tokio::time::timeout(PROBE, asking).await {
+            Ok(Ok(uptime)) => Some(Duration::try_from_secs_f64(uptime).unwrap_or_default()),
+            // It is there, and has no room.
+            Ok(Err(error)) if is_full(&error) => Some(Duration::MAX),
+            _ => None,
+        };
+        let at = Instant::now();
+        *asked = Some((at, uptime));
+        uptime.is_some_and(|uptime| uptime > at.duration_since(began))
+    }
+
+    /// Whether the sessions of this tenant that nobody uses, and those of the host, are still
+    /// there.
+    async fn idle_ones_live(&self) -> bool {
+        let idle = std::mem::take(&mut *self.idle.lock().expect("no panic while held"));
+        let pinged = idle.into_iter().map(|mut session| async move {
+            let answer = tokio::time::timeout(PROBE, session.connection.ping()).await;
+            matches!(answer, Ok(Ok(()))).then_some(session)
+        });
+        let mut live = true;
+        for session in futures::future::join_all(pinged).await {
+            match session {
+                Some(session) => self.keep(session),
+                None => live = false,
+            }
+        }
+        if live && let Some(mut connection) = self.admin.try_acquire() {
+            live = matches!(tokio::time::timeout(PROBE, connection.ping()).await, Ok(Ok(())));
+            if !live {
+                drop(connection.detach());
+            }
+        }
+        live
+    }
+
+    /// Whether someone waits for a connection, or to begin.
+    pub(crate) fn is_short(&self) -> bool {
+        self.budget.is_short() || self.scheduler().is_crowded(self.tenant_id)
+    }
+
+    /// For how long the database has left a question of this host without an answer; none while it
+    /// has not.
+    pub fn silent_for(&self) -> Option<Duration> {
+        self.silence.lasts()
+    }
+
+    /// Ask the database whether it answers, on a connection that counts against no budget and is
+    /// closed again.
+    pub async fn is_in_reach(&self) -> bool {
+        let access = self.access();
+        let asking = self.away.connect(async {
+            let silent = |_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into());
+            let connection =
+                tokio::time::timeout(PROBE, self.log_in(&access)).await.map_err(silent)??;
+            let _ = connection.close().await; // that it opened is the answer
+            Ok(())
+        });
+        let is_in_reach = asking.await.is_ok();
+        if is_in_reach {
+            // Whoever asked before may have gone without waiting.
+            self.silence.answered();
+        }
+        is_in_reach
+    }
+
+    /// The host's own connections.
+    pub(crate) fn admin(&self) -> &PgPool {
+        &self.admin
+    }
+
+    async fn begin_on(
+        &self,
+        mut session: Session,
+        meter: &Arc<Meter>,
+    ) -> Result<Transaction<'_>, InboxError> {
+        const BEGIN: &str = "RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+        let sent = Instant::now();
+        self.silence.asked();
+        bounded(session.connection.execute(sqlx::raw_sql(BEGIN))).await?;
+        self.silence.answered();
+        meter.add_database(sent.elapsed());
+        let Session { connection, backend, access, used_at, _permit, .. } = session;
+        let tx = Tx::metered(connection, meter.clone(), self.silence.clone());
+        Ok(Transaction {
+            sessions: self,
+            tx: Some(tx),
+            backend,
+            access,
+            used_before: used_at,
+            permit: Some(_permit),
+        })
+    }
+
+    async fn connect(&self) -> Result<Session, InboxError> {
+        let permit = self.budget.permit().await;
+        self.connect_with(permit).await
+    }
+
+    async fn connect_with(&self, permit: OwnedSemaphorePermit) -> Result<Session, InboxError> {
+        self.silence.asked();
+        self.away.connect(self.open(permit)).await
+    }
+
+    async fn open(&self, permit: OwnedSemaphorePermit) -> Result<Session, InboxError> {
+        let mut renewals = self.access.subscribe();
+        let access = renewals.borrow_and_update().clone();
+        let (access, mut connection) = match self.log_in(&access).await {
+            Ok(connection) => (access, connection),
+            Err(error) if is_wrong_password(&error) => {
+                // Passwords change a moment before hosts hear of it.
+                let renewed = tokio::time::timeout(RENEWAL_WAIT, renewals.changed()).await;
+                if !matches!(renewed, Ok(Ok(()))) {
+                    return Err(error.into());
+                }
+                let access = self.access();
+                let connection = self.log_in(&access).await?;
+                (access, connection)
+            }
+            Err(error) => return Err(error.into()),
+        };
+        // What a tenant's session may do rests on its startup options; a pooler may have been put
+        // in between since.
+        const BEGUN: &str =
+            "SELECT pg_backend_pid(), current_setting('default_transaction_read_only')::bool";
+        let (backend, has_options): (i32, bool) =
+            bounded(sqlx::query_as(BEGUN).fetch_one(&mut connection)).await?;
+        if !has_options {
+            return Err(InboxError::OptionsLost {
+                lost: vec!["default_transaction_read_only".to_owned()],
+            });
+        }
+        Ok(Session {
+            connection,
+            backend,
+            access,
+            used_at: None,
+            used_before: None,
+            _permit: permit,
+        })
+    }
+
+    async fn log_in(&self, access: &Access) -> Result<PgConnection, sqlx::Error> {
+        let mut options = access.options.clone();
+        if let Some(lock_timeout) = self.giving_way {
+            let lock_timeout = format!("{}ms", lock_timeout.as_millis());
+            options =
+                options.application_name(SHADOW_NAME).options([("lock_timeout", lock_timeout)]);
+        }
+        let connecting =
+            tokio::time::timeout(CONNECT_TIMEOUT, PgConnection::connect_with(&options));
+        connecting.await.map_err(|_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))?
+    }
+
+    /// The front has rested longest: sessions are taken from the back and put there.
+    pub(super) fn take_unused(&self, unused: Duration) -> Vec<Session> {
+        let mut idle = self.idle.lock().expect("no panic while held");
+        let old = idle
+            .iter()
+            .take_while(|session| session.used_at.is_none_or(|at| at.elapsed() >= unused))
+            .count();
+        idle.drain(..old).collect()
+    }
+
+    /// The idle connection whose last use but one is longest ago: its last uses, and its backend.
+    pub(super) fn least_used(&self) -> Option<(LastUses, i32)> {
+        let idle = self.idle.lock().expect("no panic while held");
+        let least = idle
+            .iter()
+            .map(|session| ((session.used_before, session.used_at), session.backend))
+            .min();
+        if hooks::sabotage("connections_unranked") {
+            least.map(|(_, backend)| ((None, None), backend))
+        } else {
+            least
+        }
+    }
+
+    pub(super) fn take(&self, backend: i32) -> Option<Session> {
+        let mut idle = self.idle.lock().expect("no panic while held");
+        let at = idle.iter().position(|session| session.backend == backend)?;
+        idle.remove(at)
+    }
+
+    /// An idle connection; one that was opened with what is no longer good is closed instead.
+    fn take_idle(&self) -> Option<Session> {
+        let access = self.access();
+        let mut idle = self.idle.lock().expect("no panic while held");
+        idle.retain(|session| Arc::ptr_eq(&session.access, &access));
+        idle.pop_back()
+    }
+
+    pub(super) fn keep(&self, session: Session) {
+        if !Arc::ptr_eq(&session.access, &self.access()) {
+            return;
+        }
+        let mut idle = self.idle.lock().expect("no panic while held");
+        if idle.len() >= IDLE_MAX {
+            return;
+        }
+        idle.push_back(session);
+        drop(idle);
+        if self.budget.is_short() {
+            self.budget.close_idle();
+        }
+    }
+}
+
+/// Whether a server answered that it takes no more connections.
+fn is_full(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "53300")
+}
+
+/// PostgreSQL knows the role and refuses the password, or does not tell which of the two it is.
+fn is_wrong_password(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "28P01")
+}

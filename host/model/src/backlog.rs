@@ -1,0 +1,144 @@
+//! How much of an inbox is open, and whether that is more than its policy allows.
+
+use chrono::{DateTime, Utc};
+
+use crate::policy::Alerts;
+
+/// States of what is still to be run, or runs.
+pub const PENDING: [&str; 4] = ["received", "in_progress", "failed_retryable", "waiting"];
+/// States of what waits for a person.
+pub const STUCK: [&str; 2] = ["failed_terminal", "parked"];
+
+/// Bounds that a policy can set.
+pub const ALERTS: [&str; 4] = ["pending_age_s", "parked", "dead_letters", "collisions"];
+
+/// Messages of a consumer that are in one state for one reason.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub struct Open {
+    /// Key of the consumer.
+    #[sqlx(rename = "id")]
+    pub consumer_id: i32,
+    /// The state: any but `completed`, `skipped` and `discarded`.
+    pub status: String,
+    /// Why, without what it says after a colon.
+    pub reason: Option<String>,
+    /// How many; those of one state are counted up to a bound.
+    pub messages: i64,
+    /// When the first of them was received.
+    pub oldest: DateTime<Utc>,
+    /// Seconds since then, by the database's clock.
+    pub oldest_age_s: f64,
+}
+
+/// What is open in one inbox.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Backlog {
+    /// By state and reason.
+    pub open: Vec<Open>,
+}
+
+/// A bound of the policy that is reached.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Alert {
+    /// Its key in `[alerts]`.
+    pub name: &'static str,
+    /// What is.
+    pub value: f64,
+    /// From where on it is too much.
+    pub bound: u64,
+}
+
+impl Backlog {
+    /// Messages in this state.
+    pub fn messages(&self, status: &str) -> i64 {
+        self.open.iter().filter(|open| open.status == status).map(|open| open.messages).sum()
+    }
+
+    /// Messages that are still to be run, or run.
+    pub fn pending(&self) -> i64 {
+        PENDING.iter().map(|status| self.messages(status)).sum()
+    }
+
+    /// Seconds since the oldest of them was received.
+    pub fn oldest_pending_age_s(&self) -> Option<f64> {
+        let pending = self.open.iter().filter(|open| PENDING.contains(&open.status.as_str()));
+        pending.map(|open| open.oldest_age_s).reduce(f64::max)
+    }
+
+    fn collisions(&self) -> i64 {
+        self.open
+            .iter()
+            .filter(|open| open.reason.as_deref() == Some("collision"))
+            .map(|open| open.messages)
+            .sum()
+    }
+
+    /// What is more than a policy allows.
+    pub fn alerts(&self, policy: &Alerts) -> Vec<Alert> {
+        let values = [
+            (
+                "pending_age_s",
+                self.oldest_pending_age_s().unwrap_or_default(),
+                policy.pending_age_s,
+            ),
+            ("parked", self.messages("parked") as f64, policy.parked),
+            ("dead_letters", self.messages("failed_terminal") as f64, policy.dead_letters),
+            ("collisions", self.collisions() as f64, policy.collisions),
+        ];
+        let reached =
+            values.into_iter().filter(|(_, value, bound)| *bound > 0 && *value >= *bound as f64);
+        reached.map(|(name, value, bound)| Alert { name, value, bound }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(status: &str, reason: Option<&str>, messages: i64, oldest_age_s: f64) -> Open {
+        let reason = reason.map(str::to_owned);
+        Open {
+            consumer_id: 1,
+            status: status.to_owned(),
+            reason,
+            messages,
+            oldest: Utc::now(),
+            oldest_age_s,
+        }
+    }
+
+    // S1-116, S1-117, S0-041, S0-048, S2-014: each bound by itself, and none where it is 0.
+    #[test]
+    fn an_alert_is_a_bound_that_is_reached() {
+        let backlog = Backlog {
+            open: vec![
+                open("received", None, 5, 61.0),
+                open("waiting", Some("gap"), 2, 300.0),
+                open("parked", Some("collision"), 2, 900.0),
+                open("parked", Some("crashed"), 1, 10.0),
+                open("failed_terminal", Some("reject"), 4, 9_000.0),
+            ],
+        };
+        assert_eq!((backlog.pending(), backlog.oldest_pending_age_s()), (7, Some(300.0)));
+        let names = |policy: Alerts| {
+            backlog.alerts(&policy).into_iter().map(|alert| alert.name).collect::<Vec<_>>()
+        };
+        let off = Alerts { pending_age_s: 0, parked: 0, dead_letters: 0, collisions: 0 };
+        assert_eq!(names(off.clone()), [""; 0]);
+        assert_eq!(names(Alerts { pending_age_s: 300, ..off.clone() }), ["pending_age_s"]);
+        assert_eq!(
+            names(Alerts { pending_age_s: 301, parked: 4, dead_letters: 5, collisions: 3 }),
+            [""; 0]
+        );
+        // S0-041, S1-116, S1-117, S2-014.
+        assert_eq!(
+            names(Alerts { parked: 3, dead_letters: 4, collisions: 2, ..off }),
+            ["parked", "dead_letters", "collisions"]
+        );
+        assert!(
+            Backlog::default()
+                .alerts(&Alerts { pending_age_s: 1, parked: 1, dead_letters: 1, collisions: 1 })
+                .is_empty()
+        );
+    }
+}

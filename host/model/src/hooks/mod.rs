@@ -1,0 +1,184 @@
+//! Fail points, and sabotage for the test suite.
+//!
+//! A fail point kills the process at a step of the protocol. It is armed by code, with [`arm`]:
+//! `oncebox verify` does that in its own worker processes, never a host. Nothing armed costs one
+//! relaxed load. With the feature `test-hooks` the environment arms as well:
+//! `ONCEBOX_FAILPOINT=inbox:claim:after` kills the first time the process comes by,
+//! `inbox:claim:after@7` the seventh time. Sabotage exists with that feature only:
+//! `ONCEBOX_SABOTAGE=ack_before_commit` switches a named defect on, so that the suite can show
+//! that it would notice. `ONCEBOX_CLOCK_AHEAD_S` is another clock of the host's.
+
+// Every fail point by name.
+mod points;
+
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicU8, Ordering},
+};
+
+use points::is_known;
+pub use points::{CHANGE_POINTS, COPY_POINTS, PLACE_POINTS, POINTS, REMEDY_POINTS, REMOVAL_POINTS};
+
+/// Nothing is armed, and nothing will be but by [`arm`].
+const IDLE: u8 = 0;
+/// A point is armed.
+const ARMED: u8 = 1;
+/// The environment has not been asked yet.
+#[cfg(feature = "test-hooks")]
+const UNREAD: u8 = 2;
+
+#[cfg(not(feature = "test-hooks"))]
+const AT_START: u8 = IDLE;
+#[cfg(feature = "test-hooks")]
+const AT_START: u8 = UNREAD;
+
+static STATE: AtomicU8 = AtomicU8::new(AT_START);
+static POINT: Mutex<Option<Armed>> = Mutex::new(None);
+
+/// The armed point and how often it will be passed alive.
+struct Armed {
+    name: String,
+    passes_left: u64,
+}
+
+/// A step of the protocol; the process dies here when the point is armed.
+#[inline(always)]
+pub fn point(name: &str) {
+    if STATE.load(Ordering::Relaxed) != IDLE {
+        pass(name);
+    }
+}
+
+/// Kill this process when it comes by a point for the nth time from now, from 1. Replaces what was
+/// armed before. False: there is no such point, or the count is zero, and nothing is armed.
+pub fn arm(name: &str, nth: u64) -> bool {
+    if nth == 0 || !is_known(name) {
+        return false;
+    }
+    *armed() = Some(Armed { name: name.to_owned(), passes_left: nth - 1 });
+    STATE.store(ARMED, Ordering::SeqCst);
+    true
+}
+
+/// Let the process live.
+pub fn disarm() {
+    STATE.store(IDLE, Ordering::SeqCst);
+    *armed() = None;
+}
+
+fn armed() -> std::sync::MutexGuard<'static, Option<Armed>> {
+    POINT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cold]
+fn pass(name: &str) {
+    #[cfg(feature = "test-hooks")]
+    test_hooks::read_environment();
+    debug_assert!(is_known(name), "fail point `{name}` is not listed");
+    let mut armed = armed();
+    let Some(armed) = armed.as_mut().filter(|armed| armed.name == name) else { return };
+    if armed.passes_left > 0 {
+        armed.passes_left -= 1;
+        return;
+    }
+    eprintln!("fail point `{name}`: killing this process");
+    kill_self();
+}
+
+/// SIGKILL, as the kernel or an operator would: no destructor, no flush, no goodbye.
+fn kill_self() -> ! {
+    // SAFETY: plain system call, with a signal that no handler can be installed for.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    std::process::abort()
+}
+
+/// What a native library cannot bear and no bound knows of: with the feature `test-hooks`, the
+/// process aborts as soon as a consumer has subscribed to the topic that `ONCEBOX_CRASH_TOPIC`
+/// names.
+pub fn subscribed(topics: &[String]) {
+    #[cfg(feature = "test-hooks")]
+    if std::env::var("ONCEBOX_CRASH_TOPIC").is_ok_and(|topic| topics.contains(&topic)) {
+        eprintln!("a topic that a native library cannot bear: this process aborts");
+        std::process::abort();
+    }
+    #[cfg(not(feature = "test-hooks"))]
+    let _ = topics;
+}
+
+/// Whether a named defect is switched on.
+#[cfg(not(feature = "test-hooks"))]
+#[inline(always)]
+pub const fn sabotage(_name: &str) -> bool {
+    false
+}
+
+#[cfg(feature = "test-hooks")]
+pub use test_hooks::{host_clock, sabotage, switch_sabotage};
+
+/// What time it is by the clock of this host, which decides nothing.
+#[cfg(not(feature = "test-hooks"))]
+#[inline(always)]
+pub fn host_clock() -> chrono::DateTime<chrono::Utc> {
+    chrono::Utc::now()
+}
+
+#[cfg(feature = "test-hooks")]
+mod test_hooks {
+    use std::sync::{LazyLock, Once, PoisonError, RwLock, atomic::Ordering};
+
+    use super::{IDLE, STATE, UNREAD, arm};
+
+    /// Arm what `ONCEBOX_FAILPOINT` says, once.
+    pub(super) fn read_environment() {
+        static READ: Once = Once::new();
+        READ.call_once(|| {
+            let Ok(text) = std::env::var("ONCEBOX_FAILPOINT") else {
+                let _ = STATE.compare_exchange(UNREAD, IDLE, Ordering::SeqCst, Ordering::SeqCst); // armed by code already
+                return;
+            };
+            let (name, nth) = text.split_once('@').unwrap_or((&text, "1"));
+            let nth = nth.parse().expect("ONCEBOX_FAILPOINT is `<name>@<count>`");
+            assert!(arm(name, nth), "ONCEBOX_FAILPOINT: there is no fail point `{name}`");
+        });
+    }
+
+    static SABOTAGE: LazyLock<RwLock<Option<String>>> =
+        LazyLock::new(|| RwLock::new(std::env::var("ONCEBOX_SABOTAGE").ok()));
+
+    /// Whether a named defect is switched on.
+    pub fn sabotage(name: &str) -> bool {
+        SABOTAGE.read().unwrap_or_else(PoisonError::into_inner).as_deref() == Some(name)
+    }
+
+    static CLOCK_AHEAD_S: LazyLock<i64> = LazyLock::new(|| {
+        std::env::var("ONCEBOX_CLOCK_AHEAD_S")
+            .map_or(0, |text| text.parse().expect("ONCEBOX_CLOCK_AHEAD_S is a number of seconds"))
+    });
+
+    /// What time it is by the clock of this host, or of one that is so many seconds ahead of it.
+    pub fn host_clock() -> chrono::DateTime<chrono::Utc> {
+        chrono::Utc::now() + chrono::TimeDelta::seconds(*CLOCK_AHEAD_S)
+    }
+
+    /// Switch to another defect, or to none: for tests that run the inbox in their own process.
+    pub fn switch_sabotage(name: Option<&str>) {
+        *SABOTAGE.write().unwrap_or_else(PoisonError::into_inner) = name.map(str::to_owned);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_points_that_exist_can_be_armed_and_others_are_passed_alive() {
+        assert!(!arm("inbox:claim:aftr", 1) && !arm("inbox:claim:after", 0));
+        assert!(arm("inbox:claim:after", 3));
+        point("inbox:claim:before");
+        point("inbox:claim:after");
+        point("inbox:claim:after");
+        assert_eq!(armed().as_ref().map(|armed| armed.passes_left), Some(0));
+        disarm();
+        point("inbox:claim:after"); // and this test goes on
+    }
+}

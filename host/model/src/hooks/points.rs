@@ -1,0 +1,73 @@
+//! Every fail point by name.
+
+/// Every fail point of a message, in the order in which a message passes them.
+pub const POINTS: &[&str] = &[
+    "inbox:claim:before",
+    "inbox:claim:after",
+    "inbox:handle:before",
+    "runtime:sql:after",
+    "inbox:handle:after",
+    "inbox:fail:after",
+    "inbox:sequence:before",
+    "inbox:sequence:after",
+    "inbox:complete:before",
+    "inbox:complete:after",
+    "inbox:commit:before",
+    "inbox:commit:after",
+    "inbox:park:before",
+    "inbox:park:after",
+    "retry:lease:before",
+    "retry:lease:after",
+    "retry:handle:after",
+    "retry:commit:before",
+    "retry:commit:after",
+    "kafka:assign:after",
+    "kafka:ack:before",
+    "kafka:ack:after",
+    "kafka:revoke:before",
+    "kafka:commit:before",
+    "kafka:commit:after",
+];
+
+/// Every fail point on the way of a change of a consumer that a host carries out.
+pub const CHANGE_POINTS: &[&str] = &[
+    "consumer:drained:before",
+    "consumer:seek:before",
+    "consumer:seek:committed",
+    "consumer:delete:batch",
+    "consumer:delete:last",
+];
+
+/// Every fail point of what a person does with messages.
+pub const REMEDY_POINTS: &[&str] = &["inbox:remedy:before", "inbox:remedy:after"];
+
+/// Every fail point on the way of a copy of a dead letter.
+pub const COPY_POINTS: &[&str] = &["inbox:copied:before"];
+
+/// Fail points between a host's database and one that a tenant named.
+pub const PLACE_POINTS: &[&str] = &[
+    "place:create:after",
+    "place:mirror:before",
+    "place:mirror:after",
+    "place:redrive:before",
+    "place:redrive:after",
+];
+
+/// Every fail point of the end of a tenant, in order.
+pub const REMOVAL_POINTS: &[&str] = &[
+    "tenant:delete:stopped",
+    "tenant:delete:shut_out",
+    "tenant:delete:objects",
+    "tenant:delete:schema",
+    "tenant:delete:batch",
+    "tenant:delete:messages",
+    "tenant:delete:rows",
+    "tenant:delete:roles",
+];
+
+/// Whether there is a point of this name.
+pub(super) fn is_known(name: &str) -> bool {
+    [POINTS, CHANGE_POINTS, REMEDY_POINTS, COPY_POINTS, PLACE_POINTS, REMOVAL_POINTS]
+        .iter()
+        .any(|points| points.contains(&name))
+}

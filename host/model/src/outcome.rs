@@ -1,0 +1,130 @@
+//! What becomes of a message that ran, and every way in which a run can fail.
+
+use std::time::Duration;
+
+/// What became of a message that ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Disposition {
+    /// Its effect is committed.
+    Completed,
+    /// It will run again.
+    FailedRetryable,
+    /// It is a dead letter.
+    FailedTerminal,
+    /// It waits for a person.
+    Parked,
+    /// Nobody takes it, and its consumer says that this is well; or its aggregate is past its
+    /// version.
+    Skipped,
+}
+
+impl Disposition {
+    /// Whether messages behind it, of its key, have to wait.
+    pub fn is_open(self) -> bool {
+        !matches!(self, Self::Completed | Self::Skipped)
+    }
+
+    /// The status of its row.
+    pub fn status(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::FailedRetryable => "failed_retryable",
+            Self::FailedTerminal => "failed_terminal",
+            Self::Parked => "parked",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
+/// A run that did not succeed: its kind, and a text for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// What happened.
+    pub kind: FailureKind,
+    /// For people; kept in `last_error`.
+    pub text: String,
+}
+
+impl Failure {
+    /// A failure of this kind with its text.
+    pub fn new(kind: FailureKind, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into() }
+    }
+}
+
+/// Every way in which a run can fail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FailureKind {
+    /// The guest trapped.
+    Trap,
+    /// The guest was stopped at its deadline.
+    Deadline,
+    /// The guest asked for more memory than its limit.
+    OutOfMemory,
+    /// The guest sent a statement of a kind that is not allowed.
+    StatementRefused,
+    /// A statement of the guest failed, or a constraint of its tables at commit.
+    Sql {
+        /// PostgreSQL's code.
+        sqlstate: String,
+    },
+    /// A cap of the consumer was reached.
+    Limit,
+    /// Deadlock, serialization failure or lock timeout, also when run alone.
+    Contention,
+    /// The handler asked to be run again, perhaps after a delay of its own choice.
+    Retry {
+        /// Overrides the consumer's backoff.
+        delay: Option<Duration>,
+    },
+    /// The handler will never take this message.
+    Reject,
+    /// The handler wants a person to look.
+    Park,
+    /// The handler failed with a text of its own.
+    Other,
+    /// What the handler returned could not be kept.
+    BadResult,
+    /// The connection or the process died while the message ran, repeatedly.
+    Crashed,
+    /// No deployment takes this event type.
+    NoRoute,
+    /// Its payload is not what its schema says.
+    Schema,
+}
+
+impl FailureKind {
+    /// The kind's name in rows, logs and metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Trap => "trap",
+            Self::Deadline => "deadline",
+            Self::OutOfMemory => "out_of_memory",
+            Self::StatementRefused => "statement_refused",
+            Self::Sql { .. } => "sql_error",
+            Self::Limit => "limit",
+            Self::Contention => "contention",
+            Self::Retry { .. } => "retry",
+            Self::Reject => "reject",
+            Self::Park => "park",
+            Self::Other => "other",
+            Self::BadResult => "bad_result",
+            Self::Crashed => "crashed",
+            Self::NoRoute => "no_route",
+            Self::Schema => "schema",
+        }
+    }
+
+    /// Whether the handler itself said what is to become of the message.
+    pub fn is_decision(&self) -> bool {
+        matches!(self, Self::Retry { .. } | Self::Reject | Self::Park)
+    }
+
+    /// What the inbox row says under `reason`: the kind, with the SQLSTATE where there is one.
+    pub fn reason(&self) -> String {
+        match self {
+            Self::Sql { sqlstate } => format!("sql_error:{sqlstate}"),
+            other => other.name().to_owned(),
+        }
+    }
+}

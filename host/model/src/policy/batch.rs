@@ -1,0 +1,21 @@
+//! How many messages share a transaction, and for how long.
+
+use serde::{Deserialize, Serialize};
+
+/// Bounds of one transaction.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Batch {
+    /// Messages, at most; 1 to 1,000. Each holds a lock in PostgreSQL's shared lock table until the
+    /// commit: over some hundreds, with many partitions, raise the server's
+    /// `max_locks_per_transaction`.
+    pub messages_max: usize,
+    /// Milliseconds after which no further message of the batch is started.
+    pub duration_ms: u64,
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self { messages_max: 64, duration_ms: 50 }
+    }
+}

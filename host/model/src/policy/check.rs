@@ -1,0 +1,290 @@
+//! What in a policy cannot work. Everything is said at once.
+
+use super::{
+    Ack, DeadLetters, Dedup, IdSource, KeySource, Order, PastHorizon, PayloadPolicy, Policy,
+    TypeSource, VersionSource, WATCHED_MAX, WireFormat, retry::LEASE_ROOM_MS, schemas,
+};
+use crate::{error::InboxError, problem::Problem};
+
+/// One thing that is wrong with a policy.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct PolicyProblem {
+    /// The key, with dots; empty where it is the document.
+    pub key: String,
+    /// Its line in the file it was read from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line: Option<usize>,
+    /// What is wrong, with the key.
+    pub text: String,
+}
+
+impl PolicyProblem {
+    pub(super) fn new(key: &str, text: impl Into<String>) -> Self {
+        Self { key: key.to_owned(), line: None, text: text.into() }
+    }
+}
+
+impl std::fmt::Display for PolicyProblem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "line {line}: {}", self.text),
+            None => f.write_str(&self.text),
+        }
+    }
+}
+
+/// Problems as an error.
+pub(super) fn refuse(problems: Vec<PolicyProblem>) -> Result<(), InboxError> {
+    match problems.is_empty() {
+        true => Ok(()),
+        false => Err(InboxError::Policy(
+            problems.iter().map(|problem| Problem::new("policy", problem.to_string())).collect(),
+        )),
+    }
+}
+
+/// Bytes of the name of a header.
+const HEADER_BYTES_MAX: usize = 256;
+/// Bytes of a JSON pointer.
+const POINTER_BYTES_MAX: usize = 1_024;
+/// Sources of a message id, or of an event type.
+const SOURCES_MAX: usize = 16;
+/// Bytes of an event type.
+const EVENT_TYPE_BYTES_MAX: usize = 512;
+
+const DAY_MS: u64 = 24 * 3_600 * 1_000;
+
+impl Policy {
+    /// Refuse what cannot work, naming every key that is wrong.
+    pub fn check(&self) -> Result<(), InboxError> {
+        refuse(self.problems())
+    }
+
+    /// Everything that cannot work but for the schemas, which take a processor for a while. It asks
+    /// nothing of anybody.
+    pub fn check_but_schemas(&self) -> Result<(), InboxError> {
+        refuse(self.problems_but_schemas())
+    }
+
+    /// Everything that cannot work.
+    pub fn problems(&self) -> Vec<PolicyProblem> {
+        let mut found = self.problems_but_schemas();
+        for (event_type, fault) in schemas::faults(&self.schemas) {
+            let key = if event_type.is_empty() {
+                "schemas".to_owned()
+            } else {
+                format!("schemas.{event_type}.json_schema")
+            };
+            found.push(PolicyProblem::new(&key, format!("`{key}`: {fault}")));
+        }
+        found
+    }
+
+    fn problems_but_schemas(&self) -> Vec<PolicyProblem> {
+        let mut found = Vec::new();
+        self.check_ranges(&mut found);
+        self.check_texts(&mut found);
+        if let Some((key, text)) = self.native_fault() {
+            found.push(PolicyProblem::new(&key, text));
+        }
+        self.check_together(&mut found);
+        found
+    }
+
+    /// Numbers, one by one.
+    fn check_ranges(&self, found: &mut Vec<PolicyProblem>) {
+        let Self { batch, sequence, retry, breaker, limits, kafka, .. } = self;
+        let ranges = [
+            ("batch.messages_max", batch.messages_max as u64, 1_000),
+            ("batch.duration_ms", batch.duration_ms, 60_000),
+            (
+                "sequence.gap_wait_ms",
+                sequence.as_ref().map_or(1, |sequence| sequence.gap_wait_ms),
+                30 * DAY_MS,
+            ),
+            ("retry.attempts_max", retry.attempts_max.into(), 1_000),
+            ("retry.backoff_min_ms", retry.backoff_min_ms, 30 * DAY_MS),
+            ("retry.backoff_max_ms", retry.backoff_max_ms, 30 * DAY_MS),
+            ("retry.backoff_factor", retry.backoff_factor.into(), 100),
+            ("retry.lease_ms", retry.lease_ms, 30 * DAY_MS),
+            ("retry.workers", retry.workers as u64, 64),
+            ("retry.age_max_ms", retry.age_max_ms.unwrap_or(1), 366 * DAY_MS),
+            ("breaker.failures_percent", breaker.failures_percent.into(), 99),
+            ("breaker.runs_min", breaker.runs_min.into(), 1_000_000),
+            ("breaker.window_ms", breaker.window_ms, DAY_MS),
+            ("breaker.pause_ms", breaker.pause_ms, DAY_MS),
+            ("breaker.pause_max_ms", breaker.pause_max_ms, DAY_MS),
+            ("limits.deadline_ms", limits.deadline_ms, 600_000),
+            ("limits.memory_bytes", limits.memory_bytes as u64, 128 << 20),
+            ("limits.statements_max", u64::from(limits.statements_max).max(1), 1_000_000),
+            ("limits.statement_texts_max", limits.statement_texts_max.max(1) as u64, 10_000),
+            ("limits.statement_bytes_max", limits.statement_bytes_max.max(1) as u64, 4 << 20),
+            ("limits.params_max", limits.params_max.max(1) as u64, 32_767),
+            ("limits.params_bytes_max", limits.params_bytes_max.max(1) as u64, 128 << 20),
+            ("limits.rows_max", limits.rows_max.max(1) as u64, 1_000_000),
+            ("limits.result_bytes_max", limits.result_bytes_max.max(1) as u64, 128 << 20),
+            ("limits.savepoints_max", limits.savepoints_max.max(1) as u64, 64),
+            ("limits.log_bytes_max", limits.log_bytes_max.max(1) as u64, 4 << 20),
+            ("limits.outcome_bytes_max", limits.outcome_bytes_max.max(1) as u64, 4 << 20),
+            ("limits.transactions_max", limits.transactions_max.unwrap_or(1) as u64, 10_000),
+            (
+                "limits.messages_per_second",
+                limits.messages_per_second.unwrap_or(1).into(),
+                10_000_000,
+            ),
+            ("alerts.parked", self.alerts.parked.max(1), WATCHED_MAX as u64),
+            ("alerts.dead_letters", self.alerts.dead_letters.max(1), WATCHED_MAX as u64),
+            ("alerts.collisions", self.alerts.collisions.max(1), WATCHED_MAX as u64),
+            ("alerts.pending_age_s", self.alerts.pending_age_s.max(1), 30 * DAY_MS / 1_000),
+            ("kafka.prefetch_messages", kafka.prefetch_messages as u64, 100_000),
+            ("kafka.prefetch_bytes", kafka.prefetch_bytes as u64, 1 << 30),
+        ];
+        for (key, value, most) in ranges {
+            if value == 0 {
+                found.push(PolicyProblem::new(key, format!("`{key}` is 0; it must be at least 1")));
+            } else if value > most {
+                found.push(PolicyProblem::new(
+                    key,
+                    format!("`{key}` is {value}; it must be at most {most}"),
+                ));
+            }
+        }
+    }
+
+    /// Texts, one by one, and how many there are.
+    fn check_texts(&self, found: &mut Vec<PolicyProblem>) {
+        let identity = &self.identity;
+        for (key, sources) in
+            [("identity.id", identity.id.len()), ("identity.event_type", identity.event_type.len())]
+        {
+            if sources > SOURCES_MAX {
+                found.push(PolicyProblem::new(
+                    key,
+                    format!("`{key}` has {sources} sources; there may be at most {SOURCES_MAX}"),
+                ));
+            }
+        }
+        let (header, pointer) = (HEADER_BYTES_MAX, POINTER_BYTES_MAX);
+        let ids = identity.id.iter().filter_map(|source| match source {
+            IdSource::Header(name) => Some(("identity.id", name, header)),
+            IdSource::JsonPointer(to) => Some(("identity.id", to, pointer)),
+            _ => None,
+        });
+        let types = identity.event_type.iter().filter_map(|source| match source {
+            TypeSource::Header(name) => Some(("identity.event_type", name, header)),
+            TypeSource::JsonPointer(to) => Some(("identity.event_type", to, pointer)),
+            _ => None,
+        });
+        let key = match &identity.ordering_key {
+            KeySource::JsonPointer(to) => Some(("identity.ordering_key", to, pointer)),
+            KeySource::RecordKey => None,
+        };
+        let version = self.sequence.as_ref().map(|sequence| match &sequence.version {
+            VersionSource::Header(name) => ("sequence.version", name, header),
+            VersionSource::JsonPointer(to) => ("sequence.version", to, pointer),
+        });
+        let schemas =
+            self.schemas.keys().map(|event_type| ("schemas", event_type, EVENT_TYPE_BYTES_MAX));
+        for (key, text, most) in ids.chain(types).chain(key).chain(version).chain(schemas) {
+            let is_known = found.iter().any(|problem| problem.key == key);
+            if !is_known && (text.len() > most || text.chars().any(char::is_control)) {
+                let rule = format!(
+                    "`{key}` has a text of {} bytes; it must be at most {most}, without control \
+                        characters",
+                    text.len()
+                );
+                found.push(PolicyProblem::new(key, rule));
+            }
+        }
+    }
+
+    /// What contradicts something else.
+    fn check_together(&self, found: &mut Vec<PolicyProblem>) {
+        let Self {
+            topics,
+            retry,
+            breaker,
+            limits,
+            identity,
+            dead_letters: DeadLetters { topic: copies },
+            ..
+        } = self;
+        let lease = format!(
+            "`retry.lease_ms` is {}; it must be over `limits.deadline_ms`, {}, by more than \
+                {LEASE_ROOM_MS}: time to end a statement, \
+             log in and record the failure",
+            retry.lease_ms, limits.deadline_ms
+        );
+        let rules = [
+            (
+                "dedup",
+                self.dedup == Dedup::Off && self.ack == Ack::AfterInsert,
+                "`dedup = \"off\"` needs `ack = \"after_commit\"`: what is acked after its insert \
+                    is in the inbox",
+            ),
+            (
+                "order",
+                self.dedup == Dedup::Off && self.order != Order::None,
+                "`order` needs `dedup = \"inbox\"`: what is to wait for its turn is a row of the \
+                    inbox",
+            ),
+            (
+                "sequence",
+                self.sequence.is_some() && self.order != Order::Key,
+                "`sequence` needs `order = \"key\"`: the ordering key names the aggregate whose \
+                    versions are counted",
+            ),
+            (
+                "identity",
+                identity.id.is_empty() || identity.event_type.is_empty(),
+                "`identity.id` and `identity.event_type` must each name at least one source",
+            ),
+            (
+                "identity.event_type",
+                self.wire_format == WireFormat::Plain
+                    && identity.event_type.contains(&TypeSource::Schema),
+                "`identity.event_type` has `schema`, which needs `wire_format = \"confluent\"`: \
+                    other payloads name no schema",
+            ),
+            (
+                "replay.past_horizon",
+                self.replay.past_horizon == PastHorizon::Park && self.dedup == Dedup::Off,
+                "`replay.past_horizon = \"park\"` needs `dedup = \"inbox\"`: without it nothing is \
+                    remembered of any message",
+            ),
+            (
+                "retry.backoff_max_ms",
+                retry.backoff_max_ms < retry.backoff_min_ms,
+                "`retry.backoff_max_ms` is below `retry.backoff_min_ms`",
+            ),
+            (
+                "breaker.pause_max_ms",
+                breaker.pause_max_ms < breaker.pause_ms,
+                "`breaker.pause_max_ms` is below `breaker.pause_ms`",
+            ),
+            (
+                "retry.lease_ms",
+                retry.lease_ms <= limits.deadline_ms.saturating_add(LEASE_ROOM_MS),
+                &lease,
+            ),
+            (
+                "dead_letters.topic",
+                copies.as_ref().is_some_and(|topic| topics.contains(topic)),
+                "`dead_letters.topic` is one of `topics`: the consumer would read its own dead \
+                    letters",
+            ),
+            (
+                "dead_letters.topic",
+                copies.is_some() && self.payload == PayloadPolicy::None,
+                "`dead_letters.topic` needs a `payload` other than \"none\": a copy is made of \
+                    what the row keeps",
+            ),
+        ];
+        for (key, _, text) in rules.into_iter().filter(|(_, is_broken, _)| *is_broken) {
+            // One that is wrong by itself is said once.
+            if !found.iter().any(|problem| problem.key == key) {
+                found.push(PolicyProblem::new(key, text));
+            }
+        }
+    }
+}

@@ -1,0 +1,594 @@
+//! JSON Schemas of payloads, by event type.
+//!
+//! Whoever writes a policy is not trusted with the host's time: a schema is bounded in size, refers
+//! to nothing outside of itself and never to itself, so that looking at a payload costs at most the
+//! schema's size times the payload's.
+
+use std::collections::BTreeMap;
+
+use jsonschema::{PatternOptions, Validator, error::ValidationErrorKind as Kind};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::message::Message;
+
+/// What payloads of an event type have to be.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PayloadSchema {
+    /// A JSON Schema of draft 2020-12, or of the one that its `$schema` names: JSON as a text, or a
+    /// table.
+    pub json_schema: Value,
+}
+
+/// Bytes of a schema, as JSON.
+const SCHEMA_BYTES_MAX: usize = 256 << 10;
+/// Values in a schema whose references are replaced by what they refer to.
+const SCHEMA_VALUES_MAX: usize = 5_000;
+/// Values within each other in the same.
+const DEPTH_MAX: usize = 128;
+/// Schemas of a policy.
+const SCHEMAS_MAX: usize = 32;
+/// Patterns of a schema, and of all schemas of a policy together.
+const PATTERNS_MAX: usize = 64;
+/// Values of all schemas of a policy together, references replaced.
+const VALUES_MAX: usize = 20_000;
+/// Bytes of all schemas of a policy together, as JSON.
+const BYTES_MAX: usize = 1 << 20;
+/// Bytes of a payload times values of its schema.
+const COST_MAX: usize = 1 << 31;
+/// Bytes of a payload of which it is told where it is wrong: to say so copies parts of it, once for
+/// each branch.
+const TOLD_BYTES_MAX: usize = 32 << 10;
+/// Bytes of a compiled pattern.
+const PATTERN_BYTES_MAX: usize = 1 << 20;
+/// Bytes of the text that says what is wrong with a payload.
+const FAULT_BYTES_MAX: usize = 400;
+
+impl PayloadSchema {
+    /// The schema, with what it costs to compile.
+    fn measured(&self) -> Result<(Value, Cost), String> {
+        let schema = match &self.json_schema {
+            Value::String(text) if text.len() > SCHEMA_BYTES_MAX => return Err(too_large()),
+            Value::String(text) => {
+                serde_json::from_str(text).map_err(|error| format!("it is no JSON: {error}"))?
+            }
+            value => value.clone(),
+        };
+        let text = schema.to_string();
+        if text.len() > SCHEMA_BYTES_MAX {
+            return Err(too_large());
+        }
+        let mut walk = Walk {
+            root: &schema,
+            within: Vec::new(),
+            depth: 0,
+            values: 0,
+            patterns: 0,
+            unevaluated: false,
+        };
+        walk.check(&schema, Place::Schema)?;
+        let cost = Cost { bytes: text.len(), values: walk.values, patterns: walk.patterns };
+        Ok((schema, cost))
+    }
+
+    /// The schema, ready to be looked at.
+    fn compile(&self) -> Result<Compiled, String> {
+        let (schema, Cost { values, .. }) = self.measured()?;
+        let text = schema.to_string();
+        let patterns =
+            PatternOptions::regex().size_limit(PATTERN_BYTES_MAX).dfa_size_limit(PATTERN_BYTES_MAX);
+        let compiled =
+            jsonschema::options().offline().with_pattern_options(patterns).build(&schema);
+        match compiled {
+            Ok(validator) => Ok(Compiled { validator, values, text }),
+            Err(error) => Err(cut(match error.instance_path().as_str() {
+                "" => format!("it is no JSON Schema: {error}"),
+                path => format!("it is no JSON Schema: at `{path}`: {error}"),
+            })),
+        }
+    }
+}
+
+/// What compiling a schema takes, known before.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cost {
+    bytes: usize,
+    values: usize,
+    patterns: usize,
+}
+
+/// What is wrong with the schemas of a policy, by event type; empty where it is all of them
+/// together. They are compiled only where all of them together cost what a policy may cost.
+pub(super) fn faults(schemas: &BTreeMap<String, PayloadSchema>) -> Vec<(String, String)> {
+    let of = |event_type: &String, fault: String| (event_type.clone(), fault);
+    if schemas.len() > SCHEMAS_MAX {
+        return vec![(
+            String::new(),
+            format!("there are {}; at most {SCHEMAS_MAX} can be looked at", schemas.len()),
+        )];
+    }
+    let (mut found, mut sum) = (Vec::new(), Cost::default());
+    for (event_type, schema) in schemas {
+        match schema.measured() {
+            Ok((_, Cost { bytes, values, patterns })) => {
+                sum = Cost {
+                    bytes: sum.bytes + bytes,
+                    values: sum.values + values,
+                    patterns: sum.patterns + patterns,
+                };
+            }
+            Err(fault) => found.push(of(event_type, fault)),
+        }
+    }
+    for (what, has, most) in [
+        ("bytes", sum.bytes, BYTES_MAX),
+        ("values", sum.values, VALUES_MAX),
+        ("patterns", sum.patterns, PATTERNS_MAX),
+    ] {
+        if has > most {
+            found.push((
+                String::new(),
+                format!("together they have {has} {what}, and may have at most {most}"),
+            ));
+        }
+    }
+    if found.is_empty() {
+        found.extend(
+            schemas
+                .iter()
+                .filter_map(|(event_type, schema)| Some(of(event_type, schema.compile().err()?))),
+        );
+    }
+    found
+}
+
+fn too_large() -> String {
+    format!("it is larger than {} KiB", SCHEMA_BYTES_MAX >> 10)
+}
+
+/// Keywords whose value is data, and no schema.
+const DATA: [&str; 5] = ["const", "default", "enum", "example", "examples"];
+/// Keywords whose value has schemas under names of its own.
+const NAMED: [&str; 6] =
+    ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"];
+
+/// Keywords whose value is a schema, or a list of them.
+const OF_SCHEMAS: [&str; 18] = [
+    "additionalItems",
+    "additionalProperties",
+    "allOf",
+    "anyOf",
+    "contains",
+    "contentSchema",
+    "else",
+    "if",
+    "items",
+    "not",
+    "oneOf",
+    "prefixItems",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "extends",
+    "disallow",
+];
+
+/// Keywords that look at what others have looked at.
+const UNEVALUATED: [&str; 2] = ["unevaluatedProperties", "unevaluatedItems"];
+/// Keywords whose schemas are for the same value as theirs.
+const IN_PLACE: [&str; 10] = [
+    "$ref",
+    "allOf",
+    "anyOf",
+    "dependencies",
+    "dependentSchemas",
+    "else",
+    "if",
+    "not",
+    "oneOf",
+    "then",
+];
+
+/// What a value within a schema is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Schema,
+    /// Schemas, by name or in a list.
+    Schemas,
+    /// Whatever it is, a reference may lead there.
+    Unknown,
+}
+
+/// The way through a schema as a payload takes it, each reference replaced by what it refers to.
+struct Walk<'s> {
+    root: &'s Value,
+    /// References that are being followed.
+    within: Vec<&'s str>,
+    depth: usize,
+    values: usize,
+    patterns: usize,
+    /// Whether `unevaluatedProperties` or `unevaluatedItems` of the same place of a payload is
+    /// around.
+    unevaluated: bool,
+}
+
+impl<'s> Walk<'s> {
+    /// Refuse what cannot be looked at within bounds.
+    fn check(&mut self, value: &'s Value, place: Place) -> Result<(), String> {
+        self.values += 1;
+        if self.values > SCHEMA_VALUES_MAX {
+            return Err(format!(
+                "with its references replaced by what they refer to, it has more than \
+                    {SCHEMA_VALUES_MAX} values"
+            ));
+        }
+        self.depth += 1;
+        if self.depth > DEPTH_MAX {
+            return Err(format!(
+                "with its references replaced by what they refer to, it is nested more than \
+                    {DEPTH_MAX} deep"
+            ));
+        }
+        match value {
+            Value::Array(elements) => elements.iter().try_for_each(|element| {
+                // `allOf` and its like; also `items` of older drafts.
+                self.check(element, place)
+            })?,
+            Value::Object(members) => {
+                let around = self.unevaluated;
+                if place == Place::Schema
+                    && UNEVALUATED.iter().any(|keyword| members.contains_key(*keyword))
+                {
+                    if around {
+                        return Err("`unevaluatedProperties` and `unevaluatedItems` cannot be \
+                            within each other for one value"
+                            .to_owned());
+                    }
+                    self.unevaluated = true;
+                }
+                for (key, member) in members {
+                    // What is said of members and elements begins anew.
+                    let here = self.unevaluated;
+                    self.unevaluated &= place != Place::Schema || IN_PLACE.contains(&key.as_str());
+                    self.check_member(value, key, member, place)?;
+                    self.unevaluated = here;
+                }
+                self.unevaluated = around;
+            }
+            _ => {}
+        }
+        self.depth -= 1;
+        Ok(())
+    }
+
+    fn check_member(
+        &mut self,
+        of: &'s Value,
+        key: &'s str,
+        member: &'s Value,
+        place: Place,
+    ) -> Result<(), String> {
+        match (key, member) {
+            _ if place == Place::Schemas => self.check(member, Place::Schema),
+            ("pattern", Value::String(_)) => self.count_patterns(1),
+            ("patternProperties", Value::Object(members)) => {
+                self.count_patterns(members.len())?;
+                self.check(member, Place::Schemas)
+            }
+            ("$ref", Value::String(reference)) => self.follow(reference),
+            ("$dynamicRef" | "$recursiveRef", Value::String(_)) => {
+                Err(format!("`{key}` cannot be used"))
+            }
+            // References would be looked for in what it names.
+            ("$id" | "id", Value::String(_))
+                if place == Place::Schema && !std::ptr::eq(of, self.root) =>
+            {
+                Err(format!("`{key}` can only be said of the whole schema"))
+            }
+            _ if place == Place::Schema && DATA.contains(&key) => Ok(()),
+            (_, Value::Object(_)) if place == Place::Schema && NAMED.contains(&key) => {
+                self.check(member, Place::Schemas)
+            }
+            _ if place == Place::Schema && OF_SCHEMAS.contains(&key) => {
+                self.check(member, Place::Schema)
+            }
+            _ => self.check(member, Place::Unknown),
+        }
+    }
+
+    fn count_patterns(&mut self, more: usize) -> Result<(), String> {
+        self.patterns += more;
+        if self.patterns > PATTERNS_MAX {
+            Err(format!("it has more than {PATTERNS_MAX} patterns"))
+        } else {
+            Ok(())
+        }
+    }
+
+    fn follow(&mut self, reference: &'s str) -> Result<(), String> {
+        if self.within.contains(&reference) {
+            return Err(format!(
+                "`$ref` \"{reference}\" leads back to itself; schemas of trees cannot be used"
+            ));
+        }
+        // What is escaped would have to be read as the validator reads it.
+        let target = reference
+            .strip_prefix('#')
+            .filter(|pointer| !pointer.contains('%'))
+            .and_then(|pointer| self.root.pointer(pointer));
+        let target = target.ok_or_else(|| {
+            format!("`$ref` \"{reference}\" is not within the schema; use `#/$defs/…`")
+        })?;
+        self.within.push(reference);
+        self.check(target, Place::Schema)?;
+        self.within.pop();
+        Ok(())
+    }
+}
+
+/// The schemas of a policy, compiled, which takes a processor for a while.
+#[derive(Debug, Default)]
+pub struct Schemas(BTreeMap<String, Result<Compiled, String>>);
+
+/// A schema that can be looked at.
+#[derive(Debug)]
+pub(crate) struct Compiled {
+    validator: Validator,
+    /// Its values, references replaced.
+    values: usize,
+    /// As JSON, to know which names of a payload are its own.
+    text: String,
+}
+
+impl Schemas {
+    /// Those of a policy.
+    pub fn new(schemas: &BTreeMap<String, PayloadSchema>) -> Self {
+        Self(
+            schemas
+                .iter()
+                .map(|(event_type, schema)| (event_type.clone(), schema.compile()))
+                .collect(),
+        )
+    }
+
+    /// What is wrong with a message's payload, by the schema of its event type. A tombstone has
+    /// none.
+    pub fn fault(&self, message: &Message) -> Option<String> {
+        let payload = message.body().filter(|_| !self.0.is_empty())?;
+        let schema = match self.of(&message.event_type)? {
+            Ok(schema) => schema,
+            // It was accepted, by another version of this program.
+            Err(error) => return Some(cut(format!("its schema cannot be used: {error}"))),
+        };
+        if payload.len().saturating_mul(schema.values) > COST_MAX {
+            return Some(format!(
+                "it has {} bytes, which is too much for a schema of {} values",
+                payload.len(),
+                schema.values
+            ));
+        }
+        let bytes = payload.len();
+        let payload: Value = match serde_json::from_slice(payload) {
+            Ok(payload) => payload,
+            Err(error) => {
+                return Some(format!(
+                    "it is no JSON, in line {} at {}",
+                    error.line(),
+                    error.column()
+                ));
+            }
+        };
+        if schema.validator.is_valid(&payload) {
+            return None;
+        }
+        if bytes > TOLD_BYTES_MAX {
+            return Some("it is not valid".to_owned());
+        }
+        schema.validator.validate(&payload).err().map(|error| schema.tell(&error))
+    }
+
+    /// The one that is for an event type: of the same name, else of the longest `prefix.*`, else of
+    /// `*`.
+    fn of(&self, event_type: &str) -> Option<&Result<Compiled, String>> {
+        let mut prefixes = event_type.match_indices('.').map(|(end, _)| &event_type[..=end]).rev();
+        let of_prefix = || prefixes.find_map(|prefix| self.0.get(&format!("{prefix}*")));
+        self.0.get(event_type).or_else(of_prefix).or_else(|| self.0.get("*"))
+    }
+}
+
+impl Compiled {
+    /// Where a payload is wrong, and how: in the schema's words, since what is in a payload is
+    /// nobody's business who reads logs. Names of members are told that the schema knows.
+    fn tell(&self, error: &jsonschema::ValidationError<'_>) -> String {
+        let known = |name: &str| self.text.contains(&Value::from(name).to_string());
+        let step = |step: &str| {
+            let name = step.replace("~1", "/").replace("~0", "~");
+            let is_index = !step.is_empty() && step.bytes().all(|byte| byte.is_ascii_digit());
+            if is_index || known(&name) { step.to_owned() } else { "*".to_owned() }
+        };
+        let path = error
+            .instance_path()
+            .as_str()
+            .split('/')
+            .skip(1)
+            .map(step)
+            .collect::<Vec<_>>()
+            .join("/");
+        let what = match error.kind() {
+            Kind::PropertyNames { .. } => "a name of a member is not valid".to_owned(),
+            Kind::AdditionalProperties { .. } | Kind::UnevaluatedProperties { .. } => {
+                "there are members that must not be there".to_owned()
+            }
+            _ => error.masked().to_string(),
+        };
+        cut(format!("/{path}: {what}").replace(|c: char| c.is_control(), " "))
+    }
+}
+
+fn cut(mut text: String) -> String {
+    if text.len() > FAULT_BYTES_MAX {
+        text.truncate(text.floor_char_boundary(FAULT_BYTES_MAX));
+        text.push('…');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::record::Record;
+
+    fn fault(schemas: Value, event_type: &str, payload: Option<&str>) -> Option<String> {
+        let schemas: BTreeMap<String, PayloadSchema> =
+            serde_json::from_value(schemas).expect("schemas of the test");
+        let record = Record {
+            topic: "t".into(),
+            topic_id: None,
+            partition: 0,
+            offset: 0,
+            timestamp_ms: 0,
+            key: None,
+            headers: Vec::new(),
+            payload: payload.map(|payload| payload.as_bytes().to_vec()),
+        };
+        let mut message = Message::undecodable(&record);
+        message.event_type = event_type.to_owned();
+        Schemas::new(&schemas).fault(&message)
+    }
+
+    #[test]
+    fn a_payload_is_told_where_it_is_wrong_and_not_what_it_says() {
+        let schema = r#"{"type": "object", "required": ["account"], "properties": {"amount": {"type": "integer"}}}"#;
+        let schemas = json!({ "orders.placed": { "json_schema": schema } });
+        let found = |payload| fault(schemas.clone(), "orders.placed", payload);
+        assert_eq!(found(Some(r#"{"account": "a", "amount": 7}"#)), None);
+        assert_eq!(
+            found(Some(r#"{"account": "a", "amount": "hunter2"}"#)).as_deref(),
+            Some("/amount: value is not of type \"integer\"")
+        );
+        assert_eq!(found(Some("{}")).as_deref(), Some("/: \"account\" is a required property"));
+        assert_eq!(found(Some("{")).as_deref(), Some("it is no JSON, in line 1 at 1"));
+        assert_eq!(found(None), None);
+        assert_eq!(fault(schemas, "orders.paid", Some("{")), None);
+    }
+
+    #[test]
+    fn names_that_are_data_are_not_told() {
+        let schema = json!({ "type": "object", "properties": { "accounts": { "additionalProperties": { "type": "integer" } } },
+            "additionalProperties": false });
+        let found = |payload: &str| {
+            fault(json!({ "*": { "json_schema": schema } }), "t", Some(payload)).expect("not valid")
+        };
+        assert_eq!(
+            found(r#"{"accounts": {"alice@example.com": "hunter2"}}"#),
+            "/accounts/*: value is not of type \"integer\""
+        );
+        assert_eq!(
+            found(r#"{"alice@example.com": 1}"#),
+            "/: there are members that must not be there"
+        );
+        let names =
+            json!({ "*": { "json_schema": { "propertyNames": { "pattern": "^[a-z]+$" } } } });
+        assert_eq!(
+            fault(names, "t", Some(r#"{"Alice": 1}"#)).as_deref(),
+            Some("/: a name of a member is not valid")
+        );
+        let long = format!(r#"{{"accounts": 1, "x": "{}"}}"#, "x".repeat(TOLD_BYTES_MAX));
+        assert_eq!(found(&long), "it is not valid");
+        let costly = json!({ "*": { "json_schema": { "allOf": vec![true; 4_000] } } });
+        let costly = fault(costly, "t", Some(&format!("[{}1]", "1,".repeat(300_000))));
+        assert!(costly.is_some_and(|fault| fault.contains("too much for a schema")));
+    }
+
+    #[test]
+    fn the_schema_nearest_to_an_event_type_is_its() {
+        let wants = |kind: &str| json!({ "json_schema": { "type": kind } });
+        let schemas = json!({ "*": wants("null"), "orders.*": wants("string"), "orders.eu.*": wants("boolean"), "orders.eu.placed": wants("object") });
+        for (event_type, payload) in [
+            ("x", "null"),
+            ("orders.placed", "\"\""),
+            ("orders.eu.paid", "true"),
+            ("orders.eu.placed", "{}"),
+        ] {
+            assert_eq!(fault(schemas.clone(), event_type, Some(payload)), None, "{event_type}");
+            assert!(fault(schemas.clone(), event_type, Some("[]")).is_some(), "{event_type}");
+        }
+    }
+
+    /// What could go wrong: a schema overflows the host's stack, or keeps it busy for ever.
+    #[test]
+    fn a_schema_that_is_not_bounded_is_refused() {
+        let refused = |schema: Value, why: &str| {
+            let error = PayloadSchema { json_schema: schema }.compile().expect_err(why);
+            assert!(error.contains(why), "{error}");
+        };
+        refused(json!({ "$ref": "#" }), "leads back to itself");
+        refused(
+            json!({ "allOf": [{ "$ref": "#/$defs/a" }], "$defs": { "a": { "$ref": "#/$defs/b" }, "b": { "$ref": "#/$defs/a" } } }),
+            "leads back",
+        );
+        refused(json!({ "$ref": "https://example.com/schema" }), "is not within the schema");
+        refused(
+            json!({ "$defs": { "a": { "$id": "other" } } }),
+            "can only be said of the whole schema",
+        );
+        refused(json!({ "$dynamicRef": "#a" }), "`$dynamicRef` cannot be used");
+        let mut doubling = serde_json::Map::new();
+        for n in 0..40 {
+            let next = json!({ "$ref": format!("#/$defs/{}", n + 1) });
+            doubling.insert(n.to_string(), json!({ "allOf": [next, next] }));
+        }
+        doubling.insert("40".to_owned(), json!(true));
+        refused(json!({ "$ref": "#/$defs/0", "$defs": doubling }), "more than 5000 values");
+        let mut unevaluated = json!({});
+        for _ in 0..40 {
+            unevaluated = json!({ "anyOf": [unevaluated], "unevaluatedProperties": false });
+        }
+        refused(unevaluated, "cannot be within each other");
+        let referred = json!({ "$ref": "#/$defs/a", "unevaluatedItems": false, "$defs": { "a": { "unevaluatedProperties": false } } });
+        refused(referred, "cannot be within each other");
+        let patterns: serde_json::Map<_, _> =
+            (0..65).map(|n| (n.to_string(), json!({ "pattern": n.to_string() }))).collect();
+        refused(json!({ "properties": patterns }), "more than 64 patterns");
+        refused(json!("x".repeat(SCHEMA_BYTES_MAX + 1)), "larger than 256 KiB");
+        refused(json!("{"), "it is no JSON");
+        refused(json!({ "type": "objct" }), "it is no JSON Schema");
+        refused(json!({ "pattern": "(a" }), "it is no JSON Schema");
+        refused(json!({ "pattern": "(?=a)b" }), "it is no JSON Schema");
+        refused(json!({ "pattern": "((a{1000}){1000}){1000}" }), "it is no JSON Schema");
+        // What hides a circle from us and not from the validator.
+        refused(
+            json!({ "$ref": "#/$defs/a%41", "$defs": { "a%41": true, "aA": { "$ref": "#/$defs/a%41" } } }),
+            "is not within the schema",
+        );
+        for hidden in ["default", "$ref", "properties", "dependencies"] {
+            for named in NAMED {
+                refused(
+                    json!({ named: { hidden: { "not": { "$ref": "#" } } } }),
+                    "leads back to itself",
+                );
+            }
+        }
+        refused(
+            json!({ "$ref": "#/default", "default": { "$ref": "#/default" } }),
+            "leads back to itself",
+        );
+        let chain = (0..5_000)
+            .map(|n| (format!("{n:04}"), json!({ "$ref": format!("#/$defs/{:04}", n + 1) })));
+        refused(
+            json!({ "$defs": chain.collect::<serde_json::Map<_, _>>() }),
+            "nested more than 128 deep",
+        );
+
+        let inner = json!({ "properties": { "a": { "unevaluatedProperties": false } }, "unevaluatedProperties": false });
+        PayloadSchema { json_schema: inner }.compile().expect("of another value");
+        let data = json!({ "examples": [{ "id": "a", "$ref": "x" }], "const": { "$id": "b" }, "enum": [{ "id": "c" }], "properties": { "id": { "type": "string" } } });
+        PayloadSchema { json_schema: data }.compile().expect("data is no schema");
+        let twice = json!({ "properties": { "a": { "$ref": "#/$defs/n" }, "b": { "$ref": "#/$defs/n" } }, "$defs": { "n": { "type": "integer" } } });
+        PayloadSchema { json_schema: twice }.compile().expect("what is used twice is no loop");
+    }
+}

@@ -1,0 +1,81 @@
+//! Where id, event type, ordering key and version of a message are found.
+
+use serde::{Deserialize, Serialize};
+
+/// Where a message's identity is found: ordered lists, the first that yields wins.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Identity {
+    /// Sources of the message id.
+    pub id: Vec<IdSource>,
+    /// Sources of the event type.
+    pub event_type: Vec<TypeSource>,
+    /// Source of the ordering key.
+    pub ordering_key: KeySource,
+    /// Put the event type before the id, for producers whose ids are unique only within
+    /// a type.
+    pub scoped_by_event_type: bool,
+}
+
+impl Default for Identity {
+    fn default() -> Self {
+        Self {
+            id: vec![IdSource::Cloudevents],
+            event_type: vec![TypeSource::Cloudevents, TypeSource::Topic],
+            ordering_key: KeySource::RecordKey,
+            scoped_by_event_type: false,
+        }
+    }
+}
+
+/// One place to look for a message id.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IdSource {
+    /// The value of a header, as UTF-8.
+    Header(String),
+    /// CloudEvents `source` and `id` together.
+    Cloudevents,
+    /// A JSON pointer (RFC 6901) into the payload; the value is a string or an integer.
+    JsonPointer(String),
+    /// Topic, topic id, partition and offset. Collapses redeliveries of one record, not
+    /// one event that was produced twice.
+    Position,
+}
+
+/// One place to look for an event type.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TypeSource {
+    /// CloudEvents `type`.
+    Cloudevents,
+    /// The value of a header, as UTF-8.
+    Header(String),
+    /// A JSON pointer into the payload.
+    JsonPointer(String),
+    /// The topic's name.
+    Topic,
+    /// The full name of the record or message that the payload's schema describes.
+    Schema,
+}
+
+/// Where the ordering key is found.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeySource {
+    /// The record's key.
+    #[default]
+    RecordKey,
+    /// A JSON pointer into the payload.
+    JsonPointer(String),
+}
+
+/// Where the version of an aggregate is found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VersionSource {
+    /// The value of a header, in decimal digits.
+    Header(String),
+    /// A JSON pointer (RFC 6901) into the payload; the value is an integer, or its digits.
+    JsonPointer(String),
+}

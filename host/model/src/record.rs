@@ -1,0 +1,59 @@
+//! What comes from a broker.
+
+use std::sync::Arc;
+
+/// Header names and their values, in the record's order; names may repeat.
+pub type Headers = Vec<(String, Vec<u8>)>;
+
+/// A raw record of a partitioned log, before anyone has looked into it.
+#[derive(Debug, Clone)]
+pub struct Record {
+    /// Topic the record was read from.
+    pub topic: Arc<str>,
+    /// The broker's own id of the topic, which a re-created topic of the same name does
+    /// not share. None where the broker does not tell.
+    pub topic_id: Option<Arc<str>>,
+    /// Partition of the topic.
+    pub partition: i32,
+    /// Position in the partition.
+    pub offset: i64,
+    /// Milliseconds since the Unix epoch; 0 where the record has none.
+    pub timestamp_ms: i64,
+    /// The record's key.
+    pub key: Option<Vec<u8>>,
+    /// The record's headers.
+    pub headers: Headers,
+    /// The record's value; none is a tombstone.
+    pub payload: Option<Vec<u8>>,
+}
+
+impl Record {
+    /// Bytes this record holds in memory, for prefetch limits.
+    pub fn size(&self) -> usize {
+        let headers: usize =
+            self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        headers
+            + self.key.as_ref().map_or(0, Vec::len)
+            + self.payload.as_ref().map_or(0, Vec::len)
+            + 64
+    }
+
+    /// Its place: topic, topic id where there is one, partition and offset. Without the topic id a
+    /// topic that is deleted and made again would be taken for its predecessor.
+    pub fn position(&self) -> String {
+        let Self { topic, partition, offset, .. } = self;
+        match &self.topic_id {
+            Some(id) => format!("{topic}:{id}:{partition}:{offset}"),
+            None => format!("{topic}:{partition}:{offset}"),
+        }
+    }
+
+    /// The last value of a header, compared without regard to case.
+    pub fn header(&self, name: &str) -> Option<&[u8]> {
+        self.headers
+            .iter()
+            .rev()
+            .find(|(n, _)| n.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value.as_slice())
+    }
+}

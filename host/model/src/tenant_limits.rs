@@ -1,0 +1,192 @@
+//! What a tenant may have, and what cannot be said of that.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    error::InboxError,
+    policy::{is_pattern, topic_fault},
+};
+
+/// What each host gives a tenant, over all of its consumers. Over a limit messages wait; they do
+/// not fail.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TenantLimits {
+    /// Its share of a busy host against the other tenants', 1 to 10,000; of two tenants that both
+    /// have something to do, one with twice the weight gets twice the time.
+    pub weight: u32,
+    /// Database connections; none for the host's own bound.
+    pub connections_max: Option<usize>,
+    /// Transactions, hence instances of handlers, at the same time; none for the host's own bound
+    /// on a tenant.
+    pub transactions_max: Option<usize>,
+    /// Bytes of guests' memory together; none for the host's own bound.
+    pub memory_bytes_max: Option<u64>,
+    /// Longest call of a handler, milliseconds, whatever a policy says; none for the host's own
+    /// bound.
+    pub deadline_ms_max: Option<u64>,
+    /// Messages a second, over all of its consumers; none for as many as come.
+    pub messages_per_second: Option<u32>,
+    /// Topics that tokens of the tenant may name in policies: whole names, or beginnings with a `*`
+    /// behind them; none for `oncebox.<tenant>.*`. Whoever runs the host is not bound by it.
+    pub topics_allowed: Option<Vec<String>>,
+}
+
+impl TenantLimits {
+    /// What tokens of the tenant may name: what an operator said, or what bears the tenant's name.
+    /// Brokers know nothing of tenants, so what nobody said anything of is nobody's but the
+    /// operator's to give.
+    pub fn topics_allowed(&self, tenant: &str) -> Vec<String> {
+        self.topics_allowed.clone().unwrap_or_else(|| vec![format!("oncebox.{tenant}.*")])
+    }
+
+    /// Whether a token of the tenant may name a topic. A regular expression stands for topics that
+    /// nobody knows, so that none is allowed; nor is what it would compile to any tenant's to
+    /// choose.
+    pub fn allows_topic(&self, tenant: &str, topic: &str) -> bool {
+        let allowed = self.topics_allowed(tenant);
+        let matches = |pattern: &String| match pattern.strip_suffix('*') {
+            Some(beginning) => topic.starts_with(beginning),
+            None => topic == pattern,
+        };
+        !is_pattern(topic) && allowed.iter().any(matches)
+    }
+}
+
+impl Default for TenantLimits {
+    fn default() -> Self {
+        Self {
+            weight: 100,
+            connections_max: None,
+            transactions_max: None,
+            memory_bytes_max: None,
+            deadline_ms_max: None,
+            messages_per_second: None,
+            topics_allowed: None,
+        }
+    }
+}
+
+/// A limit's name with the least and the most it can be, and whether it can be none.
+const BOUNDS: &[(&str, u64, u64, bool)] = &[
+    ("weight", 1, 10_000, false),
+    ("connections_max", 1, 10_000, true),
+    ("transactions_max", 1, 10_000, true),
+    ("memory_bytes_max", 1 << 20, 1 << 40, true),
+    ("deadline_ms_max", 1, 600_000, true),
+    ("messages_per_second", 1, 10_000_000, true),
+];
+
+impl TenantLimits {
+    /// These limits with some changed. Every problem is named.
+    pub fn changed(&self, changes: &Map<String, Value>) -> Result<Self, InboxError> {
+        let problems: Vec<_> =
+            changes.iter().filter_map(|(name, value)| problem(name, value)).collect();
+        if !problems.is_empty() {
+            return Err(InboxError::Invalid(problems.join("; ")));
+        }
+        let mut limits = json!(self);
+        if let Some(limits) = limits.as_object_mut() {
+            limits.extend(changes.clone());
+        }
+        serde_json::from_value(limits).map_err(|error| {
+            InboxError::Invalid(format!("the tenant's limits are not readable: {error}"))
+        })
+    }
+}
+
+/// Whether a name of a topic may be this, or begin so.
+fn is_topic_part(text: &str) -> bool {
+    !is_pattern(text) && (topic_fault(text).is_none() || [".", ".."].contains(&text))
+}
+
+/// Topics that a tenant's tokens may name, at most.
+const TOPICS_MAX: usize = 1_000;
+
+fn problem(name: &str, value: &Value) -> Option<String> {
+    if name == "topics_allowed" {
+        // A regular expression would say nothing of the topics that a policy names.
+        let is_beginning = |topic: &str| {
+            topic.strip_suffix('*').is_some_and(|begins| begins.is_empty() || is_topic_part(begins))
+        };
+        let is_topic = |topic: &Value| {
+            topic.as_str().is_some_and(|topic| is_topic_part(topic) || is_beginning(topic))
+        };
+        let fits = value.is_null()
+            || value
+                .as_array()
+                .is_some_and(|all| all.len() <= TOPICS_MAX && all.iter().all(is_topic));
+        let wanted = format!(
+            "it must be a list of at most {TOPICS_MAX} topics, or beginnings of topics with `*` \
+                behind them, or none"
+        );
+        return (!fits)
+            .then(|| format!("`topics_allowed` is {:.200}; {wanted}", value.to_string()));
+    }
+    let Some((_, min, max, can_be_none)) = BOUNDS.iter().find(|(known, ..)| *known == name) else {
+        let known = BOUNDS.iter().map(|(known, ..)| *known).chain(["topics_allowed"]);
+        let known = known.map(|known| format!("`{known}`")).collect::<Vec<_>>().join(", ");
+        return Some(format!("`{name}` is not a limit of a tenant; there are {known}"));
+    };
+    let fits = value.is_null() && *can_be_none
+        || value.as_u64().is_some_and(|value| (*min..=*max).contains(&value));
+    let or_none = if *can_be_none { ", or none" } else { "" };
+    (!fits).then(|| format!("`{name}` is {value}; it must be {min} to {max}{or_none}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn changed(changes: Value) -> Result<TenantLimits, String> {
+        let changes = changes.as_object().expect("an object").clone();
+        let limits = TenantLimits { connections_max: Some(3), ..TenantLimits::default() };
+        limits.changed(&changes).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_not_named_stays_and_null_takes_away() {
+        let limits = changed(json!({ "weight": 7, "messages_per_second": 50 })).expect("limits");
+        assert_eq!(
+            (limits.weight, limits.messages_per_second, limits.connections_max),
+            (7, Some(50), Some(3))
+        );
+        assert_eq!(
+            changed(json!({ "connections_max": null })).expect("limits"),
+            TenantLimits::default()
+        );
+        let limits = changed(json!({ "topics_allowed": ["acme.*", "shared"] })).expect("limits");
+        let allowed = ["acme.orders", "shared", "acme", "shared.too", "^acme.*", "oncebox.t.a"]
+            .map(|topic| limits.allows_topic("t", topic));
+        assert_eq!(allowed, [true, true, false, false, false, false]);
+        let limits = TenantLimits::default();
+        let allowed = ["oncebox.t.a", "oncebox.t", "oncebox.tt.a", "acme", "^oncebox.t.a"]
+            .map(|topic| limits.allows_topic("t", topic));
+        assert_eq!(
+            allowed,
+            [true, false, false, false, false],
+            "nothing but its own until more is said"
+        );
+    }
+
+    #[test]
+    fn every_problem_is_named() {
+        let said = changed(
+            json!({ "weight": 0, "connections_max": "many", "memory_bytes_max": 4096, "cpu": 1 }),
+        )
+        .expect_err("problems");
+        for part in [
+            "`weight` is 0; it must be 1 to 10000",
+            "`connections_max` is \"many\"; it must be 1 to 10000, or none",
+            "`memory_bytes_max` is 4096; it must be 1048576",
+            "`cpu` is not a limit of a tenant; there are `weight`, ",
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
+        assert!(changed(json!({ "weight": null })).is_err(), "a share there is always");
+        for wrong in [json!("acme.*"), json!([""]), json!(["^.*"]), json!([1])] {
+            assert!(changed(json!({ "topics_allowed": wrong })).is_err(), "{wrong}");
+        }
+    }
+}
