@@ -1,27 +1,17 @@
 #!/usr/bin/env bash
-# The whole suite: formatting, lints, docs, unit tests, the promises on real PostgreSQL and Kafka, and
-# the guests rebuilt from their sources, in every language. Arguments go to `cargo test`, after which
-# nothing else runs.
+# All tests: unit tests, the promises on real PostgreSQL and Kafka, and the guests rebuilt from their sources, in every
+# language. With arguments, only the tests whose names have one of these parts; what follows `--` goes to the test
+# binaries.
 set -euo pipefail
 cd "$(dirname "$0")"
-step() { printf '\n== %s\n' "$*"; }
+source scripts/step.sh
 
 step "install what is missing"
 ./scripts/install.sh host tests
-if [ $# -gt 0 ]; then
-    cargo build --quiet --workspace --bins
-    exec cargo test --workspace "$@"
-fi
-
-step "formatting, committed components, code of others"
-./scripts/requirements_test.py
-cargo fmt --all --check
-cargo fmt --all --check --manifest-path guest-examples/Cargo.toml
-./guest-examples/build.sh check
-git apply --check -R third_party/sqlx-postgres.patch third_party/rdkafka-sys.patch # what differs from what was published
 
 step "build"
 cargo build --workspace --bins --tests
+if [ $# -gt 0 ]; then exec ./scripts/run_tests.py target/tests.log "$@"; fi
 
 step "guests, rebuilt from their sources"
 rebuilt="$PWD/target/rebuilt-components"
@@ -37,12 +27,9 @@ rm -f target/reached.txt target/guest-tests.log
 cargo test --workspace --doc --quiet
 ./scripts/requirements.py target/tests.log target/guest-tests.log
 ./scripts/states.py target/reached.txt
-# Of the whole workspace, as above: another selection would compile half of it again, with other features.
-ONCEBOX_COMPONENTS="$rebuilt" cargo test --workspace --test guest_examples
 
-step "lints and docs"
-cargo clippy --workspace --all-targets -- -D warnings
-cargo clippy --workspace --all-targets --features oncebox-guest/test --manifest-path guest-examples/Cargo.toml -- -D warnings
-RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
-RUSTDOCFLAGS="-D warnings" cargo doc -p oncebox-guest --features test --no-deps --quiet --manifest-path guest-examples/Cargo.toml
-step "all green"
+step "components that are not the committed bytes"
+if ! ./guest-examples/build.sh compare "$rebuilt"; then
+    ONCEBOX_COMPONENTS="$rebuilt" ./scripts/run_tests.py target/rebuilt-tests.log guest_examples::
+fi
+steps_done

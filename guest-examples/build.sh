@@ -3,6 +3,7 @@
 #
 #   build.sh build [outdir]   build all, into guest-examples/components by default
 #   build.sh check            fail when a committed component is older than its sources
+#   build.sh compare <dir>    fail when a component there has other bytes than the committed one
 #
 # The compiler is Debian's rustc-web with the standard library built from its sources: it
 # needs no toolchain beside the one that builds the host, and gives the same bytes anywhere.
@@ -55,6 +56,16 @@ check() {
         return 1
     fi
     echo "all components match their sources"
+}
+
+compare() {
+    local name differ=0
+    for name in $(examples); do
+        cmp -s "$1/$name.wasm" "$here/components/$name.wasm" && continue
+        echo "$name.wasm differs from the committed component" >&2
+        differ=1
+    done
+    return $differ
 }
 
 install_packages() {
@@ -122,5 +133,6 @@ build() {
 case ${1:-} in
     build) build "${2:-$here/components}" ;;
     check) check ;;
-    *) sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    compare) compare "$2" ;;
+    *) sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

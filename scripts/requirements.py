@@ -4,7 +4,7 @@
 The arguments are what `cargo test` printed, here and in the workspace of guests. Every id of the five sources stands
 in the page once, in a row that ends with one or more of these, with commas between them:
 
-* a test, as `suite::path::name`. It ran and passed, and the id is in a comment right above an assertion, in the test's
+* a test, as `file::path::name`, or `crate::path::name` for a unit test. It ran and passed, and the id is in a comment right above an assertion, in the test's
   body or in a function of the same file that the body comes by;
 * a link to a section of a page, in which `<!-- S0-033 -->` stands at the sentence. By itself it is enough for what is
   only said, see STATEMENTS;
@@ -28,8 +28,8 @@ CAPABILITIES = {
     "outgoing", "replay", "retention", "storage",
 }
 
-# `Running tests/order.rs (target/debug/deps/order-0123abcd)`
-SUITE = re.compile(r"^\s*Running .*/(\w+)-[0-9a-f]+\)$")
+# `Running tests/protocol/main.rs (target/debug/deps/protocol-0123abcd)`
+SUITE = re.compile(r"^\s*Running (unittests )?.*/(\w+)-[0-9a-f]+\)$")
 # `test sequence::a_gap ... ok`; what a test prints may stand before the last word.
 TEST = re.compile(r"^test (\S+) \.\.\. (?:.*\b)?(ok|FAILED|ignored.*)$")
 ROW = re.compile(r"^\| (S\d-\d{3}) \| .+ \| (.*) \|$")
@@ -49,13 +49,14 @@ NEAR = 3
 
 
 def passed(log):
-    """Each test that ran, as `suite::test`, and whether every run of it passed."""
-    tests, suite = {}, None
+    """Each test that ran, and whether every run of it passed. In front of its module stands the crate of a unit test; one
+    of another kind that is in no module is in the file that its binary has its name from."""
+    tests, suite, is_unit = {}, None, False
     for line in log.splitlines():
         if found := SUITE.match(line):
-            suite = found[1]
+            is_unit, suite = bool(found[1]), found[2]
         elif found := TEST.match(line):
-            name = f"{suite}::{found[1]}"
+            name = found[1] if "::" in found[1] and not is_unit else f"{suite}::{found[1]}"
             tests[name] = tests.get(name, True) and found[2] == "ok"
     return tests
 
@@ -140,7 +141,8 @@ class Project:
 
     @functools.cached_property
     def packages(self):
-        """The folders of the sources of each suite: `tests/order` for `order`, `src` of a package for its unit tests."""
+        """The sources of each file of tests and what is below it: `tests/protocol/order.rs` and `tests/protocol/order` for
+        `order`, `tests/sabotage/main.rs` for `sabotage`, `src` of a package for its unit tests."""
         found = {}
         for manifest in self.root.rglob("Cargo.toml"):
             if {"target", "third_party", "node_modules"} & set(manifest.relative_to(self.root).parts):
@@ -148,8 +150,9 @@ class Project:
             folder = manifest.parent
             if name := re.search(r'^\[package\]\n(?:.*\n)*?name = "([^"]+)"', manifest.read_text(), re.MULTILINE):
                 found.setdefault(name[1].replace("-", "_"), []).extend(sorted((folder / "src").rglob("*.rs")))
-            for suite in sorted((folder / "tests").glob("*.rs")):
-                found.setdefault(suite.stem, []).extend([suite, *sorted((folder / "tests" / suite.stem).rglob("*.rs"))])
+            for suite in sorted([*(folder / "tests").glob("*.rs"), *(folder / "tests").glob("*/*.rs")]):
+                name = suite.parent.name if suite.name == "main.rs" else suite.stem
+                found.setdefault(name, []).extend([suite, *sorted(suite.with_suffix("").rglob("*.rs"))])
         return found
 
     @functools.cache

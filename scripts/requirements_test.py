@@ -11,17 +11,26 @@ from requirements import IDS, Project, passed
 LOG = """\
      Running unittests src/lib.rs (target/debug/deps/some_package-0123abcd)
 test part::tests::small ... ok
-     Running tests/suite.rs (target/debug/deps/suite-0123abcd)
-test first ... what it prints ok
-test module::second ... ok
-test of_a_macro ... ok
-test broken ... FAILED
-test left_out ... ignored
+     Running tests/all/main.rs (target/debug/deps/all-0123abcd)
+test suite::first ... what it prints ok
+test suite::module::second ... ok
+test suite::of_a_macro ... ok
+test suite::broken ... FAILED
+test suite::left_out ... ignored
+test in_no_module ... ok
 """
 
 # Each test carries the id of the row that names it; `broken` and those behind it are named by breaches alone.
+MAIN = """\
+mod suite;
+
+#[test]
+fn in_no_module() {
+    // S0-006.
+    assert!(true);
+}
+"""
 SUITE = """\
-#[path = "suite/module.rs"]
 mod module;
 
 fn shows_it() {
@@ -129,6 +138,7 @@ SHOWN = {
     "S0-003": "`suite::module::second`, [more](page.md#a-page), **open**: retention",
     "S0-004": "`suite::of_a_macro`",
     "S0-005": "`some_package::part::tests::small`",
+    "S0-006": "`all::in_no_module`",
     "S0-033": "[page](page.md#the-part-that-says-it)",
     "S1-063": "[page](page.md#the-part-that-says-it)",
 }
@@ -166,8 +176,9 @@ def faults(change=None, more="", **shown):
             "docs/requirements.md": (change or "\n".join)(rows) + f"\n{more}\n",
             "part/Cargo.toml": '[package]\nname = "some-package"\n',
             "part/src/part.rs": UNIT,
-            "part/tests/suite.rs": SUITE,
-            "part/tests/suite/module.rs": MODULE,
+            "part/tests/all/main.rs": MAIN,
+            "part/tests/all/suite.rs": SUITE,
+            "part/tests/all/suite/module.rs": MODULE,
         }
         for name, text in files.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,57 +1,71 @@
 #!/usr/bin/env python3
-"""Runs every test binary of the workspace, several at a time, and prints how long each took.
+"""Runs the tests of the workspace, several files of them at a time, and prints what took longest.
 
-Most tests wait: for a broker's session to end, for a lease, for a sweep. So test binaries run beside each other.
-Those that measure run last and alone. The output of a binary is printed whole when it ends, in the form of
-`cargo test`, which `requirements.py` reads.
+Most tests wait: for a broker's session to end, for a lease, for a sweep. So a file of tests is a process, and processes
+run beside each other. Files that measure run last, one by one. The output of a process is printed whole when it ends,
+in the form of `cargo test`, which `requirements.py` reads.
 
-    run_tests.py <log> [arguments of the test binaries…]
+    run_tests.py <log> [parts of names of tests…] [-- arguments of the test binaries…]
 """
 
+import collections
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Test binaries at a time; each runs as many tests at a time as there are processors.
-PLACES = int(os.environ.get("ONCEBOX_TEST_PLACES", "2"))
-# A binary that takes longer hangs, and is killed.
+# Processes at a time, and tests at a time in each.
+PLACES = int(os.environ.get("ONCEBOX_TEST_PLACES", "4"))
+THREADS = 2
+# A process that takes longer hangs, and is killed.
 MINUTES_MAX = 45
-# They compare shares, latencies, pauses or memory, rest on how long a look or a loss takes, or load the machine on purpose.
+# They compare shares, latencies, pauses or memory, rest on how long a look or a loss takes, or load the machine.
 ALONE = ["fairness", "many_tenants", "at_rest", "hot_swap", "hostile", "tenant_locks", "counted", "shadow", "leases"]
 # The longest first, so that none of them is left over at the end.
 LONGEST = ["sabotage", "crash_recovery", "cli", "docs", "first_hour", "lifecycle", "redrive", "guest_examples", "rebalance"]
+SHOWN = 20
+
+Job = collections.namedtuple("Job", "name source path package tests")
+ENDED = re.compile(r"^test (\S+) \.\.\. (?:.*\b)?(?:ok|FAILED)$")
 
 
 def binaries():
-    """The test binaries, built: path, name, and the folder that they run in."""
+    """The test binaries, built: source, program, and the folder that they run in."""
     build = ["cargo", "test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]
     lines = subprocess.run(build, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
-    found = []
     for message in map(json.loads, lines):
         if message["reason"] == "compiler-artifact" and message["profile"]["test"] and message["executable"]:
             package = pathlib.Path(message["manifest_path"]).parent
             source = pathlib.Path(message["target"]["src_path"]).relative_to(package)
-            found.append((message["target"]["name"], source, message["executable"], package))
-    return found
+            yield message["target"]["name"], source, message["executable"], package
 
 
-def order(binary):
-    name = binary[0]
-    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+def jobs(parts):
+    """A process for each file of tests, and one for all unit tests of a crate."""
+    for name, source, path, package in binaries():
+        listed = subprocess.run([path, "--list", "--format", "terse"], cwd=package, stdout=subprocess.PIPE, text=True, check=True)
+        files = collections.defaultdict(list)
+        for line in listed.stdout.splitlines():
+            test, _, kind = line.rpartition(": ")
+            file = test.split("::")[0] if source.parts[0] == "tests" and "::" in test else name
+            if kind == "test" and (not parts or any(part in f"{file}::{test}" for part in parts)):
+                files[file].append(test)
+        for file, tests in files.items():
+            yield Job(file, source, path, package, sorted(tests))
 
 
 class Run:
-    """One run of the suite: its log, and what became of each binary."""
+    """One run of the suite: its log, and what became of each process."""
 
     def __init__(self, log, arguments):
         self.log, self.arguments = log, arguments
         self.lock = threading.Lock()
-        self.took, self.failed = [], []
+        self.processes, self.tests, self.failed = [], [], []
 
     def say(self, text):
         with self.lock:
@@ -60,23 +74,32 @@ class Run:
             self.log.write(text)
             self.log.flush()
 
-    def binary(self, binary):
-        name, source, path, package = binary
+    def job(self, job, threads=THREADS):
         began = time.monotonic()
-        environment = {**os.environ, "CARGO_MANIFEST_DIR": str(package)}
-        try:
-            done = subprocess.run([path, *self.arguments], cwd=package, env=environment, stdin=subprocess.DEVNULL,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60 * MINUTES_MAX)
-            said = done.stdout.decode(errors="replace")
-            if done.returncode != 0:
-                self.failed.append(name)
-        except subprocess.TimeoutExpired as hung:
-            said = (hung.output or b"").decode(errors="replace")
-            said += f"\n{name} did not end within {MINUTES_MAX} minutes, and was killed\n"
-            self.failed.append(f"{name} (it did not end within {MINUTES_MAX} minutes)")
-        self.took.append((time.monotonic() - began, name))
-        shown = pathlib.Path(path).relative_to(ROOT) if pathlib.Path(path).is_relative_to(ROOT) else path
-        self.say(f"     Running {source} ({shown})\n{said}")
+        environment = {**os.environ, "CARGO_MANIFEST_DIR": str(job.package)}
+        command = [job.path, f"--test-threads={threads}", "--exact", *job.tests, *self.arguments]
+        process = subprocess.Popen(command, cwd=job.package, env=environment, stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        watchdog = threading.Timer(60 * MINUTES_MAX, process.kill)
+        watchdog.start()
+        said = []
+        # Tests begin in the order of their names, each when one before it ends.
+        begins = {test: began for test in job.tests[:threads]}
+        waiting = job.tests[threads:]
+        for line in process.stdout:
+            said.append(line.decode(errors="replace"))
+            ended, now = ENDED.match(said[-1].rstrip()), time.monotonic()
+            if ended and ended[1] in begins:
+                self.tests.append((now - begins.pop(ended[1]), f"{job.name}: {ended[1]}"))
+                if waiting:
+                    begins[waiting.pop(0)] = now
+        hung = not watchdog.is_alive()
+        watchdog.cancel()
+        if process.wait() != 0:
+            self.failed.append(f"{job.name} (killed after {MINUTES_MAX} minutes)" if hung else job.name)
+        self.processes.append((time.monotonic() - began, job.name))
+        shown = pathlib.Path(job.path).relative_to(ROOT) if pathlib.Path(job.path).is_relative_to(ROOT) else job.path
+        self.say(f"     Running {'unittests ' * (job.source.parts[0] != 'tests')}{job.source} ({shown})\n{''.join(said)}")
 
     def beside_each_other(self, queue):
         def work():
@@ -84,8 +107,8 @@ class Run:
                 with self.lock:
                     if not queue:
                         return
-                    binary = queue.pop(0)
-                self.binary(binary)
+                    job = queue.pop(0)
+                self.job(job)
 
         threads = [threading.Thread(target=work) for _ in range(PLACES)]
         for thread in threads:
@@ -93,19 +116,27 @@ class Run:
         for thread in threads:
             thread.join()
 
+    def table(self, what, took):
+        self.say(f"\nseconds  {what}\n" + "".join(f"{seconds:7.0f}  {name}\n" for seconds, name in sorted(took, reverse=True)[:SHOWN]))
+
 
 def main():
     if len(sys.argv) < 2:
-        sys.exit(f"usage: {sys.argv[0]} <log> [arguments of the test binaries…]")
-    found = binaries()
+        sys.exit(f"usage: {sys.argv[0]} <log> [parts of names of tests…] [-- arguments of the test binaries…]")
+    parts = sys.argv[2:]
+    arguments = parts[parts.index("--") + 1 :] if "--" in parts else []
+    parts = parts[: len(parts) - len(arguments) - 1] if "--" in parts else parts
+    found = sorted(jobs(parts), key=lambda job: LONGEST.index(job.name) if job.name in LONGEST else len(LONGEST))
+    if not found:
+        sys.exit(f"no test has one of these in its name: {' '.join(parts)}")
     with open(sys.argv[1], "w") as log:
-        run = Run(log, sys.argv[2:])
-        run.beside_each_other(sorted((b for b in found if b[0] not in ALONE), key=order))
-        for binary in (b for b in found if b[0] in ALONE):
-            run.binary(binary)
-    print("\nseconds  test binary")
-    for seconds, name in sorted(run.took, reverse=True)[:20]:
-        print(f"{seconds:7.0f}  {name}")
+        run = Run(log, arguments)
+        run.beside_each_other([job for job in found if job.name not in ALONE])
+        for job in found:
+            if job.name in ALONE:
+                run.job(job)
+        run.table("test", run.tests)
+        run.table("file of tests", run.processes)
     if run.failed:
         sys.exit(f"failed: {', '.join(sorted(run.failed))}")
 

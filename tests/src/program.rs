@@ -29,6 +29,29 @@ fn find(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// Variable that names the test for which this process was started.
+const OWN: &str = "ONCEBOX_TEST_ALONE";
+
+/// Runs a test again, alone in a process of its own: its environment and memory are those of the
+/// whole process. Returns whether this is that process, which goes on with the test.
+///
+/// # Errors
+/// The test failed there.
+pub fn in_own_process(test: &str) -> Result<bool> {
+    if std::env::var(OWN).is_ok_and(|own| own == test) {
+        return Ok(true);
+    }
+    let mut own = std::process::Command::new(std::env::current_exe()?);
+    let ran = own.args(["--exact", test]).env(OWN, test).output()?;
+    let said = String::from_utf8_lossy(&ran.stdout);
+    ensure!(
+        ran.status.success() && said.contains("1 passed"),
+        "{said}{}",
+        String::from_utf8_lossy(&ran.stderr)
+    );
+    Ok(false)
+}
+
 /// A folder of its own, for files and for the program to run in.
 #[derive(Debug)]
 pub struct Folder {

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Formatting, lints, documentation of the code, and whether what is committed matches its sources.
+set -euo pipefail
+cd "$(dirname "$0")"
+source scripts/step.sh
+
+step "install what is missing"
+./scripts/install.sh host
+
+step "formatting"
+cargo fmt --all --check
+cargo fmt --all --check --manifest-path guest-examples/Cargo.toml
+
+step "committed components, changed code of others, the rules of the requirements"
+./guest-examples/build.sh check
+git apply --check -R third_party/sqlx-postgres.patch third_party/rdkafka-sys.patch # what differs from what was published
+./scripts/requirements_test.py
+
+step "lints"
+cargo clippy --workspace --all-targets -- -D warnings
+cargo clippy --workspace --all-targets --features oncebox-guest/test --manifest-path guest-examples/Cargo.toml -- -D warnings
+
+step "documentation of the code"
+RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+RUSTDOCFLAGS="-D warnings" cargo doc -p oncebox-guest --features test --no-deps --quiet --manifest-path guest-examples/Cargo.toml
+steps_done

@@ -1,0 +1,555 @@
+//! The example components do what their README says, and each effect once, however often their
+//! message is delivered. `ONCEBOX_COMPONENTS` names another folder than the committed components'.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use oncebox_inbox::SessionSettings;
+use oncebox_model::{handler::Handler, record::Record};
+use oncebox_runtime::{HandlerSettings, Runtime, RuntimeConfig};
+use oncebox_tests::inbox::{
+    PlainHandler, PlainHandlers, Row, TestConsumer, World, deliver, execute, record,
+};
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Executor};
+
+const POLICY: &str = "batch = { duration_ms = 60000 }
+retry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }
+limits = { deadline_ms = 20000 }";
+
+/// A tenant with an example's tables, and its handlers by event type.
+struct Stage {
+    world: World,
+    consumer: TestConsumer,
+    handlers: Arc<PlainHandlers>,
+}
+
+impl Stage {
+    /// `components` by event type; `*` takes what no other takes.
+    async fn new(schema: &str, components: &[(&str, &str)]) -> Self {
+        let world = World::new().await;
+        let tenant = world.tenant("acme", schema).await;
+        let consumer = world.consumer(&tenant, "orders", POLICY).await;
+        let runtime =
+            Runtime::new(RuntimeConfig { instances_max: 4, ..RuntimeConfig::default() }).unwrap();
+        let mut handlers = HashMap::new();
+        for (event_type, name) in components {
+            handlers.insert(
+                (*event_type).to_owned(),
+                with_effect(load(&runtime, name, &consumer).await),
+            );
+        }
+        let handlers = PlainHandlers::resolving(0, move |event_type| {
+            handlers.get(event_type).or_else(|| handlers.get("*")).cloned()
+        });
+        Self { world, consumer, handlers }
+    }
+
+    /// Every record once, by a host of its own.
+    async fn deliver(&self, records: &[Record]) {
+        let host = self.world.host_with(
+            &self.consumer,
+            self.handlers.clone(),
+            &SessionSettings::default(),
+        );
+        let errors = deliver(&host, records).await;
+        assert!(errors.is_empty(), "{errors:?}");
+    }
+
+    /// Twice, the second time at other offsets, as a producer that repeats itself does it.
+    async fn deliver_twice(&self, records: &[Record]) {
+        self.deliver(records).await;
+        let before = self.world.rows().await;
+        let again: Vec<_> = records
+            .iter()
+            .cloned()
+            .map(|record| Record { offset: record.offset + 1_000, ..record })
+            .collect();
+        self.deliver(&again).await;
+        assert_eq!(self.world.rows().await.len(), before.len(), "the second delivery left rows");
+    }
+
+    async fn row(&self, id: &str) -> Row {
+        self.world.row(&self.consumer, id).await
+    }
+
+    /// Rows of the tenant's tables, as JSON.
+    async fn rows(&self, query: &str) -> Vec<Value> {
+        let schema = &self.consumer.tenant.schema_name;
+        let mut connection = self.world.superuser().await;
+        connection.execute(AssertSqlSafe(format!("SET search_path = {schema}"))).await.unwrap();
+        sqlx::query_scalar(AssertSqlSafe(format!("SELECT to_jsonb(x) FROM ({query}) x")))
+            .fetch_all(&mut connection)
+            .await
+            .unwrap()
+    }
+
+    /// State and result of a message's row.
+    async fn check(&self, id: &str, status: &str, reason: Option<&str>, result: Option<Value>) {
+        let row = self.row(id).await;
+        assert_eq!(
+            (row.status.as_str(), row.reason.as_deref(), &row.result),
+            (status, reason, &result),
+            "`{id}`: {:?}",
+            row.last_error
+        );
+    }
+}
+
+/// The committed components, or those that were just built.
+fn components() -> PathBuf {
+    let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest-examples/components");
+    std::env::var_os("ONCEBOX_COMPONENTS").map_or(committed, PathBuf::from)
+}
+
+async fn load(runtime: &Runtime, name: &str, consumer: &TestConsumer) -> Arc<dyn Handler> {
+    let path = components().join(format!("{name}.wasm"));
+    let bytes =
+        std::fs::read(&path).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()));
+    let loaded = runtime.load(&bytes).await.unwrap_or_else(|error| panic!("`{name}`: {error}"));
+    let limits = consumer.policy.limits.clone();
+    Arc::new(runtime.handler(
+        &loaded,
+        HandlerSettings { version: 1, limits, config: Vec::new(), random_key: [1; 32] },
+    ))
+}
+
+/// The component, with the row that [`World::finish`] counts its effects by.
+fn with_effect(component: Arc<dyn Handler>) -> Arc<dyn Handler> {
+    PlainHandler::new(1, move |tx, run| {
+        let component = component.clone();
+        let id = run.message.id.replace('\'', "''");
+        Box::pin(async move {
+            execute(
+                tx,
+                &format!("INSERT INTO effect VALUES ('orders', '{id}', {}, 1)", run.attempt),
+            )
+            .await?;
+            component.handle(tx, run).await
+        })
+    })
+}
+
+fn event(offset: i64, id: &str, event_type: &str, payload: &str) -> Record {
+    let mut record = record(offset, id, payload);
+    record.headers.push(("type".to_owned(), event_type.into()));
+    record
+}
+
+/// What could go wrong: stock is taken twice, or a business "no" is a failure. S4-010: first and
+/// second delivery of `msg-abc-123`; S0-038: too little stock.
+#[tokio::test(flavor = "multi_thread")]
+async fn inventory_is_reserved_once_and_too_little_is_an_answer() {
+    let schema = format!(
+        "{} INSERT INTO stock VALUES ('apple', 10);",
+        include_str!("../../../guest-examples/inventory-reservation/schema.sql")
+    );
+    let stage = Stage::new(&schema, &[("inventory.reserve", "inventory-reservation")]).await;
+    let reserve = |offset, id: &str, quantity: i64| {
+        event(
+            offset,
+            id,
+            "inventory.reserve",
+            &json!({ "reservation_id": format!("r-{id}"), "order_id": "o-1", "sku": "apple", "quantity": quantity }).to_string(),
+        )
+    };
+    let stock = async || stage.rows("SELECT sku, available FROM stock").await;
+
+    // First delivery: one effect, one completed row with the answer.
+    stage.deliver(&[reserve(0, "msg-abc-123", 3)]).await;
+    let first = stage.row("msg-abc-123").await;
+    assert_eq!(
+        (first.state(), first.result.clone()),
+        (("completed", None, 1), Some(json!({ "status": "reserved" })))
+    );
+    let reservation = [
+        json!({ "reservation_id": "r-msg-abc-123", "order_id": "o-1", "sku": "apple", "quantity": 3 }),
+    ];
+    let reservations =
+        "SELECT reservation_id, order_id, sku, quantity FROM inventory_reservations ORDER BY 1";
+    assert_eq!(stage.rows(reservations).await, reservation);
+    assert_eq!(stock().await, [json!({ "sku": "apple", "available": 7 })]);
+
+    // Second delivery, of the same record and of a copy: acked, and nothing changes.
+    stage.deliver(&[reserve(0, "msg-abc-123", 3), reserve(1, "msg-abc-123", 3)]).await;
+    // S4-010.
+    assert_eq!(stage.row("msg-abc-123").await, first);
+    assert_eq!(stage.rows(reservations).await, reservation);
+    assert_eq!(stock().await, [json!({ "sku": "apple", "available": 7 })]);
+
+    // Too little: completed, nothing written, and the answer is kept. Then what is left, to the
+    // last.
+    stage
+        .deliver_twice(&[
+            reserve(2, "msg-too-many", 8),
+            reserve(3, "msg-rest", 7),
+            reserve(4, "msg-none", 1),
+            reserve(5, "msg-zero", 0),
+        ])
+        .await;
+    // S0-038.
+    stage
+        .check("msg-too-many", "completed", None, Some(json!({ "status": "insufficient_stock" })))
+        .await;
+    stage.check("msg-rest", "completed", None, Some(json!({ "status": "reserved" }))).await;
+    stage
+        .check("msg-none", "completed", None, Some(json!({ "status": "insufficient_stock" })))
+        .await;
+    stage.check("msg-zero", "failed_terminal", Some("reject"), None).await;
+    assert_eq!(stage.rows(reservations).await.len(), 2);
+    assert_eq!(stock().await, [json!({ "sku": "apple", "available": 0 })]);
+    stage.world.finish().await;
+}
+
+/// What could go wrong: an effect without its inbox row or the other way round; two messages that
+/// mean the same order ship twice. S2-006, S2-007, S3-002, S4-011.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_is_shipped_once_whatever_its_messages_are_called() {
+    let stage = Stage::new(
+        include_str!("../../../guest-examples/fulfilment/schema.sql"),
+        &[("order.placed", "fulfilment")],
+    )
+    .await;
+    let order = |offset, id: &str, order: &str, units: i64| {
+        event(
+            offset,
+            id,
+            "order.placed",
+            &json!({ "order_id": order, "warehouse": "north", "units": units }).to_string(),
+        )
+    };
+    stage
+        .deliver_twice(&[
+            order(0, "m-1", "o-1", 3),
+            order(1, "m-2", "o-1", 3),
+            order(2, "m-3", "o-2", 4),
+            order(3, "m-4", "o-3", 0),
+        ])
+        .await;
+    stage.check("m-1", "completed", None, Some(json!({ "status": "shipped" }))).await;
+    stage.check("m-2", "completed", None, Some(json!({ "status": "already_shipped" }))).await;
+    stage.check("m-3", "completed", None, Some(json!({ "status": "shipped" }))).await;
+    stage.check("m-4", "failed_terminal", Some("reject"), None).await;
+    // S2-006, S2-007, S3-002, S4-011.
+    assert_eq!(
+        stage.rows("SELECT order_id, message_id, units FROM shipments ORDER BY 1").await,
+        [
+            json!({ "order_id": "o-1", "message_id": "m-1", "units": 3 }),
+            json!({ "order_id": "o-2", "message_id": "m-3", "units": 4 }),
+        ]
+    );
+    assert_eq!(
+        stage.rows("SELECT * FROM fulfilment_totals").await,
+        [json!({ "warehouse": "north", "shipments": 2, "units": 7 })]
+    );
+    // The row says which version did it, and that it was run once.
+    let row = stage.row("m-1").await;
+    assert_eq!((row.attempts, row.version_id, row.processed), (1, Some(1), true));
+    stage.world.finish().await;
+}
+
+/// What could go wrong: an amount loses digits, an effect that is not idempotent happens twice, or
+/// a statement that was recovered from fails the message. Numeric, savepoint, park, reject,
+/// redelivery.
+#[tokio::test(flavor = "multi_thread")]
+async fn payments_are_booked_to_the_last_digit() {
+    let schema = format!(
+        "{} INSERT INTO account VALUES ('old', 0.1);",
+        include_str!("../../../guest-examples/ledger/schema.sql")
+    );
+    let stage = Stage::new(&schema, &[("payment.captured", "ledger")]).await;
+    let payment = |offset, id: &str, payload: Value| {
+        event(offset, id, "payment.captured", &payload.to_string())
+    };
+    let empty = Record { payload: None, ..payment(9, "tombstone", Value::Null) };
+    stage
+        .deliver_twice(&[
+            payment(0, "tenth", json!({ "account": "old", "amount": "0.2" })),
+            payment(1, "opens", json!({ "account": "new", "amount": "12.50", "open_account": true })),
+            // The account is there: its insert fails, and the handler goes back to its savepoint.
+            payment(2, "opens again", json!({ "account": "new", "amount": "12345678901234567890.123456789", "open_account": true })),
+            payment(3, "unknown account", json!({ "account": "nobody", "amount": "1" })),
+            payment(4, "negative", json!({ "account": "old", "amount": "-1" })),
+            payment(5, "float", json!({ "account": "old", "amount": 1.5 })),
+            payment(6, "NaN", json!({ "account": "old", "amount": "NaN" })),
+            payment(7, "no account", json!({ "amount": "1" })),
+            event(8, "no JSON", "payment.captured", "{"),
+            empty,
+            payment(10, "unicode", json!({ "account": "old", "amount": "１" })),
+            payment(11, "nul", json!({ "account": "\0", "amount": "1", "open_account": true })),
+        ])
+        .await;
+    stage.check("tenth", "completed", None, Some(json!({ "balance": "0.3" }))).await;
+    stage.check("opens", "completed", None, Some(json!({ "balance": "12.50" }))).await;
+    stage
+        .check(
+            "opens again",
+            "completed",
+            None,
+            Some(json!({ "balance": "12345678901234567902.623456789" })),
+        )
+        .await;
+    stage.check("unknown account", "parked", Some("park"), None).await;
+    assert_eq!(
+        stage.row("unknown account").await.last_error.as_deref(),
+        Some("no account `nobody`")
+    );
+    for rejected in ["negative", "float", "NaN", "no account", "no JSON", "tombstone", "unicode"] {
+        stage.check(rejected, "failed_terminal", Some("reject"), None).await;
+    }
+    // What PostgreSQL's text cannot hold is not the handler's decision: it is tried again.
+    assert_eq!(stage.row("nul").await.status, "failed_retryable");
+    assert_eq!(
+        stage
+            .rows("SELECT message_id, account, amount::text FROM ledger_entry ORDER BY entry")
+            .await,
+        [
+            json!({ "message_id": "tenth", "account": "old", "amount": "0.2" }),
+            json!({ "message_id": "opens", "account": "new", "amount": "12.50" }),
+            json!({ "message_id": "opens again", "account": "new", "amount": "12345678901234567890.123456789" }),
+        ]
+    );
+    assert_eq!(
+        stage.rows("SELECT account, balance::text FROM account ORDER BY 1").await,
+        [
+            json!({ "account": "new", "balance": "12345678901234567902.623456789" }),
+            json!({ "account": "old", "balance": "0.3" }),
+        ]
+    );
+    stage.world.finish().await;
+}
+
+/// What could go wrong: an instance whose memory is full, or just not, loses or mixes up what it
+/// holds; a handler of batches answers for another message than it was asked. S0-036, S3-011.
+#[tokio::test(flavor = "multi_thread")]
+async fn orders_of_any_size_are_booked_one_by_one_and_together() {
+    for component in ["order", "order-batch"] {
+        let schema = format!(
+            "{} INSERT INTO account (id) VALUES (17);",
+            include_str!("../../../guest-examples/order/schema.sql")
+        );
+        let stage = Stage::new(&schema, &[("order.placed", component)]).await;
+        let sizes =
+            [0_usize, 1, 1_000, 60_000, 100_000, 131_072, 200_000, 262_144, 400_000, 900_000];
+        let order = |(offset, size): (usize, &usize)| {
+            let account = if offset == 3 { 18 } else { 17 };
+            let payload = json!({ "order_id": format!("o-{offset}"), "account": account, "amount": 1, "note": "né".repeat(*size) });
+            event(offset as i64, &format!("m-{offset}"), "order.placed", &payload.to_string())
+        };
+        stage.deliver_twice(&sizes.iter().enumerate().map(order).collect::<Vec<_>>()).await;
+        stage.check("m-3", "failed_terminal", Some("reject"), None).await;
+        let booked = "SELECT id, length(note) AS length, note = repeat('né', length(note) / 2) AS \
+            whole FROM orders ORDER BY length";
+        let expected = sizes.iter().enumerate().filter(|(offset, _)| *offset != 3);
+        let expected: Vec<_> = expected
+            .map(|(n, size)| json!({ "id": format!("o-{n}"), "length": 2 * size, "whole": true }))
+            .collect();
+        // S0-036, S3-011.
+        assert_eq!(stage.rows(booked).await, expected, "{component}");
+        assert_eq!(
+            stage.rows("SELECT * FROM account").await,
+            [json!({ "id": 17, "balance": 9, "n": 9 })]
+        );
+        stage.world.finish().await;
+    }
+}
+
+/// What could go wrong: an order is booked twice, or half: its row without its account's balance.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_is_booked_once_or_not_at_all() {
+    let schema = format!(
+        "{} INSERT INTO account (id) VALUES (17);",
+        include_str!("../../../guest-examples/order/schema.sql")
+    );
+    let stage = Stage::new(&schema, &[("order.placed", "order")]).await;
+    let order = |offset, id: &str, order: &str, account: i64| {
+        let payload =
+            json!({ "order_id": order, "account": account, "amount": 250, "note": "a gift" });
+        event(offset, id, "order.placed", &payload.to_string())
+    };
+    stage
+        .deliver_twice(&[
+            order(0, "first", "o-1", 17),
+            order(1, "second", "o-2", 17),
+            order(2, "unknown account", "o-3", 18),
+            order(3, "the first again", "o-1", 17),
+            event(4, "malformed", "order.placed", r#"{"order_id": "o-4", "account": 17}"#),
+            event(
+                5,
+                "too wide",
+                "order.placed",
+                r#"{"order_id": "o-5", "account": 3000000000, "amount": 1, "note": ""}"#,
+            ),
+        ])
+        .await;
+    for booked in ["first", "second"] {
+        stage.check(booked, "completed", None, None).await;
+    }
+    for rejected in ["unknown account", "malformed", "too wide"] {
+        stage.check(rejected, "failed_terminal", Some("reject"), None).await;
+    }
+    assert_eq!(stage.row("unknown account").await.last_error.as_deref(), Some("no account 18"));
+    let malformed = "malformed payload: missing field `amount` at line 1 column 34";
+    assert_eq!(stage.row("malformed").await.last_error.as_deref(), Some(malformed));
+    // Another message for an order that is there: the handler has no answer to it, so its error is
+    // the reason.
+    stage.check("the first again", "failed_retryable", Some("sql_error:23505"), None).await;
+    assert_eq!(
+        stage.rows("SELECT id, account, amount, note FROM orders ORDER BY 1").await,
+        [
+            json!({ "id": "o-1", "account": 17, "amount": 250, "note": "a gift" }),
+            json!({ "id": "o-2", "account": 17, "amount": 250, "note": "a gift" }),
+        ]
+    );
+    assert_eq!(
+        stage.rows("SELECT * FROM account").await,
+        [json!({ "id": 17, "balance": 500, "n": 2 })]
+    );
+    stage.world.finish().await;
+}
+
+/// The newest time and state that were named, and the number of events.
+type Progress = (Option<(String, String)>, i64);
+
+/// What the tables must hold, computed from the events alone.
+#[derive(Default)]
+struct Expected {
+    audit: BTreeMap<String, Value>,
+    /// By repository: commits, pushes, stars.
+    activity: BTreeMap<i64, [i64; 3]>,
+    /// By kind, repository and number.
+    progress: BTreeMap<(&'static str, i64, i64), Progress>,
+}
+
+impl Expected {
+    fn add(&mut self, event: &str, delivery: &str, payload: &Value) {
+        let repository = payload["repository"]["id"].as_i64();
+        self.audit.insert(delivery.to_owned(), json!({ "event": event, "action": payload["action"], "repository": repository, "n": 1 }));
+        let Some(repository) = repository else { return };
+        match event {
+            "push" => {
+                self.count(repository, [payload["commits"].as_array().unwrap().len() as i64, 1, 0])
+            }
+            "star" | "watch" => {
+                self.count(repository, [0, 0, if payload["action"] == "deleted" { -1 } else { 1 }])
+            }
+            "issues" => self.newest("issue", repository, &payload["issue"]),
+            "pull_request" => self.newest("pull_request", repository, &payload["pull_request"]),
+            _ => {}
+        }
+    }
+
+    fn count(&mut self, repository: i64, delta: [i64; 3]) {
+        let activity = self.activity.entry(repository).or_default();
+        activity.iter_mut().zip(delta).for_each(|(sum, delta)| *sum += delta);
+    }
+
+    fn newest(&mut self, kind: &'static str, repository: i64, of: &Value) {
+        let (newest, events) =
+            self.progress.entry((kind, repository, of["number"].as_i64().unwrap())).or_default();
+        *events += 1;
+        let state = if of["merged"] == true { Some("merged") } else { of["state"].as_str() };
+        if let Some(state) = state {
+            *newest = newest
+                .take()
+                .max(Some((of["updated_at"].as_str().unwrap().to_owned(), state.to_owned())));
+        }
+    }
+}
+
+/// What could go wrong: a handler stumbles over a real payload, or a redelivery counts twice. Every
+/// webhook of the demo's data, each by its handler, each delivered twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_github_webhook_has_its_effect_once() {
+    let components = [
+        ("com.github.push", "github-push"),
+        ("com.github.star", "github-stars"),
+        ("com.github.watch", "github-stars"),
+        ("com.github.issues", "github-issues"),
+        ("com.github.pull_request", "github-pull-requests"),
+        ("*", "github-audit"),
+    ];
+    let stage =
+        Stage::new(include_str!("../../../guest-examples/github-schema.sql"), &components).await;
+    let (mut expected, mut records) = (Expected::default(), Vec::new());
+    for (offset, line) in
+        (0..).zip(include_str!("../../../guest-examples/data/github-webhooks.jsonl").lines())
+    {
+        let webhook: Value = serde_json::from_str(line).unwrap();
+        let (name, delivery) =
+            (webhook["event"].as_str().unwrap(), webhook["delivery"].as_str().unwrap());
+        expected.add(name, delivery, &webhook["payload"]);
+        records.push(event(
+            offset,
+            delivery,
+            &format!("com.github.{name}"),
+            &webhook["payload"].to_string(),
+        ));
+    }
+    for event_type in
+        components.iter().map(|(event_type, _)| event_type).filter(|event_type| **event_type != "*")
+    {
+        assert!(
+            records.iter().any(|record| record.header("type") == Some(event_type.as_bytes())),
+            "the data holds no `{event_type}`"
+        );
+    }
+    stage.deliver_twice(&records).await;
+
+    let completed = stage
+        .world
+        .number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed' AND attempts = 1")
+        .await;
+    assert_eq!(
+        completed,
+        records.len() as i64,
+        "{:#?}",
+        stage.world.rows().await.iter().find(|row| row.status != "completed")
+    );
+    let audit = stage
+        .rows(
+            "SELECT delivery, event, action, repository, count(*) AS n FROM audit \
+        GROUP BY 1, 2, 3, 4",
+        )
+        .await;
+    let audit: BTreeMap<_, _> = audit
+        .into_iter()
+        .map(|mut row| {
+            (row["delivery"].as_str().unwrap().to_owned(), {
+                row.as_object_mut().unwrap().remove("delivery");
+                row
+            })
+        })
+        .collect();
+    assert_eq!(audit, expected.audit);
+
+    let activity: Vec<_> = expected.activity.iter().map(|(repository, [commits, pushes, stars])| {
+        json!({ "repository": repository, "commits": commits, "pushes": pushes, "stars": stars })
+    }).collect();
+    assert!(!activity.is_empty());
+    assert_eq!(
+        stage
+            .rows("SELECT repository, commits, pushes, stars FROM repository_activity ORDER BY 1")
+            .await,
+        activity
+    );
+
+    for kind in ["issue", "pull_request"] {
+        let progress: Vec<_> = expected.progress.iter().filter(|((of, ..), _)| *of == kind).map(|((_, repository, number), (newest, events))| {
+            json!({ "repository": repository, "number": number, "state": newest.as_ref().map(|(_, state)| state), "events": events })
+        }).collect();
+        assert!(!progress.is_empty());
+        assert_eq!(
+            stage
+                .rows(&format!(
+                    "SELECT repository, number, state, events FROM {kind} ORDER BY 1, 2"
+                ))
+                .await,
+            progress
+        );
+    }
+    stage.world.finish().await;
+}

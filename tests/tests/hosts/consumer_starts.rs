@@ -1,0 +1,288 @@
+//! Starts that end the process: something that no bound knows of makes a native library abort. What
+//! could go wrong: one row of a tenant ends every host, again at each restart; or an innocent
+//! consumer is never started again after a power cut.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use oncebox_control::{Admin, Start, StartTurn};
+use oncebox_model::policy::Policy;
+use oncebox_tests::{
+    host::{DEADLINE, HostProcess, Scenario},
+    inbox::{TestConsumer, World},
+    load::{Load, Work},
+};
+use tokio::time::sleep;
+
+const CONSUMER: &str = "payments";
+const BUILD: &str = "1";
+
+// Rows ------------------------------------------------------------------------------------------
+
+async fn begin(admin: &Admin, host: i64, consumer: &TestConsumer, build: &str) -> StartTurn {
+    let row = admin.consumer(&consumer.tenant.name, &consumer.row.name).await.unwrap();
+    let first = admin
+        .begin_start((host, "h"), (row.consumer_id, row.revision), build, false)
+        .await
+        .unwrap();
+    match first {
+        StartTurn::Alone => admin
+            .begin_start((host, "h"), (row.consumer_id, row.revision), build, true)
+            .await
+            .unwrap(),
+        other => other,
+    }
+}
+
+async fn begun(admin: &Admin, host: i64, consumer: &TestConsumer) -> Start {
+    match begin(admin, host, consumer, BUILD).await {
+        StartTurn::Begin(start) => start,
+        other => panic!("it is not started: {other:?}"),
+    }
+}
+
+/// A host ends without a word.
+async fn dies(world: &World, host: i64) -> Vec<String> {
+    world
+        .execute(format!(
+            "UPDATE oncebox.host SET seen_at = now() - interval '11 s' WHERE host_id = {host}"
+        ))
+        .await;
+    world.admin.judge_gone_starts().await.unwrap().into_iter().map(|one| one.consumer).collect()
+}
+
+/// What the marks of a host that is gone mean, by how far each start was and what was known of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mark_is_judged_by_how_far_its_start_was() {
+    let world = World::new().await;
+    let tenant = world.tenant("acme", "").await;
+    let admin = &world.admin;
+    let consumer = async |name: &str| world.consumer(&tenant, name, "").await;
+    // Those that live do so however slow this machine is.
+    let host = async || {
+        let host = admin.host_starts("h").await.unwrap();
+        world
+            .execute(format!(
+                "UPDATE oncebox.host SET seen_at = now() + interval '1 hour' WHERE host_id = {host}"
+            ))
+            .await;
+        host
+    };
+    let is_quarantined = async |of: &TestConsumer| {
+        matches!(begin(admin, host().await, of, BUILD).await, StartTurn::Quarantined(_))
+    };
+
+    // Unproven, and the only one of its host that was in that part: it is the one.
+    let (poison, beside, one) = (consumer("poison").await, consumer("beside").await, host().await);
+    let settling = begun(admin, one, &beside).await;
+    assert!(settling.is_unproven);
+    admin.start_settles(&settling).await.unwrap();
+    begun(admin, one, &poison).await;
+    let two = host().await;
+    assert!(
+        matches!(begin(admin, two, &poison, BUILD).await, StartTurn::Elsewhere(_)),
+        "a living host tries it"
+    );
+    assert_eq!(dies(&world, one).await, ["poison"]);
+    assert!(dies(&world, one).await.is_empty(), "it is judged once");
+    assert!(is_quarantined(&poison).await);
+    // What is paused and resumed, or suspended with its tenant, is the same policy.
+    admin.pause_consumer("acme", "poison").await.unwrap();
+    admin.resume_consumer("acme", "poison").await.unwrap();
+    admin.suspend_tenant("acme").await.unwrap();
+    admin.resume_tenant("acme").await.unwrap();
+    assert!(is_quarantined(&poison).await, "another revision of the same policy");
+
+    // One that was beside it is started again, and proven by that.
+    let again = begun(admin, two, &beside).await;
+    assert!(again.is_suspected && again.is_unproven);
+    admin.end_start(&again, Some(BUILD)).await.unwrap();
+    let three = host().await;
+    assert!(!begun(admin, three, &beside).await.is_unproven);
+    assert!(
+        !begun(admin, two, &beside).await.is_unproven,
+        "what was survived is started by all at once"
+    );
+    assert!(
+        matches!(begin(admin, two, &beside, "another build").await, StartTurn::Elsewhere(_)),
+        "it was survived by another program"
+    );
+    // A host that ends by itself leaves no mark.
+    admin.host_ends(three).await.unwrap();
+    admin.host_ends(two).await.unwrap();
+    assert_eq!(world.number("SELECT count(*) FROM oncebox.start_mark").await, 0);
+
+    // What was survived before is quarantined when hosts end in its start again and again.
+    for death in 1..=3 {
+        let host = host().await;
+        begun(admin, host, &beside).await;
+        assert_eq!(dies(&world, host).await.len(), usize::from(death == 3), "death {death}");
+    }
+    assert!(is_quarantined(&beside).await);
+
+    // One whose host ended late in its first start: the second time.
+    let late = consumer("late").await;
+    for death in 1..=2 {
+        let host = host().await;
+        let start = begun(admin, host, &late).await;
+        admin.start_settles(&start).await.unwrap();
+        assert_eq!(dies(&world, host).await.len(), usize::from(death == 2), "death {death}");
+    }
+
+    // Another policy is another try, until it ended too many hosts; an operator's word always is
+    // one.
+    let policy = |workers: u32| {
+        Policy::parse(&format!(
+            "topics = ['t']\nack = 'after_commit'\nretry = {{ workers = {workers} }}"
+        ))
+        .unwrap()
+    };
+    for death in 2..=3 {
+        admin.set_policy("acme", "poison", policy(5 + death), true).await.unwrap();
+        assert!(admin.consumer("acme", "poison").await.unwrap().quarantine.is_none());
+        let host = host().await;
+        begun(admin, host, &poison).await;
+        assert_eq!(dies(&world, host).await, ["poison"]);
+    }
+    admin.set_policy("acme", "poison", policy(20), true).await.unwrap();
+    assert!(
+        is_quarantined(&poison).await,
+        "it ended three hosts: only an operator lets it try again"
+    );
+    assert!(
+        admin.release_consumer("acme", "poison").await.unwrap()
+            && !admin.release_consumer("acme", "poison").await.unwrap()
+    );
+    let four = host().await;
+    let start = begun(admin, four, &poison).await;
+
+    // A host that was silent, and lives: what it survived, it survived.
+    assert_eq!(dies(&world, four).await, ["poison"]);
+    admin.end_start(&start, Some(BUILD)).await.unwrap();
+    assert!(!is_quarantined(&poison).await);
+    // One that lives and whose start came to nothing: what followed from its silence is undone.
+    let (silent, suspect, five) =
+        (consumer("silent").await, consumer("suspect").await, host().await);
+    let settling = begun(admin, five, &suspect).await;
+    admin.start_settles(&settling).await.unwrap();
+    let start = begun(admin, five, &silent).await;
+    assert_eq!(dies(&world, five).await, ["silent"]);
+    for start in [start, settling] {
+        admin.end_start(&start, None).await.unwrap();
+    }
+    assert!(!is_quarantined(&silent).await);
+    let again = begun(admin, host().await, &suspect).await;
+    assert!(!again.is_suspected && again.is_unproven);
+    let actions: Vec<_> = admin
+        .audit_list(Some("acme"), 100)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|entry| entry.action)
+        .collect();
+    let count = |action: &str| actions.iter().filter(|known| *known == action).count();
+    assert_eq!((count("consumer.quarantine"), count("consumer.release")), (7, 1), "{actions:?}");
+    world.finish().await;
+}
+
+// Hosts -----------------------------------------------------------------------------------------
+
+async fn shown(scenario: &Scenario) -> Result<String> {
+    scenario.ok(&["consumer", "show", CONSUMER, "--tenant", &scenario.tenant.name]).await
+}
+
+async fn until_quarantined(scenario: &Scenario, host: &HostProcess) -> Result<()> {
+    host.until_metric("oncebox_consumer_quarantined", &[&scenario.tenant.name], 1.0).await?;
+    let said = shown(scenario).await?;
+    ensure!(
+        said.contains("quarantined: host `")
+            && said.contains(&format!("oncebox consumer resume {CONSUMER}")),
+        "{said}"
+    );
+    Ok(())
+}
+
+/// A host dies once: it comes back, starts everything else, and says what it left.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_ends_the_process_does_so_once() -> Result<()> {
+    // Opened at the start, and by what there is to read.
+    for idle_after in ["0", "60000"] {
+        let scenario = Scenario::new().await?;
+        scenario.send(&Load::of([Work::Pay; 3])).await?;
+        let neighbour = scenario.neighbour(5).await?;
+        let variables = [
+            ("ONCEBOX_CRASH_TOPIC", scenario.topic.as_str()),
+            ("ONCEBOX_KAFKA_IDLE_AFTER_MS", idle_after),
+        ];
+        let died = scenario.start("a", &variables)?;
+        ensure!(!died.wait_exit(DEADLINE).await?.success());
+        let host = scenario.start("a", &variables)?;
+        neighbour.wait_effects(5).await?;
+        until_quarantined(&scenario, &host).await?;
+        ensure!(host.is_running(), "it ended a host twice");
+        let log = std::fs::read_to_string(host.log())?;
+        ensure!(log.matches("consumer quarantined").count() == 1, "one event of it");
+        host.stop().await?;
+        // Not by a restart, and not by a host that would survive it: by an operator.
+        let host = scenario.start_ready("a", &[]).await?;
+        until_quarantined(&scenario, &host).await?;
+        scenario.ok(&["consumer", "resume", CONSUMER, "--tenant", &scenario.tenant.name]).await?;
+        scenario.wait_settled().await?;
+        host.until_metric("oncebox_consumer_quarantined", &[&scenario.tenant.name], 0.0).await?;
+        scenario.check().await?;
+        host.stop().await?;
+    }
+    Ok(())
+}
+
+/// Of two hosts that start at the same time one tries it, and the other lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_hosts_one_dies() -> Result<()> {
+    let scenario = Scenario::new().await?;
+    scenario.send(&Load::of([Work::Pay; 3])).await?;
+    let neighbour = scenario.neighbour(5).await?;
+    let variables =
+        [("ONCEBOX_CRASH_TOPIC", scenario.topic.as_str()), ("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0")];
+    let hosts = [scenario.start("a", &variables)?, scenario.start("b", &variables)?];
+    let deadline = Instant::now() + DEADLINE;
+    while hosts.iter().all(HostProcess::is_running) {
+        ensure!(Instant::now() < deadline, "none of them starts it");
+        sleep(Duration::from_millis(20)).await;
+    }
+    let survivor = hosts
+        .iter()
+        .find(|host| host.is_running())
+        .expect("one lives: the other waits for what becomes of it");
+    neighbour.wait_effects(5).await?;
+    until_quarantined(&scenario, survivor).await?;
+    ensure!(survivor.is_running(), "both ended");
+    survivor.stop().await
+}
+
+/// A host that is killed while it joins a group says nothing against the consumer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kill_while_it_joins_quarantines_nothing() -> Result<()> {
+    let scenario = Scenario::new().await?;
+    scenario.send(&Load::of([Work::Pay; 3])).await?;
+    let killed = scenario.start("a", &[("ONCEBOX_FAILPOINT", "kafka:assign:after")])?;
+    ensure!(!killed.wait_exit(DEADLINE).await?.success());
+    let host = scenario.start("a", &[])?;
+    scenario.wait_settled().await?;
+    scenario.check().await?;
+    ensure!(
+        scenario
+            .number(
+                "SELECT count(*) FROM oncebox.consumer_start WHERE quarantined_revision IS NOT NULL"
+            )
+            .await?
+            == 0
+    );
+    scenario
+        .until(
+            "SELECT count(*) FROM oncebox.consumer_start WHERE proven_revision IS NOT NULL \
+        AND suspicions = 0",
+            1,
+        )
+        .await?;
+    host.stop().await
+}

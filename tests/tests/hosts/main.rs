@@ -1,0 +1,19 @@
+//! Host processes on real brokers: crashes, hand-overs, outages, swaps, many tenants and hostile ones.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+mod at_rest;
+mod brokers;
+mod consumer_starts;
+mod consumers;
+mod crash_recovery;
+mod fairness;
+mod hostile;
+mod hot_swap;
+mod lifecycle;
+mod many_tenants;
+mod observed;
+mod outages;
+mod own_database;
+mod rebalance;
+mod schema_registry;

@@ -1,0 +1,426 @@
+//! Many tenants in one host: what has nothing to do costs next to nothing, and who comes later
+//! disturbs nobody.
+//!
+//! `ONCEBOX_TEST_TENANTS` says how many tenants there are (120 by default); the figures are
+//! printed.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::SocketAddr,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use futures::{StreamExt, TryStreamExt, stream};
+use oncebox_control::{Admin, MasterKey, NewDeployment, Tenant};
+use oncebox_model::policy::Policy;
+use oncebox_server::local::{broker::MockBroker, free_port, process::Child};
+use oncebox_tests::{
+    host::program,
+    inbox,
+    load::{Load, Work},
+    postgres::TestDatabase,
+    program::Folder,
+};
+use rdkafka::{
+    ClientConfig,
+    message::{Header, OwnedHeaders},
+    producer::{FutureProducer, FutureRecord},
+};
+use sqlx::{AssertSqlSafe, PgPool, postgres::PgPoolOptions};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::{Instant, sleep},
+};
+
+const COMPONENT: &[u8] = include_bytes!("../../../guest-examples/components/ledger.wasm");
+const SCHEMA: &str = include_str!("../../../guest-examples/ledger/schema.sql");
+const CONSUMER: &str = "payments";
+const DEADLINE: Duration = Duration::from_secs(90);
+/// Tenants with something to do.
+const BUSY: usize = 20;
+/// The host's budget of tenants' connections.
+const CONNECTIONS_MAX: usize = 32;
+/// Threads of a librdkafka client and of the thread that polls it, at most.
+const THREADS_OF_CLIENT: usize = 8;
+/// Threads of a host without consumers, at most.
+const THREADS_OF_HOST: usize = 60;
+
+/// A database with many tenants, a broker with a topic for each, and a host.
+struct Crowd {
+    admin: Admin,
+    pool: PgPool,
+    tenants: Vec<Tenant>,
+    broker: MockBroker,
+    producer: FutureProducer,
+    key: String,
+    folder: Folder,
+    database: TestDatabase,
+}
+
+impl Crowd {
+    async fn new(size: usize) -> Self {
+        let database = TestDatabase::create(inbox::SOURCE, async |url: &str| {
+            inbox::prepare(&url.parse()?).await
+        })
+        .await
+        .unwrap();
+        let pool = PgPoolOptions::new().max_connections(4).connect_lazy(database.url()).unwrap();
+        let key = MasterKey::generate();
+        let admin =
+            Admin::new(database.url().parse().unwrap(), MasterKey::parse(&key).unwrap(), "test");
+        let broker = MockBroker::start().unwrap();
+        let producer = ClientConfig::new()
+            .set("bootstrap.servers", broker.bootstrap())
+            .set("linger.ms", "1")
+            .create()
+            .unwrap();
+        let folder = Folder::new().unwrap();
+        let mut crowd =
+            Self { admin, pool, tenants: Vec::new(), broker, producer, key, folder, database };
+        let joined = stream::iter(0..size)
+            .map(|number| crowd.join(number))
+            .buffered(4)
+            .collect::<Vec<_>>()
+            .await;
+        crowd.tenants = joined;
+        crowd
+    }
+
+    /// One tenant more, with a consumer and its handler.
+    async fn join(&self, number: usize) -> Tenant {
+        let topic = topic(number);
+        self.broker.create_topic(&topic, 1).unwrap();
+        let tenant = self.admin.create_tenant(&format!("t-{number}")).await.unwrap();
+        self.admin.apply_migration(&tenant, "tables", SCHEMA).await.unwrap();
+        let policy = format!(
+            "topics = ['{topic}']\nack = 'after_commit'\n\
+             identity = {{ id = [{{ header = 'id' }}], event_type = [{{ header = 'type' }}] }}\n\
+             retry = {{ attempts_max = 20, backoff_min_ms = 50, backoff_max_ms = 200 }}"
+        );
+        self.admin
+            .create_consumer(&tenant.name, CONSUMER, &Policy::parse(&policy).unwrap())
+            .await
+            .unwrap();
+        let deployment = NewDeployment::stable("payment.captured", "ledger", "");
+        self.admin.deploy_compiled(&tenant.name, CONSUMER, deployment, COMPONENT).await.unwrap();
+        tenant
+    }
+
+    fn start(&self) -> Host {
+        let http = SocketAddr::from(([127, 0, 0, 1], free_port().unwrap()));
+        let log = self.folder.dir().join("host.log");
+        let output = fs::File::create(&log).unwrap();
+        // A session's length is what the embedded broker lets a group wait for that everyone has
+        // left.
+        self.folder
+            .write(
+                "host.toml",
+                "[kafka.properties]\n'session.timeout.ms' = \
+            '3000'\n'heartbeat.interval.ms' = '500'\n",
+            )
+            .unwrap();
+        let mut command = Command::new(program().unwrap());
+        for (variable, _) in
+            std::env::vars().filter(|(variable, _)| variable.starts_with("ONCEBOX_"))
+        {
+            command.env_remove(variable);
+        }
+        command
+            .arg("serve")
+            .env("ONCEBOX_CONFIG", self.folder.dir().join("host.toml"))
+            .env("ONCEBOX_DATABASE_URL", self.database.url())
+            .env("ONCEBOX_DATABASE_CONNECTIONS_MAX", CONNECTIONS_MAX.to_string())
+            .env("ONCEBOX_KAFKA_BROKERS", self.broker.bootstrap())
+            .env("ONCEBOX_KAFKA_IDLE_AFTER_MS", "4000")
+            .env("ONCEBOX_MASTER_KEY", &self.key)
+            .env("ONCEBOX_HTTP_LISTEN", http.to_string())
+            .env("ONCEBOX_API_LISTEN", "127.0.0.1:0")
+            .env("ONCEBOX_RUNTIME_CACHE_DIR", self.folder.dir().join("cache"))
+            .env("ONCEBOX_LOG_FORMAT", "text")
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().unwrap())
+            .stderr(output);
+        Host { child: Child::spawn(command, libc::SIGKILL).unwrap(), http, log }
+    }
+
+    /// Send a load to a tenant's topic.
+    async fn send(&self, number: usize, load: &Load) {
+        let open = format!(
+            "INSERT INTO {}.account (account) SELECT unnest($1::text[]) ON CONFLICT DO NOTHING",
+            self.tenants[number].schema_name
+        );
+        sqlx::query(AssertSqlSafe(open)).bind(load.accounts()).execute(&self.pool).await.unwrap();
+        for message in &load.deliveries {
+            let headers = OwnedHeaders::new()
+                .insert(Header { key: "type", value: Some(message.event_type()) })
+                .insert(Header { key: "id", value: Some(&message.id) });
+            let (topic, payload) = (topic(number), message.payload());
+            let record =
+                FutureRecord::<(), _>::to(&topic).partition(0).payload(&payload).headers(headers);
+            self.producer.send(record, DEADLINE).await.unwrap();
+        }
+    }
+
+    /// Effects of a tenant: entries, and different messages among them.
+    async fn effects(&self, number: usize) -> (i64, i64) {
+        let sql = format!(
+            "SELECT count(*), count(DISTINCT message_id) FROM {}.ledger_entry",
+            self.tenants[number].schema_name
+        );
+        sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&self.pool).await.unwrap()
+    }
+
+    async fn wait_effects(&self, number: usize, count: i64) {
+        let deadline = Instant::now() + DEADLINE;
+        while self.effects(number).await != (count, count) {
+            assert!(
+                Instant::now() < deadline,
+                "tenant {number}: {:?} effects instead of {count}",
+                self.effects(number).await
+            );
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Connections by tenants' logins.
+    async fn sessions(&self) -> BTreeMap<String, i64> {
+        const SESSIONS: &str = "SELECT t.login, count(*) FROM pg_stat_activity a JOIN \
+            oncebox.tenant t ON t.login = a.usename \
+            WHERE a.datname = current_database() GROUP BY 1";
+        sqlx::query_as(SESSIONS).fetch_all(&self.pool).await.unwrap().into_iter().collect()
+    }
+
+    /// Longest pause between two completed messages of a consumer since a moment, milliseconds.
+    async fn longest_pause(&self, tenants: usize, since: chrono::DateTime<chrono::Utc>) -> f64 {
+        const PAUSE: &str = "SELECT coalesce(max(p), 0)::float8 FROM (SELECT extract(epoch FROM \
+            processed_at - lag(processed_at) OVER (PARTITION BY consumer_id ORDER BY \
+            processed_at)) * 1000 AS p \
+            FROM oncebox.inbox_message WHERE status = 'completed' AND processed_at > $1 AND \
+            tenant_name = ANY ($2)) x";
+        let names: Vec<_> =
+            self.tenants[..tenants].iter().map(|tenant| tenant.name.clone()).collect();
+        sqlx::query_scalar(PAUSE).bind(since).bind(names).fetch_one(&self.pool).await.unwrap()
+    }
+}
+
+fn topic(number: usize) -> String {
+    format!("payments.{number}")
+}
+
+/// A running host.
+struct Host {
+    child: Child,
+    http: SocketAddr,
+    log: std::path::PathBuf,
+}
+
+impl Host {
+    async fn get(&self, path: &str) -> Option<String> {
+        let mut stream = TcpStream::connect(self.http).await.ok()?;
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.ok()?;
+        Some(answer)
+    }
+
+    async fn wait_ready(&self) {
+        let deadline = Instant::now() + 2 * DEADLINE;
+        while !self.get("/readyz").await.is_some_and(|answer| answer.starts_with("HTTP/1.1 200")) {
+            let log = || fs::read_to_string(&self.log).unwrap_or_default();
+            assert!(self.child.is_running() && Instant::now() < deadline, "not ready: {}", log());
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Sum of a metric's samples whose line holds a text.
+    async fn metric(&self, name: &str, holds: &str) -> usize {
+        let answer = self.get("/metrics").await.unwrap();
+        let lines = answer.lines().filter(|line| line.starts_with(name) && line.contains(holds));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as usize
+    }
+
+    async fn consumers(&self, state: &str) -> usize {
+        self.metric("oncebox_consumers", &format!("state=\"{state}\"")).await
+    }
+
+    async fn wait_consumers(&self, state: &str, count: usize) {
+        let deadline = Instant::now() + DEADLINE;
+        while self.consumers(state).await != count {
+            assert!(
+                Instant::now() < deadline,
+                "{} consumers are {state}, not {count}",
+                self.consumers(state).await
+            );
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    fn threads(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/task", self.child.pid())).unwrap().count()
+    }
+
+    fn memory_mb(&self) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.pid())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() / 1024
+    }
+
+    /// Processor time so far, milliseconds.
+    fn cpu_ms(&self) -> u64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.pid())).unwrap();
+        let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        10 * (fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap())
+    }
+
+    async fn tell(&self, when: &str, crowd: &Crowd) {
+        let sessions = crowd.sessions().await;
+        println!(
+            "{when}: {} open, {} idle; {} MB, {} threads, {} connections of {} tenants, {:.1} s of \
+                processor time",
+            self.consumers("open").await,
+            self.consumers("idle").await,
+            self.memory_mb(),
+            self.threads(),
+            sessions.values().sum::<i64>(),
+            sessions.len(),
+            self.cpu_ms() as f64 / 1000.0,
+        );
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.child.end(&[
+            (libc::SIGTERM, Duration::from_secs(20)),
+            (libc::SIGKILL, Duration::from_secs(10)),
+        ]);
+    }
+}
+
+/// Pays, some of which fail at first and are retried.
+fn load(name: &str, count: usize) -> Load {
+    Load::of((0..count).map(|_| Work::Pay)).named(name)
+}
+
+/// What could go wrong: each consumer costs a client with its threads, connections and polls
+/// whether it has anything to do or not, so that a host is full with a few dozen; one that rests
+/// misses its message; one more makes the others wait. S3-014.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_has_nothing_to_do_costs_next_to_nothing_and_one_more_disturbs_nobody() {
+    let size: usize =
+        std::env::var("ONCEBOX_TEST_TENANTS").map_or(120, |size| size.parse().unwrap());
+    let began = Instant::now();
+    let mut crowd = Crowd::new(size).await;
+    println!("{size} tenants made in {:.1} s", began.elapsed().as_secs_f64());
+
+    let started = Instant::now();
+    let host = crowd.start();
+    host.wait_ready().await;
+    println!("ready after {:.1} s", started.elapsed().as_secs_f64());
+    host.wait_consumers("idle", size).await;
+    host.tell("at rest", &crowd).await;
+    assert_eq!(host.consumers("open").await, 0);
+    assert_eq!(crowd.sessions().await.len(), 0, "a tenant without work holds a connection");
+    assert!(host.threads() <= THREADS_OF_HOST, "{} threads", host.threads());
+    let (before, cpu) = (Instant::now(), host.cpu_ms());
+    let looks = host.metric("oncebox_watcher_lookups_total", "").await;
+    sleep(Duration::from_secs(5)).await;
+    let looks = host.metric("oncebox_watcher_lookups_total", "").await - looks;
+    let at_rest = (host.cpu_ms() - cpu) as f64 / before.elapsed().as_millis() as f64;
+    println!("at rest: {:.1} % of a core, {looks} requests to the broker in 5 s", at_rest * 100.0);
+    // The ends of all partitions together four times a second, topics now and then, each group
+    // twice a minute.
+    assert!(looks <= 5 * (4 + 1) + size, "{looks} requests in 5 s");
+
+    // Twenty get something to do.
+    let first = Instant::now();
+    let sent = stream::iter(0..BUSY).map(|number| {
+        let (crowd, load) = (&crowd, load("a", 50));
+        async move { crowd.send(number, &load).await }
+    });
+    sent.buffer_unordered(BUSY).collect::<Vec<_>>().await;
+    for number in 0..BUSY {
+        crowd.wait_effects(number, 50).await;
+    }
+    println!("{BUSY} woke and took 50 messages each in {:.1} s", first.elapsed().as_secs_f64());
+    host.tell("busy", &crowd).await;
+    let (open, sessions) = (host.consumers("open").await, crowd.sessions().await);
+    assert!(open <= BUSY, "{open} are open");
+    assert!(sessions.values().sum::<i64>() <= CONNECTIONS_MAX as i64, "{sessions:?}");
+    let busy: Vec<_> = crowd.tenants[..BUSY].iter().map(|tenant| &tenant.login).collect();
+    assert!(
+        sessions.keys().all(|login| busy.contains(&login)),
+        "an idle tenant holds a connection: {sessions:?}"
+    );
+    assert!(
+        host.threads() <= THREADS_OF_HOST + BUSY * THREADS_OF_CLIENT,
+        "{} threads",
+        host.threads()
+    );
+
+    // One more comes while they work.
+    let since: chrono::DateTime<chrono::Utc> =
+        sqlx::query_scalar("SELECT now()").fetch_one(&crowd.pool).await.unwrap();
+    let rebalances = host.metric("oncebox_kafka_rebalances_total", "").await;
+    let joined = {
+        let working =
+            stream::iter(0..BUSY).map(Ok::<_, ()>).try_for_each_concurrent(BUSY, |number| {
+                let crowd = &crowd;
+                async move {
+                    for part in 0..30 {
+                        crowd.send(number, &load(&format!("b-{part}"), 1)).await;
+                        sleep(Duration::from_millis(100)).await;
+                    }
+                    Ok(())
+                }
+            });
+        let joining = async {
+            sleep(Duration::from_millis(500)).await;
+            crowd.join(size).await
+        };
+        let (worked, joined) = tokio::join!(working, joining);
+        worked.unwrap();
+        joined
+    };
+    crowd.tenants.push(joined);
+    let came = Instant::now();
+    crowd.send(size, &load("a", 10)).await;
+    crowd.wait_effects(size, 10).await;
+    println!(
+        "number {} took its messages {:.1} s after they came",
+        size + 1,
+        came.elapsed().as_secs_f64()
+    );
+    for number in 0..BUSY {
+        crowd.wait_effects(number, 80).await;
+    }
+    let pause = crowd.longest_pause(BUSY, since).await;
+    println!("longest pause of a busy tenant meanwhile: {pause:.0} ms");
+    let rebalances = host.metric("oncebox_kafka_rebalances_total", "").await - rebalances;
+    assert_eq!(rebalances, 1, "only the newcomer's partition moved");
+    assert_eq!(host.metric("oncebox_kafka_sink_errors_total", "").await, 0);
+    assert!(pause < 10_000.0, "a busy tenant waited {pause} ms");
+    host.tell("with one more", &crowd).await;
+
+    // They come to rest, and are woken again.
+    host.wait_consumers("idle", size + 1).await;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !crowd.sessions().await.is_empty() {
+        assert!(Instant::now() < deadline, "connections without use: {:?}", crowd.sessions().await);
+        sleep(Duration::from_millis(500)).await;
+    }
+    host.tell("at rest again", &crowd).await;
+    assert!(host.threads() <= THREADS_OF_HOST, "{} threads", host.threads());
+    let came = Instant::now();
+    crowd.send(3, &load("c", 1)).await;
+    crowd.wait_effects(3, 81).await;
+    println!("one that rested took its message after {:.2} s", came.elapsed().as_secs_f64());
+    for number in BUSY..size {
+        assert_eq!(crowd.effects(number).await, (0, 0));
+    }
+}

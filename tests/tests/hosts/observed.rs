@@ -1,0 +1,430 @@
+//! What is seen of messages from outside: the lines of a host's log, and the rules for alerts,
+//! evaluated on what a host measures.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use oncebox_model::record::Record;
+use oncebox_tests::{
+    host::{DEADLINE, HostProcess, Scenario},
+    inbox::{Guest, World, deliver, record, step},
+    load::{Load, Work},
+    services::target_dir,
+};
+use serde_json::{Value, json};
+use tokio::{io::AsyncWriteExt as _, net::TcpSocket, time::sleep};
+use tracing_subscriber::fmt::MakeWriter;
+
+/// What was logged.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Lines {
+    fn take(&self) -> Vec<String> {
+        String::from_utf8_lossy(&std::mem::take(&mut *self.0.lock().unwrap()))
+            .lines()
+            .map(str::to_owned)
+            .collect()
+    }
+}
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        std::io::Write::write(&mut *self.0.lock().unwrap(), bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+/// What stands in every payload, and in nothing that a log has to say.
+const SECRET: &str = "hunter2";
+
+/// Lines that are about a consumer, a partition or a session, by a part of each.
+const OF_NO_MESSAGE: &[&str] = &[
+    "an earlier process died at this offset",
+    "a transaction stopped",
+    "a transaction was dropped",
+    "hosts were not told",
+    "the database is less closed",
+];
+
+/// What could go wrong: a line of the log speaks of a message and does not say which, or shows what
+/// is in it. Whatever may become of a message becomes of one, with every line that the host has to
+/// say about it.
+#[tokio::test]
+async fn every_line_of_a_message_names_it_and_none_shows_its_payload() {
+    let lines = Lines::default();
+    let filter = tracing_subscriber::EnvFilter::new("trace");
+    let logging = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_env_filter(filter)
+        .with_writer(lines.clone())
+        .finish();
+    let _logging = tracing::subscriber::set_default(logging);
+    let world = World::new().await;
+    let tenant = world.tenant("acme", "").await;
+    let with =
+        |offset, id: &str, script: &str| record(offset, id, &format!("{script}\n# {SECRET}"));
+    let of_version = |mut record: Record, key: &str, version: i64| {
+        record.key = Some(key.into());
+        record.headers.push(("v".to_owned(), version.to_string().into_bytes()));
+        record
+    };
+    let mut unrouted = with(6, "unrouted", "");
+    unrouted.headers.push(("type".to_owned(), b"nobody".to_vec()));
+    let no_id = Record { headers: Vec::new(), ..with(7, "", "") };
+    let plain = vec![
+        with(0, "done", "result 1"),
+        with(1, "again", "before 2 retry 0"),
+        with(2, "rejected", "reject"),
+        with(3, "parked", "park"),
+        with(4, "trapped", "trap"),
+        with(5, "slow", "sleep 300"),
+        unrouted,
+        no_id,
+        with(8, "done", "result 1"),
+        with(9, "done", "result 2"),
+    ];
+    let schema =
+        "[schemas.'*']\njson_schema = { type = 'object', properties.account.type = 'integer' }";
+    let invalid = vec![
+        record(0, "invalid", &format!("{{\"account\": \"{SECRET}\"}}")),
+        record(1, "no json", SECRET),
+    ];
+    let versions = vec![
+        of_version(with(0, "k1", ""), "k", 1),
+        of_version(with(1, "k3", ""), "k", 3),
+        of_version(with(2, "k1 once more", ""), "k", 1),
+        of_version(with(3, "k2", ""), "k", 2),
+    ];
+    let old = vec![Record { timestamp_ms: 1_000, ..with(0, "old", "") }];
+    let leased = vec![with(0, "leased", ""), with(1, "kills", "")];
+    const QUICK: &str = "retry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }";
+    const GUARDED: &str = "order = 'key'\nsequence = { version = { header = 'v' }, first = 1 \
+        }\nretry = { backoff_min_ms = 1, backoff_max_ms = 1 }";
+    for (name, policy, log) in [
+        (
+            "plain",
+            &*format!(
+                "{QUICK}\nlimits = {{ deadline_ms = 500 }}\nbatch = {{ duration_ms = 5000 }}"
+            ),
+            plain,
+        ),
+        ("invalid", schema, invalid),
+        ("versions", GUARDED, versions),
+        ("old", "replay = { past_horizon = 'park' }", old),
+        ("leased", "ack = 'after_insert'", leased),
+    ] {
+        let consumer = world.consumer(&tenant, name, policy).await;
+        let host = world.host(&consumer);
+        deliver(&host, &log).await;
+        if name == "leased" {
+            // Its workers die: three times of one, once of the other.
+            let mut dying = Guest::connect(&world, &consumer).await;
+            for deaths in [2, 1, 1] {
+                assert_eq!(dying.lease(50).await.unwrap().len(), deaths);
+                world
+                    .until("SELECT count(*) > 0 FROM oncebox.inbox WHERE locked_until < now()")
+                    .await;
+                if deaths == 2 {
+                    step(&host).await.unwrap();
+                }
+            }
+        }
+        world.retry_until_settled(&host).await;
+    }
+    let texts: Vec<String> = world
+        .rows()
+        .await
+        .into_iter()
+        .map(|row| format!("message_id={:?}", row.message_id))
+        .collect();
+    let said = lines.take();
+    let shown: Vec<_> = said.iter().filter(|line| line.contains(SECRET)).collect();
+    // S1-093.
+    assert!(shown.is_empty(), "{shown:#?}");
+
+    let ours = |line: &&String| {
+        line.contains(" oncebox_inbox::") && !OF_NO_MESSAGE.iter().any(|part| line.contains(part))
+    };
+    let of_messages: Vec<_> = said.iter().filter(ours).collect();
+    let nameless: Vec<_> = of_messages
+        .iter()
+        .filter(|line| !texts.iter().any(|text| line.contains(text.as_str())))
+        .collect();
+    // S0-039.
+    assert!(nameless.is_empty(), "{nameless:#?}");
+    for event in [
+        "message failed",
+        "message parked",
+        "duplicate skipped",
+        "more than half of its deadline",
+        "lease taken over",
+    ] {
+        assert!(
+            of_messages.iter().any(|line| line.contains(event)),
+            "nothing says `{event}`: {of_messages:#?}"
+        );
+    }
+    world.finish().await;
+}
+
+/// Seconds between two values of a series, as a Prometheus that scrapes every fifteen has them.
+const STEP_S: usize = 15;
+/// Values of each phase.
+const STEPS: usize = 12;
+
+/// Each series of a host's metrics, with its value.
+async fn scrape(host: &HostProcess) -> BTreeMap<String, String> {
+    let answer = host.metrics().await.unwrap();
+    let lines = answer.lines().filter(|line| line.starts_with("oncebox_"));
+    lines
+        .map(|line| line.rsplit_once(' ').unwrap())
+        .map(|(series, value)| (series.to_owned(), value.to_owned()))
+        .collect()
+}
+
+/// What Prometheus says of the rules, when it scraped each of these for a while, one after the
+/// other.
+struct Watch {
+    phases: Vec<BTreeMap<String, String>>,
+    expected: Vec<Value>,
+}
+
+impl Watch {
+    /// At the end of this phase these alerts of a rule fire, by their labels and annotations.
+    fn expects(&mut self, phase: usize, rule: &str, alerts: &[Value]) {
+        let at = (phase * STEPS + STEPS - 1) * STEP_S;
+        self.expected.push(
+            json!({ "eval_time": format!("{at}s"), "alertname": rule, "exp_alerts": alerts }),
+        );
+    }
+
+    /// Run Prometheus' own evaluation.
+    fn check(&self, name: &str) {
+        let mut series: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (number, phase) in self.phases.iter().enumerate() {
+            for (name, value) in phase {
+                let values = series.entry(name).or_default();
+                values.resize(number * STEPS, "_");
+                values.resize((number + 1) * STEPS, value);
+            }
+        }
+        let input: Vec<_> = series
+            .iter()
+            .map(|(name, values)| json!({ "series": name, "values": values.join(" ") }))
+            .collect();
+        let interval = format!("{STEP_S}s");
+        let file = json!({
+            "rule_files": [rules()],
+            "evaluation_interval": interval,
+            "tests": [{ "interval": interval, "input_series": input, "alert_rule_test": self.expected }],
+        });
+        let folder = target_dir().join("test-hosts");
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join(format!("{name}-rules.json"));
+        fs::write(&path, serde_json::to_vec_pretty(&file).unwrap()).unwrap();
+        let output = Command::new("promtool").args(["test", "rules"]).arg(&path).output();
+        let output = output.expect("`promtool` is missing; run `scripts/install.sh tests`");
+        let said = [output.stdout, output.stderr].concat();
+        assert!(
+            output.status.success(),
+            "`{}`: {}",
+            path.display(),
+            String::from_utf8_lossy(&said)
+        );
+    }
+}
+
+fn rules() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/alerts.yml").canonicalize().unwrap()
+}
+
+/// What could go wrong: an alert never fires, for an expression that is empty or a label that is
+/// not there; or it fires of itself, or goes on for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rules_fire_on_what_a_host_measures_and_end_with_it() {
+    let scenario = Scenario::new().await.unwrap();
+    const POLICY: &str = r#"UPDATE oncebox.consumer SET policy = policy || '{"alerts": {"pending_age_s": 1, "parked": 1, "dead_letters": 2, "collisions": 1}, "retry": {"attempts_max": 20, "backoff_min_ms": 600000, "backoff_max_ms": 600000, "jitter": "none", "lease_ms": 10000, "workers": 2}}' WHERE consumer_id = {consumer}"#;
+    scenario.execute(POLICY).await.unwrap();
+    let tenant = scenario.tenant.name.clone();
+    let named = ["--tenant", &tenant, "--consumer", "payments"];
+    let host = scenario.start("a", &[]).unwrap();
+    let until = async |alert: &str, value| {
+        host.until_metric("oncebox_alert", &[&format!("alert=\"{alert}\"")], value).await.unwrap()
+    };
+    let states = async |expected: [f64; 4]| {
+        for (name, value) in
+            ["pending_age_s", "parked", "dead_letters", "collisions"].into_iter().zip(expected)
+        {
+            until(name, value).await;
+        }
+    };
+    let mut watch = Watch { phases: Vec::new(), expected: Vec::new() };
+
+    // Quiet: what comes completes.
+    scenario.send(&Load::of([Work::Pay, Work::Pay])).await.unwrap();
+    scenario.wait_settled().await.unwrap();
+    states([0.0; 4]).await;
+    watch.phases.push(scrape(&host).await);
+
+    // One waits for its retry, one is parked, and two are dead letters.
+    scenario
+        .send(&Load::of([Work::Fails(2), Work::Park, Work::Reject, Work::Reject]).named("bad"))
+        .await
+        .unwrap();
+    states([1.0, 1.0, 1.0, 0.0]).await;
+    // S1-076.
+    host.until_metric("oncebox_inbox_messages", &["status=\"failed_retryable\""], 1.0)
+        .await
+        .unwrap();
+    watch.phases.push(scrape(&host).await);
+
+    // A person has seen to them.
+    scenario
+        .ok(&[&["inbox", "retry", "--all", "--because", "a test"], &named[..]].concat())
+        .await
+        .unwrap();
+    scenario
+        .ok(&[&["inbox", "discard", "--all", "--because", "a test"], &named[..]].concat())
+        .await
+        .unwrap();
+    states([0.0; 4]).await;
+    watch.phases.push(scrape(&host).await);
+
+    let fires = |alert: &str| {
+        let summary = format!("{tenant}/payments: `{alert}` of its policy is reached");
+        let runbook = format!("oncebox inbox stats --tenant {tenant} --consumer payments");
+        json!({
+            "exp_labels": { "tenant": tenant, "consumer": "payments", "alert": alert },
+            "exp_annotations": { "summary": summary, "runbook": runbook },
+        })
+    };
+    let text = fs::read_to_string(rules()).unwrap();
+    let names: Vec<_> =
+        text.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(names.contains(&"OnceboxInbox") && names.len() >= 7, "{names:?}");
+    for phase in 0..watch.phases.len() {
+        for name in &names {
+            let of_inbox = ["dead_letters", "parked", "pending_age_s"].map(fires);
+            watch.expects(
+                phase,
+                name,
+                if phase == 1 && *name == "OnceboxInbox" { &of_inbox } else { &[] },
+            );
+        }
+    }
+    // S0-041, S0-050, S1-095, S1-097, S2-014.
+    watch.check(&tenant);
+    host.stop().await.unwrap();
+}
+
+/// What could go wrong: connections that say nothing pile up at the port of health and metrics,
+/// without a bound, or keep Prometheus and the orchestrator out, for whom a host that does not
+/// answer is one to end.
+#[tokio::test(flavor = "multi_thread")]
+async fn half_open_connections_keep_no_probe_out() {
+    let scenario = Scenario::new().await.unwrap();
+    let host = scenario.start_ready("a", &[]).await.unwrap();
+    let refused = async |reason: &str| {
+        let of = ["listener=\"metrics\"", &format!("reason=\"{reason}\"")];
+        host.metric("oncebox_http_connections_closed_total", &of).await
+    };
+    assert_eq!(refused("no_head").await, Some(0.0));
+    let mut half_open = Vec::new();
+    for n in 0..600 {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        let mut stream = socket.connect(host.http()).await.unwrap();
+        let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\n").await; // it may have been closed already
+        half_open.push(stream);
+        if n % 50 == 49 {
+            let ready = host.readiness_within(Duration::from_secs(20)).await;
+            assert_eq!((ready, host.metrics().await.is_some()), (Some(200), true), "beside {n}");
+        }
+    }
+    // One address has half of the 256 places; for each further connection of it one of its own was
+    // closed.
+    assert_eq!(
+        (refused("no_head").await, refused("refused").await),
+        (Some(600.0 - 128.0), Some(0.0))
+    );
+    drop(half_open);
+    host.stop().await.unwrap();
+}
+
+/// What could go wrong: refused duplicates are counted where no operator looks, are forgotten with
+/// the host that refused them, or cost a write each.
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_duplicates_are_told_on_the_command_line() {
+    const WRITES: &str = "CREATE SEQUENCE writes; CREATE FUNCTION count_write() RETURNS trigger \
+        LANGUAGE plpgsql AS \
+        $$ BEGIN PERFORM nextval('public.writes'); RETURN NULL; END $$; \
+        CREATE TRIGGER count_write AFTER INSERT OR UPDATE ON oncebox.duplicates_refused FOR EACH \
+        ROW EXECUTE FUNCTION count_write()";
+    let scenario = Scenario::new().await.unwrap();
+    scenario.execute(WRITES).await.unwrap();
+    let tenant = scenario.tenant.name.clone();
+    let show = async |more: &[&str]| {
+        scenario
+            .ok(&[&["consumer", "show", "payments", "--tenant", &tenant], more].concat())
+            .await
+            .unwrap()
+    };
+    let refused = async || {
+        let shown: Value = serde_json::from_str(&show(&["--json"]).await).unwrap();
+        shown["duplicates"]["refused"].as_i64().unwrap()
+    };
+    let load = Load::of([Work::Pay; 100]);
+    let host = scenario.start_ready("a", &[]).await.unwrap();
+    scenario.send(&load).await.unwrap();
+    scenario.wait_settled().await.unwrap();
+    let text = show(&[]).await;
+    assert!(text.contains("\nduplicates refused: none since 2"), "{text}");
+
+    for _ in 0..5 {
+        scenario.send(&load).await.unwrap();
+    }
+    let counted = ["outcome=\"already_done\""];
+    host.until_metric_reaches("oncebox_claims_total", &counted, 500.0).await.unwrap();
+    assert_eq!(host.metric("oncebox_claims_total", &counted).await, Some(500.0));
+    let deadline = Instant::now() + DEADLINE;
+    while refused().await < 500 {
+        assert!(Instant::now() < deadline, "{} of 500 duplicates are told", refused().await);
+        sleep(Duration::from_millis(200)).await;
+    }
+    let text = show(&[]).await;
+    assert!(
+        text.contains("\nduplicates refused: 500 since 2") && text.contains(", the last at 2"),
+        "{text}"
+    );
+    let writes = scenario.number("SELECT last_value FROM public.writes").await.unwrap();
+    assert!(writes < 50, "{writes} writes for 500 duplicates");
+
+    // What a host refused just before it ends is not lost, and its successor goes on.
+    scenario.send(&load).await.unwrap();
+    host.until_metric_reaches("oncebox_claims_total", &counted, 600.0).await.unwrap();
+    host.stop().await.unwrap();
+    assert_eq!(refused().await, 600);
+    let host = scenario.start_ready("a", &[]).await.unwrap();
+    scenario.send(&load).await.unwrap();
+    host.until_metric_reaches("oncebox_claims_total", &counted, 100.0).await.unwrap();
+    host.stop().await.unwrap();
+    assert_eq!(refused().await, 700);
+}

@@ -1,0 +1,162 @@
+//! What was seen before is known: in whatever state it is, and by whatever way it comes again.
+
+use std::collections::BTreeSet;
+
+use oncebox_control::{Filter, Remedy, Verb};
+use oncebox_inbox::{PartitionInbox, SessionSettings};
+use oncebox_model::record::Record;
+use oncebox_tests::inbox::{Row, TestConsumer, World, deliver, drive, record, step};
+
+const STATES: [&str; 9] = [
+    "completed",
+    "discarded",
+    "failed_retryable",
+    "failed_terminal",
+    "in_progress",
+    "parked",
+    "received",
+    "skipped",
+    "waiting",
+];
+
+fn keyed(offset: i64, id: &str, key: &str, script: &str) -> Record {
+    Record { key: Some(key.into()), ..record(offset, id, script) }
+}
+
+/// The row as it is read at any time.
+async fn row(world: &World, consumer: &TestConsumer, id: &str) -> Row {
+    Row { due_in_ms: None, ..world.row(consumer, id).await }
+}
+
+/// What could go wrong: a delivery of a message that is known is taken for an error, waits, runs,
+/// or changes the row, in a state that nobody tried. Every state that the schema knows is tried.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_of_what_is_known_is_acked_whatever_its_state() {
+    const DEFINED: &str = "SELECT m[1] FROM pg_constraint, \
+        regexp_matches(pg_get_constraintdef(oid), '''(\\w+)''', 'g') m \
+        WHERE conname = 'inbox_status_known' AND conrelid = 'oncebox.inbox'::regclass";
+    let mut tried = BTreeSet::new();
+    for ack in ["after_commit", "after_insert"] {
+        let world = World::new().await;
+        let policy = format!(
+            "ack = '{ack}'\norder = 'key'\nno_route = 'skip'\nlimits = {{ deadline_ms = 600000 }}\n\
+             retry = {{ lease_ms = 700000, backoff_min_ms = 600000, backoff_max_ms = 600000, \
+             jitter = 'none' }}"
+        );
+        let consumer = world.simple("", &policy).await;
+        // The one that is under way stays so while the others come again.
+        let settings = SessionSettings {
+            idle_in_transaction_timeout_ms: 600_000,
+            ..SessionSettings::default()
+        };
+        let host = world.host_with(&consumer, world.scripts(), &settings);
+        let mut unrouted = keyed(6, "unrouted", "f", "");
+        unrouted.headers.push(("type".to_owned(), b"nobody".to_vec()));
+        let log = [
+            keyed(0, "done", "a", "result 1"),
+            keyed(1, "later", "b", "retry 600000"),
+            keyed(2, "behind", "b", ""),
+            keyed(3, "rejected", "c", "reject"),
+            keyed(4, "parked", "d", "park"),
+            keyed(5, "given up", "e", "reject"),
+            unrouted,
+        ];
+        deliver(&host, &log).await;
+        if ack == "after_insert" {
+            while step(&host).await.unwrap() > 0 {}
+            deliver(&host, &[keyed(7, "working", "g", "gate g"), keyed(8, "stored", "h", "")])
+                .await;
+        }
+        let (message_ids, reason) = (vec!["given up".to_owned()], "a test".to_owned());
+        let discard = Remedy {
+            verb: Verb::Discard,
+            filter: Filter::default(),
+            message_ids,
+            reason,
+            as_of: None,
+            limit: 1,
+        };
+        assert_eq!(world.admin.remedy("acme", "orders", &discard).await.unwrap().changed, 1);
+        let worker = (ack == "after_insert").then(|| {
+            let host = host.clone();
+            tokio::spawn(async move { step(&host).await })
+        });
+        if worker.is_some() {
+            world.control.gate("g").reached(1).await;
+        }
+
+        let mut again = log.to_vec();
+        if worker.is_some() {
+            again.extend([keyed(7, "working", "g", "gate g"), keyed(8, "stored", "h", "")]);
+        }
+        for record in &again {
+            let id = String::from_utf8(record.header("id").unwrap().to_vec()).unwrap();
+            let (before, runs) = (row(&world, &consumer, &id).await, world.control.runs(&id).len());
+            for _ in 0..2 {
+                assert!(
+                    deliver(&world.host(&consumer), std::slice::from_ref(record)).await.is_empty(),
+                    "{ack}: `{id}` is {}",
+                    before.status
+                );
+            }
+            // S0-019: acked, and nothing happened.
+            assert_eq!(
+                (row(&world, &consumer, &id).await, world.control.runs(&id).len()),
+                (before.clone(), runs),
+                "{ack}: `{id}`"
+            );
+            tried.insert(before.status);
+        }
+        assert_eq!(world.rows().await.len(), again.len());
+        if let Some(worker) = worker {
+            world.control.gate("g").open();
+            assert_eq!(worker.await.unwrap().unwrap(), 1);
+        } else {
+            let mut defined: Vec<String> =
+                sqlx::query_scalar(DEFINED).fetch_all(&world.pool).await.unwrap();
+            defined.sort();
+            assert_eq!(defined, STATES, "a state that is not tried here");
+        }
+        world.finish().await;
+    }
+    assert_eq!(tried.iter().map(String::as_str).collect::<Vec<_>>(), STATES);
+}
+
+/// What could go wrong: a message that comes again by another way than a redelivery is another
+/// message: from a topic of retries, or filled in later from somewhere else, where all but its id
+/// and its payload differ.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_comes_by_another_way_is_the_same() {
+    let world = World::new().await;
+    let consumer = world.simple("", "topics = ['t', 't.retry', 'backfill']").await;
+    let first = record(0, "a", "result 1");
+    deliver(&world.host(&consumer), std::slice::from_ref(&first)).await;
+    let before = row(&world, &consumer, "a").await;
+    for (topic, partition, offset, header) in [
+        ("t.retry", 0, 0, "retry-attempt"),
+        ("t.retry", 3, 77, "retry-attempt"),
+        ("backfill", 1, 5, "from"),
+    ] {
+        let mut again = Record {
+            topic: topic.into(),
+            partition,
+            offset,
+            timestamp_ms: 1,
+            key: Some(b"k".to_vec()),
+            ..first.clone()
+        };
+        again.headers.push((header.to_owned(), b"1".to_vec()));
+        let mut taken =
+            PartitionInbox::open(world.host(&consumer), topic, partition, offset).await.unwrap();
+        assert!(drive(&mut taken, &[again]).await.is_empty());
+        taken.close().await;
+        // S1-001 (retry topic, manual backfill).
+        assert_eq!(
+            (row(&world, &consumer, "a").await, world.control.runs("a").len()),
+            (before.clone(), 1),
+            "{topic}"
+        );
+    }
+    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox").await, 1);
+    world.finish().await;
+}

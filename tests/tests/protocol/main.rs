@@ -1,0 +1,24 @@
+//! The protocol, in this process, on a real PostgreSQL: claim, run, complete, commit, retry, and what the
+//! control plane writes.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+mod breaker;
+mod clock;
+mod counted;
+mod deployments;
+mod doctor;
+mod effect_once;
+mod failures;
+mod identity;
+mod inbox_schema;
+mod known;
+mod leases;
+mod locks;
+mod order;
+mod redrive;
+mod shadow;
+mod sql_values;
+mod tenant_isolation;
+mod tenant_locks;
+mod tenants;

@@ -1,0 +1,571 @@
+//! What people do with messages that do not go on by themselves: each once, under its id, with its
+//! history.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use oncebox_control::{Filter, Remedied, Remedy, Revision, Verb};
+use oncebox_inbox::SessionSettings;
+use oncebox_model::{
+    InboxError, handler::DeliveryKind, hooks::REMEDY_POINTS, message::Message, record::Record,
+};
+use oncebox_tests::{
+    host::{Options, Scenario},
+    inbox::{PlainHandler, PlainHandlers, Script, TestConsumer, World, deliver, record, step},
+    load::{Load, Work},
+};
+use tokio::time::{Instant, sleep};
+
+mod copies;
+mod export;
+mod records;
+mod revision;
+
+const QUICK: &str = "retry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }";
+
+fn all(verb: Verb) -> Remedy {
+    Remedy {
+        verb,
+        filter: Filter::default(),
+        message_ids: Vec::new(),
+        reason: "it was mended".to_owned(),
+        as_of: None,
+        limit: 1_000,
+    }
+}
+
+fn these(verb: Verb, ids: &[&str]) -> Remedy {
+    Remedy { message_ids: ids.iter().map(|id| (*id).to_owned()).collect(), ..all(verb) }
+}
+
+async fn remedy(world: &World, consumer: &TestConsumer, remedy: &Remedy) -> Remedied {
+    world.admin.remedy(&consumer.tenant.name, &consumer.row.name, remedy).await.unwrap()
+}
+
+/// Events of a message's history: event, attempt, reason, actor.
+async fn history(
+    world: &World,
+    id: &str,
+) -> Vec<(String, Option<i32>, Option<String>, Option<String>)> {
+    const HISTORY: &str = "SELECT event, attempt, reason, actor FROM oncebox.inbox_history WHERE \
+        message_id = $1 ORDER BY history_id";
+    sqlx::query_as(HISTORY).bind(id).fetch_all(&world.pool).await.unwrap()
+}
+
+/// What could go wrong: a redriven message has another id, lost its headers, its payload or its
+/// past, is not recognised any more when it is delivered again, or does not get its runs back.
+/// S1-059, S1-060, S1-109, S0-030.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_runs_again_as_what_it_is() {
+    let world = World::new().await;
+    let consumer = world.simple("", QUICK).await;
+    let host = world.host(&consumer);
+    let mut letter = record(0, "a", "sql INSERT INTO late VALUES (1)\nresult 7");
+    letter.headers.push(("causation".to_owned(), b"c-1".to_vec()));
+    deliver(&host, std::slice::from_ref(&letter)).await;
+    world.retry_until_settled(&host).await;
+    let before = world.row(&consumer, "a").await;
+    // S0-008.
+    assert_eq!(before.state(), ("failed_terminal", Some("sql_error:42P01"), 2));
+
+    // Not mended yet: it gets the runs of a new one, and is a dead letter again.
+    let done = remedy(&world, &consumer, &all(Verb::Redrive)).await;
+    assert_eq!((done.changed, done.left), (1, 0));
+    assert_eq!(world.row(&consumer, "a").await.state(), ("received", None, 0));
+    world.retry_until_settled(&host).await;
+    let again =
+        remedy(&world, &consumer, &Remedy { as_of: Some(done.as_of), ..all(Verb::Redrive) }).await;
+    assert_eq!((again.changed, again.left), (0, 0), "what failed again since is left alone");
+
+    let tables = format!(
+        "CREATE TABLE {0}.late (n int); GRANT ALL ON {0}.late TO {1}",
+        consumer.tenant.schema_name, consumer.tenant.login
+    );
+    world.execute(tables).await;
+    assert_eq!(remedy(&world, &consumer, &these(Verb::Redrive, &["a"])).await.changed, 1);
+    world.retry_until_settled(&host).await;
+    let row = world.row(&consumer, "a").await;
+    assert_eq!((row.state(), &row.result), (("completed", None, 1), &Some(serde_json::json!(7))));
+    assert_eq!(
+        (&row.topic, row.partition, row.offset, &row.payload_hash),
+        (&before.topic, 0, 0, &before.payload_hash)
+    );
+    deliver(&host, &[letter]).await;
+    // S1-059, S1-060, S1-109.
+    assert_eq!(
+        (world.rows().await.len(), world.effects(&consumer, "a").await),
+        (1, 1),
+        "it is known"
+    );
+    let retries = world.control.runs("a").into_iter().filter(|ran| ran.kind == DeliveryKind::Retry);
+    assert_eq!(retries.map(|ran| ran.attempt).collect::<Vec<_>>(), [2, 1, 2, 1]);
+
+    let failed =
+        |attempt| ("failed".to_owned(), Some(attempt), Some("sql_error:42P01".to_owned()), None);
+    let redriven =
+        ("redriven".to_owned(), Some(2), Some("it was mended".to_owned()), Some("test".to_owned()));
+    // S0-042, S1-059, S3-024.
+    assert_eq!(
+        history(&world, "a").await,
+        [failed(1), failed(2), redriven.clone(), failed(1), failed(2), redriven]
+    );
+    let audit = world.admin.audit_list(Some("acme"), 10).await.unwrap();
+    let of_redrive: Vec<_> = audit.iter().filter(|entry| entry.action == "inbox.redrive").collect();
+    assert_eq!(of_redrive.len(), 2);
+    assert_eq!(
+        (&*of_redrive[0].subject, &of_redrive[0].details["messages"]),
+        ("acme/orders", &serde_json::json!(1))
+    );
+    world.finish().await;
+}
+
+/// Scripted handlers, and each message as they are given it, run by run.
+fn watched(world: &World) -> (Arc<PlainHandlers>, Arc<Mutex<Vec<Message>>>) {
+    let given = Arc::<Mutex<Vec<Message>>>::default();
+    let (script, seen) = (Script::handler(world.control.clone()), given.clone());
+    let handler = PlainHandler::new(1, move |tx, run| {
+        seen.lock().unwrap().push(run.message.clone());
+        let script = script.clone();
+        Box::pin(async move { script.handle(tx, run).await })
+    });
+    (PlainHandlers::of(handler), given)
+}
+
+/// What could go wrong: a message that runs again, by itself or because a person says so, is given
+/// to its handler under another id or key, at another place or time, without a header, or without
+/// what names its cause; or with another payload than the last one that a person gave it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_handler_is_given_is_what_came_however_often_it_runs() {
+    for ack in ["after_commit", "after_insert"] {
+        let world = World::new().await;
+        let policy = format!("ack = '{ack}'\norder = 'key'\n{QUICK}");
+        let consumer = world.simple("", &policy).await;
+        let (handlers, given) = watched(&world);
+        let host = world.host_with(&consumer, handlers, &SessionSettings::default());
+        let mut letter = Record {
+            partition: 0,
+            offset: 77,
+            key: Some(vec![0, 0xff, b'k']),
+            ..record(77, "a", "trap")
+        };
+        for (name, value) in [
+            ("causation", &b"c-1"[..]),
+            ("Correlation-Id", b"r-1"),
+            ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+            ("type", b"order.placed"),
+            ("raw", &[0, 0xff]),
+            ("empty", b""),
+            ("twice", b"1"),
+            ("twice", b"2"),
+        ] {
+            letter.headers.push((name.to_owned(), value.to_vec()));
+        }
+        deliver(&host, std::slice::from_ref(&letter)).await;
+        world.retry_until_settled(&host).await;
+        assert_eq!(remedy(&world, &consumer, &all(Verb::Redrive)).await.changed, 1);
+        world.retry_until_settled(&host).await;
+        for payload in ["park", "result 7"] {
+            let revision =
+                Revision { payload: payload.into(), reason: "a typo".to_owned(), as_of: None };
+            world.admin.revise("acme", "orders", "a", &revision).await.unwrap();
+            let shown = world.admin.inbox_show("acme", "orders", "a").await.unwrap();
+            assert_eq!(
+                (shown.key, shown.headers),
+                (letter.key.clone(), letter.headers.clone()),
+                "an edit is of the payload alone"
+            );
+            world.retry_until_settled(&host).await;
+        }
+        assert_eq!(world.row(&consumer, "a").await.state(), ("completed", None, 1), "{ack}");
+
+        let given = std::mem::take(&mut *given.lock().unwrap());
+        let mut payloads: Vec<_> =
+            given.iter().map(|message| String::from_utf8_lossy(message.body().unwrap())).collect();
+        // A first run may be undone with its batch and made again.
+        payloads.dedup();
+        assert_eq!(payloads, ["trap", "park", "result 7"], "{ack}");
+        assert!(
+            given.len() >= 6,
+            "{ack}: twice from the broker, twice after the redrive, once after each edit: {}",
+            given.len()
+        );
+        for message in given {
+            let Message { id, source, event_type, ordering_key, trace_parent, record, .. } =
+                message;
+            let of_it = (
+                id.as_str(),
+                source.as_str(),
+                event_type.as_str(),
+                ordering_key.as_ref(),
+                trace_parent.as_deref(),
+            );
+            let traced = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+            // S1-059, S1-060: the id, the key, and every header with the cause among them.
+            assert_eq!(
+                of_it,
+                ("a", "t", "order.placed", letter.key.as_ref(), Some(traced)),
+                "{ack}"
+            );
+            assert_eq!((&record.key, &record.headers), (&letter.key, &letter.headers), "{ack}");
+            let place = (&*record.topic, record.partition, record.offset, record.timestamp_ms);
+            assert_eq!(place, ("t", 0, 77, letter.timestamp_ms), "{ack}");
+        }
+        world.finish().await;
+    }
+}
+
+/// What could go wrong: what is open is not counted, or what is done with is. S1-070, S1-080,
+/// S2-003.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_open_is_counted_by_state_and_reason() {
+    let world = World::new().await;
+    let consumer =
+        world.simple("", "alerts = { parked = 4, dead_letters = 2, pending_age_s = 3600 }").await;
+    let count = async || world.admin.backlog("acme", "orders").await.unwrap();
+    assert_eq!(count().await, Default::default());
+    let mut no_id = record(5, "", "");
+    no_id.headers.clear();
+    let log = [
+        record(0, "done", ""),
+        record(1, "rejected", "reject"),
+        record(2, "parked", "park"),
+        record(3, "later", "sql SELECT 1/0"),
+        record(4, "done", "# another payload"),
+        no_id,
+    ];
+    deliver(&world.host(&consumer), &log).await;
+    let (backlog, alerts) = count().await;
+    let counted: Vec<_> = backlog
+        .open
+        .iter()
+        .map(|open| (&*open.status, open.reason.as_deref().unwrap_or_default(), open.messages))
+        .collect();
+    // S1-070.
+    assert_eq!(
+        counted,
+        [
+            ("failed_retryable", "sql_error", 1),
+            ("failed_terminal", "reject", 1),
+            ("parked", "collision", 1),
+            ("parked", "park", 1),
+            ("parked", "undecodable", 1),
+        ]
+    );
+    assert_eq!(backlog.pending(), 1);
+    assert!((0.0..60.0).contains(&backlog.oldest_pending_age_s().unwrap()), "{backlog:?}");
+    // S0-048, S1-091.
+    assert_eq!(
+        alerts.iter().map(|alert| (alert.name, alert.value, alert.bound)).collect::<Vec<_>>(),
+        [("collisions", 1.0, 1)]
+    );
+    let set_back = "UPDATE oncebox.inbox SET received_at = received_at - interval '2 hours' WHERE \
+        message_id = 'later'";
+    world.execute(set_back).await;
+    let (_, alerts) = count().await;
+    assert_eq!(
+        alerts.iter().map(|alert| alert.name).collect::<Vec<_>>(),
+        ["pending_age_s", "collisions"]
+    );
+    remedy(&world, &consumer, &all(Verb::Discard)).await;
+    assert_eq!(count().await, Default::default());
+    world.finish().await;
+}
+
+/// What could go wrong: an alert is not seen where it is looked for, or never ends. S0-041, S0-050,
+/// S1-074 to S1-077, S1-082, S1-091, S2-014.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_alert_begins_and_ends() {
+    let scenario = Scenario::new().await.unwrap();
+    let load = [Work::Park, Work::Pay, Work::Park, Work::Pay, Work::Reject];
+    scenario.send(&Load::of(load)).await.unwrap();
+    let host = scenario.start("a", &[]).unwrap();
+    let messages = async |status: &str, count| {
+        host.until_metric("oncebox_inbox_messages", &[&format!("status=\"{status}\"")], count)
+            .await
+            .unwrap();
+    };
+    let alert = async |name: &str, value| {
+        // S0-041, S0-050, S2-014.
+        host.until_metric("oncebox_alert", &[&format!("alert=\"{name}\"")], value).await.unwrap()
+    };
+    messages("parked", 2.0).await;
+    messages("failed_terminal", 1.0).await;
+    for (name, value) in
+        [("parked", 1.0), ("dead_letters", 1.0), ("collisions", 0.0), ("pending_age_s", 0.0)]
+    {
+        alert(name, value).await;
+    }
+    host.until_metric("oncebox_inbox_pending_messages", &[], 0.0).await.unwrap();
+    assert_eq!(host.metric("oncebox_inbox_oldest_pending_age_seconds", &[]).await, Some(0.0));
+    let runs = host.metric("oncebox_run_duration_seconds_count", &[]).await;
+    // S1-082.
+    assert!(
+        runs >= Some(load.len() as f64),
+        "{runs:?}: every run counts, also one that is repeated"
+    );
+    // As if the rejected one were to be tried again, later, since two hours.
+    const LATER: &str = "UPDATE oncebox.inbox SET status = 'failed_retryable', next_attempt_at = \
+        now() + interval '1 hour', \
+        received_at = now() - interval '2 hours', processed_at = NULL WHERE status = \
+        'failed_terminal'";
+    sqlx::query(LATER).execute(&scenario.pool).await.unwrap();
+    // S1-074
+    host.until_metric("oncebox_inbox_pending_messages", &[], 1.0).await.unwrap();
+    messages("failed_retryable", 1.0).await;
+    alert("pending_age_s", 1.0).await;
+    // S1-075
+    let age = host.metric("oncebox_inbox_oldest_pending_age_seconds", &[]).await.unwrap();
+    assert!((7_200.0..7_800.0).contains(&age), "{age}");
+    const BACK: &str = "UPDATE oncebox.inbox SET status = 'failed_terminal', next_attempt_at = \
+        NULL, processed_at = now() \
+        WHERE status = 'failed_retryable'";
+    sqlx::query(BACK).execute(&scenario.pool).await.unwrap();
+    alert("pending_age_s", 0.0).await;
+    let tenant = scenario.tenant.name.clone();
+    let named = ["--tenant", &tenant, "--consumer", "payments"];
+    let stats = scenario.ok(&[&["inbox", "stats"], &named[..]].concat()).await.unwrap();
+    assert!(stats.contains("dead_letters") && stats.contains("parked"), "{stats}");
+    scenario
+        .ok(&[&["inbox", "discard", "--all", "--because", "a test"], &named[..]].concat())
+        .await
+        .unwrap();
+    alert("parked", 0.0).await;
+    alert("dead_letters", 0.0).await;
+    messages("parked", 0.0).await;
+    host.stop().await.unwrap();
+}
+
+/// What could go wrong: what completed, is being run, or cannot be run is run again; or a message
+/// that does not fit the filter is.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_what_it_is_for_is_touched() {
+    let world = World::new().await;
+    let consumer =
+        world.simple("", "retry = { backoff_min_ms = 60000, backoff_max_ms = 60000 }").await;
+    let host = world.host(&consumer);
+    let mut no_id = record(4, "", "");
+    no_id.headers.clear();
+    let mut unrouted = record(5, "unrouted", "");
+    unrouted.headers.push(("type".to_owned(), b"nobody".to_vec()));
+    let log = [
+        record(0, "done", ""),
+        record(1, "rejected", "reject"),
+        record(2, "parked", "park"),
+        record(3, "later", "before 2 trap"),
+        no_id,
+        unrouted,
+    ];
+    deliver(&host, &log).await;
+    let count = async |remedy: Remedy| {
+        self::remedy(&world, &consumer, &Remedy { limit: 0, ..remedy }).await.left
+    };
+    assert_eq!(
+        (
+            count(all(Verb::Redrive)).await,
+            count(all(Verb::Discard)).await,
+            count(all(Verb::Retry)).await
+        ),
+        (3, 5, 1)
+    );
+    assert_eq!(
+        count(these(Verb::Redrive, &["done", "later", "undecodable:t:0:4", "nothing"])).await,
+        0
+    );
+    let by_reason = |reason: &str| Filter { reason: Some(reason.to_owned()), ..Filter::default() };
+    assert_eq!(count(Remedy { filter: by_reason("no_route"), ..all(Verb::Redrive) }).await, 1);
+    assert_eq!(
+        count(Remedy {
+            filter: Filter { status: Some("parked".to_owned()), ..Filter::default() },
+            ..all(Verb::Redrive)
+        })
+        .await,
+        2
+    );
+    assert!(
+        world
+            .admin
+            .audit_list(None, 100)
+            .await
+            .unwrap()
+            .iter()
+            .all(|entry| !entry.action.starts_with("inbox.")),
+        "nothing was done"
+    );
+
+    assert_eq!(remedy(&world, &consumer, &all(Verb::Retry)).await.changed, 1);
+    assert_eq!(step(&host).await.unwrap(), 1);
+    assert_eq!(world.row(&consumer, "later").await.state(), ("completed", None, 2));
+    assert_eq!(
+        remedy(&world, &consumer, &Remedy { filter: by_reason("reject"), ..all(Verb::Discard) })
+            .await
+            .changed,
+        1
+    );
+    // S0-008, S0-030, S1-030.
+    assert_eq!(world.row(&consumer, "rejected").await.state(), ("discarded", Some("reject"), 1));
+    assert_eq!(remedy(&world, &consumer, &these(Verb::Redrive, &["rejected"])).await.changed, 0);
+    let missing = world.admin.remedy("acme", "nobody", &all(Verb::Redrive)).await.unwrap_err();
+    assert!(matches!(missing, InboxError::NotFound(_)), "{missing}");
+    world.finish().await;
+}
+
+/// What could go wrong: what is run at once fails at once, and is run again and again by the same
+/// command until it is a dead letter.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_runs_what_waits_for_its_retry_once() {
+    let world = World::new().await;
+    let consumer = world
+        .simple("", "retry = { backoff_min_ms = 60000, backoff_max_ms = 60000, jitter = 'none' }")
+        .await;
+    let host = world.host(&consumer);
+    let log: Vec<Record> = (0..3).map(|n| record(n, &format!("m{n}"), "trap")).collect();
+    deliver(&host, &log).await;
+    let mut request = Remedy { limit: 2, ..all(Verb::Retry) };
+    let mut changed = 0;
+    for left in [1, 0, 0] {
+        let done = remedy(&world, &consumer, &request).await;
+        while step(&host).await.unwrap() > 0 {}
+        assert_eq!(done.left, left);
+        changed += done.changed;
+        request.as_of = Some(done.as_of);
+    }
+    assert_eq!(changed, 3);
+    let attempts: Vec<_> = world.rows().await.into_iter().map(|row| row.attempts).collect();
+    assert_eq!(attempts, [2, 2, 2]);
+    assert_eq!(
+        remedy(&world, &consumer, &all(Verb::Retry)).await.changed,
+        3,
+        "said again, it is done again"
+    );
+    world.finish().await;
+}
+
+/// What could go wrong: two people ask at once, or one asks twice, and a message runs twice.
+/// S1-011.
+#[tokio::test(flavor = "multi_thread")]
+async fn asked_twice_it_is_done_once() {
+    const LETTERS: i64 = 500;
+    let world = World::new().await;
+    let consumer = world.simple("", "retry = { attempts_max = 1 }").await;
+    let host = world.host(&consumer);
+    let log: Vec<Record> = (0..LETTERS).map(|n| record(n, &format!("m{n}"), "reject")).collect();
+    deliver(&host, &log).await;
+    // The scripted handler does what the payload says.
+    world.execute("UPDATE oncebox.inbox SET payload = '' WHERE status = 'failed_terminal'").await;
+    let people = (0..3).map(|_| async {
+        let mut changed = 0;
+        loop {
+            let done = remedy(&world, &consumer, &Remedy { limit: 40, ..all(Verb::Redrive) }).await;
+            changed += done.changed;
+            if done.left == 0 {
+                return changed;
+            }
+        }
+    });
+    let changed: i64 = futures::future::join_all(people).await.into_iter().sum();
+    // S1-011.
+    assert_eq!(changed, LETTERS);
+    world.retry_until_settled(&host).await;
+    assert_eq!(
+        world.number("SELECT count(*) FROM oncebox.inbox WHERE status = 'completed'").await,
+        LETTERS
+    );
+    assert_eq!(
+        world.number("SELECT count(*) FROM oncebox.inbox_history WHERE event = 'redriven'").await,
+        LETTERS
+    );
+    const AUDITED: &str = "SELECT sum((details->>'messages')::bigint)::bigint FROM oncebox.audit \
+        WHERE action = 'inbox.redrive'";
+    assert_eq!(world.number(AUDITED).await, LETTERS);
+    world.finish().await;
+}
+
+/// What could go wrong: someone who redrives, or the host that runs what is redriven, dies in the
+/// middle, and messages run twice, never, or nobody knows who did it. S1-011, S1-059, S0-042.
+///
+/// `ONCEBOX_REDRIVE_LETTERS` says how many dead letters there are (10,000 by default).
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_dead_letters_are_redriven_twice_while_hosts_die() {
+    let letters: usize =
+        std::env::var("ONCEBOX_REDRIVE_LETTERS").map_or(10_000, |letters| letters.parse().unwrap());
+    let scenario = Scenario::with(Options { partitions: 4, ..Options::default() }).await.unwrap();
+    scenario.send(&Load::of((0..letters).map(|_| Work::Park))).await.unwrap();
+    let host = scenario.start("a", &[]).unwrap();
+    let started = Instant::now();
+    let parked = "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status = \
+        'parked' AND reason = 'park'";
+    while scenario.number(parked).await.unwrap() < letters as i64 {
+        assert!(
+            started.elapsed() < Duration::from_secs(120),
+            "only {} are parked",
+            scenario.number(parked).await.unwrap()
+        );
+        sleep(Duration::from_millis(100)).await;
+    }
+    // What they waited for.
+    scenario.execute("INSERT INTO {schema}.account (account) VALUES ('nowhere')").await.unwrap();
+
+    let tenant = scenario.tenant.name.clone();
+    let command = [
+        "inbox",
+        "redrive",
+        "--tenant",
+        &tenant,
+        "--consumer",
+        "payments",
+        "--reason",
+        "park",
+        "--because",
+        "the account is open",
+    ];
+    for point in REMEDY_POINTS {
+        let died =
+            scenario.command(&command, &[("ONCEBOX_FAILPOINT", &format!("{point}@3"))]).unwrap();
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&died.status),
+            Some(libc::SIGKILL),
+            "{died:?}"
+        );
+    }
+    let (one, other) = tokio::join!(scenario.ok(&command), scenario.ok(&command));
+    println!("{}{}", one.unwrap(), other.unwrap());
+    host.kill().await.unwrap();
+    let hosts = ["a", "b"].map(|name| scenario.start(name, &[]).unwrap());
+    sleep(Duration::from_millis(1_500)).await;
+    hosts[1].kill().await.unwrap();
+    assert!(scenario.ok(&command).await.unwrap().contains("there is nothing to redrive"));
+
+    let completed = "SELECT count(*) FROM oncebox.inbox WHERE consumer_id = {consumer} AND status \
+        = 'completed'";
+    let started = Instant::now();
+    while scenario.number(completed).await.unwrap() < letters as i64 {
+        assert!(
+            started.elapsed() < Duration::from_secs(120),
+            "only {} completed",
+            scenario.number(completed).await.unwrap()
+        );
+        sleep(Duration::from_millis(100)).await;
+    }
+    scenario.check_whole().await.unwrap();
+    // S1-001, S1-011, S1-059, S3-023.
+    assert_eq!(
+        scenario.number("SELECT count(*) FROM {schema}.ledger_entry").await.unwrap(),
+        letters as i64
+    );
+    assert_eq!(
+        scenario
+            .number("SELECT count(DISTINCT message_id) FROM {schema}.ledger_entry")
+            .await
+            .unwrap(),
+        letters as i64
+    );
+    const REDRIVEN: &str = "SELECT count(*) FROM oncebox.inbox_history WHERE event = 'redriven' \
+        AND reason = 'the account is open'";
+    assert_eq!(scenario.number(REDRIVEN).await.unwrap(), letters as i64, "each has one entry");
+    const AUDITED: &str = "SELECT sum((details->>'messages')::bigint)::bigint FROM oncebox.audit \
+        WHERE action = 'inbox.redrive'";
+    assert_eq!(scenario.number(AUDITED).await.unwrap(), letters as i64);
+    hosts[0].stop().await.unwrap();
+}

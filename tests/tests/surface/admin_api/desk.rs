@@ -1,0 +1,325 @@
+//! A database with two tenants, tokens of every kind, and the API over it.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+};
+
+use axum::{
+    Router,
+    body::Body,
+    http::{HeaderMap, Request, StatusCode},
+};
+use bytes::Bytes;
+use chrono::{DateTime, Utc};
+use oncebox_admin::{
+    Api, Asking, Brokers, Checked, Checking, Components, GroupPosition, Limits, Mode, Principal,
+    Problem, SeekTo, Unchecked, wire::Role,
+};
+use oncebox_control::{Admin, NewToken, NewVersion};
+use oncebox_model::policy::Policy;
+use oncebox_runtime::{Runtime, RuntimeConfig};
+use oncebox_tests::inbox::World;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use sqlx::AssertSqlSafe;
+use tower::ServiceExt;
+
+use super::steps::Step;
+
+pub struct Desk {
+    world: World,
+    pub api: Api,
+    router: Router,
+    tokens: HashMap<(String, Role), String>,
+    expired: String,
+    revoked: String,
+    deployment_id: AtomicI64,
+}
+
+/// What the API said.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: Value,
+}
+
+pub fn sha256(bytes: &[u8]) -> String {
+    hex::encode(Sha256::digest(bytes))
+}
+
+/// Uploads are looked at by compiling them.
+struct Compiling(Runtime);
+
+impl Components for Compiling {
+    fn check(&self, upload: Bytes) -> Checking<'_> {
+        Box::pin(async move {
+            let refused = |error: oncebox_runtime::LoadError| {
+                Unchecked::Refused(vec![Problem {
+                    code: "invalid".to_owned(),
+                    text: error.to_string(),
+                }])
+            };
+            let loaded = self.0.load(&upload).await.map_err(refused)?;
+            let report = json!({ "imports": loaded.imports() });
+            Ok(Checked {
+                digest: loaded.digest(),
+                component: upload,
+                source_digest: None,
+                report,
+                is_compiled: true,
+            })
+        })
+    }
+
+    fn submit(&self, _: [u8; 32]) {}
+
+    fn check_policy(&self, _: &str, _: &str, _: &Policy) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// A topic with one partition, in the middle of which every group stands.
+struct OnePartition;
+
+impl Brokers for OnePartition {
+    fn positions<'a>(
+        &'a self,
+        _: &'a str,
+        _: &'a str,
+        policy: &'a Policy,
+        to: SeekTo,
+        _: Option<DateTime<Utc>>,
+    ) -> Asking<'a> {
+        let target = if to == SeekTo::Beginning { 0 } else { 100 };
+        let (topic, horizon) = (policy.topics[0].clone(), Some(20));
+        let position = GroupPosition {
+            topic,
+            partition: 0,
+            committed: Some(50),
+            target: Some(target),
+            low: 0,
+            high: 100,
+            horizon,
+        };
+        Box::pin(async move { Ok(vec![position]) })
+    }
+}
+
+impl Desk {
+    pub async fn new(mode: Mode, limits: Limits) -> Self {
+        let world = World::new().await;
+        let mut consumer = None;
+        for name in ["acme", "other"] {
+            let tenant = world.tenant(name, "").await;
+            consumer = consumer.or(Some(world.consumer(&tenant, "orders", "").await));
+        }
+        let consumer = consumer.expect("two tenants");
+        for bytes in [b"version 1", b"version 2"] {
+            let report = json!({ "imports": [String::from_utf8_lossy(bytes)] });
+            let version = NewVersion {
+                component: bytes,
+                source_digest: None,
+                report: &report,
+                is_compiled: true,
+            };
+            world.admin.add_version("acme", "ledger", version).await.expect("a version");
+        }
+        world
+            .execute(format!(
+                "INSERT INTO oncebox.inbox (consumer_id, message_id, retention_class, bucket, \
+                    topic, partition, \"offset\", record_timestamp_ms, \
+                 status, reason, processed_at, headers, payload) \
+                 SELECT {}, 'm/1', 1, oncebox.bucket_at(1::smallint, now()), 't', 0, 1, 1, \
+                 'failed_terminal', 'reject', now(), '', 'x'",
+                consumer.row.consumer_id
+            ))
+            .await;
+        let (tokens, expired, revoked) = tokens(&world.admin).await;
+        world
+            .execute(format!(
+                "UPDATE oncebox.token SET expires_at = now() - interval '1 s' WHERE \
+            name = '{EXPIRED}'"
+            ))
+            .await;
+        let runtime = Runtime::new(RuntimeConfig { instances_max: 1, ..RuntimeConfig::default() })
+            .expect("a runtime");
+        let api = Api::new(world.admin.clone(), Arc::new(Compiling(runtime)), limits, mode)
+            .with_brokers(Arc::new(OnePartition));
+        let router = oncebox_admin::router(api.clone());
+        Self { world, api, router, tokens, expired, revoked, deployment_id: AtomicI64::new(1) }
+    }
+
+    /// A token of a role, for a tenant or, without a name, for all.
+    pub fn token_of(&self, tenant: &str, role: Role) -> String {
+        self.tokens[&(tenant.to_owned(), role)].clone()
+    }
+
+    /// The smallest token that an operation takes.
+    pub fn token(&self, needed: &str, template: &str) -> String {
+        if needed == "platform" {
+            return self.token_of("", Role::Admin);
+        }
+        let role = Role::parse(needed).unwrap_or(Role::Viewer);
+        self.token_of(if template.contains("{tenant}") { "acme" } else { "" }, role)
+    }
+
+    /// What is no token, or none any more.
+    pub fn bad_tokens(&self) -> Vec<(&'static str, Option<String>)> {
+        let good = self.token_of("", Role::Admin);
+        vec![
+            ("none", None),
+            ("empty", Some(String::new())),
+            ("not like a token", Some("hunter2".to_owned())),
+            ("unknown", Some(format!("obx_{}", "0".repeat(64)))),
+            ("cut off", Some(good[..67].to_owned())),
+            ("in capitals", Some(good.to_uppercase())),
+            ("its hash", Some(format!("obx_{}", sha256(good.as_bytes())))),
+            ("expired", Some(self.expired.clone())),
+            ("revoked", Some(self.revoked.clone())),
+        ]
+    }
+
+    pub async fn answer(&self, step: &Step, token: Option<&str>) -> Answer {
+        self.send(step.method, &step.path(self), step.body.bytes(), step.body.media_type(), token)
+            .await
+    }
+
+    pub async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        body: Vec<u8>,
+        media_type: &str,
+        token: Option<&str>,
+    ) -> Answer {
+        let mut request = Request::builder().method(method).uri(path).header("host", "localhost");
+        if !media_type.is_empty() {
+            request = request.header("content-type", media_type);
+        }
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        self.ask(request.body(Body::from(body)).unwrap_or_else(|error| panic!("{path}: {error}")))
+            .await
+    }
+
+    /// As somebody in this process.
+    pub async fn as_local(
+        &self,
+        principal: Principal,
+        method: &str,
+        path: &str,
+        body: &'static str,
+    ) -> Answer {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("content-type", "application/json")
+            .extension(principal);
+        self.ask(request.body(Body::from(body)).expect("a request")).await
+    }
+
+    async fn ask(&self, request: Request<Body>) -> Answer {
+        let response = self.router.clone().oneshot(request).await.expect("it always answers");
+        let (head, body) = response.into_parts();
+        let body = axum::body::to_bytes(body, 64 << 20).await.expect("a body");
+        let body = serde_json::from_slice(&body)
+            .unwrap_or_else(|error| panic!("{}: {error}", String::from_utf8_lossy(&body)));
+        assert!(head.headers.contains_key("x-request-id"));
+        Answer { status: head.status, headers: head.headers, body }
+    }
+
+    /// The next steps speak of the deployment that was made last.
+    pub fn remember(&self, answer: &Answer) {
+        let id = answer.body["deployment_id"]
+            .as_i64()
+            .or_else(|| answer.body["live"]["deployment_id"].as_i64());
+        if let Some(id) = id {
+            self.deployment_id.store(id, Ordering::Relaxed);
+        }
+    }
+
+    pub fn deployment_id(&self) -> i64 {
+        self.deployment_id.load(Ordering::Relaxed)
+    }
+
+    /// All that is in the host's tables, and which tables the tenants have.
+    pub async fn digest(&self) -> String {
+        const TABLES: &str = "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN \
+            pg_namespace n ON n.oid = c.relnamespace \
+            WHERE c.relkind = 'r' AND n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> \
+            'information_schema' ORDER BY 1";
+        let tables: Vec<String> =
+            sqlx::query_scalar(TABLES).fetch_all(&self.world.pool).await.expect("tables");
+        assert!(tables.iter().any(|table| table == "oncebox.audit"));
+        let mut all = String::new();
+        for table in tables {
+            let sql = format!(
+                "SELECT coalesce(md5(string_agg(t::text, '|' ORDER BY t::text)), '') FROM {table} t"
+            );
+            let rows: String = sqlx::query_scalar(AssertSqlSafe(sql))
+                .fetch_one(&self.world.pool)
+                .await
+                .expect("a digest");
+            all += &format!("{table} {rows}\n");
+        }
+        all
+    }
+
+    /// The same without the log of who did what.
+    pub async fn digest_but_audit(&self) -> String {
+        self.digest()
+            .await
+            .lines()
+            .filter(|line| !line.starts_with("oncebox.audit "))
+            .map(|line| format!("{line}\n"))
+            .collect()
+    }
+
+    /// A statement of a superuser.
+    pub async fn execute(&self, sql: &str) {
+        self.world.execute(sql).await;
+    }
+
+    /// Take a consumer's row away, as if it had never been.
+    pub async fn remove_consumer(&self, name: &str) {
+        self.world.execute(format!("DELETE FROM oncebox.consumer WHERE name = '{name}'")).await;
+    }
+
+    pub async fn finish(self) {
+        self.api.finish().await;
+        self.world.execute("DELETE FROM oncebox.inbox").await;
+        self.world.finish().await;
+    }
+}
+
+const EXPIRED: &str = "expired";
+
+async fn tokens(admin: &Admin) -> (HashMap<(String, Role), String>, String, String) {
+    let make = async |name: &str, role: Role, tenant: Option<&str>| {
+        let expires_at = (name == EXPIRED).then(|| chrono::Utc::now() + chrono::Duration::days(1));
+        let new = NewToken { name, role: role.into(), tenant, expires_at };
+        let (token, secret) = admin.create_token(&new).await.expect("a token");
+        (token.token_id, secret.reveal().to_owned())
+    };
+    // The first is a tenant's own, so that both ways to revoke one find it.
+    let mut all = HashMap::new();
+    let (_, expired) = make(EXPIRED, Role::Admin, Some("acme")).await;
+    let (revoked_id, revoked) = make("revoked", Role::Admin, Some("acme")).await;
+    admin.revoke_token(None, revoked_id).await.expect("it ends");
+    for tenant in ["", "acme", "other"] {
+        for role in Role::ALL {
+            let name =
+                if tenant.is_empty() { format!("all-{role}") } else { format!("{tenant}-{role}") };
+            let (_, secret) =
+                make(&name, role, Some(tenant).filter(|tenant| !tenant.is_empty())).await;
+            all.insert((tenant.to_owned(), role), secret);
+        }
+    }
+    (all, expired, revoked)
+}

@@ -1,0 +1,215 @@
+//! Every operation once, with what it takes, in an order in which each succeeds.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::desk::{Desk, sha256};
+
+/// A request that its operation takes.
+#[derive(Clone)]
+pub struct Step {
+    pub method: &'static str,
+    pub template: &'static str,
+    pub body: Body,
+    digest: String,
+}
+
+#[derive(Clone)]
+pub enum Body {
+    None,
+    Json(Value),
+    Wasm(Vec<u8>),
+}
+
+impl Body {
+    pub fn bytes(&self) -> Vec<u8> {
+        match self {
+            Self::None => Vec::new(),
+            Self::Json(value) => serde_json::to_vec(value).unwrap(),
+            Self::Wasm(bytes) => bytes.clone(),
+        }
+    }
+
+    pub fn media_type(&self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::Json(_) => "application/json",
+            Self::Wasm(_) => "application/wasm",
+        }
+    }
+}
+
+impl Step {
+    /// Its path, with names that are there.
+    pub fn path(&self, desk: &Desk) -> String {
+        let path = fill(&self.template.replace("{digest}", &self.digest), desk.deployment_id());
+        // What is deleted for good is named twice.
+        if (self.method, self.template) == ("DELETE", CONSUMER) {
+            format!("{path}?confirm=orders")
+        } else {
+            path
+        }
+    }
+}
+
+const CONSUMER: &str = "/v1/tenants/{tenant}/consumers/{consumer}";
+
+/// A path with names that are there.
+pub fn fill(template: &str, deployment_id: i64) -> String {
+    let (one, two) = (sha256(b"version 1"), sha256(b"version 2"));
+    [
+        ("{tenant}", "acme"),
+        ("{consumer}", "orders"),
+        ("{handler}", "ledger"),
+        ("{digest}", &one),
+        ("{other}", &two[..8]),
+        ("{message_id}", "m%2F1"),
+        ("{token_id}", "1"),
+        ("{deployment_id}", &deployment_id.to_string()),
+    ]
+    .iter()
+    .fold(template.to_owned(), |path, (name, value)| path.replace(name, value))
+}
+
+/// The operations of the document, with what each asks for.
+pub fn operations() -> BTreeMap<(String, String), String> {
+    let document = serde_json::to_value(oncebox_admin::document()).unwrap();
+    let mut all = BTreeMap::new();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let role = operation["x-role"]
+                .as_str()
+                .unwrap_or_else(|| panic!("{method} {path} says nothing of its role"));
+            all.insert((method.to_uppercase(), path.clone()), role.to_owned());
+        }
+    }
+    all
+}
+
+/// An upload of a real component.
+pub fn upload(_: &Desk) -> Step {
+    let bytes = include_bytes!("../../../../guest-examples/components/ledger.wasm").to_vec();
+    let digest = sha256(&bytes);
+    Step {
+        method: "PUT",
+        template: "/v1/tenants/{tenant}/handlers/{handler}/versions/{digest}",
+        body: Body::Wasm(bytes),
+        digest,
+    }
+}
+
+pub fn steps(desk: &Desk) -> Vec<Step> {
+    let (one, two) = (sha256(b"version 1"), sha256(b"version 2"));
+    let get = |template| Step { method: "GET", template, body: Body::None, digest: one.clone() };
+    let delete = |template| Step { method: "DELETE", ..get(template) };
+    let post = |template, body| Step { method: "POST", body: Body::Json(body), ..get(template) };
+    let patch = |template, body| Step { method: "PATCH", ..post(template, body) };
+    let deployment = |version: &str| json!({ "event_type": "paid", "handler": "ledger", "version": version, "settings": { "a": 1 } });
+    let shared = |version: &str, percent: f64| {
+        let mut deployment = deployment(version);
+        deployment["percent"] = json!(percent);
+        deployment
+    };
+    const TENANT: &str = "/v1/tenants/{tenant}";
+    const DEPLOYMENTS: &str = "/v1/tenants/{tenant}/consumers/{consumer}/deployments";
+    const DEPLOYMENT: &str =
+        "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}";
+    const CANARIES: &str = "/v1/tenants/{tenant}/consumers/{consumer}/canaries";
+    let policy = json!({ "topics": ["oncebox.acme.t"], "ack": "after_commit" });
+    vec![
+        get("/openapi.json"),
+        get("/v1/whoami"),
+        get("/v1/tenants"),
+        post("/v1/tenants", json!({ "name": "new" })),
+        get(TENANT),
+        patch("/v1/tenants/{tenant}/limits", json!({ "weight": 200, "connections_max": 4 })),
+        post("/v1/tenants/{tenant}/suspend", json!({})),
+        post("/v1/tenants/{tenant}/resume", json!({})),
+        post("/v1/tenants/{tenant}/rotate-credentials", json!({})),
+        get("/v1/tenants/{tenant}/migrations"),
+        post(
+            "/v1/tenants/{tenant}/migrations",
+            json!({ "name": "m-1", "sql": "CREATE TABLE more (n int)" }),
+        ),
+        get("/v1/tenants/{tenant}/consumers"),
+        post("/v1/tenants/{tenant}/consumers", json!({ "name": "more", "policy": policy.clone() })),
+        get(CONSUMER),
+        upload(desk),
+        get("/v1/tenants/{tenant}/handlers"),
+        get("/v1/tenants/{tenant}/handlers/{handler}/versions"),
+        get("/v1/tenants/{tenant}/handlers/{handler}/versions/{digest}"),
+        get("/v1/tenants/{tenant}/handlers/{handler}/versions/{digest}/diff/{other}"),
+        post(DEPLOYMENTS, deployment(&one)),
+        post(CANARIES, shared(&two, 10.0)),
+        get(DEPLOYMENTS),
+        get(DEPLOYMENT),
+        patch(DEPLOYMENT, json!({ "percent": 20.0 })),
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/promote",
+            json!({}),
+        ),
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/rollbacks",
+            json!({ "event_type": "paid", "reason": "it was worse" }),
+        ),
+        post("/v1/tenants/{tenant}/consumers/{consumer}/shadows", shared(&two, 50.0)),
+        get("/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/differences"),
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/deployments/{deployment_id}/end",
+            json!({ "reason": "seen enough" }),
+        ),
+        get("/v1/tenants/{tenant}/consumers/{consumer}/inbox"),
+        get("/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}"),
+        get("/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/story"),
+        get("/v1/tenants/{tenant}/consumers/{consumer}/backlog"),
+        get("/v1/tenants/{tenant}/consumers/{consumer}/export"),
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/revise",
+            json!({ "reason": "a typo", "payload": "y" }),
+        ),
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/retry",
+            json!({ "reason": "the other side is back" }),
+        ),
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/redrive",
+            json!({ "reason": "mended", "filter": { "reason": "trap" } }),
+        ),
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/discard",
+            json!({ "reason": "a test", "message_ids": ["m/1"] }),
+        ),
+        post("/v1/tenants/{tenant}/consumers/{consumer}/drain", json!({})),
+        post("/v1/tenants/{tenant}/consumers/{consumer}/pause", json!({})),
+        post("/v1/tenants/{tenant}/consumers/{consumer}/resume", json!({})),
+        post(
+            "/v1/tenants/{tenant}/consumers/{consumer}/seek",
+            json!({ "to": "beginning", "accept": true }),
+        ),
+        delete("/v1/tenants/{tenant}/consumers/{consumer}/seek"),
+        Step {
+            method: "PUT",
+            ..post(
+                "/v1/tenants/{tenant}/consumers/{consumer}/policy",
+                json!({ "policy": policy, "accept": true }),
+            )
+        },
+        delete(CONSUMER),
+        get("/v1/tokens"),
+        post("/v1/tokens", json!({ "name": "someone", "role": "viewer" })),
+        delete("/v1/tokens/{token_id}"),
+        get("/v1/tenants/{tenant}/tokens"),
+        post("/v1/tenants/{tenant}/tokens", json!({ "name": "someone", "role": "viewer" })),
+        Step {
+            template: "/v1/tenants/{tenant}/tokens/{token_id}",
+            ..delete("/v1/tenants/{tenant}/tokens/{token_id}")
+        },
+        get("/v1/audit"),
+        get("/v1/tenants/{tenant}/audit"),
+        get("/v1/hosts"),
+        get("/v1/doctor"),
+        // Last: nothing of the tenant is left for others.
+        Step { method: "DELETE", ..post(TENANT, json!({ "confirm": "acme" })) },
+    ]
+}

@@ -1,0 +1,278 @@
+//! `oncebox apply`: the state of tenants, consumers and deployments as a file. What could go wrong:
+//! a second run changes something again, a plan says something else than is done, half of a file is
+//! applied before its mistake is found, or something that nobody named is taken away. The same over
+//! the API of a server as on the database itself.
+
+use oncebox_tests::{
+    desk::{Desk, Way},
+    guests::{self, End},
+};
+use serde_json::{Value, json};
+
+const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../guest-examples/github-demo.toml");
+
+const FILE: &str = "
+[[tenant]]
+name = 'acme'
+migrations = ['1-stock.sql']
+
+[[tenant.consumer]]
+name = 'orders'
+policy = { topics = ['orders'], ack = 'after_commit' }
+
+[[tenant.consumer.deployment]]
+event_type = 'order.placed'
+component = 'ok.wasm'
+handler = 'orders'
+settings = { colour = 'red', size = 3 }
+requires_migration = '1-stock'
+
+[[tenant.consumer.deployment]]
+event_type = 'order.placed'
+event_versions = '>=2'
+component = 'ok.wasm'
+handler = 'orders'
+retries = 'pinned'
+";
+
+/// A folder with the file and what it names.
+async fn furnished(way: Way) -> Desk {
+    let desk = Desk::open(way).await;
+    desk.file("ok.wasm", guests::component(&[], &End::Ok));
+    desk.file("other.wasm", guests::component(&[guests::execute("SELECT 1")], &End::Ok));
+    desk.file("1-stock.sql", "CREATE TABLE stock (sku text);");
+    desk.file("x.toml", FILE);
+    desk
+}
+
+/// The lines of a plan, without what differs from run to run.
+fn plan(printed: &str) -> Vec<&str> {
+    printed.lines().collect()
+}
+
+async fn check_demo_twice(way: Way) {
+    let desk = Desk::open(way).await;
+    let first = desk.ok(&["apply", "-f", DEMO]).await;
+    assert!(first.ends_with("28 created, 0 changed, 0 unchanged\n"), "{first}");
+    assert_eq!(
+        first.lines().filter(|line| line.starts_with("+ deployment")).count(),
+        12,
+        "{first}"
+    );
+    let (audit, state) = (desk.audit().await, desk.state().await);
+    let second = desk.ok(&["apply", "-f", DEMO]).await;
+    assert!(
+        second.ends_with("no changes\n")
+            && second.lines().rev().skip(1).all(|line| line.starts_with("= ")),
+        "{second}"
+    );
+    assert_eq!(
+        (desk.audit().await, desk.state().await),
+        (audit, state),
+        "the second run wrote something"
+    );
+    let third = desk.json(&["apply", "-f", DEMO]).await;
+    assert_eq!((&third["created"], &third["changed"]), (&json!(0), &json!(0)));
+    let deployments =
+        desk.json(&["deployments", "--tenant", "globex", "--consumer", "github"]).await;
+    assert_eq!(deployments.as_array().unwrap().len(), 6, "{deployments}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_demos_file_twice_on_the_database() {
+    check_demo_twice(Way::Database).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_demos_file_twice_over_a_server() {
+    check_demo_twice(Way::Server).await;
+}
+
+/// The file that docs/apply.md shows, as it stands there.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_file_of_the_page_is_applied() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");
+    let sample = format!("{folder}/samples/apply.toml");
+    let page = std::fs::read_to_string(format!("{folder}/apply.md")).unwrap();
+    assert!(
+        page.contains(&std::fs::read_to_string(&sample).unwrap()),
+        "the page shows another file than the sample"
+    );
+    let desk = Desk::open(Way::Database).await;
+    let first = desk.ok(&["apply", "-f", &sample]).await;
+    assert!(first.ends_with("created, 0 changed, 0 unchanged\n"), "{first}");
+    assert_eq!(desk.json(&["deployments"]).await[0]["event_type"], json!("inventory.reserve"));
+    assert_eq!(desk.ok(&["apply", "-f", &sample]).await.lines().last(), Some("no changes"));
+}
+
+async fn check_changes(way: Way) {
+    let desk = furnished(way).await;
+    let before = desk.state().await;
+    let dry = desk.ok(&["apply", "-f", "x.toml", "--dry-run"]).await;
+    assert_eq!(desk.state().await, before, "a dry run did something");
+    let digest = desk.digest("ok.wasm");
+    assert_eq!(
+        plan(&dry),
+        [
+            "+ tenant     acme",
+            &format!("+ version    acme/orders {digest} (ok.wasm)"),
+            "+ migration  acme 1-stock",
+            "+ consumer   acme/orders",
+            "+ deployment acme/orders `order.placed`",
+            "+ deployment acme/orders `order.placed` in versions `>=2`",
+            "6 to be created, 0 to be changed, 0 unchanged",
+        ]
+    );
+    let done = desk.ok(&["apply", "-f", "x.toml"]).await;
+    assert_eq!(done, dry.replace(" to be ", " "));
+    let live = desk.json(&["deployments", "--tenant", "acme"]).await;
+    let live: Vec<_> = live
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|d| json!([d["event_versions"], d["settings"], d["requires_migration"], d["retries"]]))
+        .collect();
+    assert!(
+        live.contains(&json!([null, { "colour": "red", "size": 3 }, "1-stock", "live"])),
+        "{live:?}"
+    );
+    assert!(live.contains(&json!([">=2", {}, null, "pinned"])), "{live:?}");
+
+    // Another component, another setting, a migration more, and what nobody names any more stays.
+    desk.file("2-more.sql", "ALTER TABLE stock ADD COLUMN n int;");
+    let file = FILE
+        .replacen("'1-stock.sql'", "'1-stock.sql', '2-more.sql'", 1)
+        .replacen("ok.wasm", "other.wasm", 1)
+        .replacen("'red'", "'blue'", 1);
+    let file = file.rsplit_once("[[tenant.consumer.deployment]]").unwrap().0.to_owned();
+    desk.file("x.toml", file);
+    let other = desk.digest("other.wasm");
+    let changed = desk.ok(&["apply", "-f", "x.toml"]).await;
+    assert_eq!(
+        plan(&changed),
+        [
+            "= tenant     acme",
+            &format!("+ version    acme/orders {other} (other.wasm)"),
+            "= migration  acme 1-stock",
+            "+ migration  acme 2-more",
+            "= consumer   acme/orders",
+            &format!(
+                "~ deployment acme/orders `order.placed`: version {digest} → {other}, settings \
+                    `colour` \"red\" → \"blue\""
+            ),
+            "2 created, 1 changed, 3 unchanged",
+        ]
+    );
+    let live = desk.json(&["deployments", "--tenant", "acme"]).await;
+    assert_eq!(live.as_array().unwrap().len(), 2, "something was taken away: {live}");
+    let again = desk.json(&["apply", "-f", "x.toml"]).await;
+    assert_eq!(
+        again["changes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|change| change["action"] != "unchanged")
+            .count(),
+        0,
+        "{again}"
+    );
+
+    // By digest, without the file.
+    let file = std::fs::read_to_string(desk.dir().join("x.toml")).unwrap();
+    desk.file("x.toml", file.replace("component = 'other.wasm'", &format!("version = '{other}'")));
+    assert!(desk.ok(&["apply", "-f", "x.toml"]).await.ends_with("no changes\n"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_are_planned_and_carried_out_on_the_database() {
+    check_changes(Way::Database).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_are_planned_and_carried_out_over_a_server() {
+    check_changes(Way::Server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_applied_is_told_before_anything_is_done() {
+    let desk = furnished(Way::Database).await;
+    desk.fails(
+        &["apply", "-f", "nowhere.toml"],
+        "failed to read `nowhere.toml`: No such file or directory (os error 2)",
+    )
+    .await;
+    desk.file("y.toml", FILE.replace("retries =", "retry ="));
+    let expected = "expected one of `event_type`, `event_versions`, `handler`, `component`, \
+        `version`, `settings`, `limits`, `requires_migration`, `retries`";
+    desk.fails(
+        &["apply", "-f", "y.toml"],
+        &format!("`y.toml` cannot be applied, line 22: unknown field `retry`, {expected}"),
+    )
+    .await;
+    desk.file("y.toml", FILE.replace("ack =", "ackk ="));
+    let output = desk.run(&["apply", "-f", "y.toml"]).await;
+    assert!(
+        output
+            .stderr
+            .starts_with("error: `y.toml` cannot be applied, line 8: unknown field `ackk`"),
+        "{}",
+        output.stderr
+    );
+
+    desk.ok(&["apply", "-f", "x.toml"]).await;
+    // A new tenant comes first in the file, and is not made when what follows is wrong.
+    let first = "[[tenant]]\nname = 'first'\n";
+    desk.file("y.toml", format!("{first}{}", FILE.replace("'after_commit'", "'after_insert'")));
+    desk.fails(
+        &["apply", "-f", "y.toml"],
+        "the policy of consumer `acme/orders` is another: `ack` \"after_commit\" → \
+            \"after_insert\"; change it with `oncebox consumer policy set`, which says what \
+            follows for messages",
+    )
+    .await;
+    desk.file("1-stock.sql", "CREATE TABLE stock (sku int);");
+    desk.file("y.toml", format!("{first}{FILE}"));
+    desk.fails(
+        &["apply", "-f", "y.toml"],
+        "migration `1-stock` of tenant `acme` was applied with another text than `1-stock.sql` \
+            has; write what is new as a migration of its own",
+    )
+    .await;
+    desk.file("1-stock.sql", "CREATE TABLE stock (sku text);");
+    desk.file(
+        "y.toml",
+        format!("{first}{}", FILE.replacen("component = 'ok.wasm'", "version = 'abcdef012345'", 1)),
+    );
+    desk.fails(
+        &["apply", "-f", "y.toml"],
+        "handler `orders` of tenant `acme` has no version `abcdef012345`; `oncebox version list` \
+            shows those there are",
+    )
+    .await;
+}
+
+/// A component that is refused stops everything before the tenant's tables are touched.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_component_that_is_refused_stops_before_the_migrations() {
+    let desk = furnished(Way::Database).await;
+    desk.file("2-more.sql", "ALTER TABLE stock ADD COLUMN n int;");
+    desk.ok(&["apply", "-f", "x.toml"]).await;
+    desk.file("bad.wasm", "hello");
+    desk.file(
+        "y.toml",
+        FILE.replacen("'1-stock.sql'", "'1-stock.sql', '2-more.sql'", 1)
+            .replacen("ok.wasm", "bad.wasm", 1),
+    );
+    let output = desk.run(&["apply", "-f", "y.toml"]).await;
+    assert_eq!(
+        (output.code, output.stderr.as_str()),
+        (
+            Some(1),
+            "error: `bad.wasm` cannot be deployed: this is not a WebAssembly file; upload the \
+                `.wasm` file that your compiler writes\n"
+        )
+    );
+    let migrations: Vec<Value> =
+        desk.rows("SELECT to_jsonb(name) FROM oncebox.tenant_migration").await;
+    assert_eq!(migrations, [json!("1-stock")]);
+}
