@@ -1,8 +1,8 @@
-//! The idempotent consumer as articles and code bases have it, with nothing left out and nothing
-//! clever: rdkafka's `StreamConsumer`, sqlx, a table of processed ids, a transaction per message.
+//! The idempotent consumer of articles and code bases, complete and without tricks: rdkafka's
+//! `StreamConsumer`, sqlx, a table of processed ids, a transaction per message.
 //!
-//! It is generous in three ways: each partition has a consumer and a connection of its own, the
-//! connection is not pinged before each use as sqlx's pool would, and statements stay prepared.
+//! It is generous in three ways. Each partition has a consumer and a connection of its own. The
+//! connection is not pinged before each use, as sqlx's pool would. Statements stay prepared.
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -17,16 +17,16 @@ use tokio::task::JoinSet;
 use crate::{Servers, order::Order, until_terminated};
 
 #[derive(Args)]
-pub(crate) struct Options {
+pub(crate) struct ByHandOptions {
     #[command(flatten)]
     servers: Servers,
     /// The topic.
     #[arg(long)]
     topic: String,
-    /// The group.
+    /// The Kafka group.
     #[arg(long)]
     group: String,
-    /// Partitions of the topic; as many consumers join the group.
+    /// Partitions of the topic, and consumers that join the group.
     #[arg(long)]
     partitions: usize,
 }
@@ -34,7 +34,7 @@ pub(crate) struct Options {
 const CLAIM: &str = "INSERT INTO processed (message_id) VALUES ($1) ON CONFLICT DO NOTHING";
 const DONE: &str = "UPDATE processed SET done = true WHERE message_id = $1";
 
-pub(crate) async fn run(options: Options) -> Result<()> {
+pub(crate) async fn run(options: ByHandOptions) -> Result<()> {
     let mut consumers = JoinSet::new();
     for _ in 0..options.partitions {
         let consumer = consumer(&options)?;
@@ -50,14 +50,14 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     Ok(())
 }
 
-fn consumer(options: &Options) -> Result<StreamConsumer> {
+fn consumer(options: &ByHandOptions) -> Result<StreamConsumer> {
     let consumer: StreamConsumer = ClientConfig::new()
         .set("bootstrap.servers", &options.servers.brokers)
         .set("group.id", &options.group)
         .set("auto.offset.reset", "earliest")
         .set("enable.auto.commit", "true")
         .set("enable.auto.offset.store", "false")
-        // As often as the host does.
+        // The host's interval.
         .set("auto.commit.interval.ms", "500")
         .create()
         .context("failed to make a consumer")?;

@@ -1,5 +1,5 @@
 //! The benchmark's consumers that are no `oncebox` host. Each is a process of its own, so that its
-//! CPU can be told from that of the others; it runs until SIGTERM.
+//! CPU is measured apart from that of the others. It runs until SIGTERM.
 
 mod by_hand;
 mod native;
@@ -9,22 +9,22 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Which consumer, and where it connects.
+/// The consumer to run, with its connections.
 #[derive(Parser)]
 enum Command {
-    /// The inbox with a handler in Rust: what a component's sandbox costs is the difference.
-    Native(native::Options),
-    /// A consumer as people write it: one transaction per message, a table of processed ids.
-    ByHand(by_hand::Options),
+    /// The inbox with a handler in Rust: the difference to a component is the cost of its sandbox.
+    Native(native::NativeOptions),
+    /// A consumer written by hand: one transaction per message, a table of processed ids.
+    ByHand(by_hand::ByHandOptions),
 }
 
-/// Where the servers are.
+/// Addresses of the servers.
 #[derive(Args)]
 struct Servers {
     /// URL of the database.
     #[arg(long)]
     database: String,
-    /// Brokers.
+    /// Addresses of the brokers.
     #[arg(long)]
     brokers: String,
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use futures::{FutureExt, future::BoxFuture};
 use oncebox_control::{Admin, MasterKey};
 use oncebox_inbox::{Budget, ConsumerInbox, PartitionInbox, SessionSettings, Sessions, retry};
-use oncebox_kafka::{ConsumerConfig, SinkError, Timing};
+use oncebox_kafka::{ConsumerConfig, PartitionInboxError, Timing};
 use oncebox_model::{
     InboxError,
     handler::{Handler, Handlers, Run},
@@ -21,21 +21,21 @@ use tokio_util::sync::CancellationToken;
 use crate::{Servers, order::Order, until_terminated};
 
 #[derive(Args)]
-pub(crate) struct Options {
+pub(crate) struct NativeOptions {
     #[command(flatten)]
     servers: Servers,
     /// The host's master key.
     #[arg(long)]
     master_key: String,
-    /// The tenant, which is there.
+    /// Name of a tenant that exists.
     #[arg(long)]
     tenant: String,
-    /// Its consumer.
+    /// Name of its consumer.
     #[arg(long)]
     consumer: String,
 }
 
-pub(crate) async fn run(options: Options) -> Result<()> {
+pub(crate) async fn run(options: NativeOptions) -> Result<()> {
     let admin = Admin::new(
         options.servers.database.parse()?,
         MasterKey::parse(&options.master_key)?,
@@ -66,7 +66,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
         host_properties,
         timing: Timing::default(),
     };
-    let kafka = oncebox_kafka::Consumer::start(config, Arc::new(Sink(inbox.clone())))?;
+    let kafka = oncebox_kafka::Consumer::start(config, Arc::new(KafkaInbox(inbox.clone())))?;
     let stop = CancellationToken::new();
     let workers: Vec<_> = (0..policy.retry.workers)
         .map(|_| tokio::spawn(retry::work(inbox.clone(), stop.clone())))
@@ -124,38 +124,41 @@ async fn place(tx: &Tx, run: &Run<'_>) -> Result<Option<String>, Failure> {
     }
 }
 
-/// Where the records of a consumer go.
-struct Sink(Arc<ConsumerInbox>);
+/// The inbox of a consumer, behind the interface of the Kafka client.
+struct KafkaInbox(Arc<ConsumerInbox>);
 
-impl oncebox_kafka::Inbox for Sink {
+impl oncebox_kafka::Inbox for KafkaInbox {
     fn open(
         &self,
         topic: &str,
         partition: i32,
         next: i64,
-    ) -> BoxFuture<'_, Result<Box<dyn oncebox_kafka::PartitionInbox>, SinkError>> {
+    ) -> BoxFuture<'_, Result<Box<dyn oncebox_kafka::PartitionInbox>, PartitionInboxError>> {
         let topic = topic.to_owned();
         async move {
             let opened = PartitionInbox::open(self.0.clone(), &topic, partition, next).await;
             opened
                 .map(|inbox| {
-                    Box::new(PartitionSink(inbox)) as Box<dyn oncebox_kafka::PartitionInbox>
+                    Box::new(KafkaPartitionInbox(inbox)) as Box<dyn oncebox_kafka::PartitionInbox>
                 })
-                .map_err(trouble)
+                .map_err(inbox_error)
         }
         .boxed()
     }
 }
 
-struct PartitionSink(PartitionInbox);
+struct KafkaPartitionInbox(PartitionInbox);
 
-impl oncebox_kafka::PartitionInbox for PartitionSink {
+impl oncebox_kafka::PartitionInbox for KafkaPartitionInbox {
     fn ready(&mut self, records: usize) -> BoxFuture<'_, ()> {
         self.0.ready(records).boxed()
     }
 
-    fn process<'a>(&'a mut self, records: &'a [Record]) -> BoxFuture<'a, Result<usize, SinkError>> {
-        async move { self.0.process(records).await.map_err(trouble) }.boxed()
+    fn process<'a>(
+        &'a mut self,
+        records: &'a [Record],
+    ) -> BoxFuture<'a, Result<usize, PartitionInboxError>> {
+        async move { self.0.process(records).await.map_err(inbox_error) }.boxed()
     }
 
     fn batch_max(&self) -> usize {
@@ -167,6 +170,6 @@ impl oncebox_kafka::PartitionInbox for PartitionSink {
     }
 }
 
-fn trouble(error: InboxError) -> SinkError {
-    SinkError { text: error.to_string(), pause: error.again_in() }
+fn inbox_error(error: InboxError) -> PartitionInboxError {
+    PartitionInboxError { text: error.to_string(), pause: error.again_in() }
 }

@@ -1,11 +1,11 @@
-//! The business effect, the same for every variant: an order is kept, and booked to its account.
+//! The business effect of every variant: an order is kept, and booked to its account.
 
 use serde::Deserialize;
 
 /// `INSERT` of an order.
 pub(crate) const INSERT: &str =
     "INSERT INTO orders (id, account, amount, note) VALUES ($1, $2, $3, $4)";
-/// Its booking.
+/// `UPDATE` that books an order to its account.
 pub(crate) const UPDATE: &str =
     "UPDATE account SET balance = balance + $2, n = n + 1 WHERE id = $1";
 
@@ -19,7 +19,7 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// Keep and book the order. True: its account is there.
+    /// Keeps and books the order. Returns whether its account exists.
     pub(crate) async fn apply(
         &self,
         connection: &mut sqlx::PgConnection,

@@ -1,25 +1,28 @@
-//! Delays between attempts at something that is the host's trouble.
+//! Delays between attempts at an operation that failed through no fault of a message.
 
 use std::time::Duration;
 
+/// The upper bound of the first delay.
 const FIRST: Duration = Duration::from_millis(50);
+/// The upper bound of every delay.
 const MAX: Duration = Duration::from_secs(5);
 
-/// Exponential, with jitter, up to five seconds.
+/// An exponential backoff with jitter, up to five seconds.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
+    /// Delays handed out since the last reset.
     failures: u32,
 }
 
 impl Backoff {
-    /// The next delay: between half of a bound that doubles and the bound.
+    /// Returns the next delay: between half of a bound that doubles and the bound.
     pub(crate) fn next(&mut self) -> Duration {
         let bound = FIRST.saturating_mul(1 << self.failures.min(10)).min(MAX);
         self.failures += 1;
         bound.mul_f64(0.5 + rand::random::<f64>() / 2.0)
     }
 
-    /// It worked.
+    /// Starts again with the shortest delay, after a success.
     pub(crate) fn reset(&mut self) {
         self.failures = 0;
     }

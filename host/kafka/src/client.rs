@@ -1,4 +1,4 @@
-//! The librdkafka consumer, and the few calls that its safe wrapper lacks.
+//! The librdkafka consumer, and calls that its safe wrapper lacks.
 
 use std::{
     ffi::{CStr, CString},
@@ -16,31 +16,30 @@ use rdkafka::{
 use tokio::sync::Semaphore;
 
 use crate::{
-    flow::Partition,
-    offsets::{Ledger, OffsetStore, ToCommit},
+    offsets::{OffsetStore, OffsetTracker, ToCommit},
+    partition::Partition,
     position::{Committed, note, noted},
     rebalance::Context,
     topic_id::TopicId,
 };
 
-/// Questions to brokers that may be under way at the same time; each holds a thread of
-/// the blocking pool.
+/// The most requests to brokers at one time; each holds a thread of the blocking pool.
 const LOOKUPS_MAX: usize = 8;
 
-/// One member of the group. Thread-safe; only the poll thread polls it.
+/// One member of the group. It is thread-safe; only the poll thread polls it.
 pub(crate) struct Client {
     pub(crate) consumer: BaseConsumer<Context>,
     lookups: Semaphore,
 }
 
-/// What brokers know of a partition.
+/// The positions of a partition that brokers know: committed offset and watermarks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Bearings {
-    /// The group's committed offset.
+pub(crate) struct Positions {
+    /// The group's committed offset; none where the group never committed one.
     pub(crate) committed: Option<Committed>,
     /// The first offset that still exists.
     pub(crate) low: i64,
-    /// The offset after the last one.
+    /// The offset after the last record.
     pub(crate) high: i64,
 }
 
@@ -49,7 +48,7 @@ impl Client {
         Self { consumer, lookups: Semaphore::new(LOOKUPS_MAX) }
     }
 
-    /// Asks a blocking question off the runtime's threads. `ask` has a deadline of its own.
+    /// Runs a blocking request outside the runtime's threads. `ask` has a deadline of its own.
     pub(crate) async fn lookup<T: Send + 'static>(
         self: &Arc<Self>,
         ask: impl FnOnce(&Self) -> Result<T, String> + Send + 'static,
@@ -61,26 +60,26 @@ impl Client {
             .map_err(|error| error.to_string())?
     }
 
-    /// Committed offset and watermarks, from the brokers.
-    pub(crate) async fn bearings(
+    /// Asks brokers for the partition's committed offset and watermarks.
+    pub(crate) async fn positions(
         self: &Arc<Self>,
         partition: &Partition,
         within: Duration,
-    ) -> Result<Bearings, String> {
+    ) -> Result<Positions, String> {
         let partition = partition.clone();
         self.lookup(move |client| {
-            client.ask_bearings(&partition, within).map_err(|error| error.to_string())
+            client.fetch_positions(&partition, within).map_err(|error| error.to_string())
         })
         .await
     }
 
-    fn ask_bearings(&self, partition: &Partition, within: Duration) -> KafkaResult<Bearings> {
+    fn fetch_positions(&self, partition: &Partition, within: Duration) -> KafkaResult<Positions> {
         let committed = self.committed(std::slice::from_ref(partition), within)?.pop().flatten();
         let (low, high) = self.watermarks(partition, within)?;
-        Ok(Bearings { committed, low, high })
+        Ok(Positions { committed, low, high })
     }
 
-    /// What the group has committed, by partition, from its coordinator.
+    /// Asks the group's coordinator for the committed offsets, and returns one entry per partition.
     pub(crate) fn committed(
         &self,
         partitions: &[Partition],
@@ -97,7 +96,7 @@ impl Client {
             .collect()
     }
 
-    /// Watermarks, from the broker.
+    /// Asks the broker for the partition's low and high watermark.
     pub(crate) fn watermarks(
         &self,
         partition: &Partition,
@@ -106,12 +105,12 @@ impl Client {
         self.consumer.fetch_watermarks(&partition.topic, partition.number, within)
     }
 
-    /// Watermarks as of the last fetch, if there was one. Asks nobody.
+    /// Returns the watermarks of the last fetch, if there was one. Asks no broker.
     pub(crate) fn watermarks_seen(&self, partition: &Partition) -> Option<(i64, i64)> {
         let topic = CString::new(&*partition.topic).ok()?;
         let (mut low, mut high) = (-1, -1);
-        // SAFETY: the client lives as long as `self`; the topic's name is a C string that
-        // outlives the call, and both results are valid for writes.
+        // SAFETY: the client lives as long as `self`; the topic's name is a C string that outlives
+        // the call. Both results are valid for writes.
         let code = unsafe {
             rd::rd_kafka_get_watermark_offsets(
                 self.consumer.client().native_ptr(),
@@ -125,7 +124,8 @@ impl Client {
         known.then_some((low, high))
     }
 
-    /// Stops or restarts fetching. Takes effect before the next poll, without a broker.
+    /// Pauses or resumes fetching. Takes effect before the next poll, without a request to a
+    /// broker.
     pub(crate) fn set_paused(&self, partition: &Partition, paused: bool) -> KafkaResult<()> {
         let mut list = TopicPartitionList::new();
         list.add_partition(&partition.topic, partition.number);
@@ -136,12 +136,13 @@ impl Client {
         list.elements().iter().try_for_each(|element| element.error())
     }
 
-    /// Commits, for partitions of a topic whose id is this, the low watermark in place of offsets
-    /// of other topics; what was replaced by what. What is no longer ours in the ledger is left to
-    /// whoever has it.
+    /// Commits the low watermark for partitions of the topic with this id whose committed offset
+    /// belongs to another topic. Returns each replaced partition with its old and new offset. Skips
+    /// partitions that `tracker` does not list under the given assignment, since another member may
+    /// own them.
     pub(crate) fn start_over(
         &self,
-        ledger: &Ledger,
+        tracker: &OffsetTracker,
         assigned: &[(Partition, u64)],
         id: &TopicId,
         lookup: Duration,
@@ -161,7 +162,7 @@ impl Client {
             }
             let is_ours = |of: &Partition| {
                 assigned.iter().any(|(partition, generation)| {
-                    partition == of && ledger.is_ours(of, *generation)
+                    partition == of && tracker.is_ours(of, *generation)
                 })
             };
             replaced.retain(|(partition, ..)| is_ours(partition));
@@ -177,8 +178,8 @@ impl Client {
         replace().map_err(|error| error.to_string())
     }
 
-    /// Commits and waits for the broker's answer, for `within` at most. The safe wrapper
-    /// would wait as long as a session lasts.
+    /// Commits offsets, and waits at most `within` for the broker's answer. The safe wrapper would
+    /// wait as long as a session lasts.
     pub(crate) fn commit(&self, offsets: &[ToCommit], within: Duration) -> KafkaResult<()> {
         let mut list = TopicPartitionList::new();
         for (partition, next, topic_id) in offsets {
@@ -219,7 +220,7 @@ impl OffsetStore for Client {
 }
 
 /// Adds an offset to a list, with the topic's id noted beside it. Every offset that is stored or
-/// committed goes through here.
+/// committed passes through this function.
 pub(crate) fn add_offset(
     list: &mut TopicPartitionList,
     topic: &str,
@@ -236,7 +237,7 @@ pub(crate) fn add_offset(
     Ok(())
 }
 
-/// What a group has committed for a partition, in a list that its coordinator has filled in.
+/// Returns the committed offset of a partition, from a list that the coordinator has filled in.
 pub(crate) fn committed_in(
     list: &TopicPartitionList,
     topic: &str,
@@ -245,7 +246,7 @@ pub(crate) fn committed_in(
     let Some(element) = list.find_partition(topic, partition) else { return Ok(None) };
     element.error()?;
     let Offset::Offset(offset) = element.offset() else { return Ok(None) };
-    // SAFETY: the list is alive, and nobody else uses it.
+    // SAFETY: the list is alive, and nothing else uses it.
     let elements = unsafe { elements(list.ptr()) };
     let found = elements.iter().find(|element| {
         // SAFETY: an element of a list has a name, which lives as long as the list.
@@ -254,8 +255,8 @@ pub(crate) fn committed_in(
     Ok(Some(Committed { offset, topic_id: found.and_then(noted_beside) }))
 }
 
-/// The topic's id that is noted beside an offset. The safe wrapper panics where somebody noted what
-/// is no UTF-8.
+/// Returns the topic's id that is noted beside an offset. The safe wrapper panics on a note that is
+/// not UTF-8.
 pub(crate) fn noted_beside(element: &rd::rd_kafka_topic_partition_t) -> TopicId {
     if element.metadata.is_null() || element.metadata_size == 0 {
         return None;
@@ -266,8 +267,10 @@ pub(crate) fn noted_beside(element: &rd::rd_kafka_topic_partition_t) -> TopicId 
     })
 }
 
+/// Returns the elements of a list.
+///
 /// # Safety
-/// `list` is null or a list that is alive for as long as the answer is used.
+/// `list` is null or a list that is alive for as long as the result is used.
 pub(crate) unsafe fn elements<'a>(
     list: *const rd::rd_kafka_topic_partition_list_t,
 ) -> &'a [rd::rd_kafka_topic_partition_t] {
@@ -297,12 +300,13 @@ impl ReplyQueue {
         Self::of(client.consumer.client().native_ptr())
     }
 
-    /// A queue of a client that is alive, and stays so for as long as the queue.
+    /// Makes a queue of a client, which must be alive for as long as the queue.
     pub(crate) fn of(client: *mut rd::rd_kafka_t) -> Self {
         // SAFETY: the client is alive; the queue is destroyed exactly once, on drop.
         Self { ptr: unsafe { rd::rd_kafka_queue_new(client) } }
     }
 
+    /// Waits for the answer; none when `within` has passed.
     pub(crate) fn wait(&self, within: Duration) -> Option<ReplyEvent> {
         let timeout_ms = i32::try_from(within.as_millis()).unwrap_or(i32::MAX);
         // SAFETY: the queue is alive; the event is destroyed exactly once, on drop.
@@ -313,13 +317,13 @@ impl ReplyQueue {
 
 impl Drop for ReplyQueue {
     fn drop(&mut self) {
-        // SAFETY: made by `rd_kafka_queue_new` and not used after this. An answer that
-        // comes later finds its queue gone and is dropped by librdkafka.
+        // SAFETY: made by `rd_kafka_queue_new` and not used after this. librdkafka drops an
+        // answer that arrives later, since its queue is gone.
         unsafe { rd::rd_kafka_queue_destroy(self.ptr) }
     }
 }
 
-/// An answer.
+/// The answer to a request.
 pub(crate) struct ReplyEvent {
     pub(crate) ptr: *mut rd::rd_kafka_event_t,
 }
@@ -343,7 +347,7 @@ impl Drop for ReplyEvent {
     }
 }
 
-/// Copies a C string; empty for none.
+/// Copies a C string. Returns an empty string for null.
 ///
 /// # Safety
 /// `ptr` is null or a C string that is alive during the call.

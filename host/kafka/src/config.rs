@@ -1,4 +1,4 @@
-//! How a consumer is configured, and which properties of librdkafka are not anyone's to set.
+//! A consumer's configuration, and the properties of librdkafka that no configuration may set.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -7,35 +7,35 @@ use rdkafka::{ClientConfig, config::RDKafkaLogLevel};
 
 use crate::error::ConsumerError;
 
-/// Everything that one consumer needs to know about Kafka.
+/// The Kafka settings of one consumer.
 #[derive(Clone)]
 pub struct ConsumerConfig {
     /// Name of the tenant.
     pub tenant: String,
     /// Name of the consumer within the tenant.
     pub consumer: String,
-    /// Topics to read; a name that starts with `^` is a regular expression.
+    /// The topics to read; a name that starts with `^` is a regular expression.
     pub topics: Vec<String>,
     /// The consumer's policy: group, prefetch bounds and properties of its own.
     pub kafka: policy::Kafka,
-    /// Properties of the host's configuration, such as `bootstrap.servers`. The policy's
-    /// stand above them. Values are secrets.
+    /// Properties of the host's configuration, such as `bootstrap.servers`. The policy's properties
+    /// override them. Values are secrets.
     pub host_properties: BTreeMap<String, String>,
-    /// Deadlines.
+    /// The consumer's deadlines.
     pub timing: Timing,
 }
 
-/// Deadlines of a consumer.
+/// The deadlines of a consumer.
 #[derive(Debug, Clone)]
 pub struct Timing {
-    /// How long a partition that is taken away may finish what it runs. Must stay well
-    /// below `max.poll.interval.ms`.
+    /// The time for a revoked partition to finish the batch that runs. Must stay well below
+    /// `max.poll.interval.ms`.
     pub revoke: Duration,
-    /// How long a synchronous commit may take.
+    /// The longest wait for a synchronous commit.
     pub commit: Duration,
-    /// How long one question to a broker may take: watermarks, committed offsets, topic ids.
+    /// The longest wait for one answer of a broker: watermarks, committed offsets, topic ids.
     pub lookup: Duration,
-    /// How often lag is measured.
+    /// The interval of the periodic work: lag, pauses and topic ids.
     pub tick: Duration,
 }
 
@@ -50,7 +50,7 @@ impl Default for Timing {
     }
 }
 
-/// Values of properties may be passwords: only their names are shown.
+/// Shows only the names of properties, since their values may be passwords.
 impl fmt::Debug for ConsumerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConsumerConfig")
@@ -67,30 +67,30 @@ impl fmt::Debug for ConsumerConfig {
     }
 }
 
-/// What the host starts from; the configuration and the policy may change these.
+/// The host's defaults; the configuration and the policy may change them.
 const DEFAULTS: &[(&str, &str)] = &[
     ("client.id", "oncebox"),
     ("auto.commit.interval.ms", "500"),
     ("partition.assignment.strategy", "cooperative-sticky"),
-    // librdkafka's own prefetch, over all partitions, on top of the partitions' bounds.
+    // librdkafka's own prefetch, over all partitions, in addition to the partitions' bounds.
     ("queued.min.messages", "10000"),
     ("queued.max.messages.kbytes", "16384"),
-    // A pause throws away what librdkafka has prefetched of the partition: small fetches
-    // keep that cheap. A batch larger than this is still fetched whole.
+    // A pause discards the records that librdkafka has prefetched of the partition. Small
+    // fetches keep that cheap. A batch larger than this is still fetched whole.
     ("fetch.message.max.bytes", "262144"),
-    // A partition that is resumed waits for the fetch that is under way to return.
+    // A resumed partition waits until the fetch that is under way returns.
     ("fetch.wait.max.ms", "100"),
-    // How long the partitions of a host that died wait for another one.
+    // The longest wait of a dead host's partitions for another host.
     ("session.timeout.ms", "10000"),
     ("heartbeat.interval.ms", "3000"),
-    // How long a partition that was added, or a topic that matches a pattern, waits to be read.
+    // The longest wait of an added partition, or of a topic that matches a pattern, to be read.
     ("topic.metadata.refresh.interval.ms", "5000"),
-    // Three times that, unless it is said: what is known of a topic would be forgotten while
+    // Without this, three times the refresh interval: librdkafka would forget its topics while
     // brokers are away.
     ("metadata.max.age.ms", "900000"),
 ];
 
-/// The same for every connection of a host to brokers: one that has gone silent is given up after
+/// The properties of every connection of a host to brokers. A silent connection is closed after
 /// eight seconds, and another one is tried soon.
 pub const CONNECTION: &[(&str, &str)] = &[
     ("socket.timeout.ms", "8000"),
@@ -99,13 +99,14 @@ pub const CONNECTION: &[(&str, &str)] = &[
     ("reconnect.backoff.max.ms", "2000"),
 ];
 
-/// Static members share out all partitions in one step. A static member that dies between the two
-/// steps of a cooperative rebalance and is back at once gets what the first step left it; nobody
-/// asks for the second, and the partitions it had given up stay without an owner until the group
+/// The property that makes a member static, and the assignment strategy of static members, which
+/// assigns all partitions in one step. The cooperative strategy has two. A static member that dies
+/// between them and returns at once keeps the assignment of the first step. No member starts the
+/// second step, and the partitions that the member gave up stay without an owner until the group
 /// changes again.
 const STATIC_MEMBER: (&str, &str) = ("group.instance.id", "roundrobin");
 
-/// What makes an offset mean "everything before it is settled".
+/// The fixed properties, by which an offset means "everything before it is settled".
 const FIXED: &[(&str, &str)] = &[
     ("enable.auto.commit", "true"),
     ("enable.auto.offset.store", "false"),
@@ -113,8 +114,8 @@ const FIXED: &[(&str, &str)] = &[
     ("enable.partition.eof", "false"),
 ];
 
-/// Properties that say how a member of a group reads, and nothing of how brokers are reached. What
-/// is not known here is taken for something that matters.
+/// Properties that concern how a member of a group reads, and not how it reaches brokers. A
+/// property that is not listed counts as one that concerns the connection.
 const OF_READING: &[&str] = &[
     "group.instance.id",
     "session.timeout.ms",
@@ -130,9 +131,11 @@ const OF_READING: &[&str] = &[
     "statistics.interval.ms",
     "max.partition.fetch.bytes",
 ];
+/// The beginnings of further such properties.
 const OF_READING_BEGINNINGS: &[&str] = &["fetch.", "queued.", "coordinator.", "consume."];
 
 const OFFSETS: &str = "the host alone decides which offsets are stored; remove it";
+/// The properties that are refused everywhere, each with the reason.
 const REFUSED: &[(&str, &str)] = &[
     ("enable.auto.commit", OFFSETS),
     ("auto.commit.enable", OFFSETS),
@@ -147,7 +150,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("log.queue", "the host takes the client's log; remove it"),
 ];
 
-/// Refused in a policy, since it reaches into the host: its files, its commands, its memory.
+/// The properties that are refused in a policy, since they reach into the host: its files, its
+/// commands, its memory.
 const HOST_ONLY: &[&str] = &[
     "plugin.library.paths",
     "sasl.kerberos.kinit.cmd",
@@ -165,14 +169,15 @@ const HOST_ONLY: &[&str] = &[
     "fetch.message.max.bytes",
     "max.partition.fetch.bytes",
     "test.mock.num.brokers",
-    // Patterns, which the client has the C library compile.
+    // Patterns, which the client compiles with the C library.
     "topic.blacklist",
 ];
+/// The endings of further such properties.
 const HOST_ONLY_ENDINGS: &[&str] = &[".location", ".file", ".cmd", ".url"];
 const HOST_ONLY_REASON: &str = "it reaches into the host; ask for it in the host's configuration";
 
 impl ConsumerConfig {
-    /// The Kafka group: the policy's, or `oncebox.<tenant>.<consumer>`.
+    /// Returns the name of the Kafka group: the policy's, or `oncebox.<tenant>.<consumer>`.
     pub fn group(&self) -> String {
         match self.kafka.group.as_str() {
             "" => format!("oncebox.{}.{}", self.tenant, self.consumer),
@@ -180,13 +185,17 @@ impl ConsumerConfig {
         }
     }
 
-    /// Refuses what would break the guarantees, naming the property or setting.
+    /// Refuses settings that would break the guarantees.
+    ///
+    /// # Errors
+    ///
+    /// A [`ConsumerError`] that names the property or setting.
     pub fn check(&self) -> Result<(), ConsumerError> {
         if self.topics.is_empty() {
             return Err(ConsumerError::NoTopics { consumer: self.consumer.clone() });
         }
-        // The last door before a native library: a row may be older than the rule that would refuse
-        // it.
+        // The last check before a native library: a policy's row may be older than the rule that
+        // would refuse it.
         let names =
             policy::topics_fault(&self.topics).or_else(|| policy::group_fault(&self.kafka.group));
         let fault = names.or_else(|| {
@@ -210,7 +219,7 @@ impl ConsumerConfig {
         self.check_poll_interval()
     }
 
-    /// Waiting for workers happens between two polls.
+    /// Refuses a poll interval that is too short to wait for workers between two polls.
     fn check_poll_interval(&self) -> Result<(), ConsumerError> {
         let name = "max.poll.interval.ms";
         let Some(value) = self.property(name) else { return Ok(()) };
@@ -223,13 +232,13 @@ impl ConsumerConfig {
         Err(ConsumerError::RefusedProperty { name: name.to_owned(), reason })
     }
 
-    /// Whether a name of a topic is a regular expression.
+    /// Returns whether a topic's name is a regular expression.
     pub fn has_patterns(&self) -> bool {
         self.topics.iter().any(|topic| policy::is_pattern(topic))
     }
 
-    /// What it connects with. Consumers for which this is the same see the same brokers with the
-    /// same rights.
+    /// Returns the properties that a client connects with. Consumers with equal ones see equal
+    /// brokers, with equal rights.
     pub(crate) fn connection_properties(&self) -> BTreeMap<String, String> {
         let defaults =
             CONNECTION.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
@@ -250,12 +259,13 @@ impl ConsumerConfig {
         self.kafka.properties.get(name).or_else(|| self.host_properties.get(name))
     }
 
-    /// Values that must not appear in an error.
+    /// Returns the values that must not appear in an error.
     pub(crate) fn secrets(&self) -> Vec<String> {
         self.host_properties.values().chain(self.kafka.properties.values()).cloned().collect()
     }
 
-    /// librdkafka's configuration: defaults, the host's, the policy's, and what is fixed.
+    /// Returns librdkafka's configuration: defaults, the host's, the policy's and the fixed
+    /// properties, each over the ones before.
     pub(crate) fn client_config(&self) -> Result<ClientConfig, ConsumerError> {
         self.check()?;
         let mut config = ClientConfig::new();
@@ -351,10 +361,10 @@ mod tests {
         assert_eq!(client.get("group.id"), Some("oncebox.t.c"));
     }
 
-    /// What keeps a host's partitions, or a broken connection, waiting for long has to be asked
-    /// for. S4-002.
+    /// The defaults could let a dead host's partitions, or a broken connection, wait for long; only
+    /// an operator may choose that. S4-002.
     #[test]
-    fn what_is_lost_is_noticed_within_seconds() {
+    fn losses_are_noticed_within_seconds() {
         let ms =
             |config: &ClientConfig, name: &str| config.get(name).unwrap().parse::<u64>().unwrap();
         let client = with(&[], &[]).client_config().unwrap();
@@ -363,7 +373,7 @@ mod tests {
             (10_000, 3_000)
         );
         assert_eq!(ms(&client, "topic.metadata.refresh.interval.ms"), 5_000);
-        // Also of connections that are not a consumer's.
+        // Connections other than a consumer's have these deadlines too.
         let mut other = ClientConfig::new();
         for (name, value) in with(&[], &[]).connection_properties() {
             other.set(name, value);

@@ -1,8 +1,8 @@
-//! A consumer: starting it, and the loop that owns its state.
+//! A consumer: its start, and the loop that owns its state.
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::Arc,
+    sync::{Arc, mpsc::SyncSender},
     thread,
     time::Duration,
 };
@@ -20,35 +20,52 @@ use crate::{
     client::Client,
     config::ConsumerConfig,
     error::ConsumerError,
-    flow::{Bounds, Flow, Partition},
     handle::{ConsumerHandle, Ending},
+    inbox::Inbox,
     metric::Labels,
-    offsets::{Ledger, ToCommit},
+    offsets::{OffsetTracker, ToCommit},
+    partition::{Bounds, Partition, PartitionState},
     pause::PauseList,
     poll::{BATCH_MESSAGES, BATCHES_WAITING, Poller},
-    rebalance::{Context, Event},
+    rebalance::Context,
     sabotage,
-    sink::Inbox,
     status::{ConsumerState, Snapshot},
     topic_id::{TopicIds, describe},
-    worker::{Leave, Shared, Worker},
+    worker::{Shared, StopSignal, Worker},
 };
 
-/// Time that a callback waits beyond the loop's own deadlines.
+/// Time that a revocation waits beyond the loop's own deadlines.
 const MARGIN: Duration = Duration::from_secs(2);
-/// One question about a paused partition's watermarks.
+/// The longest wait for a paused partition's watermarks.
 const MEASURE: Duration = Duration::from_secs(1);
-/// Records that may come in after a partition was paused: the rest of the batch at hand,
-/// the batches that wait, and the one being read.
+/// Records that may arrive after a partition was paused: the rest of the present batch, the batches
+/// that wait, and the batch in reading.
 pub(crate) const OVERSHOOT: usize = (BATCHES_WAITING + 2) * BATCH_MESSAGES;
+
+/// An event that the poll thread sends to the consumer's loop, in order.
+pub(crate) enum Event {
+    /// Records, in the order of their partitions. They were read after `generation` rebalances, and
+    /// do not belong to a later assignment.
+    Records { generation: u64, records: Vec<Record> },
+    /// Partitions that are assigned to this consumer.
+    Assigned { generation: u64, partitions: Vec<Partition> },
+    /// Partitions that this consumer gives up with the `answer`. If `lost`, another member may own
+    /// them already.
+    Revoked { partitions: Vec<Partition>, lost: bool, answer: SyncSender<()> },
+    /// An error after which the client cannot be used.
+    Fatal(ConsumerError),
+}
 
 /// One consumer of a tenant, as one member of its Kafka group.
 pub struct Consumer;
 
 impl Consumer {
-    /// Joins the group and begins to feed `inbox`. Must be called on a tokio runtime.
-    /// Fails at once when a property is refused; trouble with brokers comes later, and
-    /// is retried.
+    /// Joins the group and begins to pass records to `inbox`. Must be called on a tokio runtime.
+    /// Brokers that do not answer are no error here; the consumer tries them again.
+    ///
+    /// # Errors
+    ///
+    /// A [`ConsumerError`] when a property or setting is refused, or the client cannot be created.
     pub fn start(
         config: ConsumerConfig,
         inbox: Arc<dyn Inbox>,
@@ -73,18 +90,18 @@ impl Consumer {
         let shared = Arc::new(Shared {
             client,
             inbox,
-            ledger: Ledger::default(),
+            offset_tracker: OffsetTracker::default(),
             topic_ids: TopicIds::default(),
             labels,
             pauses,
             lookup: config.timing.lookup,
             commit: config.timing.commit,
             replacing: tokio::sync::Mutex::default(),
-            bell: tokio::sync::Notify::new(),
+            wake: tokio::sync::Notify::new(),
         });
         let (drain, drain_asked) = watch::channel(None);
         let (snapshot, snapshots) =
-            watch::channel(Snapshot { state: ConsumerState::Running, flows: Vec::new() });
+            watch::channel(Snapshot { state: ConsumerState::Running, partitions: Vec::new() });
         let (ending, ended) = watch::channel(None);
         let state = Loop {
             config,
@@ -131,8 +148,8 @@ fn spawn_poller(poller: Poller, left: CancellationToken) -> Result<(), ConsumerE
         .map_err(|error| ConsumerError::Client { text: format!("no thread to poll on: {error}") })
 }
 
-/// Running workers. They hold transactions, so they are never aborted, not even when the
-/// loop panics.
+/// The running workers. They hold transactions, so they are never aborted, not even when the loop
+/// panics.
 struct Workers(JoinSet<Result<(), ConsumerError>>);
 
 impl Drop for Workers {
@@ -141,32 +158,37 @@ impl Drop for Workers {
     }
 }
 
-/// One assigned partition, as the loop sees it.
+/// The loop's entry of one assigned partition.
 struct Assigned {
+    /// Number of rebalances up to this assignment.
     generation: u64,
+    /// The worker's queue.
     queue: mpsc::Sender<Record>,
-    flow: Arc<Flow>,
-    leave: Arc<Leave>,
+    state: Arc<PartitionState>,
+    stop: Arc<StopSignal>,
+    /// The worker's task.
     task: Id,
 }
 
-/// The consumer's state; changed by nobody else.
+/// The consumer's state; only the loop changes it.
 struct Loop {
     config: ConsumerConfig,
     shared: Arc<Shared>,
     events: mpsc::Receiver<Event>,
     assigned: HashMap<Partition, Assigned>,
     workers: Workers,
-    /// Workers that were asked to leave and have not ended.
+    /// Workers that were told to stop and have not ended, with their partitions.
     leaving: HashMap<Id, (Partition, CancellationToken)>,
-    /// An error that came up while something else was awaited.
+    /// An error of a worker that ended while the loop waited for others.
     failure: Option<ConsumerError>,
+    /// A measurement of lag that runs.
     measuring: Option<JoinHandle<()>>,
-    /// A look at the ids of topics; the first topic whose id is another one than it was.
+    /// A check of the topics' ids that runs. Its result is the first topic whose id has changed.
     checking: Option<JoinHandle<Option<Arc<str>>>>,
+    /// The handle's request to drain, with the time that the drain may take.
     drain: watch::Receiver<Option<Duration>>,
     snapshot: watch::Sender<Snapshot>,
-    /// Tells the poll thread to leave the group.
+    /// Cancelled to make the poll thread leave the group.
     stop: CancellationToken,
     /// Cancelled when the poll thread has left the group.
     left: CancellationToken,
@@ -178,22 +200,23 @@ impl Loop {
         let Labels { tenant, consumer } = &self.shared.labels;
         let (within, result) = match served {
             Ok(within) => {
-                tracing::info!(tenant, consumer, "draining");
+                tracing::info!(tenant, consumer, "consumer drain started");
                 (within, Ok(()))
             }
             Err(error) => {
-                tracing::error!(tenant, consumer, %error, "the consumer ends");
+                tracing::error!(tenant, consumer, %error, "consumer failed");
                 (self.config.timing.revoke, Err(error))
             }
         };
-        // Offsets of a topic that was made again mean nothing in it. What librdkafka has stored of
-        // them it commits nevertheless, with the id of the topic that is gone beside it.
+        // Offsets of a topic that was made again are invalid in the new topic. librdkafka still
+        // commits those that it has stored, with the id of the old topic beside them.
         let made_again = result.as_ref().err().and_then(ConsumerError::topic_made_again);
         let unfinished = self.end(within, made_again).await;
         Ending { result, unfinished }
     }
 
-    /// Handles events until asked to drain (how long that may take) or until it fails.
+    /// Handles events until the handle requests a drain, and returns the time that the drain may
+    /// take.
     async fn serve(&mut self) -> Result<Duration, ConsumerError> {
         let mut tick = tokio::time::interval(self.config.timing.tick);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -202,7 +225,7 @@ impl Loop {
                 biased;
                 asked = self.drain.changed() => return Ok(self.drain_time(asked.is_ok())),
                 Some(ended) = self.workers.0.join_next_with_id() => self.worker_ended(ended)?,
-                () = self.shared.bell.notified() => self.regulate_all(),
+                () = self.shared.wake.notified() => self.regulate_all(),
                 Some(event) = self.events.recv() => self.handle(event).await?,
                 _ = tick.tick() => self.tick().await?,
                 () = self.left.cancelled() => return Err(ConsumerError::Panicked),
@@ -210,7 +233,7 @@ impl Loop {
         }
     }
 
-    /// A dropped handle is a request to drain, too.
+    /// Returns the time for the requested drain. A dropped handle is also a request to drain.
     fn drain_time(&self, asked: bool) -> Duration {
         let default = self.config.timing.revoke;
         if asked { self.drain.borrow().unwrap_or(default) } else { default }
@@ -222,7 +245,7 @@ impl Loop {
             Event::Assigned { generation, partitions } => self.assign(generation, partitions),
             Event::Revoked { partitions, lost, answer } => {
                 self.revoke(partitions, lost).await;
-                // The callback may have lost its patience; then nobody is there to hear.
+                // The callback may have stopped waiting; then the answer is dropped.
                 let _ = answer.send(());
             }
             Event::Fatal(error) => return Err(error),
@@ -230,8 +253,8 @@ impl Loop {
         self.failure.take().map_or(Ok(()), Err)
     }
 
-    /// Puts records into their partitions' queues. A record of an assignment that is over
-    /// is dropped: it is not settled, so it comes again where it belongs.
+    /// Puts records into their partitions' queues. Drops a record of an earlier assignment: it is
+    /// not settled, so the broker redelivers it to the partition's owner.
     fn distribute(&mut self, generation: u64, records: Vec<Record>) -> Result<(), ConsumerError> {
         for record in records {
             let partition =
@@ -240,35 +263,35 @@ impl Loop {
             if assigned.generation > generation {
                 continue;
             }
-            assigned.flow.take_in(&record);
-            assigned.flow.meters.read.increment(1);
+            assigned.state.enqueued(&record);
+            assigned.state.meters.read.increment(1);
             if let Err(mpsc::error::TrySendError::Full(_)) = assigned.queue.try_send(record) {
                 return Err(ConsumerError::Overflow { partition: partition.to_string() });
             }
-            self.regulate(&assigned.flow);
+            self.regulate(&assigned.state);
         }
         Ok(())
     }
 
     fn regulate_all(&self) {
         for assigned in self.assigned.values() {
-            self.regulate(&assigned.flow);
+            self.regulate(&assigned.state);
         }
     }
 
-    fn regulate(&self, flow: &Arc<Flow>) {
-        self.shared.pauses.regulate(&self.shared.client, flow, &self.shared.labels);
+    fn regulate(&self, state: &Arc<PartitionState>) {
+        self.shared.pauses.regulate(&self.shared.client, state, &self.shared.labels);
     }
 
-    /// Starts a worker for each partition. It opens the partition by itself, so that
-    /// trouble in doing so does not hold up the group.
+    /// Starts a worker for each partition. The worker opens the partition itself, so that a failure
+    /// to open it does not delay the group.
     fn assign(&mut self, generation: u64, partitions: Vec<Partition>) {
         self.shared.labels.rebalance("assigned");
         let Labels { tenant, consumer } = &self.shared.labels;
         tracing::info!(tenant, consumer, partitions = names(&partitions), "partitions assigned");
         for partition in partitions {
             let assigned = self.start_worker(generation, &partition);
-            self.shared.ledger.assign(partition.clone(), generation);
+            self.shared.offset_tracker.assign(partition.clone(), generation);
             self.assigned.insert(partition, assigned);
         }
         self.publish(ConsumerState::Running);
@@ -281,8 +304,8 @@ impl Loop {
             bytes: self.config.kafka.prefetch_bytes,
         };
         let meters = self.shared.labels.partition(partition);
-        let flow = Arc::new(Flow::new(partition.clone(), bounds, meters));
-        let leave = Arc::new(Leave::default());
+        let state = Arc::new(PartitionState::new(partition.clone(), bounds, meters));
+        let stop = Arc::new(StopSignal::default());
         let (queue, records) = mpsc::channel(bounds.messages + OVERSHOOT);
         let predecessors = self
             .leaving
@@ -292,14 +315,14 @@ impl Loop {
             .collect();
         let worker = Worker::new(
             Arc::clone(&self.shared),
-            Arc::clone(&flow),
-            Arc::clone(&leave),
+            Arc::clone(&state),
+            Arc::clone(&stop),
             generation,
             records,
             predecessors,
         );
         let task = self.workers.0.spawn(worker.run()).id();
-        Assigned { generation, queue, flow, leave, task }
+        Assigned { generation, queue, state, stop, task }
     }
 
     async fn revoke(&mut self, partitions: Vec<Partition>, lost: bool) {
@@ -310,28 +333,29 @@ impl Loop {
             consumer,
             partitions = names(&partitions),
             lost,
-            "partitions taken away"
+            "partitions revoked"
         );
         self.give_up(&partitions, lost, self.config.timing.revoke).await;
         self.publish(ConsumerState::Running);
     }
 
-    /// Ends the partitions' workers after the batch that each runs, then commits what
-    /// they settled. Lost partitions belong to somebody else already: no waiting, no commit.
+    /// Stops the partitions' workers after the batch that each runs, then commits the offsets that
+    /// they settled. Lost partitions may already have another owner, so for these it neither waits
+    /// nor commits.
     async fn give_up(&mut self, partitions: &[Partition], lost: bool, within: Duration) {
         let mut tasks = Vec::new();
         for partition in partitions {
             let Some(assigned) = self.assigned.remove(partition) else { continue };
-            assigned.leave.ask(lost);
-            assigned.flow.set_leaving();
-            self.leaving.insert(assigned.task, (partition.clone(), assigned.leave.done.clone()));
+            assigned.stop.request(lost);
+            assigned.state.set_leaving();
+            self.leaving.insert(assigned.task, (partition.clone(), assigned.stop.done.clone()));
             tasks.push(assigned.task);
         }
         if !lost && !sabotage::on(sabotage::REVOKE_WITHOUT_WAITING) {
             self.wait_for(&tasks, within).await;
         }
-        // From here on a worker that is late cannot store anything.
-        let offsets = self.shared.ledger.revoke(partitions.iter());
+        // From here on a late worker cannot store an offset.
+        let offsets = self.shared.offset_tracker.revoke(partitions.iter());
         if !lost && !offsets.is_empty() {
             self.commit(offsets).await;
         }
@@ -360,11 +384,11 @@ impl Loop {
             tenant,
             consumer,
             partitions = names(&late),
-            "given up while a batch still runs; it will not be acked"
+            "deadline passed while a batch still runs; its records are not acked"
         );
     }
 
-    /// A worker ends because it was asked to, or because it cannot go on.
+    /// Removes a worker that has ended, and returns the error if it failed.
     fn worker_ended(
         &mut self,
         ended: Result<(Id, Result<(), ConsumerError>), JoinError>,
@@ -381,7 +405,7 @@ impl Loop {
         }
     }
 
-    /// A commit that fails is only a redelivery.
+    /// Commits offsets. A failure is only logged, since it costs no more than a redelivery.
     async fn commit(&self, offsets: Vec<ToCommit>) {
         let (client, within) = (Arc::clone(&self.shared.client), self.config.timing.commit);
         hooks::point("kafka:commit:before");
@@ -392,29 +416,31 @@ impl Loop {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 self.shared.labels.commit_error();
-                tracing::warn!(tenant, consumer, %error, "failed to commit offsets; their records \
-                    will come again");
+                tracing::warn!(tenant, consumer, %error, "offset commit failed; the records \
+                    are redelivered");
             }
-            Err(error) => tracing::error!(tenant, consumer, %error, "committing offsets panicked"),
+            Err(error) => tracing::error!(tenant, consumer, %error, "offset commit panicked"),
         }
     }
 
-    /// Also repeats what failed: a partition must not stay paused for want of an event.
+    /// Runs the periodic work. It also pauses and resumes again where that failed before: a
+    /// partition must not stay paused for lack of an event.
     async fn tick(&mut self) -> Result<(), ConsumerError> {
         self.regulate_all();
         self.measure_lag();
         self.check_topics().await
     }
 
-    /// Notices a topic that was made again and has records beyond the offset of its predecessor:
-    /// those below are not read, and no record goes back. What was stored meanwhile has the id of
-    /// the predecessor beside it, so the consumer that starts anew begins at the beginning.
+    /// Fails when a topic was made again. The check is needed where the new topic has records
+    /// beyond the offset of the old one. Records below that offset are not read, and no record
+    /// steps back. Offsets stored before the check have the old topic's id beside them, so the
+    /// restarted consumer begins at the low watermark.
     async fn check_topics(&mut self) -> Result<(), ConsumerError> {
         if let Some(checking) = self.checking.take_if(|checking| checking.is_finished()) {
             match checking.await {
                 Ok(Some(topic)) => {
                     self.shared
-                        .ledger
+                        .offset_tracker
                         .of_topic(&topic)
                         .iter()
                         .for_each(|(partition, _)| self.shared.labels.topic_made_again(partition));
@@ -425,18 +451,18 @@ impl Loop {
             }
         }
         if self.checking.is_none() {
-            let known = self.assigned.values().filter_map(|assigned| assigned.flow.topic_id());
+            let known = self.assigned.values().filter_map(|assigned| assigned.state.topic_id());
             let known: HashSet<_> = known.collect();
             let (client, lookup) = (Arc::clone(&self.shared.client), self.config.timing.lookup);
             self.checking = Some(tokio::spawn(async move {
                 for (topic, id) in known {
                     let name = Arc::clone(&topic);
-                    // Not through `topic_ids`, where workers would wait for it.
+                    // Not through `topic_ids`: workers would wait for its lock.
                     let present = client
                         .lookup(move |client| describe(&client.consumer, &name, lookup))
                         .await;
-                    // No answer says nothing. The next tick asks again, in another order; one
-                    // silent broker is enough for this one.
+                    // A missing answer proves nothing. The check ends at the first silent broker;
+                    // the next tick asks again, in another order.
                     if present.ok()?.is_some_and(|present| present != id) {
                         return Some(topic);
                     }
@@ -447,35 +473,36 @@ impl Loop {
         Ok(())
     }
 
-    /// Asks brokers only for paused partitions; the others' high watermark comes with
-    /// each fetch.
+    /// Measures the partitions' lag. Asks brokers only about paused partitions; the high watermark
+    /// of the others comes with each fetch.
     fn measure_lag(&mut self) {
         if self.measuring.as_ref().is_some_and(|measuring| !measuring.is_finished()) {
             return;
         }
         let client = Arc::clone(&self.shared.client);
-        let flows: Vec<_> =
-            self.assigned.values().map(|assigned| Arc::clone(&assigned.flow)).collect();
+        let partitions: Vec<_> =
+            self.assigned.values().map(|assigned| Arc::clone(&assigned.state)).collect();
         self.measuring = Some(tokio::task::spawn_blocking(move || {
-            for flow in flows {
-                let seen = client.watermarks_seen(&flow.partition).filter(|_| !flow.is_paused());
-                let known = seen.map_or_else(|| client.watermarks(&flow.partition, MEASURE), Ok);
-                // The next tick asks again; one silent broker is enough for this one.
+            for state in partitions {
+                let seen = client.watermarks_seen(&state.partition).filter(|_| !state.is_paused());
+                let known = seen.map_or_else(|| client.watermarks(&state.partition, MEASURE), Ok);
+                // The measurement ends at the first silent broker; the next tick asks again.
                 let Ok((_, high)) = known else { return };
-                if let Some(next) = flow.next_offset() {
-                    flow.set_lag((high - next).max(0));
+                if let Some(next) = state.next_offset() {
+                    state.set_lag((high - next).max(0));
                 }
             }
         }));
     }
 
     fn publish(&self, state: ConsumerState) {
-        let flows = self.assigned.values().map(|assigned| Arc::clone(&assigned.flow)).collect();
-        self.snapshot.send_replace(Snapshot { state, flows });
+        let partitions =
+            self.assigned.values().map(|assigned| Arc::clone(&assigned.state)).collect();
+        self.snapshot.send_replace(Snapshot { state, partitions });
     }
 
-    /// Gives everything up, partitions of a topic that was made again as lost, and leaves the
-    /// group. Returns how many workers still run.
+    /// Gives up all partitions, those of a topic that was made again as lost, and leaves the group.
+    /// Returns how many workers still run.
     async fn end(mut self, within: Duration, made_again: Option<&str>) -> usize {
         let deadline = Instant::now() + within;
         self.publish(ConsumerState::Draining);
@@ -483,7 +510,7 @@ impl Loop {
         let (of_another, partitions): (Vec<_>, Vec<_>) =
             self.assigned.keys().cloned().partition(is_of_another);
         self.give_up(&of_another, true, Duration::ZERO).await;
-        // The rest is for the commit and for leaving.
+        // The rest of the time is for the commit and for leaving the group.
         self.give_up(&partitions, false, within.mul_f64(0.75)).await;
         let earlier: Vec<Id> = self.leaving.keys().copied().collect();
         self.wait_for(&earlier, deadline.saturating_duration_since(Instant::now()).mul_f64(0.5))
@@ -492,15 +519,15 @@ impl Loop {
             let _ = timeout_at(deadline, measuring).await;
         }
         if let Some(checking) = self.checking.take() {
-            // A question under way ends by itself, and keeps nobody from leaving the group.
+            // A request that is under way ends by itself and does not delay leaving the group.
             checking.abort();
         }
         self.shared.pauses.quiet(deadline).await;
         self.publish(ConsumerState::Ended);
         let unfinished = self.leaving.len();
         let Self { shared, events, workers, stop, left, .. } = self;
-        // The poll thread should hold the last reference to the client, and may be waiting
-        // for room in `events` or, in a callback, for an answer to one of them.
+        // The poll thread should hold the last reference to the client. It may wait for room in
+        // `events` or, in a callback, for an answer to an event; both waits end here.
         drop((shared, workers, events));
         stop.cancel();
         let _ = timeout_at(deadline, left.cancelled()).await;

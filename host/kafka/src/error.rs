@@ -1,19 +1,19 @@
-//! Why a consumer could not start, or ended.
+//! The errors of a consumer.
 
 use rdkafka::error::KafkaError;
 
-/// Why a consumer could not start, or ended by itself. Never holds a property's value.
+/// The reason why a consumer did not start, or ended by itself. It never holds a property's value.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ConsumerError {
-    /// The host depends on this property.
+    /// A property that only the host may set.
     #[error("kafka property `{name}` cannot be set here: {reason}")]
     RefusedProperty {
         /// Name of the property.
         name: String,
-        /// Why, and what to do instead.
+        /// The reason, and what to do instead.
         reason: &'static str,
     },
-    /// librdkafka does not know the property or does not take its value.
+    /// A property that librdkafka does not know, or whose value it refuses.
     #[error(
         "kafka property `{name}` is unknown or its value is not accepted; compare it with \
             librdkafka's list of properties"
@@ -22,27 +22,27 @@ pub enum ConsumerError {
         /// Name of the property.
         name: String,
     },
-    /// Nothing to read.
+    /// A consumer without topics.
     #[error("consumer `{consumer}` has no topics; name at least one in its policy")]
     NoTopics {
         /// Name of the consumer.
         consumer: String,
     },
-    /// What the client library must not be handed.
+    /// A policy that must not reach the client library.
     #[error("the policy of consumer `{consumer}` is not handed to kafka's client: {text}")]
     Unfit {
         /// Name of the consumer.
         consumer: String,
-        /// What is wrong, with the key.
+        /// The fault, with the key of the setting.
         text: String,
     },
-    /// It was not started at all.
+    /// A consumer that the host did not start.
     #[error("{text}")]
     NotStarted {
-        /// Why, and what to do.
+        /// The reason, and what to do.
         text: String,
     },
-    /// A bound that cannot work.
+    /// A bound of zero.
     #[error("`{name}` of consumer `{consumer}` must be at least 1")]
     ZeroBound {
         /// Name of the consumer.
@@ -50,28 +50,28 @@ pub enum ConsumerError {
         /// The setting in the policy.
         name: &'static str,
     },
-    /// librdkafka refused the combination of properties or the subscription.
+    /// A combination of properties or a subscription that librdkafka refused.
     #[error("failed to start the kafka client: {text}")]
     Client {
-        /// What librdkafka said, without values of properties.
+        /// librdkafka's text, without values of properties.
         text: String,
     },
-    /// librdkafka declared the client dead, for example fenced by another instance.
+    /// A client that librdkafka declared dead, for example fenced by another instance.
     #[error("kafka client failed for good: {text}; start the consumer again")]
     Fatal {
-        /// What librdkafka said.
+        /// librdkafka's text.
         text: String,
     },
-    /// The brokers do not let the consumer read.
+    /// A consumer that the brokers do not authorize.
     #[error(
         "the brokers refuse the consumer: {text}; check its topics and group, and what the host's \
             user may read"
     )]
     Refused {
-        /// What librdkafka said.
+        /// librdkafka's text.
         text: String,
     },
-    /// A partition went on delivering after it was paused; a record would have been lost.
+    /// A partition that kept delivering after its pause; a record would have been lost.
     #[error(
         "partition `{partition}` delivered more records than its queue holds; start the consumer \
             again"
@@ -80,7 +80,7 @@ pub enum ConsumerError {
         /// `topic/partition`.
         partition: String,
     },
-    /// A topic was deleted and made again; the consumer's offsets are of the one that is gone.
+    /// A topic that was deleted and made again; the consumer's offsets belong to the old topic.
     #[error(
         "topic `{topic}` was deleted and made again; the consumer starts again, at the beginning \
             of the new topic"
@@ -89,7 +89,7 @@ pub enum ConsumerError {
         /// Name of the topic.
         topic: String,
     },
-    /// A topic was made again under a running consumer.
+    /// A topic that was deleted and made again under a running consumer, seen by a step back.
     #[error(
         "partition `{partition}` went back from offset `{expected}` to `{found}`: its topic was \
             deleted and made again; the consumer starts again, at the beginning of the new topic"
@@ -99,19 +99,18 @@ pub enum ConsumerError {
         topic: String,
         /// `topic/partition`.
         partition: String,
-        /// The offset that should have come next.
+        /// The offset that was expected next.
         expected: i64,
-        /// The offset that came.
+        /// The offset of the record that arrived.
         found: i64,
     },
-    /// A task of the consumer panicked.
+    /// A panic in a task of the consumer.
     #[error("a task of the consumer panicked; see the log")]
     Panicked,
 }
 
 impl ConsumerError {
-    /// The topic whose offsets mean nothing any more, so that nothing more of them is to be
-    /// committed.
+    /// Returns the topic that was made again, whose offsets must not be committed any more.
     pub(crate) fn topic_made_again(&self) -> Option<&str> {
         match self {
             Self::WentBack { topic, .. } | Self::MadeAgain { topic } => Some(topic),
@@ -119,7 +118,7 @@ impl ConsumerError {
         }
     }
 
-    /// Whether starting the consumer again, with nothing changed, may help.
+    /// Returns whether a restart of the consumer, with nothing changed, may help.
     pub fn is_retryable(&self) -> bool {
         !matches!(
             self,
@@ -131,8 +130,8 @@ impl ConsumerError {
         )
     }
 
-    /// Translates an error of client creation. `ClientConfig` carries the property's
-    /// value in its texts, so only its name is taken over.
+    /// Translates an error of client creation. The texts of `ClientConfig` hold the property's
+    /// value, so only its name is kept.
     pub(crate) fn from_creation(error: KafkaError, secrets: &[String]) -> Self {
         match error {
             KafkaError::ClientConfig(_, _, name, _) => Self::InvalidProperty { name },
@@ -141,8 +140,8 @@ impl ConsumerError {
     }
 }
 
-/// Takes the values of properties out of a text. Short values (`1`, `true`) are no
-/// secrets, and taking them out would garble the text.
+/// Removes the values of properties from a text. Short values (`1`, `true`) are no secrets, and
+/// their removal would garble the text.
 fn hide(text: String, secrets: &[String]) -> String {
     secrets
         .iter()

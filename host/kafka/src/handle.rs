@@ -9,7 +9,7 @@ use crate::{
     status::{ConsumerStatus, Snapshot},
 };
 
-/// Time beyond a drain's own, for the loop to say that it is over.
+/// Time beyond a drain's own, for the loop to report its end.
 const MARGIN: Duration = Duration::from_secs(2);
 
 /// A running consumer. Dropping it drains it in the background.
@@ -19,17 +19,18 @@ pub struct ConsumerHandle {
     pub(crate) ended: watch::Receiver<Option<Ending>>,
 }
 
-/// What became of a drain.
+/// The result of a drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drained {
-    /// Everything that ran has ended, and what it settled was offered for commit.
+    /// Every batch has ended, and the offsets that it settled were offered for commit.
     Clean,
-    /// Time was up; some partitions still run, and what they settle now is not acked.
+    /// The deadline passed while partitions still run; records that they settle later are not
+    /// acked.
     Unfinished,
 }
 
 impl ConsumerHandle {
-    /// Stops fetching, lets each partition finish the batch it runs, commits, closes the
+    /// Stops fetching, lets each partition finish the batch that runs, commits, closes the
     /// partitions and leaves the group, all within `within`.
     pub async fn drain(&self, within: Duration) -> Drained {
         self.drain.send_replace(Some(within));
@@ -42,7 +43,11 @@ impl ConsumerHandle {
         }
     }
 
-    /// Waits until the consumer has ended: after a drain, or by itself with an error.
+    /// Waits until the consumer has ended, after a drain or by a failure.
+    ///
+    /// # Errors
+    ///
+    /// The error that ended the consumer, if it was not drained.
     pub async fn join(&self) -> Result<(), ConsumerError> {
         let mut ended = self.ended.clone();
         match ended.wait_for(Option::is_some).await {
@@ -51,15 +56,15 @@ impl ConsumerHandle {
         }
     }
 
-    /// The consumer as it is now.
+    /// Returns the consumer's present status.
     pub fn status(&self) -> ConsumerStatus {
         self.snapshots.borrow().status()
     }
 }
 
-/// How a consumer ended.
+/// The end of a consumer.
 pub(crate) struct Ending {
     pub(crate) result: Result<(), ConsumerError>,
-    /// Workers that still run.
+    /// Number of workers that still run.
     pub(crate) unfinished: usize,
 }

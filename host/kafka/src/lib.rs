@@ -1,10 +1,10 @@
-//! One consumer of a tenant as one Kafka group: records of a partition go to the inbox
-//! in order, and an offset is stored when everything before it is settled. Knows no
-//! WebAssembly and no SQL; what settles a record is behind [`Inbox`].
+//! One consumer of a tenant as one Kafka group. Records of a partition go to the inbox in order,
+//! and an offset is stored when everything before it is settled. The crate knows no WebAssembly and
+//! no SQL; the code that settles a record is behind [`Inbox`].
 //!
-//! A record's way: `poll` reads it on a thread of its own, the loop in `consumer` puts it
-//! into its partition's queue, the `worker` of that partition offers it to the inbox, and
-//! `offsets` stores the offset if the partition is still ours.
+//! A record's way: `poll` reads it on a thread of its own, and the loop in `consumer` puts it into
+//! its partition's queue. The `worker` of that partition offers it to the inbox. `offsets` stores
+//! the offset if the partition still belongs to this consumer.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -13,10 +13,11 @@ mod client;
 mod config;
 mod consumer;
 mod error;
-mod flow;
 mod handle;
+mod inbox;
 mod metric;
 mod offsets;
+mod partition;
 mod pause;
 mod poll;
 mod position;
@@ -24,7 +25,6 @@ mod producer;
 mod rebalance;
 mod sabotage;
 mod seek;
-mod sink;
 mod status;
 mod topic_id;
 mod watcher;
@@ -37,8 +37,8 @@ pub use config::{CONNECTION, ConsumerConfig, Timing};
 pub use consumer::Consumer;
 pub use error::ConsumerError;
 pub use handle::{ConsumerHandle, Drained};
+pub use inbox::{Inbox, PartitionInbox, PartitionInboxError};
 pub use producer::{NewRecord, ProduceError, Producer};
 pub use seek::{GroupPosition, SeekError, SeekTo, delete_group, positions, set_offsets};
-pub use sink::{Inbox, PartitionInbox, SinkError};
 pub use status::{ConsumerState, ConsumerStatus, PartitionStatus};
-pub use watcher::{Sight, Watched, Watchers};
+pub use watcher::{Lag, LagWatch, Watchers};

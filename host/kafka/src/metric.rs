@@ -1,10 +1,10 @@
-//! Metrics, and what they are labelled with.
+//! Metrics and their labels.
 
 use metrics::{Counter, Gauge, Label, counter, gauge};
 
-use crate::flow::Partition;
+use crate::partition::Partition;
 
-/// Who a metric or a log line is about.
+/// The tenant and consumer that a metric or a log line is about.
 #[derive(Debug, Clone)]
 pub(crate) struct Labels {
     pub(crate) tenant: String,
@@ -19,24 +19,24 @@ impl Labels {
         ]
     }
 
-    /// Rebalances by kind: `assigned`, `revoked`, `lost`.
+    /// Counts a rebalance by kind: `assigned`, `revoked`, `lost`.
     pub(crate) fn rebalance(&self, kind: &'static str) {
         let mut labels = self.consumer();
         labels.push(Label::from_static_parts("kind", kind));
         counter!("oncebox_kafka_rebalances_total", labels).increment(1);
     }
 
-    /// Errors that librdkafka reported and the loop went on from.
+    /// Counts an error that librdkafka reported while reading.
     pub(crate) fn read_error(&self) {
         counter!("oncebox_kafka_read_errors_total", self.consumer()).increment(1);
     }
 
-    /// Commits that failed or did not come back in time.
+    /// Counts a commit that failed or was not answered in time.
     pub(crate) fn commit_error(&self) {
         counter!("oncebox_kafka_commit_errors_total", self.consumer()).increment(1);
     }
 
-    /// Times that a partition's topic was found to be another one of the same name.
+    /// Counts a partition whose topic is found to be another one of an old name.
     pub(crate) fn topic_made_again(&self, partition: &Partition) {
         counter!("oncebox_kafka_topic_made_again_total", self.of(partition)).increment(1);
     }
@@ -55,8 +55,8 @@ impl Labels {
             acked: counter!("oncebox_kafka_records_acked_total", labels.clone()),
             paused: gauge!("oncebox_kafka_partition_paused", labels.clone()),
             lag: gauge!("oncebox_kafka_lag_records", labels.clone()),
-            sink_errors: counter!("oncebox_kafka_sink_errors_total", labels.clone()),
-            head_lost: counter!("oncebox_kafka_offset_below_low_watermark_total", labels),
+            inbox_errors: counter!("oncebox_kafka_sink_errors_total", labels.clone()),
+            truncated_before: counter!("oncebox_kafka_offset_below_low_watermark_total", labels),
         }
     }
 }
@@ -67,19 +67,18 @@ pub(crate) struct PartitionMeters {
     pub(crate) read: Counter,
     /// Records whose offset was stored.
     pub(crate) acked: Counter,
-    /// 1 while the partition is paused.
+    /// 1 while the partition is paused, else 0.
     pub(crate) paused: Gauge,
     /// High watermark minus the first offset that is not settled.
     pub(crate) lag: Gauge,
-    /// Times that the sink failed.
-    pub(crate) sink_errors: Counter,
-    /// Times that records were deleted by the broker before they were settled.
-    pub(crate) head_lost: Counter,
+    /// Failures of the inbox.
+    pub(crate) inbox_errors: Counter,
+    /// Losses of records that the broker deleted before they were settled.
+    pub(crate) truncated_before: Counter,
 }
 
 impl PartitionMeters {
-    /// Ends the gauges. A metric cannot be taken back; one that is not a number is left out of what
-    /// a host tells.
+    /// Ends the gauges. A metric cannot be removed; a host leaves out a gauge that is not a number.
     pub(crate) fn end_gauges(&self) {
         self.lag.set(f64::NAN);
         self.paused.set(f64::NAN);

@@ -1,5 +1,5 @@
-//! Which offsets may be stored: those of settled records, of partitions that are ours,
-//! by the worker of the present assignment.
+//! The offsets that may be stored: those of settled records, of partitions that are assigned to
+//! this consumer, by the worker of the present assignment.
 
 use std::{
     collections::HashMap,
@@ -9,12 +9,12 @@ use std::{
 use oncebox_model::hooks;
 use rdkafka::error::KafkaError;
 
-use crate::{flow::Partition, topic_id::TopicId};
+use crate::{partition::Partition, topic_id::TopicId};
 
-/// Where offsets are stored for the next commit; librdkafka, or a list in tests.
+/// A store of offsets for the next commit: librdkafka, or a list in tests.
 pub(crate) trait OffsetStore {
-    /// `next` is the offset of the next record to read, not of the last one settled; the topic's id
-    /// is noted beside it.
+    /// Stores an offset with the topic's id noted beside it. `next` is the offset of the next
+    /// record to read, not of the last settled one.
     fn store_offset(
         &self,
         partition: &Partition,
@@ -23,38 +23,41 @@ pub(crate) trait OffsetStore {
     ) -> Result<(), KafkaError>;
 }
 
-/// What an attempt to store came to.
+/// The result of an attempt to store an offset.
 #[derive(Debug)]
 pub(crate) enum Stored {
-    /// It will be committed.
+    /// The offset is stored, and the next commit includes it.
     Yes,
-    /// The partition belongs to somebody else, or to a later assignment.
+    /// The partition belongs to another member of the group, or to a later assignment.
     NotOurs,
-    /// librdkafka refused; the records will come again.
+    /// librdkafka refused the offset; the records are redelivered.
     Failed(KafkaError),
 }
 
-/// An offset to commit, and the id of the topic that it is of.
+/// A partition, the offset to commit for it, and the id of its topic.
 pub(crate) type ToCommit = (Partition, i64, TopicId);
 
-/// Assigned partitions and what was stored for them.
+/// The assigned partitions and the last offset stored for each.
 #[derive(Default)]
-pub(crate) struct Ledger {
+pub(crate) struct OffsetTracker {
     entries: Mutex<HashMap<Partition, Entry>>,
 }
 
+/// One assigned partition.
 struct Entry {
+    /// Number of the assignment.
     generation: u64,
+    /// The last stored offset, with the id of its topic; none before the first.
     stored: Option<(i64, TopicId)>,
 }
 
-impl Ledger {
-    /// The partition is ours from now on; `generation` names this assignment of it.
+impl OffsetTracker {
+    /// Adds a partition; `generation` names this assignment of it.
     pub(crate) fn assign(&self, partition: Partition, generation: u64) {
         self.entries().insert(partition, Entry { generation, stored: None });
     }
 
-    /// The partitions are no longer ours. Returns what was stored, for a last commit.
+    /// Removes partitions, and returns their stored offsets for a last commit.
     pub(crate) fn revoke<'a>(
         &self,
         partitions: impl Iterator<Item = &'a Partition>,
@@ -68,21 +71,21 @@ impl Ledger {
             .collect()
     }
 
-    /// The partitions of a topic that are ours, each with its assignment.
+    /// Returns the assigned partitions of a topic, each with its assignment.
     pub(crate) fn of_topic(&self, topic: &str) -> Vec<(Partition, u64)> {
         let entries = self.entries();
         let of_topic = entries.iter().filter(|(partition, _)| &*partition.topic == topic);
         of_topic.map(|(partition, entry)| (partition.clone(), entry.generation)).collect()
     }
 
-    /// Whether the partition is ours by this assignment. Whoever commits past [`Self::store`] asks
-    /// right before.
+    /// Returns whether the partition is assigned by this assignment. A caller that commits without
+    /// [`Self::store`] checks this right before.
     pub(crate) fn is_ours(&self, partition: &Partition, generation: u64) -> bool {
         self.entries().get(partition).is_some_and(|entry| entry.generation == generation)
     }
 
-    /// Stores an offset under the lock, so that no revocation comes between the check
-    /// and the store.
+    /// Stores an offset under the lock, so that no revocation comes between the check and the
+    /// store.
     pub(crate) fn store(
         &self,
         to: &impl OffsetStore,
@@ -130,24 +133,27 @@ mod tests {
 
     #[test]
     fn only_the_present_assignment_stores() {
-        let (ledger, list, id) = (Ledger::default(), List::default(), Some("an-id".into()));
-        assert!(matches!(ledger.store(&list, &partition(), 1, 10, &id), Stored::NotOurs));
-        ledger.assign(partition(), 1);
-        assert!(matches!(ledger.store(&list, &partition(), 1, 11, &id), Stored::Yes));
-        assert_eq!(ledger.revoke([partition()].iter()), vec![(partition(), 11, id.clone())]);
-        assert!(matches!(ledger.store(&list, &partition(), 1, 12, &id), Stored::NotOurs));
-        ledger.assign(partition(), 2);
-        assert!(matches!(ledger.store(&list, &partition(), 1, 13, &id), Stored::NotOurs));
-        assert!(matches!(ledger.store(&list, &partition(), 2, 14, &id), Stored::Yes));
-        assert!(ledger.is_ours(&partition(), 2) && !ledger.is_ours(&partition(), 1));
-        assert_eq!((ledger.of_topic("t"), ledger.of_topic("u")), (vec![(partition(), 2)], vec![]));
+        let (tracker, list, id) = (OffsetTracker::default(), List::default(), Some("an-id".into()));
+        assert!(matches!(tracker.store(&list, &partition(), 1, 10, &id), Stored::NotOurs));
+        tracker.assign(partition(), 1);
+        assert!(matches!(tracker.store(&list, &partition(), 1, 11, &id), Stored::Yes));
+        assert_eq!(tracker.revoke([partition()].iter()), vec![(partition(), 11, id.clone())]);
+        assert!(matches!(tracker.store(&list, &partition(), 1, 12, &id), Stored::NotOurs));
+        tracker.assign(partition(), 2);
+        assert!(matches!(tracker.store(&list, &partition(), 1, 13, &id), Stored::NotOurs));
+        assert!(matches!(tracker.store(&list, &partition(), 2, 14, &id), Stored::Yes));
+        assert!(tracker.is_ours(&partition(), 2) && !tracker.is_ours(&partition(), 1));
+        assert_eq!(
+            (tracker.of_topic("t"), tracker.of_topic("u")),
+            (vec![(partition(), 2)], vec![])
+        );
         assert_eq!(*list.0.lock().unwrap(), [11, 14]);
     }
 
     #[test]
     fn nothing_stored_is_nothing_to_commit() {
-        let ledger = Ledger::default();
-        ledger.assign(partition(), 1);
-        assert!(ledger.revoke([partition()].iter()).is_empty());
+        let tracker = OffsetTracker::default();
+        tracker.assign(partition(), 1);
+        assert!(tracker.revoke([partition()].iter()).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Pausing a partition when it holds too much, and resuming it.
+//! Pausing a partition whose queue is full or whose worker backs off, and resuming it.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -10,91 +10,99 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::{client::Client, flow::Flow, metric::Labels};
+use crate::{client::Client, metric::Labels, partition::PartitionState};
 
-/// How long the question that wakes a broker's thread may take.
-const WAKE: Duration = Duration::from_secs(1);
-/// Such questions under way at the same time; one wakes the thread for all partitions of its
-/// broker.
+/// The longest wait for the request that wakes a broker's thread.
+const WAKE_BROKER: Duration = Duration::from_secs(1);
+/// The most such requests at one time; one wakes the thread for all partitions of its broker.
 const WAKING_MAX: usize = 16;
 
-/// Partitions for the poll thread to pause before its next poll; each at most once.
+/// The partitions for the poll thread to pause before its next poll, each at most once.
 #[derive(Default)]
 pub(crate) struct PauseList {
-    flows: Mutex<Vec<Arc<Flow>>>,
+    partitions: Mutex<Vec<Arc<PartitionState>>>,
+    /// Requests that wake brokers' threads.
     waking: Mutex<JoinSet<()>>,
 }
 
 impl PauseList {
-    fn push(&self, flow: &Arc<Flow>) {
-        let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
-        if !flows.iter().any(|listed| Arc::ptr_eq(listed, flow)) {
-            flows.push(Arc::clone(flow));
+    fn push(&self, state: &Arc<PartitionState>) {
+        let mut partitions = self.partitions.lock().unwrap_or_else(PoisonError::into_inner);
+        if !partitions.iter().any(|listed| Arc::ptr_eq(listed, state)) {
+            partitions.push(Arc::clone(state));
         }
     }
 
-    fn take(&self) -> Vec<Arc<Flow>> {
-        std::mem::take(&mut *self.flows.lock().unwrap_or_else(PoisonError::into_inner))
+    fn take(&self) -> Vec<Arc<PartitionState>> {
+        std::mem::take(&mut *self.partitions.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Called by the loop: pauses or resumes a partition as its queue demands.
-    pub(crate) fn regulate(&self, client: &Arc<Client>, flow: &Arc<Flow>, labels: &Labels) {
-        flow.with_pause(|pause| {
-            let wanted = if pause.wanted { !flow.should_resume() } else { flow.should_pause() };
+    /// Pauses or resumes a partition according to its queue and its worker. Called by the loop.
+    pub(crate) fn regulate(
+        &self,
+        client: &Arc<Client>,
+        state: &Arc<PartitionState>,
+        labels: &Labels,
+    ) {
+        state.with_pause(|pause| {
+            let wanted = if pause.wanted { !state.should_resume() } else { state.should_pause() };
             if wanted == pause.wanted {
                 return;
             }
             pause.wanted = wanted;
             if wanted {
-                self.push(flow);
+                self.push(state);
             } else if pause.done {
-                match client.set_paused(&flow.partition, false) {
+                match client.set_paused(&state.partition, false) {
                     Ok(()) => {
                         pause.done = false;
-                        self.wake(client, flow);
+                        self.wake_broker(client, state);
                     }
-                    // Wanted again, and tried again with the next tick.
+                    // The pause is wanted again; the next tick tries to resume again.
                     Err(error) => {
                         pause.wanted = true;
-                        failed(&error.to_string(), flow, labels);
+                        failed(&error.to_string(), state, labels);
                     }
                 }
             }
         });
     }
 
-    /// Has the partition's leader asked something. librdkafka notes a resume on its main thread and
-    /// does not tell the broker's, which, with nothing to fetch, sleeps for up to a second; a
-    /// request to send and its answer wake it. What the answer says does not matter.
-    fn wake(&self, client: &Arc<Client>, flow: &Flow) {
+    /// Sends the partition's leader a request, to wake librdkafka's thread of that broker.
+    /// librdkafka notes a resume on its main thread only. The broker's thread, with nothing to
+    /// fetch, sleeps for up to a second, until a request to send or its answer wakes it. The answer
+    /// is ignored.
+    fn wake_broker(&self, client: &Arc<Client>, state: &PartitionState) {
         let mut waking = self.waking.lock().unwrap_or_else(PoisonError::into_inner);
         while waking.try_join_next().is_some() {}
         if waking.len() < WAKING_MAX {
-            let (client, partition) = (Arc::clone(client), flow.partition.clone());
-            waking.spawn_blocking(move || drop(client.watermarks(&partition, WAKE)));
+            let (client, partition) = (Arc::clone(client), state.partition.clone());
+            waking.spawn_blocking(move || drop(client.watermarks(&partition, WAKE_BROKER)));
         }
     }
 
-    /// Waits for what was asked by [`Self::wake`]: it holds the client, which is to be let go of.
+    /// Waits for the requests of [`Self::wake_broker`], until `deadline`: they hold the client, and
+    /// the poll thread should hold its last reference.
     pub(crate) async fn quiet(&self, deadline: Instant) {
         let mut waking =
             std::mem::take(&mut *self.waking.lock().unwrap_or_else(PoisonError::into_inner));
         while let Ok(Some(_)) = timeout_at(deadline, waking.join_next()).await {}
     }
 
-    /// Called on the poll thread: does what is still wanted.
+    /// Pauses the listed partitions whose pause is still wanted. Called on the poll thread.
     pub(crate) fn pause_listed(&self, client: &Client, labels: &Labels) {
-        for flow in self.take() {
-            flow.with_pause(|pause| {
-                if !pause.wanted || pause.done || flow.is_leaving() {
+        for state in self.take() {
+            state.with_pause(|pause| {
+                if !pause.wanted || pause.done || state.is_leaving() {
                     return;
                 }
-                match client.set_paused(&flow.partition, true) {
+                match client.set_paused(&state.partition, true) {
                     Ok(()) => pause.done = true,
-                    // The next record tries again; a queue that overflows ends the consumer.
+                    // The next record tries the pause again. A queue that overflows ends the
+                    // consumer.
                     Err(error) => {
                         pause.wanted = false;
-                        failed(&error.to_string(), &flow, labels);
+                        failed(&error.to_string(), &state, labels);
                     }
                 }
             });
@@ -102,7 +110,7 @@ impl PauseList {
     }
 }
 
-fn failed(error: &str, flow: &Flow, Labels { tenant, consumer }: &Labels) {
-    tracing::warn!(tenant, consumer, partition = %flow.partition, error, "failed to pause or \
-        resume a partition");
+fn failed(error: &str, state: &PartitionState, Labels { tenant, consumer }: &Labels) {
+    tracing::warn!(tenant, consumer, partition = %state.partition, error, "partition pause or \
+        resume failed");
 }

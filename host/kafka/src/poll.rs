@@ -1,5 +1,5 @@
-//! The poll thread: reads records and serves librdkafka's callbacks. A thread and not a
-//! task, because a callback waits for workers that run on the runtime.
+//! The poll thread: reads records and serves librdkafka's callbacks. It is a thread and not a task,
+//! because a callback waits for workers that run on the runtime.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,31 +15,32 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    client::Client, error::ConsumerError, metric::Labels, pause::PauseList, rebalance::Event,
+    client::Client, consumer::Event, error::ConsumerError, metric::Labels, pause::PauseList,
 };
 
-/// Records handed over together, at most.
+/// The most records of one batch.
 pub(crate) const BATCH_MESSAGES: usize = 128;
-/// A batch of records ends with the one that reaches this.
+/// Size of a batch, in bytes; the batch ends with the record that reaches it.
 const BATCH_BYTES: usize = 1 << 20;
-/// Batches that may wait for the loop.
+/// The most batches that wait for the loop.
 pub(crate) const BATCHES_WAITING: usize = 2;
-/// How long a poll waits, hence how long a stop may go unnoticed.
+/// The longest wait of one poll, and so the longest delay of a stop.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// State of the poll thread.
+/// The state of the poll thread.
 pub(crate) struct Poller {
     pub(crate) client: Arc<Client>,
     pub(crate) events: mpsc::Sender<Event>,
     pub(crate) stop: CancellationToken,
     pub(crate) labels: Labels,
     pub(crate) pauses: Arc<PauseList>,
+    /// The names of the topics seen so far, shared by their records.
     pub(crate) topics: Vec<Arc<str>>,
 }
 
 impl Poller {
-    /// Reads until told to stop, until the loop is gone, or until the client is dead;
-    /// then leaves the group.
+    /// Reads until the loop stops it or is gone, or until the client is dead; then leaves the
+    /// group.
     pub(crate) fn run(mut self) {
         while !self.stop.is_cancelled() {
             self.pauses.pause_listed(&self.client, &self.labels);
@@ -54,8 +55,8 @@ impl Poller {
         self.leave();
     }
 
-    /// One batch. A rebalance ends it, since a poll that serves one returns nothing; so
-    /// all of its records are of one generation.
+    /// Reads one batch and returns its generation with it. A rebalance ends the batch, since a poll
+    /// that serves one returns nothing; so all of its records are of one generation.
     fn read(&mut self) -> (u64, Vec<Record>) {
         let client = Arc::clone(&self.client);
         let (mut records, mut bytes, mut generation) = (Vec::new(), 0, 0);
@@ -79,7 +80,7 @@ impl Poller {
         (generation, records)
     }
 
-    /// librdkafka recovers by itself from everything that is not fatal.
+    /// Handles an error of a poll. librdkafka recovers by itself from errors that are not fatal.
     fn failed(&self, error: &KafkaError) {
         self.labels.read_error();
         let Labels { tenant, consumer } = &self.labels;
@@ -89,7 +90,7 @@ impl Poller {
                 self.stop.cancel();
                 let _ = self.events.blocking_send(Event::Fatal(ConsumerError::Fatal { text }));
             }
-            // It would ask again for ever, and nobody would see why nothing comes.
+            // librdkafka would repeat the request for ever, and the consumer would look healthy.
             KafkaError::MessageConsumption(
                 RDKafkaErrorCode::TopicAuthorizationFailed
                 | RDKafkaErrorCode::GroupAuthorizationFailed
@@ -99,18 +100,18 @@ impl Poller {
                 self.stop.cancel();
                 let _ = self.events.blocking_send(Event::Fatal(ConsumerError::Refused { text }));
             }
-            // librdkafka's own log has these, without the many repetitions.
+            // librdkafka's own log has these errors, without the repetitions.
             KafkaError::MessageConsumption(RDKafkaErrorCode::BrokerTransportFailure) => {
-                tracing::debug!(tenant, consumer, %error, "kafka reported an error; reading goes \
-                    on");
+                tracing::debug!(tenant, consumer, %error, "read error reported; reading \
+                    continues");
             }
             _ => {
-                tracing::warn!(tenant, consumer, %error, "kafka reported an error; reading goes on")
+                tracing::warn!(tenant, consumer, %error, "read error reported; reading continues")
             }
         }
     }
 
-    /// Copies a message out of librdkafka's memory. The topic's id is the worker's to add.
+    /// Copies a message out of librdkafka's memory. The worker adds the topic's id.
     fn record(&mut self, message: &BorrowedMessage<'_>) -> Record {
         let headers = message.headers().map_or_else(Vec::new, |headers| {
             headers
@@ -132,7 +133,7 @@ impl Poller {
         }
     }
 
-    /// One shared name per topic.
+    /// Returns the topic's name, shared by all of its records.
     fn topic(&mut self, name: &str) -> Arc<str> {
         if let Some(known) = self.topics.iter().find(|known| &***known == name) {
             return Arc::clone(known);
@@ -142,14 +143,15 @@ impl Poller {
         topic
     }
 
-    /// Leaves the group. Dropping the last reference does it; a worker that did not end
-    /// in time still holds one, and must not keep a membership alive that nobody polls.
+    /// Leaves the group by closing the client. If a worker did not end in time and still holds the
+    /// client, this closes nothing. The member then stays, without polls, until the worker drops
+    /// the client.
     fn leave(self) {
         let Err(client) = Arc::try_unwrap(self.client) else { return };
         if let Err(error) = client.consumer.close_queue() {
             let Labels { tenant, consumer } = &self.labels;
-            tracing::warn!(tenant, consumer, %error, "failed to leave the group; the broker will \
-                notice after the session timeout");
+            tracing::warn!(tenant, consumer, %error, "group leave failed; the broker removes the \
+                member after the session timeout");
             return;
         }
         while !client.consumer.closed() {

@@ -1,11 +1,11 @@
-//! Where a partition starts.
+//! The offset at which a partition starts.
 
 use std::sync::Arc;
 
-use crate::{client::Bearings, sabotage, topic_id::TopicId};
+use crate::{client::Positions, sabotage, topic_id::TopicId};
 
-/// An offset that a group has committed, and the id of the topic that it was committed for, where
-/// that is noted beside it: offsets of hosts before this rule, and of other programs, have none.
+/// An offset that a group has committed, with the topic's id where one is noted beside it.
+/// Offsets of hosts before this rule, and of other programs, have none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Committed {
     pub(crate) offset: i64,
@@ -13,8 +13,8 @@ pub(crate) struct Committed {
 }
 
 impl Committed {
-    /// Whether it means anything in the topic with that id. Where one of the ids is not known, it
-    /// is taken as it is.
+    /// Returns whether the offset is valid in the topic with that id. An unknown id, on either
+    /// side, counts as a match.
     pub(crate) fn is_of(&self, topic_id: &TopicId) -> bool {
         match (&self.topic_id, topic_id) {
             (Some(noted), Some(present)) => {
@@ -25,54 +25,55 @@ impl Committed {
     }
 }
 
-/// First word of what this program notes beside an offset. Others may note what they like.
+/// The first word of this program's notes beside an offset. Other programs may note anything.
 const OURS: &str = "oncebox";
+/// The beginning of the word that holds the topic's id.
 const TOPIC_ID: &str = "topic-id=";
 
-/// What is noted beside an offset of the topic with that id.
+/// Returns the note to commit beside an offset of the topic with that id.
 pub(crate) fn note(topic_id: &TopicId) -> String {
     let noted = topic_id.as_ref().filter(|_| !sabotage::on(sabotage::TOPIC_ID_NOT_NOTED));
     noted.map_or_else(String::new, |id| format!("{OURS} {TOPIC_ID}{id}"))
 }
 
-/// The topic's id in what is noted beside an offset.
+/// Returns the topic's id from a note beside an offset, if this program wrote the note.
 pub(crate) fn noted(note: &[u8]) -> TopicId {
     let mut words = std::str::from_utf8(note).ok()?.split(' ');
     words.next().filter(|word| *word == OURS)?;
     words.find_map(|word| word.strip_prefix(TOPIC_ID)).filter(|id| !id.is_empty()).map(Arc::from)
 }
 
-/// Where a partition starts, and whether that is a loss.
+/// The start of a partition, and whether records are lost by it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// Where the group left off.
+    /// The committed offset.
     Committed(i64),
-    /// Nothing was committed yet.
+    /// The low watermark, where nothing is committed yet.
     Beginning(i64),
-    /// What was committed is of a topic of the same name that was deleted; nothing of this one was
-    /// settled.
+    /// The low watermark, where the committed offset belongs to a deleted topic of this name.
+    /// Nothing of the present topic is settled.
     MadeAgain { committed: i64, low: i64 },
-    /// The broker deleted records that were not settled.
-    HeadLost { committed: i64, low: i64 },
-    /// The topic was truncated or created anew.
+    /// The low watermark, where the broker deleted records that were not settled.
+    TruncatedBefore { committed: i64, low: i64 },
+    /// The low watermark, where the topic was truncated, or deleted and made again.
     BeyondEnd { committed: i64, low: i64 },
 }
 
 impl Start {
+    /// Returns the offset of the first record to read.
     pub(crate) fn next(&self) -> i64 {
         match *self {
             Self::Committed(next) | Self::Beginning(next) => next,
             Self::MadeAgain { low, .. }
-            | Self::HeadLost { low, .. }
+            | Self::TruncatedBefore { low, .. }
             | Self::BeyondEnd { low, .. } => low,
         }
     }
 }
 
-/// Compares what the group has committed with the topic that there is, and with what the broker
-/// still has.
-pub(crate) fn start(bearings: &Bearings, topic_id: &TopicId) -> Start {
-    let Bearings { committed, low, high } = bearings;
+/// Compares the group's committed offset with the present topic and with the broker's watermarks.
+pub(crate) fn start(positions: &Positions, topic_id: &TopicId) -> Start {
+    let Positions { committed, low, high } = positions;
     let (low, high) = (*low, *high);
     match committed {
         None => Start::Beginning(low),
@@ -80,7 +81,7 @@ pub(crate) fn start(bearings: &Bearings, topic_id: &TopicId) -> Start {
             Start::MadeAgain { committed: committed.offset, low }
         }
         Some(Committed { offset: committed, .. }) => match *committed {
-            committed if committed < low => Start::HeadLost { committed, low },
+            committed if committed < low => Start::TruncatedBefore { committed, low },
             committed if committed > high => Start::BeyondEnd { committed, low },
             committed => Start::Committed(committed),
         },
@@ -96,24 +97,24 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_starts_where_it_was_left_or_says_why_not() {
+    fn a_partition_starts_at_the_committed_offset_or_says_why_not() {
         for id in [None, Some("a")] {
             let start =
-                |committed| start(&Bearings { committed, low: 10, high: 20 }, &id.map(Arc::from));
+                |committed| start(&Positions { committed, low: 10, high: 20 }, &id.map(Arc::from));
             assert_eq!(start(None), Start::Beginning(10));
             assert_eq!(start(committed(10, id)), Start::Committed(10));
             assert_eq!(start(committed(20, id)), Start::Committed(20));
-            assert_eq!(start(committed(9, id)), Start::HeadLost { committed: 9, low: 10 });
+            assert_eq!(start(committed(9, id)), Start::TruncatedBefore { committed: 9, low: 10 });
             assert_eq!(start(committed(21, id)), Start::BeyondEnd { committed: 21, low: 10 });
             assert_eq!(start(committed(9, id)).next(), 10);
         }
     }
 
     #[test]
-    fn an_offset_of_another_topic_is_none() {
+    fn an_offset_of_another_topic_does_not_count() {
         let start = |noted, present: Option<&str>| {
             start(
-                &Bearings { committed: committed(15, noted), low: 10, high: 20 },
+                &Positions { committed: committed(15, noted), low: 10, high: 20 },
                 &present.map(Arc::from),
             )
         };
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_note_is_no_topic() {
+    fn a_note_of_another_program_is_no_topic() {
         let id: TopicId = Some("cGkQNj1IQ2iKZ4wCjoO8jg".into());
         assert_eq!(noted(note(&id).as_bytes()), id);
         assert_eq!(noted(format!("{} more=1", note(&id)).as_bytes()), id);

@@ -1,4 +1,4 @@
-//! Writing to a topic, for copies of dead letters.
+//! A producer, for copies of dead letters.
 
 use std::time::Duration;
 
@@ -14,46 +14,50 @@ use rdkafka::{
 
 use crate::{config::ConsumerConfig, error::ConsumerError};
 
-/// How long the brokers may take to have a record.
+/// The longest time until the brokers have stored a record, in milliseconds.
 const TIMEOUT_MS: &str = "20000";
-/// How long a full queue of the client is waited for.
+/// The longest wait for room in the client's queue.
 const QUEUE: Duration = Duration::from_secs(10);
-/// Bytes of a record; the brokers may take less.
+/// The largest record, in bytes; the brokers may accept less.
 const BYTES_MAX: &str = "134217728";
 
 /// A record to write.
 #[derive(Debug, Clone, Copy)]
 pub struct NewRecord<'a> {
-    /// Its key.
+    /// The record's key.
     pub key: Option<&'a [u8]>,
-    /// Its headers.
+    /// The record's headers.
     pub headers: &'a [(String, Vec<u8>)],
-    /// Its payload.
+    /// The record's payload.
     pub payload: Option<&'a [u8]>,
 }
 
-/// Why a record was not written.
+/// The reason why a record was not written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProduceError {
-    /// It is larger than the brokers, or the topic, take.
+    /// A record that is larger than the brokers or the topic accept.
     #[error("the record is larger than the brokers take")]
     TooLarge,
-    /// The brokers do not take it, and would not another time.
+    /// A record that the brokers refuse, and would refuse again.
     #[error("{0}")]
     Refused(String),
-    /// The brokers do not have it, or do not say so.
+    /// A record that the brokers did not confirm in time, or that failed on its way.
     #[error("{0}")]
     Failed(String),
 }
 
-/// Writes to the brokers that a consumer reads from.
+/// A producer for the brokers that a consumer reads from.
 pub struct Producer(FutureProducer);
 
 impl Producer {
-    /// A producer with the rights of a consumer. It connects when there is something to write.
+    /// Makes a producer with the rights of a consumer. It connects with the first record.
+    ///
+    /// # Errors
+    ///
+    /// A [`ConsumerError`] when librdkafka refuses a property.
     pub fn new(config: &ConsumerConfig) -> Result<Self, ConsumerError> {
         let mut client = ClientConfig::new();
-        // Properties of reading are said to be ignored, each time.
+        // librdkafka would log each property of reading as ignored.
         client.set_log_level(RDKafkaLogLevel::Critical);
         for (name, value) in config.connection_properties() {
             client.set(name, value);
@@ -70,7 +74,7 @@ impl Producer {
         ))
     }
 
-    /// Write records, all at once: what became of each.
+    /// Writes records, all at once, and returns the result of each, in order.
     pub async fn send(
         &self,
         topic: &str,

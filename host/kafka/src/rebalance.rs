@@ -1,16 +1,16 @@
-//! librdkafka's callbacks. They run on the poll thread, inside a poll; each only turns
-//! what happened into an event for the consumer's loop and, when partitions are taken
-//! away, waits for the answer that nothing of them runs any more.
+//! librdkafka's callbacks. They run on the poll thread, inside a poll. Each only sends an event to
+//! the consumer's loop. A revocation also waits for the loop's answer that no batch of the
+//! partitions runs any more.
 
 use std::{
     sync::{
         atomic::{AtomicU64, Ordering},
-        mpsc::{SyncSender, sync_channel},
+        mpsc::sync_channel,
     },
     time::Duration,
 };
 
-use oncebox_model::{hooks, record::Record};
+use oncebox_model::hooks;
 use rdkafka::{
     ClientContext, TopicPartitionList,
     config::RDKafkaLogLevel,
@@ -20,29 +20,15 @@ use rdkafka::{
 };
 use tokio::sync::mpsc;
 
-use crate::{error::ConsumerError, flow::Partition, metric::Labels};
+use crate::{consumer::Event, error::ConsumerError, metric::Labels, partition::Partition};
 
-/// Everything that the poll thread has to say to the consumer's loop, in order.
-pub(crate) enum Event {
-    /// Records, in the order of their partitions. They were read when `generation`
-    /// rebalances had happened, and mean nothing to a later assignment.
-    Records { generation: u64, records: Vec<Record> },
-    /// Partitions are ours from now on.
-    Assigned { generation: u64, partitions: Vec<Partition> },
-    /// Partitions are ours no longer once `answer` is given. If `lost`, they already
-    /// belong to somebody else.
-    Revoked { partitions: Vec<Partition>, lost: bool, answer: SyncSender<()> },
-    /// The client is of no use any more.
-    Fatal(ConsumerError),
-}
-
-/// What librdkafka calls back.
+/// The receiver of librdkafka's callbacks.
 pub(crate) struct Context {
     labels: Labels,
     events: mpsc::Sender<Event>,
-    /// Rebalances so far. Changed only on the poll thread.
+    /// Number of rebalances so far. Changed only on the poll thread.
     generation: AtomicU64,
-    /// Upper bound for giving partitions up.
+    /// The longest wait for the loop's answer to a revocation.
     patience: Duration,
 }
 
@@ -51,6 +37,7 @@ impl Context {
         Self { labels, events, generation: AtomicU64::new(0), patience }
     }
 
+    /// Returns the number of rebalances so far.
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
@@ -64,7 +51,7 @@ impl Context {
         if let Err(error) = assigned {
             return self.fatal("assign", &error);
         }
-        // A pause outlives the assignment it was made in.
+        // A pause outlives the assignment in which it was made.
         if let Err(error) = consumer.resume(list) {
             return self.fatal("resume", &error);
         }
@@ -83,7 +70,7 @@ impl Context {
             tracing::error!(
                 tenant = self.labels.tenant,
                 consumer = self.labels.consumer,
-                "partitions are given up without an answer from the consumer's loop"
+                "partitions released without an answer from the consumer's loop"
             );
         }
         let unassigned = match consumer.rebalance_protocol() {
@@ -101,7 +88,7 @@ impl Context {
         }));
     }
 
-    /// The loop is gone during shutdown; then nobody needs to know.
+    /// Sends an event to the loop. During shutdown the loop is gone, and the event is dropped.
     fn send(&self, event: Event) {
         let _ = self.events.blocking_send(event);
     }
@@ -128,8 +115,8 @@ impl ConsumerContext for Context {
         }
         self.labels.commit_error();
         let Labels { tenant, consumer } = &self.labels;
-        tracing::warn!(tenant, consumer, %error, "a commit of offsets failed; the next one covers \
-            it, or the records come again");
+        tracing::warn!(tenant, consumer, %error, "offset commit failed; the next commit covers \
+            it, or the records are redelivered");
     }
 }
 
@@ -148,8 +135,8 @@ impl ClientContext for Context {
         }
     }
 
-    /// The same error comes out of the poll as well, where it is logged; the reason
-    /// comes only here.
+    /// Logs the reason of an error. The poll returns the error too, and logs it there, but only
+    /// this callback has the reason.
     fn error(&self, error: KafkaError, reason: &str) {
         let Labels { tenant, consumer } = &self.labels;
         tracing::debug!(target: "librdkafka", tenant, consumer, %error, "{reason}");

@@ -1,5 +1,5 @@
-//! Where a group stands, setting it elsewhere, and its end: each with a client that lives for that
-//! alone and is no member of the group.
+//! Reading, setting and deleting a group's offsets, each with a client of its own that is no member
+//! of the group.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -20,66 +20,66 @@ use crate::{
     topic_id::{self, TopicId},
 };
 
-/// One question to the brokers.
+/// The longest wait for one answer of the brokers.
 const ASK: Duration = Duration::from_secs(5);
-/// How long a commit without an answer is waited for.
+/// The longest wait for the answer to a commit, in milliseconds.
 const SESSION_MS: &str = "10000";
 
-/// Where a group is to go on.
+/// The position that a group is to continue at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SeekTo {
-    /// At the first record that the brokers still have.
+    /// The first record that the brokers still have.
     Beginning,
-    /// After the last record.
+    /// The end, after the last record.
     End,
-    /// At the first record with this timestamp or a later one, milliseconds since 1970.
+    /// The first record with this timestamp or a later one, in milliseconds since 1970.
     Time(i64),
-    /// At these offsets, each of a partition; without a topic, of the only one. Other partitions
-    /// stay.
+    /// Offsets, each of a partition. An entry without a topic is of the consumer's only one. Other
+    /// partitions stay.
     Offsets(Vec<(Option<String>, i32, i64)>),
 }
 
-/// A partition of a group's topics.
+/// The positions of a partition of a group's topics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupPosition {
-    /// The topic.
+    /// Name of the topic.
     pub topic: String,
-    /// The partition.
+    /// Number of the partition.
     pub partition: i32,
-    /// The offset that the group goes on at; none where it never committed one, or only for a topic
-    /// of this name that is gone.
+    /// The offset that the group continues at; none where it never committed one, or only for a
+    /// deleted topic of this name.
     pub committed: Option<i64>,
-    /// The offset that is asked for; none where nothing is.
+    /// The offset that was asked for; none where none was.
     pub target: Option<i64>,
     /// The first offset that still exists.
     pub low: i64,
     /// The offset after the last record.
     pub high: i64,
-    /// The first offset of a record that is not older than the horizon that was asked for.
+    /// The first offset of a record that is not older than the requested horizon.
     pub horizon: Option<i64>,
 }
 
-/// Why a group was not looked at or not changed.
+/// The reason why a group's offsets were not read or not changed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum SeekError {
-    /// What was asked for cannot be.
+    /// A request that cannot be met.
     #[error("{0}")]
     Invalid(String),
-    /// The brokers let nobody move or delete a group's offsets while it has members.
+    /// A group with members; brokers then refuse to change or delete its offsets from outside.
     #[error(
         "the group `{0}` still has a member; a process that was killed is one until its session \
             times out"
     )]
     HasMembers(String),
-    /// A property is refused.
+    /// A refused property.
     #[error(transparent)]
     Client(#[from] ConsumerError),
-    /// Brokers do not answer, or not as they should.
+    /// A missing or unexpected answer of the brokers.
     #[error("{what}: {error}")]
     Broker {
-        /// What was tried.
+        /// The attempt that failed.
         what: &'static str,
-        /// What became of it.
+        /// The cause.
         error: String,
     },
 }
@@ -90,8 +90,13 @@ impl SeekError {
     }
 }
 
-/// Where the group of a consumer stands in each partition of its topics, and where it would go on.
-/// With a horizon, milliseconds since 1970, also where records begin that are not older.
+/// Returns the positions of a consumer's group in each partition of its topics, with the offsets
+/// that `to` stands for. With a horizon, in milliseconds since 1970, also returns the first offsets
+/// of records that are not older.
+///
+/// # Errors
+///
+/// A [`SeekError`] when `to` cannot be met, a property is refused or brokers do not answer.
 pub async fn positions(
     config: ConsumerConfig,
     to: SeekTo,
@@ -100,8 +105,12 @@ pub async fn positions(
     blocking(move || Asking::new(&config)?.positions(&config, &to, horizon_ms)).await
 }
 
-/// Set offsets of a consumer's group, which must have no members, and look whether they are set.
-/// Where it only goes forward, a partition whose group has got further meanwhile stays where it is.
+/// Sets offsets of a consumer's group, which must have no members, and checks the result. With
+/// `only_forward`, a partition keeps an offset that is past the given one.
+///
+/// # Errors
+///
+/// A [`SeekError`] when the group has members, a property is refused or brokers do not answer.
 pub async fn set_offsets(
     config: ConsumerConfig,
     mut offsets: Vec<(String, i32, i64)>,
@@ -117,7 +126,12 @@ pub async fn set_offsets(
     .await
 }
 
-/// Delete a consumer's group with its offsets. False: there was none.
+/// Deletes a consumer's group with its offsets. Returns false if there was no group.
+///
+/// # Errors
+///
+/// A [`SeekError`] when the group has members, the broker is an embedded one, or brokers do not
+/// answer.
 pub async fn delete_group(config: &ConsumerConfig) -> Result<bool, SeekError> {
     let asking = config.clone();
     // librdkafka ends the process when a broker does not know how to delete a group.
@@ -150,6 +164,7 @@ pub async fn delete_group(config: &ConsumerConfig) -> Result<bool, SeekError> {
     }
 }
 
+/// Runs a blocking request outside the runtime's threads.
 async fn blocking<T: Send + 'static>(
     ask: impl FnOnce() -> Result<T, SeekError> + Send + 'static,
 ) -> Result<T, SeekError> {
@@ -171,7 +186,7 @@ impl Asking {
             .set("enable.auto.commit", "false")
             .set("session.timeout.ms", SESSION_MS)
             .set("heartbeat.interval.ms", "3000");
-        // It would speak for the member of that name.
+        // With it the client would act for the static member of that name.
         client.remove("group.instance.id");
         Ok(Self(
             client
@@ -213,12 +228,12 @@ impl Asking {
         Ok(found)
     }
 
-    /// Whether the broker is librdkafka's own mock.
+    /// Returns whether the broker is librdkafka's own mock.
     fn is_embedded(&self) -> bool {
         self.0.client().fetch_cluster_id(ASK).is_some_and(|id| id.starts_with("mockCluster"))
     }
 
-    /// The partitions that the answer is about.
+    /// Returns the partitions to look up.
     fn partitions(
         &self,
         config: &ConsumerConfig,
@@ -269,7 +284,7 @@ impl Asking {
         Ok(())
     }
 
-    /// The ids of topics, as far as the brokers have any.
+    /// Returns the ids of topics, as far as the brokers have any.
     fn topic_ids<'a>(
         &self,
         topics: impl Iterator<Item = &'a str>,
@@ -330,8 +345,8 @@ impl Asking {
         Ok(())
     }
 
-    /// By partition, the first offset of a record that is as old as that or younger; the end, where
-    /// there is none.
+    /// Returns, by partition, the first offset of a record that is not older than `at_ms`, or the
+    /// end where there is none.
     fn at_time(&self, positions: &[GroupPosition], at_ms: i64) -> Result<Vec<i64>, SeekError> {
         let mut times = TopicPartitionList::new();
         for position in positions {
@@ -363,7 +378,7 @@ impl Asking {
         positions.iter().map(offset).collect()
     }
 
-    /// Without those that the group is past.
+    /// Removes the offsets that the group is past.
     fn leave_behind(&self, offsets: &mut Vec<(String, i32, i64)>) -> Result<(), SeekError> {
         let ids = self.topic_ids(offsets.iter().map(|(topic, ..)| topic.as_str()))?;
         let mut asked = TopicPartitionList::new();
@@ -397,7 +412,7 @@ impl Asking {
             let added = add_offset(&mut wanted, topic, *partition, *offset, &ids[topic]);
             added.map_err(SeekError::broker("failed to name an offset"))?;
         }
-        // Without a membership the brokers take it only while the group is empty.
+        // Without a membership the brokers accept a commit only while the group is empty.
         self.0.commit(&wanted, CommitMode::Sync).map_err(|error| {
             match error.rdkafka_error_code() {
                 Some(

@@ -1,24 +1,24 @@
-//! What a consumer tells about itself.
+//! The state of a consumer and its partitions, as shown to the host.
 
 use std::sync::Arc;
 
-use crate::flow::Flow;
+use crate::partition::PartitionState;
 
-/// Where a consumer is in its life.
+/// The phase of a consumer's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConsumerState {
-    /// Reading, or waiting for partitions.
+    /// Reading, or waiting for an assignment.
     Running,
-    /// Finishing what runs.
+    /// Finishing the batches that run.
     Draining,
-    /// Over; the handle's `join` says why.
+    /// Ended; the handle's `join` returns the reason.
     Ended,
 }
 
 /// A consumer at one moment.
 #[derive(Debug, Clone)]
 pub struct ConsumerStatus {
-    /// Where it is in its life.
+    /// The phase of its life.
     pub state: ConsumerState,
     /// Partitions assigned to this host, sorted.
     pub partitions: Vec<PartitionStatus>,
@@ -39,36 +39,37 @@ pub struct PartitionStatus {
     pub bytes: usize,
     /// Whether fetching is paused.
     pub paused: bool,
-    /// Whether the inbox fails and its records are being offered again.
-    pub in_trouble: bool,
-    /// Whether it is being given up and finishes the batch it runs.
+    /// Whether the worker waits before it offers records again, because the inbox failed or asked
+    /// for a pause.
+    pub backing_off: bool,
+    /// Whether the partition is being given up and finishes the batch that runs.
     pub leaving: bool,
 }
 
-/// What the loop publishes; counts are read when someone asks.
+/// A consumer's state as its loop publishes it; counts are read when a status is requested.
 #[derive(Clone)]
 pub(crate) struct Snapshot {
     pub(crate) state: ConsumerState,
-    pub(crate) flows: Vec<Arc<Flow>>,
+    pub(crate) partitions: Vec<Arc<PartitionState>>,
 }
 
 impl Snapshot {
     pub(crate) fn status(&self) -> ConsumerStatus {
-        let mut partitions: Vec<_> = self.flows.iter().map(|flow| partition(flow)).collect();
+        let mut partitions: Vec<_> = self.partitions.iter().map(|state| partition(state)).collect();
         partitions.sort_by(|a, b| (&a.topic, a.partition).cmp(&(&b.topic, b.partition)));
         ConsumerStatus { state: self.state, partitions }
     }
 }
 
-fn partition(flow: &Flow) -> PartitionStatus {
+fn partition(state: &PartitionState) -> PartitionStatus {
     PartitionStatus {
-        topic: flow.partition.topic.to_string(),
-        partition: flow.partition.number,
-        next_offset: flow.next_offset(),
-        messages: flow.messages(),
-        bytes: flow.bytes(),
-        paused: flow.is_paused(),
-        in_trouble: flow.is_in_trouble(),
-        leaving: flow.is_leaving(),
+        topic: state.partition.topic.to_string(),
+        partition: state.partition.number,
+        next_offset: state.next_offset(),
+        messages: state.messages(),
+        bytes: state.bytes(),
+        paused: state.is_paused(),
+        backing_off: state.is_backing_off(),
+        leaving: state.is_leaving(),
     }
 }

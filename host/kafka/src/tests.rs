@@ -1,4 +1,4 @@
-//! Against librdkafka's mock cluster, with an inbox that only counts.
+//! Tests against librdkafka's mock cluster, with an inbox that only counts.
 
 mod flow;
 mod group;

@@ -1,9 +1,9 @@
-//! A topic's id, which a re-created topic of the same name does not share.
+//! A topic's id, which differs for a topic that is deleted and made again under its old name.
 //!
-//! Position ids depend on it, so it must never flip between known and unknown: a
-//! partition is opened only after the broker has answered. "No id" is an answer too
-//! (brokers before 2.8), and is kept for the consumer's life; silence is not, and is
-//! asked again. After an id was seen, its absence is taken for an error.
+//! Position ids depend on it, so it must never change between known and unknown: a partition is
+//! opened only after the broker has answered. "No id" is an answer too (brokers before 2.8), and
+//! holds for the consumer's life. A missing answer is none, and is asked for again. Once an id was
+//! seen, its absence is an error.
 
 use std::{
     collections::HashMap,
@@ -22,18 +22,19 @@ use tokio::sync::Mutex;
 
 use crate::client::{Client, ReplyQueue, text};
 
-/// A topic's id as far as the broker has one.
+/// A topic's id; none where the broker has no ids.
 pub(crate) type TopicId = Option<Arc<str>>;
 
-/// Answers so far, with when they were asked for.
+/// The ids that brokers have answered with, each with the time of its request.
 #[derive(Default)]
 pub(crate) struct TopicIds {
     known: Mutex<HashMap<Arc<str>, (TopicId, Instant)>>,
 }
 
 impl TopicIds {
-    /// The topic's id, as of `since` or later. Partitions of one rebalance share an answer that
-    /// way, and none is opened with the id of a topic that was gone before it was assigned.
+    /// Returns the topic's id, as of `since` or later. Partitions of one rebalance share an answer
+    /// that way. No partition is opened with the id of a topic that was deleted before the
+    /// assignment.
     pub(crate) async fn of(
         &self,
         client: &Arc<Client>,
@@ -58,7 +59,7 @@ impl TopicIds {
     }
 }
 
-/// Options of an admin request.
+/// The options of an admin request.
 struct Options(*mut rd::rd_kafka_AdminOptions_t);
 
 impl Drop for Options {
@@ -68,7 +69,7 @@ impl Drop for Options {
     }
 }
 
-/// Names of topics.
+/// A list of topic names.
 struct Topics(*mut rd::rd_kafka_TopicCollection_t);
 
 impl Drop for Topics {
@@ -78,8 +79,8 @@ impl Drop for Topics {
     }
 }
 
-/// Any broker can tell, while the controller, which librdkafka would ask, may not be
-/// reachable for a consumer (and the mock cluster has none).
+/// Returns the number of a broker to ask. Any broker can answer. The controller, which librdkafka
+/// would ask, may be out of the consumer's reach, and the mock cluster has none.
 fn any_broker(
     consumer: &BaseConsumer<impl ConsumerContext>,
     topic: &str,
@@ -91,7 +92,8 @@ fn any_broker(
     first.ok_or_else(|| "no broker is known yet".to_owned())
 }
 
-/// Asks a broker with DescribeTopics. `Ok(None)`: it answered and has no ids.
+/// Asks a broker for a topic's id with DescribeTopics. `Ok(None)` means that the broker answered
+/// and has no ids.
 pub(crate) fn describe(
     consumer: &BaseConsumer<impl ConsumerContext>,
     topic: &str,
@@ -128,6 +130,8 @@ pub(crate) fn describe(
     unsafe { first_id(event.ptr) }
 }
 
+/// Returns the id of the first topic of an answer.
+///
 /// # Safety
 /// `event` is alive and the answer to a DescribeTopics request.
 unsafe fn first_id(event: *mut rd::rd_kafka_event_t) -> Result<TopicId, String> {
@@ -152,7 +156,7 @@ unsafe fn first_id(event: *mut rd::rd_kafka_event_t) -> Result<TopicId, String> 
     }
 }
 
-/// The id in a topic's description; none where the broker has none, which is told as zero.
+/// Returns the id in a topic's description. An id of zero stands for none.
 ///
 /// # Safety
 /// `topic` is a description that is alive during the call.

@@ -1,13 +1,13 @@
-//! The lag watcher: one client for each cluster of brokers, which knows of many consumers whether
-//! there is something for them to read, so that those with nothing need no client of their own.
+//! The lag watcher: one client for each cluster of brokers, which polls the lag of many consumers.
+//! A consumer without unread records then needs no client of its own.
 //!
-//! It errs on the side of reading: a consumer may stay closed only while the watcher has positively
-//! seen, of every partition of its topics, that the group's next offset is the end. It never
-//! commits anything and is a member of no group.
+//! The watcher errs on the side of reading. A consumer may stay closed only while the watcher has
+//! seen, for every partition of its topics, that the group's next offset is the end. The watcher
+//! never commits and is a member of no group.
 
 mod ask;
-mod look;
-mod subject;
+mod group;
+mod poll;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -20,64 +20,70 @@ use std::{
 
 use tokio::sync::watch;
 
-use self::{look::Look, subject::Subject};
+use self::{group::WatchedGroup, poll::Poll};
 use crate::{config::ConsumerConfig, error::ConsumerError};
 
-/// Consumers that may wait to be taken in by a watcher.
+/// The most consumers that wait for a watcher to receive them.
 const WAITING_MAX: usize = 4_096;
 
-/// What a watcher knows of a consumer.
+/// The lag of a consumer's group, as far as a watcher knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sight {
-    /// Nothing yet.
-    Unknown,
-    /// The group has read everything. `committed`: it has offsets that the brokers could forget.
-    Nothing {
-        /// Whether the group has committed offsets.
+pub enum Lag {
+    /// Not known yet.
+    Pending,
+    /// No unread records in any partition.
+    CaughtUp {
+        /// Whether the group has committed offsets, which brokers could expire.
         committed: bool,
     },
-    /// There are records that the group has not read.
-    Something,
-    /// It cannot be told, and has not been for a while.
-    Blind,
+    /// Unread records.
+    Behind,
+    /// Unknown for a while, since brokers do not answer; or a topic that does not exist.
+    Unavailable,
 }
 
-/// The watchers of a host, by what their clients connect with.
+/// The watchers of a host, by the properties that their clients connect with.
 #[derive(Default)]
 pub struct Watchers {
-    running: Mutex<HashMap<BTreeMap<String, String>, SyncSender<Subject>>>,
+    running: Mutex<HashMap<BTreeMap<String, String>, SyncSender<WatchedGroup>>>,
 }
 
-/// A consumer that is watched, until this is dropped.
-pub struct Watched {
-    sight: watch::Receiver<Sight>,
+/// A subscription to the lag of one consumer; the watcher polls it until this is dropped.
+pub struct LagWatch {
+    lag: watch::Receiver<Lag>,
 }
 
 impl Watchers {
-    /// Begin to watch a consumer. A name of a topic that is a regular expression is not resolved
-    /// here, so such a consumer stays unknown for ever.
-    pub fn watch(&self, config: &ConsumerConfig) -> Result<Watched, ConsumerError> {
+    /// Begins to watch a consumer. The watcher does not resolve topic names that are regular
+    /// expressions, so the lag of such a consumer stays [`Lag::Pending`].
+    ///
+    /// # Errors
+    ///
+    /// A [`ConsumerError`] when a property or setting is refused, or no watcher can take
+    /// the consumer.
+    pub fn watch(&self, config: &ConsumerConfig) -> Result<LagWatch, ConsumerError> {
         config.check()?;
-        let (tell, sight) = watch::channel(Sight::Unknown);
+        let (sender, lag) = watch::channel(Lag::Pending);
         if !config.has_patterns() {
-            let subject = Subject::new(config.group(), &config.topics, tell);
-            self.hand_over(config, subject)?;
+            let group = WatchedGroup::new(config.group(), &config.topics, sender);
+            self.hand_over(config, group)?;
         }
-        Ok(Watched { sight })
+        Ok(LagWatch { lag })
     }
 
+    /// Sends a group to the watcher of its brokers, which is started if none runs.
     fn hand_over(
         &self,
         config: &ConsumerConfig,
-        mut subject: Subject,
+        mut group: WatchedGroup,
     ) -> Result<(), ConsumerError> {
         let properties = config.connection_properties();
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(watcher) = running.get(&properties) {
-            subject = match watcher.try_send(subject) {
+            group = match watcher.try_send(group) {
                 Ok(()) => return Ok(()),
-                // A watcher ends when it has had nobody to watch for a while.
-                Err(TrySendError::Disconnected(subject)) => subject,
+                // A watcher ends when it had no consumers for a while.
+                Err(TrySendError::Disconnected(group)) => group,
                 Err(TrySendError::Full(_)) => {
                     return Err(ConsumerError::Client {
                         text: "too many consumers wait to be watched".to_owned(),
@@ -85,34 +91,35 @@ impl Watchers {
                 }
             };
         }
-        let (sender, subjects) = sync_channel(WAITING_MAX);
-        let _ = sender.try_send(subject); // it is empty
-        Look::start(&properties, &config.secrets(), subjects)?;
+        let (sender, groups) = sync_channel(WAITING_MAX);
+        let _ = sender.try_send(group); // the channel is empty
+        Poll::start(&properties, &config.secrets(), groups)?;
         running.insert(properties, sender);
         Ok(())
     }
 }
 
-impl Watched {
-    /// What is known at the end of a bounded wait for something to be known.
-    pub async fn first(&mut self, within: Duration) -> Sight {
-        let known = self.sight.wait_for(|sight| *sight != Sight::Unknown);
+impl LagWatch {
+    /// Returns the lag once it is known, or [`Lag::Pending`] when `within` has passed.
+    pub async fn first(&mut self, within: Duration) -> Lag {
+        let known = self.lag.wait_for(|lag| *lag != Lag::Pending);
         let known =
-            tokio::time::timeout(within, known).await.ok().and_then(Result::ok).map(|sight| *sight);
-        known.unwrap_or(Sight::Unknown)
+            tokio::time::timeout(within, known).await.ok().and_then(Result::ok).map(|lag| *lag);
+        known.unwrap_or(Lag::Pending)
     }
 
-    /// Whether its group has offsets that the brokers could forget, as far as it is known.
+    /// Returns whether the group is known to be caught up with committed offsets, which brokers
+    /// could expire.
     pub fn has_committed(&self) -> bool {
-        matches!(*self.sight.borrow(), Sight::Nothing { committed: true })
+        matches!(*self.lag.borrow(), Lag::CaughtUp { committed: true })
     }
 
-    /// Wait until there is something to read, or until that cannot be told.
-    pub async fn something(&mut self) -> Sight {
-        match self.sight.wait_for(|sight| matches!(sight, Sight::Something | Sight::Blind)).await {
-            Ok(sight) => *sight,
-            // The watcher is gone, which is a bug of ours.
-            Err(_) => Sight::Blind,
+    /// Waits until the group is behind or its lag is unavailable, and returns which.
+    pub async fn until_behind(&mut self) -> Lag {
+        match self.lag.wait_for(|lag| matches!(lag, Lag::Behind | Lag::Unavailable)).await {
+            Ok(lag) => *lag,
+            // The watcher has ended, which is a bug.
+            Err(_) => Lag::Unavailable,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The worker of one assigned partition: one batch at a time, in order.
+//! The worker of one assigned partition: it processes one batch at a time, in order.
 
 use std::{
     sync::{
@@ -14,93 +14,101 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     backoff::Backoff,
-    client::{Bearings, Client},
+    client::{Client, Positions},
     error::ConsumerError,
-    flow::{Flow, Partition},
+    inbox::{Inbox, PartitionInbox, PartitionInboxError},
     metric::Labels,
-    offsets::{Ledger, Stored},
+    offsets::{OffsetTracker, Stored},
+    partition::{Partition, PartitionState},
     pause::PauseList,
     position::{Committed, Start, start},
     sabotage,
-    sink::{Inbox, PartitionInbox, SinkError},
     topic_id::{TopicId, TopicIds},
 };
 
-/// How a worker is told to end, and how it tells that it has.
+/// A request to a worker to end, and the worker's report that it has ended.
 #[derive(Default)]
-pub(crate) struct Leave {
-    asked: CancellationToken,
+pub(crate) struct StopSignal {
+    /// Cancelled when the worker is to end.
+    requested: CancellationToken,
+    /// Whether the partition was lost, so that it may have another owner already.
     lost: AtomicBool,
-    /// Cancelled when nothing of the worker runs any more.
+    /// Cancelled when the worker has ended.
     pub(crate) done: CancellationToken,
 }
 
-impl Leave {
-    /// End after the batch that runs. `lost`: the partition is already somebody else's.
-    pub(crate) fn ask(&self, lost: bool) {
+impl StopSignal {
+    /// Tells the worker to end after the batch that runs. `lost` says that another member may own
+    /// the partition already.
+    pub(crate) fn request(&self, lost: bool) {
         self.lost.fetch_or(lost, Ordering::AcqRel);
-        self.asked.cancel();
+        self.requested.cancel();
     }
 }
 
-/// What the workers of a consumer share.
+/// The state that the workers of a consumer share.
 pub(crate) struct Shared {
     pub(crate) client: Arc<Client>,
     pub(crate) inbox: Arc<dyn Inbox>,
-    pub(crate) ledger: Ledger,
+    pub(crate) offset_tracker: OffsetTracker,
     pub(crate) topic_ids: TopicIds,
     pub(crate) labels: Labels,
     pub(crate) pauses: Arc<PauseList>,
+    /// The longest wait for one answer of a broker.
     pub(crate) lookup: Duration,
-    /// How long a synchronous commit may take.
+    /// The longest wait for a synchronous commit.
     pub(crate) commit: Duration,
-    /// Held while offsets of a topic that is gone are replaced.
+    /// Held while a worker replaces the offsets of a deleted topic.
     pub(crate) replacing: tokio::sync::Mutex<()>,
-    /// Rung when a partition may have to be paused or resumed.
-    pub(crate) bell: Notify,
+    /// Notified when the loop may have to pause or resume a partition.
+    pub(crate) wake: Notify,
 }
 
 /// The worker's own state.
 pub(crate) struct Worker {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) flow: Arc<Flow>,
-    pub(crate) leave: Arc<Leave>,
+    pub(crate) state: Arc<PartitionState>,
+    pub(crate) stop: Arc<StopSignal>,
+    /// Number of rebalances up to this assignment.
     pub(crate) generation: u64,
+    /// The partition's queue.
     pub(crate) records: mpsc::Receiver<Record>,
     /// Workers of earlier assignments of this partition that had not ended in time.
     pub(crate) predecessors: Vec<CancellationToken>,
+    /// Records taken from the queue and not settled.
     pending: Vec<Record>,
     backoff: Backoff,
     topic_id: TopicId,
+    /// The time of the assignment; the topic's id must not be older.
     assigned_at: Instant,
-    /// First offset not settled.
+    /// The first offset that is not settled.
     next: i64,
-    /// First offset not taken from the queue; none before the first record.
+    /// The first offset that is not taken from the queue.
     expected: Expected,
 }
 
-/// Where the next record is expected.
+/// The offset of the next record, and the source of that expectation.
 enum Expected {
-    /// From the brokers' word; the next record may stand elsewhere, as librdkafka looked
-    /// for itself.
-    Told(i64),
-    /// From the record before.
-    Seen(i64),
+    /// The brokers' answer. The next record may have another offset, since librdkafka asks the
+    /// brokers for itself.
+    Resume(i64),
+    /// The offset after the previous record.
+    After(i64),
 }
 
 impl Worker {
     pub(crate) fn new(
         shared: Arc<Shared>,
-        flow: Arc<Flow>,
-        leave: Arc<Leave>,
+        state: Arc<PartitionState>,
+        stop: Arc<StopSignal>,
         generation: u64,
         records: mpsc::Receiver<Record>,
         predecessors: Vec<CancellationToken>,
     ) -> Self {
         Self {
             shared,
-            flow,
-            leave,
+            state,
+            stop,
             generation,
             records,
             predecessors,
@@ -109,30 +117,31 @@ impl Worker {
             topic_id: None,
             assigned_at: Instant::now(),
             next: 0,
-            expected: Expected::Told(0),
+            expected: Expected::Resume(0),
         }
     }
 
-    /// Opens the partition, works until asked to leave, closes it.
+    /// Opens the partition, processes records until told to stop, and closes the partition.
     pub(crate) async fn run(mut self) -> Result<(), ConsumerError> {
-        let _done = self.leave.done.clone().drop_guard();
+        let _done = self.stop.done.clone().drop_guard();
         let Some(mut inbox) = self.open().await? else { return Ok(()) };
         let result = self.work(inbox.as_mut()).await;
-        if !self.leave.lost.load(Ordering::Acquire) {
+        if !self.stop.lost.load(Ordering::Acquire) {
             inbox.close(self.next).await;
         }
         result
     }
 
-    /// None when the partition was taken away meanwhile.
+    /// Waits for earlier workers of the partition, then opens the partition. Returns none when told
+    /// to stop.
     async fn open(&mut self) -> Result<Option<Box<dyn PartitionInbox>>, ConsumerError> {
         for predecessor in std::mem::take(&mut self.predecessors) {
             tokio::select! {
-                () = self.leave.asked.cancelled() => return Ok(None),
+                () = self.stop.requested.cancelled() => return Ok(None),
                 () = predecessor.cancelled() => {}
             }
         }
-        match self.find_position().await {
+        match self.find_start().await {
             None => return Ok(None),
             Some(Start::MadeAgain { .. }) => return self.start_over().await.map_or(Ok(None), Err),
             Some(_) => {}
@@ -142,65 +151,70 @@ impl Worker {
 
     async fn open_inbox(&mut self) -> Option<Box<dyn PartitionInbox>> {
         let shared = Arc::clone(&self.shared);
-        let (topic, number) = (Arc::clone(&self.flow.partition.topic), self.flow.partition.number);
+        let (topic, number) =
+            (Arc::clone(&self.state.partition.topic), self.state.partition.number);
         loop {
             match shared.inbox.open(&topic, number, self.next).await {
                 Ok(inbox) => {
-                    self.well();
+                    self.recovered();
                     return Some(inbox);
                 }
-                Err(SinkError { pause: Some(pause), .. }) => self.rest(pause).await?,
-                Err(error) => self.trouble("open the partition's inbox", &error.text).await?,
+                Err(PartitionInboxError { pause: Some(pause), .. }) => self.wait(pause).await?,
+                Err(error) => self.back_off("opening the partition's inbox", &error.text).await?,
             }
         }
     }
 
-    /// Asks for the topic's id first: a position that is older than the id could be of the topic's
-    /// predecessor, and would be taken for one in this topic. The other way round it is found out
-    /// later, by [`Self::is_same_topic`] or the loop's look at the ids.
-    async fn find_position(&mut self) -> Option<Start> {
+    /// Finds the offset to start at. Asks for the topic's id first. A position that is older than
+    /// the id could belong to the topic's predecessor, and would count as valid in this topic. An
+    /// id that is older than the position is found out later, by [`Self::check_topic`] or by the
+    /// loop's check of the ids.
+    async fn find_start(&mut self) -> Option<Start> {
         self.find_topic_id(self.assigned_at).await?;
-        let mut bearings = self.find_bearings().await?;
-        if let Start::MadeAgain { .. } = start(&bearings, &self.topic_id) {
-            // Unless another host heard of the new topic before this one.
+        let mut positions = self.find_positions().await?;
+        if let Start::MadeAgain { .. } = start(&positions, &self.topic_id) {
+            // Another host may know the new topic before this one, and may have committed for it.
             self.find_topic_id(Instant::now()).await?;
-            bearings = self.find_bearings().await?;
+            positions = self.find_positions().await?;
         }
-        let start = start(&bearings, &self.topic_id);
+        let start = start(&positions, &self.topic_id);
         match start {
-            Start::Committed(next) => self.note_topic(&bearings.committed, next).await,
+            Start::Committed(next) => self.note_topic(&positions.committed, next).await,
             Start::Beginning(_) | Start::MadeAgain { .. } => {}
-            Start::HeadLost { committed, low } => self.head_lost(committed, low),
-            Start::BeyondEnd { committed, low } => self.beyond_end(committed, low, bearings.high),
+            Start::TruncatedBefore { committed, low } => self.truncated_before(committed, low),
+            Start::BeyondEnd { committed, low } => self.beyond_end(committed, low, positions.high),
         }
         self.advance(start.next());
-        self.expected = Expected::Told(self.next);
+        self.expected = Expected::Resume(self.next);
         Some(start)
     }
 
-    async fn find_bearings(&mut self) -> Option<Bearings> {
+    /// Asks for the partition's positions until brokers answer. Returns none when told to stop.
+    async fn find_positions(&mut self) -> Option<Positions> {
         loop {
-            match self.shared.client.bearings(&self.flow.partition, self.shared.lookup).await {
-                Ok(bearings) => return Some(bearings),
-                Err(text) => self.trouble("find the partition's position", &text).await?,
+            match self.shared.client.positions(&self.state.partition, self.shared.lookup).await {
+                Ok(positions) => return Some(positions),
+                Err(text) => self.back_off("finding the partition's position", &text).await?,
             }
         }
     }
 
+    /// Asks for the topic's id, as of `since` or later, until a broker answers. Returns none when
+    /// told to stop.
     async fn find_topic_id(&mut self, since: Instant) -> Option<()> {
         self.topic_id = loop {
             match self.ask_topic_id(since).await {
                 Ok(id) => break id,
-                Err(text) => self.trouble("find the topic's id", &text).await?,
+                Err(text) => self.back_off("finding the topic's id", &text).await?,
             }
         };
-        self.flow.set_topic_id(&self.topic_id);
+        self.state.set_topic_id(&self.topic_id);
         Some(())
     }
 
-    /// Notes the topic beside an offset that has none, of an earlier version or another program: it
-    /// is taken as it is, and could wait long for the next record. What fails here is done with
-    /// that one.
+    /// Commits the topic's id beside an offset that has none, from an earlier version or another
+    /// program. Such an offset counts as valid in any topic, and the next commit may be far off. A
+    /// failure is only logged, since the next record's commit notes the id too.
     async fn note_topic(&self, committed: &Option<Committed>, next: i64) {
         if self.topic_id.is_none()
             || committed.as_ref().is_none_or(|committed| committed.topic_id.is_some())
@@ -208,33 +222,37 @@ impl Worker {
             return;
         }
         let (shared, generation) = (Arc::clone(&self.shared), self.generation);
-        let offset = (self.flow.partition.clone(), next, self.topic_id.clone());
-        let note = move |client: &Client| match shared.ledger.is_ours(&offset.0, generation) {
+        let offset = (self.state.partition.clone(), next, self.topic_id.clone());
+        let note = move |client: &Client| match shared.offset_tracker.is_ours(&offset.0, generation)
+        {
             true => client.commit(&[offset], shared.commit).map_err(|error| error.to_string()),
-            // Whoever has it now may be further.
+            // The present owner may have got further.
             false => Ok(()),
         };
         let noted = self.shared.client.lookup(note).await;
         if let Err(error) = noted {
             let Labels { tenant, consumer } = &self.shared.labels;
-            tracing::debug!(tenant, consumer, partition = %self.flow.partition, error, "the \
-                topic's id was not noted beside the offset");
+            tracing::debug!(tenant, consumer, partition = %self.state.partition, error, "topic \
+                id not noted beside the offset");
         }
     }
 
-    /// Replaces the offsets of the topic's predecessor by the beginning of this one, for all of its
-    /// partitions that are ours, and ends the consumer: librdkafka reads already, from where the
-    /// predecessor was left, and a consumer that starts anew reads from where its group's offsets
-    /// are. If the host dies before the commit, the next one finds the same; after it, it finds the
-    /// beginning. None when asked to leave.
+    /// Replaces the offsets of the topic's predecessor by the low watermark, for all partitions of
+    /// the topic that this consumer owns. Returns the error that ends the consumer. The consumer
+    /// has to start again, because librdkafka already reads from the predecessor's offset. If the
+    /// host dies before the commit, the next host finds the predecessor's offsets again; after the
+    /// commit it finds the low watermark. Returns none when told to stop.
     async fn start_over(&mut self) -> Option<ConsumerError> {
-        let (shared, topic) = (Arc::clone(&self.shared), Arc::clone(&self.flow.partition.topic));
+        let (shared, topic) = (Arc::clone(&self.shared), Arc::clone(&self.state.partition.topic));
         let _only = shared.replacing.lock().await;
         loop {
-            let (assigned, id, ours) =
-                (shared.ledger.of_topic(&topic), self.topic_id.clone(), Arc::clone(&shared));
+            let (assigned, id, ours) = (
+                shared.offset_tracker.of_topic(&topic),
+                self.topic_id.clone(),
+                Arc::clone(&shared),
+            );
             let replace = move |client: &Client| {
-                client.start_over(&ours.ledger, &assigned, &id, ours.lookup, ours.commit)
+                client.start_over(&ours.offset_tracker, &assigned, &id, ours.lookup, ours.commit)
             };
             let replaced = shared.client.lookup(replace).await;
             match replaced {
@@ -245,7 +263,7 @@ impl Worker {
                     return Some(ConsumerError::MadeAgain { topic: topic.to_string() });
                 }
                 Err(text) => {
-                    self.trouble("replace the offsets of a topic that was deleted", &text).await?
+                    self.back_off("replacing the offsets of a deleted topic", &text).await?
                 }
             }
         }
@@ -253,18 +271,18 @@ impl Worker {
 
     async fn ask_topic_id(&self, since: Instant) -> Result<TopicId, String> {
         let shared = &self.shared;
-        shared.topic_ids.of(&shared.client, &self.flow.partition.topic, since, shared.lookup).await
+        shared.topic_ids.of(&shared.client, &self.state.partition.topic, since, shared.lookup).await
     }
 
-    /// The protocol: offer, wait until settled, store the offset. The same records come
-    /// again when the sink is in trouble.
+    /// Runs the protocol: offers records, waits until they are settled, stores the offset. Offers
+    /// the records again after the inbox has failed.
     async fn work(&mut self, inbox: &mut dyn PartitionInbox) -> Result<(), ConsumerError> {
         let batch_max = inbox.batch_max().max(1);
         while self.fill(batch_max).await? {
             let offered = self.pending.len().min(batch_max);
             let is_ready = tokio::select! {
                 biased;
-                () = self.leave.asked.cancelled() => false,
+                () = self.stop.requested.cancelled() => false,
                 () = inbox.ready(offered) => true,
             };
             if !is_ready {
@@ -275,14 +293,14 @@ impl Worker {
             }
             match checked(inbox.process(&self.pending[..offered]).await, offered) {
                 Ok(settled) => self.settled(settled, offered),
-                Err(SinkError { pause: Some(pause), .. }) => {
-                    if self.rest(pause).await.is_none() {
+                Err(PartitionInboxError { pause: Some(pause), .. }) => {
+                    if self.wait(pause).await.is_none() {
                         return Ok(());
                     }
                 }
                 Err(error) => {
-                    self.flow.meters.sink_errors.increment(1);
-                    if self.trouble("process records", &error.text).await.is_none() {
+                    self.state.meters.inbox_errors.increment(1);
+                    if self.back_off("processing records", &error.text).await.is_none() {
                         return Ok(());
                     }
                 }
@@ -291,15 +309,16 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits for one record and takes what else is there. False when asked to leave.
+    /// Waits for one record, and takes further records that are in the queue, up to `batch_max`.
+    /// Returns false when told to stop.
     async fn fill(&mut self, batch_max: usize) -> Result<bool, ConsumerError> {
-        if self.leave.asked.is_cancelled() {
+        if self.stop.requested.is_cancelled() {
             return Ok(false);
         }
         if self.pending.is_empty() {
             let record = tokio::select! {
                 biased;
-                () = self.leave.asked.cancelled() => None,
+                () = self.stop.requested.cancelled() => None,
                 record = self.records.recv() => record,
             };
             let Some(record) = record else { return Ok(false) };
@@ -312,127 +331,126 @@ impl Worker {
         Ok(true)
     }
 
-    /// Looks at a record's place in the log before it is offered.
+    /// Checks a record's offset and adds the record to the pending ones.
     async fn take(&mut self, mut record: Record) -> Result<(), ConsumerError> {
-        let (Expected::Told(expected) | Expected::Seen(expected)) = self.expected;
-        // The first record may be of a topic that was made since the partition was opened, where
-        // nothing shows it.
-        if matches!(self.expected, Expected::Told(_)) || record.offset < expected {
-            self.is_same_topic(expected, record.offset).await?;
+        let (Expected::Resume(expected) | Expected::After(expected)) = self.expected;
+        // The first record may belong to a topic that was made after the partition was opened; its
+        // offset does not show that.
+        if matches!(self.expected, Expected::Resume(_)) || record.offset < expected {
+            self.check_topic(expected, record.offset).await?;
         }
         if record.offset > expected {
             self.gap(expected);
         }
-        self.expected = Expected::Seen(record.offset + 1);
+        self.expected = Expected::After(record.offset + 1);
         record.topic_id = self.topic_id.clone();
         self.pending.push(record);
         Ok(())
     }
 
-    /// Offsets have gaps (compaction, transaction markers); it is a loss only if the
-    /// broker has deleted what we had not read.
+    /// Reports a gap before a record as a loss if the broker has deleted records that were not
+    /// read. Other gaps are no loss: compaction and transaction markers leave them.
     fn gap(&self, expected: i64) {
-        if let Some((low, _)) = self.shared.client.watermarks_seen(&self.flow.partition)
+        if let Some((low, _)) = self.shared.client.watermarks_seen(&self.state.partition)
             && low > expected
         {
-            self.head_lost(expected, low);
+            self.truncated_before(expected, low);
         }
     }
 
-    /// After a leader changed, a broker may deliver records again, which the inbox takes
-    /// for the duplicates they are. In a re-created topic it is another record, and
-    /// would be taken for a duplicate too if the topic's id were not asked anew.
-    async fn is_same_topic(&mut self, expected: i64, found: i64) -> Result<(), ConsumerError> {
-        let partition = self.flow.partition.to_string();
+    /// Fails if the topic's id has changed. After a change of leader a broker may redeliver
+    /// records, and the inbox recognizes these as duplicates. In a topic that was made again the
+    /// record is another one, and without this check the inbox would take it for a duplicate too.
+    async fn check_topic(&mut self, expected: i64, found: i64) -> Result<(), ConsumerError> {
+        let partition = self.state.partition.to_string();
         loop {
             match self.ask_topic_id(Instant::now()).await {
                 Ok(id) if id == self.topic_id => break,
                 Ok(_) => {
-                    self.shared.labels.topic_made_again(&self.flow.partition);
-                    let topic = self.flow.partition.topic.to_string();
+                    self.shared.labels.topic_made_again(&self.state.partition);
+                    let topic = self.state.partition.topic.to_string();
                     return Err(if found < expected {
                         ConsumerError::WentBack { topic, partition, expected, found }
                     } else {
                         ConsumerError::MadeAgain { topic }
                     });
                 }
-                // Nothing is running; leaving is noticed by `fill`, which offers nothing more.
-                Err(text) if self.trouble("find the topic's id", &text).await.is_none() => break,
+                // No batch runs. `fill` notices the stop and offers no more records.
+                Err(text) if self.back_off("finding the topic's id", &text).await.is_none() => {
+                    break;
+                }
                 Err(_) => {}
             }
         }
         if found < expected {
             let Labels { tenant, consumer } = &self.shared.labels;
-            tracing::warn!(
-                tenant,
-                consumer,
-                partition,
-                expected,
-                found,
-                "records were delivered again"
-            );
+            tracing::warn!(tenant, consumer, partition, expected, found, "records redelivered");
         }
         Ok(())
     }
 
+    /// Stores the offset after the settled prefix, and removes the prefix.
     fn settled(&mut self, count: usize, offered: usize) {
         let last = self.pending[count - 1].offset;
         let ahead = sabotage::on(sabotage::OFFSET_STORED_BEFORE_SETTLED);
         let stored = if ahead { self.pending[offered - 1].offset } else { last };
         self.advance(last + 1);
         self.store(stored + 1, count);
-        self.flow.let_go(&self.pending[..count]);
+        self.state.released(&self.pending[..count]);
         self.pending.drain(..count);
-        self.well();
+        self.recovered();
     }
 
     fn advance(&mut self, next: i64) {
         self.next = next;
-        self.flow.set_next_offset(next);
+        self.state.set_next_offset(next);
     }
 
+    /// Stores an offset, and logs if it is not stored.
     fn store(&self, next: i64, count: usize) {
-        let Shared { client, ledger, labels, .. } = &*self.shared;
+        let Shared { client, offset_tracker, labels, .. } = &*self.shared;
         let Labels { tenant, consumer } = labels;
-        let partition = &self.flow.partition;
-        match ledger.store(&**client, partition, self.generation, next, &self.topic_id) {
-            Stored::Yes => self.flow.meters.acked.increment(count as u64),
+        let partition = &self.state.partition;
+        match offset_tracker.store(&**client, partition, self.generation, next, &self.topic_id) {
+            Stored::Yes => self.state.meters.acked.increment(count as u64),
             Stored::NotOurs => {
-                tracing::info!(tenant, consumer, %partition, next, "settled after the partition \
-                    was given up; not acked");
+                tracing::info!(tenant, consumer, %partition, next, "records settled after the \
+                    partition was given up; not acked");
             }
             Stored::Failed(error) => {
-                tracing::warn!(tenant, consumer, %partition, next, %error, "failed to store an \
-                    offset; its records will come again");
+                tracing::warn!(tenant, consumer, %partition, next, %error, "offset store \
+                    failed; the records are redelivered");
             }
         }
     }
 
-    /// The host's trouble: pauses the partition and waits. None when asked to leave.
-    async fn trouble(&mut self, what: &str, text: &str) -> Option<()> {
+    /// Logs a failure of the operation `what`, pauses the partition and waits for the next delay.
+    /// Returns none when told to stop.
+    async fn back_off(&mut self, what: &str, text: &str) -> Option<()> {
         let delay = self.backoff.next();
         let Labels { tenant, consumer } = &self.shared.labels;
-        let partition = &self.flow.partition;
-        tracing::warn!(tenant, consumer, %partition, error = text, ?delay, "failed to {what}; \
-            trying again");
-        self.rest(delay).await
+        let partition = &self.state.partition;
+        tracing::warn!(tenant, consumer, %partition, error = text, ?delay, "{what} failed; \
+            retrying");
+        self.wait(delay).await
     }
 
-    /// Pauses the partition and waits. None when asked to leave.
-    async fn rest(&mut self, pause: Duration) -> Option<()> {
-        self.flow.set_in_trouble(true);
-        self.shared.bell.notify_one();
+    /// Pauses the partition and waits. Returns none when told to stop.
+    async fn wait(&mut self, pause: Duration) -> Option<()> {
+        self.state.set_backing_off(true);
+        self.shared.wake.notify_one();
         tokio::select! {
-            () = self.leave.asked.cancelled() => None,
+            () = self.stop.requested.cancelled() => None,
             () = tokio::time::sleep(pause) => Some(()),
         }
     }
 
-    fn well(&mut self) {
+    /// Resets the backoff, and has the loop resume a partition that is paused.
+    fn recovered(&mut self) {
         self.backoff.reset();
-        self.flow.set_in_trouble(false);
-        if self.flow.with_pause(|pause| pause.wanted) && self.flow.should_resume() {
-            self.shared.bell.notify_one();
+        self.state.set_backing_off(false);
+        if self.state.with_pause(|pause| pause.wanted) && self.state.should_resume() {
+            self.shared.wake.notify_one();
         }
     }
 
@@ -446,22 +464,23 @@ impl Worker {
             partition = partition.number,
             committed,
             low_watermark,
-            "the topic was deleted and made again: the committed offset is of the one that is \
-                gone; going on from the low watermark"
+            "topic deleted and made again: the committed offset belongs to the old topic; reading \
+                continues at the low watermark"
         );
     }
 
-    fn head_lost(&self, next_offset: i64, low_watermark: i64) {
-        self.flow.meters.head_lost.increment(1);
+    fn truncated_before(&self, next_offset: i64, low_watermark: i64) {
+        self.state.meters.truncated_before.increment(1);
         let Labels { tenant, consumer } = &self.shared.labels;
         tracing::error!(
             tenant,
             consumer,
-            topic = &*self.flow.partition.topic,
-            partition = self.flow.partition.number,
+            topic = &*self.state.partition.topic,
+            partition = self.state.partition.number,
             next_offset,
             low_watermark,
-            "the broker deleted records before they were settled; going on from the low watermark"
+            "records deleted by the broker before they were settled; reading continues at the low \
+                watermark"
         );
     }
 
@@ -470,25 +489,27 @@ impl Worker {
         tracing::error!(
             tenant,
             consumer,
-            topic = &*self.flow.partition.topic,
-            partition = self.flow.partition.number,
+            topic = &*self.state.partition.topic,
+            partition = self.state.partition.number,
             committed,
             low_watermark,
             high_watermark,
-            "the committed offset is above the high watermark: the topic was truncated, or made \
-                again by brokers that tell no ids; \
-             going on from the low watermark"
+            "committed offset found above the high watermark: the topic was truncated, or made \
+                again by brokers without topic ids; reading continues at the low watermark"
         );
     }
 }
 
-/// Holds a sink to its contract, so that an offset is never stored for a record that was
-/// not offered.
-fn checked(result: Result<usize, SinkError>, offered: usize) -> Result<usize, SinkError> {
+/// Turns a count outside the inbox's contract into an error, so that no offset is stored for a
+/// record that was not offered.
+fn checked(
+    result: Result<usize, PartitionInboxError>,
+    offered: usize,
+) -> Result<usize, PartitionInboxError> {
     match result {
         Ok(settled) if settled == 0 || settled > offered => {
             let text = format!("the inbox settled {settled} of {offered} records, which is a bug");
-            Err(SinkError { text, pause: None })
+            Err(PartitionInboxError { text, pause: None })
         }
         other => other,
     }
@@ -499,7 +520,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sink_that_breaks_its_contract_settles_nothing() {
+    fn an_inbox_that_breaks_its_contract_settles_nothing() {
         assert!(checked(Ok(0), 3).is_err());
         assert!(checked(Ok(4), 3).is_err());
         assert_eq!(checked(Ok(3), 3).unwrap(), 3);

@@ -17,8 +17,8 @@ use std::{
 use futures::{FutureExt, future::BoxFuture};
 use oncebox_inbox::Sessions;
 use oncebox_kafka::{
-    Consumer, ConsumerConfig, ConsumerError, ConsumerHandle, ConsumerStatus, Drained, Inbox,
-    PartitionStatus, Sight, Watched, Watchers,
+    Consumer, ConsumerConfig, ConsumerError, ConsumerHandle, ConsumerStatus, Drained, Inbox, Lag,
+    LagWatch, PartitionStatus, Watchers,
 };
 use oncebox_model::hooks;
 use tokio::{
@@ -198,7 +198,7 @@ enum Why {
 /// Why a consumer closed.
 enum Closed {
     /// Nothing to do; it is watched.
-    Idle(Watched),
+    Idle(LagWatch),
     /// Its database is out of this host's reach; another host may reach it.
     CutOff,
     /// It was told to.
@@ -222,7 +222,7 @@ impl Task {
     async fn run(
         mut self,
         first: Option<(ConsumerHandle, Arc<Proving>)>,
-        watched: Option<Watched>,
+        watched: Option<LagWatch>,
     ) -> Ended {
         if let Some((handle, proving)) = first {
             proving.started().await;
@@ -290,7 +290,7 @@ impl Task {
     }
 
     /// Wait for a reason to open. None: told to drain.
-    async fn rest(&mut self, mut watched: Watched, keep: Duration) -> Option<Why> {
+    async fn rest(&mut self, mut watched: LagWatch, keep: Duration) -> Option<Why> {
         let _counted = Counted::new("idle");
         let drain = self.drain.clone();
         tokio::select! {
@@ -414,9 +414,9 @@ impl Task {
     }
 
     /// Whether the whole group has read everything. The answer is watched from then on.
-    async fn nothing_left(&self) -> Option<Watched> {
+    async fn nothing_left(&self) -> Option<LagWatch> {
         let mut watched = self.openings.watchers.watch(&self.config).ok()?;
-        matches!(watched.first(FIRST_LOOK).await, Sight::Nothing { .. }).then_some(watched)
+        matches!(watched.first(FIRST_LOOK).await, Lag::CaughtUp { .. }).then_some(watched)
     }
 
     /// Read, but for when the database is out of reach, until told to drain.
@@ -455,14 +455,14 @@ async fn asked(mut drain: watch::Receiver<Option<Duration>>) {
 }
 
 /// Why a consumer that is watched is to open.
-async fn reason(watched: &mut Watched, keep: Duration) -> Why {
-    if watched.first(FIRST_LOOK).await == Sight::Unknown {
+async fn reason(watched: &mut LagWatch, keep: Duration) -> Why {
+    if watched.first(FIRST_LOOK).await == Lag::Pending {
         return Why::Blind;
     }
     loop {
         let kept = tokio::time::sleep(keep.mul_f64(0.5 + rand::random::<f64>() / 2.0));
         tokio::select! {
-            sight = watched.something() => return if sight == Sight::Something { Why::Something } else { Why::Blind },
+            lag = watched.until_behind() => return if lag == Lag::Behind { Why::Something } else { Why::Blind },
             // Where nothing is committed there is nothing to forget.
             () = kept => if watched.has_committed() { return Why::Keep },
         }
@@ -494,7 +494,7 @@ impl Quiet {
             .map(|p| (p.topic.clone(), p.partition, p.next_offset))
             .collect();
         let rests = |p: &PartitionStatus| {
-            p.messages == 0 && !p.in_trouble && !p.leaving && p.next_offset.is_some()
+            p.messages == 0 && !p.backing_off && !p.leaving && p.next_offset.is_some()
         };
         if seen != self.seen || !status.partitions.iter().all(rests) {
             (self.seen, self.since) = (seen, Instant::now());

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use futures::{FutureExt, future::BoxFuture};
 use oncebox_control::{Consumer, Work};
 use oncebox_inbox::{ConsumerInbox, PartitionInbox, Sessions, retry};
-use oncebox_kafka::{Drained, SinkError};
+use oncebox_kafka::{Drained, PartitionInboxError};
 use oncebox_model::{
     BreakerState, InboxError,
     handler::Handlers,
@@ -105,11 +105,12 @@ impl Running {
         let copying = config.clone();
         let reading = match work {
             Work::Read => {
-                let (sink, database) = (Arc::new(Sink(inbox.clone())), inbox.sessions().clone());
+                let (kafka_inbox, database) =
+                    (Arc::new(KafkaInbox(inbox.clone())), inbox.sessions().clone());
                 Some(Reading::start(
                     host.openings.clone(),
                     config,
-                    sink,
+                    kafka_inbox,
                     Some(trial),
                     mark,
                     database,
@@ -215,38 +216,41 @@ impl Running {
     }
 }
 
-/// Where the records of a consumer go.
-struct Sink(Arc<ConsumerInbox>);
+/// A consumer's inbox, as the receiver of its Kafka records.
+struct KafkaInbox(Arc<ConsumerInbox>);
 
-impl oncebox_kafka::Inbox for Sink {
+impl oncebox_kafka::Inbox for KafkaInbox {
     fn open(
         &self,
         topic: &str,
         partition: i32,
         next_offset: i64,
-    ) -> BoxFuture<'_, Result<Box<dyn oncebox_kafka::PartitionInbox>, SinkError>> {
+    ) -> BoxFuture<'_, Result<Box<dyn oncebox_kafka::PartitionInbox>, PartitionInboxError>> {
         let topic = topic.to_owned();
         async move {
             let opened = PartitionInbox::open(self.0.clone(), &topic, partition, next_offset).await;
             opened
                 .map(|inbox| {
-                    Box::new(PartitionSink(inbox)) as Box<dyn oncebox_kafka::PartitionInbox>
+                    Box::new(KafkaPartitionInbox(inbox)) as Box<dyn oncebox_kafka::PartitionInbox>
                 })
-                .map_err(trouble)
+                .map_err(inbox_error)
         }
         .boxed()
     }
 }
 
-struct PartitionSink(PartitionInbox);
+struct KafkaPartitionInbox(PartitionInbox);
 
-impl oncebox_kafka::PartitionInbox for PartitionSink {
+impl oncebox_kafka::PartitionInbox for KafkaPartitionInbox {
     fn ready(&mut self, records: usize) -> BoxFuture<'_, ()> {
         self.0.ready(records).boxed()
     }
 
-    fn process<'a>(&'a mut self, records: &'a [Record]) -> BoxFuture<'a, Result<usize, SinkError>> {
-        async move { self.0.process(records).await.map_err(trouble) }.boxed()
+    fn process<'a>(
+        &'a mut self,
+        records: &'a [Record],
+    ) -> BoxFuture<'a, Result<usize, PartitionInboxError>> {
+        async move { self.0.process(records).await.map_err(inbox_error) }.boxed()
     }
 
     fn batch_max(&self) -> usize {
@@ -258,6 +262,6 @@ impl oncebox_kafka::PartitionInbox for PartitionSink {
     }
 }
 
-fn trouble(error: InboxError) -> SinkError {
-    SinkError { text: error.to_string(), pause: error.again_in() }
+fn inbox_error(error: InboxError) -> PartitionInboxError {
+    PartitionInboxError { text: error.to_string(), pause: error.again_in() }
 }

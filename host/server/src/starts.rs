@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Result, bail};
 use futures::{FutureExt, future::BoxFuture};
 use oncebox_control::{Admin, Consumer, Start, StartTurn};
-use oncebox_kafka::{Inbox, PartitionInbox, SinkError};
+use oncebox_kafka::{Inbox, PartitionInbox, PartitionInboxError};
 use oncebox_model::InboxError;
 use tokio::{
     sync::{Mutex, OwnedSemaphorePermit, Semaphore},
@@ -277,7 +277,7 @@ impl Inbox for Proving {
         topic: &str,
         partition: i32,
         next_offset: i64,
-    ) -> BoxFuture<'_, Result<Box<dyn PartitionInbox>, SinkError>> {
+    ) -> BoxFuture<'_, Result<Box<dyn PartitionInbox>, PartitionInboxError>> {
         let topic = topic.to_owned();
         async move {
             self.prove().await;

@@ -139,7 +139,7 @@ fn partitions_of(scenario: &Scenario, host: &HostProcess) -> Result<Vec<i32>> {
         let named = |partition: &i32| line.contains(&format!("{}/{partition}", scenario.topic));
         if line.contains("partitions assigned") {
             owned.extend((0..4).filter(named));
-        } else if line.contains("partitions taken away") {
+        } else if line.contains("partitions revoked") {
             owned.retain(|partition| !named(partition));
         }
     }

@@ -1,4 +1,4 @@
-//! One member: order, acks, backpressure, failures, drain and restart.
+//! Tests of one member: order, acks, backpressure, failures, drain and restart.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -112,7 +112,7 @@ async fn a_slow_inbox_pauses_its_partition_and_memory_stays_bounded() {
     assert_eq!(consumer.drain(DRAIN).await, Drained::Clean);
 }
 
-/// Bytes are bounded as well as records.
+/// Large records could fill the memory although their number is bounded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_records_pause_by_bytes() {
     let cluster = Cluster::new(TOPIC);
@@ -129,7 +129,7 @@ async fn large_records_pause_by_bytes() {
     assert_eq!(consumer.drain(DRAIN).await, Drained::Clean);
 }
 
-/// Records could be skipped, or acked, when the host is in trouble.
+/// Records could be skipped, or acked, while the inbox fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failing_inbox_gets_the_same_records_again() {
     let cluster = Cluster::new(TOPIC);
@@ -137,12 +137,12 @@ async fn a_failing_inbox_gets_the_same_records_again() {
     let seen = Seen::with(usize::MAX, 3);
     seen.failures.store(4, Ordering::SeqCst);
     let consumer = start(config(&cluster.address, "t", "failing", TOPIC), &seen);
-    until("in trouble and paused", || {
+    until("backing off and paused", || {
         consumer
             .status()
             .partitions
             .iter()
-            .any(|p| p.in_trouble && p.paused && p.next_offset == Some(0))
+            .any(|p| p.backing_off && p.paused && p.next_offset == Some(0))
     })
     .await;
     until("all settled", || seen.count() == 5).await;
@@ -153,7 +153,7 @@ async fn a_failing_inbox_gets_the_same_records_again() {
         "{offered:?}"
     );
     assert_eq!(seen.of(2), [0, 1, 2, 3, 4]);
-    until("resumed", || consumer.status().partitions.iter().all(|p| !p.paused && !p.in_trouble))
+    until("resumed", || consumer.status().partitions.iter().all(|p| !p.paused && !p.backing_off))
         .await;
     assert_eq!(consumer.drain(DRAIN).await, Drained::Clean);
 }
@@ -161,7 +161,7 @@ async fn a_failing_inbox_gets_the_same_records_again() {
 /// Records that the broker deleted before they were settled could go unnoticed. The mock
 /// cluster keeps five MiB per partition.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_head_is_counted_when_a_partition_opens_and_while_it_runs() {
+async fn records_deleted_by_the_broker_are_counted_when_a_partition_opens_and_while_it_runs() {
     let recorder = Arc::new(Counts::default());
     let _ = metrics::set_global_recorder(Arc::clone(&recorder));
     let lost =

@@ -1,4 +1,4 @@
-//! Two members of a group.
+//! Tests of two members of a group.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use crate::Drained;
 
 const TOPIC: &str = "orders";
 
-/// A partition could be given up while a batch of it runs, or with its acks lost: then
-/// the new owner would run the same records at the same time.
+/// A partition could be given up while a batch of it runs, or with its acks lost. The new owner
+/// would then run these records a second time.
 ///
-/// Unlike a broker, the mock cluster refuses offsets as soon as another member has asked to
-/// join again, which is a matter of milliseconds; then nothing is shown, and it is tried anew.
+/// Unlike a broker, the mock cluster refuses offsets as soon as another member has asked to rejoin,
+/// which takes milliseconds. Such a rebalance shows nothing, and the test repeats it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rebalance_waits_for_what_runs_and_commits_it() {
     for _ in 0..8 {
@@ -22,15 +22,14 @@ async fn a_rebalance_waits_for_what_runs_and_commits_it() {
     panic!("no rebalance of eight had the offsets committed of what was given up");
 }
 
-/// Whether the offsets were committed of what was given up.
+/// Returns whether the offsets of the partitions that were given up are committed.
 async fn rebalances_with_offsets_committed() -> bool {
     let cluster = Cluster::new(TOPIC);
     cluster.send(TOPIC, 0..PARTITIONS, 10);
     let first_seen = Seen::gated();
     let member = || {
         let mut config = config(&cluster.address, "t", "pair", TOPIC);
-        // A member that is slow to rejoin is thrown out by the mock cluster, on a busy
-        // machine too.
+        // The mock cluster removes a member that is slow to rejoin, even on a busy machine.
         config.host_properties.insert("session.timeout.ms".to_owned(), "5000".to_owned());
         config
     };
@@ -80,8 +79,8 @@ async fn rebalances_with_offsets_committed() -> bool {
     true
 }
 
-/// A worker that is late could ack for a partition that was lost, or run beside the
-/// worker of the next assignment.
+/// A late worker could ack for a partition that was lost, or run beside the worker of the next
+/// assignment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_of_a_lost_partition_acks_nothing_and_the_next_one_waits_for_it() {
     let cluster = Cluster::new(TOPIC);

@@ -1,4 +1,4 @@
-//! Pausing and resuming in librdkafka, against the mock cluster.
+//! Tests of pausing and resuming in librdkafka, against the mock cluster.
 
 use std::{
     collections::BTreeSet,
@@ -14,15 +14,16 @@ use rdkafka::{
 };
 
 const TOPIC: &str = "orders";
-/// Each of them may meet the moment that this is about.
+/// Number of partitions; each of them may hit the moment in question.
 const PARTITIONS: i32 = 500;
 const ROUNDS: usize = 200;
-/// How long records may take to come.
+/// The longest wait for records.
 const SOON: Duration = Duration::from_secs(15);
 
-/// A partition that is resumed while something else is done to it, such as the pause that the
-/// library makes of all partitions at a rebalance, could stay paused for ever: the library drops
-/// what was numbered before, and queued after, another order, and says that it was done.
+/// A partition that is resumed during another operation could stay paused for ever. Such an
+/// operation is the pause of all partitions that the library makes at a rebalance. The library
+/// drops an order that was numbered before, and queued after, another order, and reports it as
+/// done.
 #[test]
 fn a_partition_is_resumed_whatever_is_done_to_it_meanwhile() {
     let producer: BaseProducer =
@@ -74,7 +75,7 @@ fn a_partition_is_resumed_whatever_is_done_to_it_meanwhile() {
     assert_eq!(paused, BTreeSet::new(), "these stayed paused");
 }
 
-/// Partitions of which nothing comes.
+/// Returns the partitions from which no record arrives.
 fn not_read(consumer: &BaseConsumer) -> BTreeSet<i32> {
     let (mut left, until) = (BTreeSet::from_iter(0..PARTITIONS), Instant::now() + SOON);
     while !left.is_empty() && Instant::now() < until {

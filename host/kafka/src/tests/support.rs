@@ -1,4 +1,4 @@
-//! A mock cluster, a counting inbox, and waiting to a deadline.
+//! A mock cluster, a counting inbox, and waits with a deadline.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,9 @@ use rdkafka::{
 };
 use tokio::sync::Semaphore;
 
-use crate::{Consumer, ConsumerConfig, ConsumerHandle, Inbox, PartitionInbox, SinkError, Timing};
+use crate::{
+    Consumer, ConsumerConfig, ConsumerHandle, Inbox, PartitionInbox, PartitionInboxError, Timing,
+};
 
 pub(crate) const PARTITIONS: i32 = 16;
 
@@ -52,7 +54,7 @@ impl Cluster {
         Self { producer, address }
     }
 
-    /// Cuts the broker off, or lets it back.
+    /// Takes the broker down, or up again.
     pub(crate) fn set_down(&self, down: bool) {
         let mock = self.producer.client().mock_cluster().unwrap();
         if down { mock.broker_down(1) } else { mock.broker_up(1) }.unwrap();
@@ -80,7 +82,7 @@ impl Cluster {
         self.producer.flush(Duration::from_secs(10)).unwrap();
     }
 
-    /// Lets requests of a kind, the next few, fail with these errors.
+    /// Makes the next requests of a kind fail with these errors, one each.
     pub(crate) fn fail(&self, api_key: i16, errors: &[RDKafkaRespErr]) {
         // SAFETY: the producer is alive and has a mock cluster; the errors are copied.
         unsafe {
@@ -94,7 +96,7 @@ impl Cluster {
         }
     }
 
-    /// Requests of a kind that come in a while.
+    /// Counts the requests of a kind that arrive within `within`.
     pub(crate) async fn requests(&self, api_key: i16, within: Duration) -> usize {
         let mock = self.mock();
         // SAFETY: the cluster lives as long as the producer; the requests are a copy, destroyed
@@ -121,13 +123,13 @@ impl Cluster {
         }
     }
 
-    /// As a number, which may be held over a wait.
+    /// Returns the mock cluster's pointer as a number, which may be held across an await.
     fn mock(&self) -> usize {
         // SAFETY: the producer is alive and has a mock cluster.
         unsafe { rd::rd_kafka_handle_mock_cluster(self.producer.client().native_ptr()) as usize }
     }
 
-    /// The group's committed offset of a partition.
+    /// Returns the group's committed offset of a partition.
     pub(crate) fn committed(&self, group: &str, topic: &str, partition: i32) -> Option<i64> {
         let reader: BaseConsumer = ClientConfig::new()
             .set("bootstrap.servers", &self.address)
@@ -162,7 +164,7 @@ pub(crate) fn config(address: &str, tenant: &str, consumer: &str, topic: &str) -
     }
 }
 
-/// What the counting inbox has seen; shared by all of its partitions.
+/// The calls that a counting inbox has received; shared by all of its partitions.
 pub(crate) struct Seen {
     /// Settled records per partition: offsets in order.
     pub(crate) settled: Mutex<BTreeMap<i32, Vec<i64>>>,
@@ -175,11 +177,11 @@ pub(crate) struct Seen {
     pub(crate) failures: AtomicUsize,
     /// Opens that fail before any succeeds.
     pub(crate) open_failures: AtomicUsize,
-    /// Calls running now.
+    /// Calls that run at present.
     pub(crate) running: AtomicUsize,
-    /// Each call needs a permit; closed means free for all.
+    /// Permits, one per call; when it is closed, no call needs one.
     pub(crate) gate: Semaphore,
-    /// Records settled per call, at most.
+    /// The most records that a call settles.
     pub(crate) settles_max: usize,
     pub(crate) batch_max: usize,
 }
@@ -195,7 +197,7 @@ impl Seen {
         Arc::new(seen)
     }
 
-    /// Every call waits for `gate`.
+    /// Makes an inbox whose every call waits for `gate`.
     pub(crate) fn gated() -> Arc<Self> {
         Arc::new(Self::new(usize::MAX, 64))
     }
@@ -237,7 +239,7 @@ impl Inbox for Counting {
         _: &str,
         partition: i32,
         next_offset: i64,
-    ) -> BoxFuture<'_, Result<Box<dyn PartitionInbox>, SinkError>> {
+    ) -> BoxFuture<'_, Result<Box<dyn PartitionInbox>, PartitionInboxError>> {
         Box::pin(async move {
             take_one(&self.0.open_failures)?;
             self.0.opened.lock().unwrap().push((partition, next_offset));
@@ -253,7 +255,10 @@ struct CountingPartition {
 }
 
 impl PartitionInbox for CountingPartition {
-    fn process<'a>(&'a mut self, records: &'a [Record]) -> BoxFuture<'a, Result<usize, SinkError>> {
+    fn process<'a>(
+        &'a mut self,
+        records: &'a [Record],
+    ) -> BoxFuture<'a, Result<usize, PartitionInboxError>> {
         Box::pin(async move {
             let seen = &self.seen;
             let offsets: Vec<i64> = records.iter().map(|record| record.offset).collect();
@@ -290,9 +295,9 @@ impl PartitionInbox for CountingPartition {
     }
 }
 
-fn take_one(failures: &AtomicUsize) -> Result<(), SinkError> {
+fn take_one(failures: &AtomicUsize) -> Result<(), PartitionInboxError> {
     match failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)) {
-        Ok(_) => Err(SinkError { text: "as asked".to_owned(), pause: None }),
+        Ok(_) => Err(PartitionInboxError { text: "as asked".to_owned(), pause: None }),
         Err(_) => Ok(()),
     }
 }

@@ -1,5 +1,5 @@
-//! The watcher's questions to brokers. Each has a deadline, and an answer names what it does not
-//! answer by leaving it out.
+//! The watcher's requests to brokers. Each has a deadline, and a result leaves out the entries that
+//! brokers did not answer.
 
 use std::{collections::HashMap, ffi::CString, ptr, sync::Arc, time::Duration};
 
@@ -11,28 +11,30 @@ use rdkafka::{
     types::RDKafkaRespErr,
 };
 
-use super::subject::{Committed, Offsets, Topic, Topics};
+use super::group::{Committed, Offsets, Topic, Topics};
 use crate::{
     client::{ReplyEvent, ReplyQueue, elements, noted_beside, text},
-    flow::Partition,
+    partition::Partition,
     position, topic_id,
 };
 
-/// How long brokers may take to answer.
+/// The longest wait for an answer of brokers.
 const DEADLINE: Duration = Duration::from_secs(3);
-/// Beyond that, for librdkafka to say so.
+/// Time beyond that, for librdkafka to report that it has passed.
 const MARGIN: Duration = Duration::from_millis(500);
-/// Things asked about in one request.
+/// The most topics or partitions of one request.
 const REQUEST_MAX: usize = 2_000;
-/// Groups that are asked about at the same time; each is a request of its own.
+/// The most groups that are asked about at one time; each is a request of its own.
 const GROUPS_AT_ONCE: usize = 32;
 
 const NO_ERROR: RDKafkaRespErr = RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR;
 
-/// Which end of a partition.
+/// An end of a partition.
 #[derive(Clone, Copy)]
 pub(super) enum Offset {
+    /// The first offset that still exists.
     First,
+    /// The offset after the last record.
     End,
 }
 
@@ -50,7 +52,7 @@ pub(super) struct Asker {
     client: BaseConsumer<Quiet>,
 }
 
-/// What librdkafka calls back.
+/// The receiver of librdkafka's callbacks.
 pub(super) struct Quiet;
 
 impl ConsumerContext for Quiet {}
@@ -73,7 +75,7 @@ impl ClientContext for Quiet {
     fn stats_raw(&self, _: &[u8]) {}
 }
 
-/// Options of an admin request.
+/// The options of an admin request.
 struct Options(*mut rd::rd_kafka_AdminOptions_t);
 
 impl Drop for Options {
@@ -83,7 +85,7 @@ impl Drop for Options {
     }
 }
 
-/// A question about one group.
+/// A request about one group.
 struct Group(*mut rd::rd_kafka_ListConsumerGroupOffsets_t);
 
 impl Drop for Group {
@@ -93,7 +95,7 @@ impl Drop for Group {
     }
 }
 
-/// Names of topics.
+/// A list of topic names.
 struct Names(*mut rd::rd_kafka_TopicCollection_t);
 
 impl Drop for Names {
@@ -108,43 +110,43 @@ impl Asker {
         Self { client }
     }
 
-    /// Serves what librdkafka has to say besides answers, such as that a token has to be renewed.
+    /// Serves librdkafka's events other than answers, such as a token that has to be renewed.
     pub(super) fn serve(&self) {
         while let Some(Err(error)) = self.client.poll(Duration::ZERO) {
-            tracing::debug!(target: "librdkafka", watcher = true, %error, "the watcher's client \
-                reported an error");
+            tracing::debug!(target: "librdkafka", watcher = true, %error, "error reported by the \
+                watcher's client");
         }
     }
 
-    /// Partitions of topics; none for one that does not exist. One that is not answered for is left
-    /// out.
+    /// Asks for the partitions of topics. A topic that does not exist has none. A topic without an
+    /// answer is left out.
     pub(super) fn topics(&self, names: &[Arc<str>]) -> Topics {
         let mut topics = Topics::new();
         for names in names.chunks(REQUEST_MAX) {
             match self.some_topics(names) {
                 Ok(found) => topics.extend(found),
-                Err(error) => tracing::debug!(error, "the watcher got no answer about topics"),
+                Err(error) => tracing::debug!(error, "topic lookup of the watcher failed"),
             }
         }
         topics
     }
 
-    /// Ends, or first offsets, of partitions.
+    /// Asks for the ends or the first offsets of partitions.
     pub(super) fn offsets(&self, which: Offset, partitions: &[Partition]) -> Offsets {
         let mut offsets = Offsets::new();
         for partitions in partitions.chunks(REQUEST_MAX) {
             match self.some_offsets(which, partitions) {
                 Ok(found) => offsets.extend(found),
                 Err(error) => {
-                    tracing::debug!(error, "the watcher got no answer about the ends of partitions")
+                    tracing::debug!(error, "partition offset lookup of the watcher failed")
                 }
             }
         }
         offsets
     }
 
-    /// What groups have committed for partitions, by group. One that is not answered for is left
-    /// out.
+    /// Asks for the committed offsets of groups, and returns them by group. A group without an
+    /// answer is left out.
     pub(super) fn committed(
         &self,
         groups: &[(&str, Vec<Partition>)],
@@ -174,7 +176,7 @@ impl Asker {
                 pointers.len(),
             ));
             let options = self.options(rd::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS);
-            // Any broker can tell, while the controller may not be reachable, or not be there.
+            // Any broker can answer, while the controller may be out of reach or missing.
             rd::rd_kafka_AdminOptions_set_broker(options.0, broker, ptr::null_mut(), 0);
             rd::rd_kafka_DescribeTopics(self.native(), names.0, options.0, queue.ptr);
         }
@@ -211,7 +213,7 @@ impl Asker {
         unsafe { listed(event.ptr) }
     }
 
-    /// Requests go out together; the answers come in any order.
+    /// Sends one request per group, all at once; the answers arrive in any order.
     fn some_committed(&self, groups: &[(&str, Vec<Partition>)]) -> HashMap<String, Committed> {
         let queue = self.queue();
         let mut asked = 0;
@@ -241,7 +243,7 @@ impl Asker {
             match answer(&queue).and_then(|event| unsafe { fetched(event.ptr) }) {
                 Ok((group, committed)) => drop(found.insert(group, committed)),
                 Err(error) => {
-                    tracing::debug!(error, "the watcher got no answer about a group's offsets")
+                    tracing::debug!(error, "group offset lookup of the watcher failed")
                 }
             }
         }
@@ -272,7 +274,7 @@ impl Asker {
     }
 }
 
-/// Requests that watchers made, by what they asked about.
+/// Counts a request of a watcher, by its subject.
 fn count(about: &'static str) {
     metrics::counter!("oncebox_watcher_lookups_total", "about" => about).increment(1);
 }
@@ -285,6 +287,7 @@ fn list(partitions: &[Partition]) -> TopicPartitionList {
     list
 }
 
+/// Waits for an answer without an error.
 fn answer(queue: &ReplyQueue) -> Result<ReplyEvent, String> {
     let event = queue.wait(DEADLINE + MARGIN).ok_or("no answer in time")?;
     match event.code() {
@@ -293,6 +296,8 @@ fn answer(queue: &ReplyQueue) -> Result<ReplyEvent, String> {
     }
 }
 
+/// Returns the topics of an answer.
+///
 /// # Safety
 /// `event` is alive and the answer to a DescribeTopics request.
 unsafe fn described(event: *mut rd::rd_kafka_event_t) -> Result<Topics, String> {
@@ -331,6 +336,8 @@ unsafe fn described(event: *mut rd::rd_kafka_event_t) -> Result<Topics, String> 
     Ok(found)
 }
 
+/// Returns the offsets of an answer.
+///
 /// # Safety
 /// `event` is alive and the answer to a ListOffsets request.
 unsafe fn listed(event: *mut rd::rd_kafka_event_t) -> Result<Offsets, String> {
@@ -353,6 +360,8 @@ unsafe fn listed(event: *mut rd::rd_kafka_event_t) -> Result<Offsets, String> {
     Ok(found)
 }
 
+/// Returns the group of an answer, with its committed offsets.
+///
 /// # Safety
 /// `event` is alive and the answer to a ListConsumerGroupOffsets request.
 unsafe fn fetched(event: *mut rd::rd_kafka_event_t) -> Result<(String, Committed), String> {
@@ -371,7 +380,7 @@ unsafe fn fetched(event: *mut rd::rd_kafka_event_t) -> Result<(String, Committed
         }
         let mut committed = Committed::new();
         for element in elements(rd::rd_kafka_group_result_partitions(group)) {
-            // What failed is left out, so that it is not taken for a partition without an offset.
+            // A partition that failed is left out, or it would pass for one without an offset.
             if element.err == NO_ERROR {
                 let offset = Some(element.offset).filter(|offset| *offset >= 0);
                 let noted = offset
@@ -389,8 +398,10 @@ fn partition(element: &rd::rd_kafka_topic_partition_t) -> Partition {
     Partition { topic: topic.into(), number: element.partition }
 }
 
+/// Returns the elements of a list, for changes.
+///
 /// # Safety
-/// As for [`elements`], and nobody else uses the list meanwhile.
+/// As for [`elements`], and nothing else uses the list as long as the result is used.
 unsafe fn elements_mut<'a>(
     list: *mut rd::rd_kafka_topic_partition_list_t,
 ) -> &'a mut [rd::rd_kafka_topic_partition_t] {
@@ -405,8 +416,10 @@ unsafe fn elements_mut<'a>(
     }
 }
 
+/// Returns the elements of a C array.
+///
 /// # Safety
-/// `first` is null or points to `count` elements that are alive for as long as the answer is used.
+/// `first` is null or points to `count` elements that are alive for as long as the result is used.
 unsafe fn slice<'a, T>(first: *const T, count: usize) -> &'a [T] {
     // SAFETY: by this function's contract.
     if first.is_null() { &[] } else { unsafe { std::slice::from_raw_parts(first, count) } }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use futures::{FutureExt, future::BoxFuture};
-use oncebox_kafka::{PartitionInbox, SinkError, Timing};
+use oncebox_kafka::{PartitionInbox, PartitionInboxError, Timing};
 use oncebox_model::{policy, record::Record};
 use rdkafka::{
     ClientConfig,
@@ -44,7 +44,7 @@ impl Inbox for Counting {
         _: &str,
         _: i32,
         _: i64,
-    ) -> BoxFuture<'_, Result<Box<dyn PartitionInbox>, SinkError>> {
+    ) -> BoxFuture<'_, Result<Box<dyn PartitionInbox>, PartitionInboxError>> {
         self.0.opened.fetch_add(1, Ordering::SeqCst);
         let partition: Box<dyn PartitionInbox> = Box::new(Self(self.0.clone()));
         async move { Ok(partition) }.boxed()
@@ -65,7 +65,10 @@ impl Database for InReach {
 }
 
 impl PartitionInbox for Counting {
-    fn process<'a>(&'a mut self, records: &'a [Record]) -> BoxFuture<'a, Result<usize, SinkError>> {
+    fn process<'a>(
+        &'a mut self,
+        records: &'a [Record],
+    ) -> BoxFuture<'a, Result<usize, PartitionInboxError>> {
         self.0
             .offsets
             .lock()

@@ -1,4 +1,4 @@
-//! What a partition's worker and the consumer's loop both need to know of it.
+//! The state of an assigned partition that its worker and the consumer's loop share.
 
 use std::{
     fmt,
@@ -15,7 +15,9 @@ use crate::{metric::PartitionMeters, topic_id::TopicId};
 /// A partition of a topic.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Partition {
+    /// Name of the topic.
     pub(crate) topic: Arc<str>,
+    /// Number of the partition in its topic.
     pub(crate) number: i32,
 }
 
@@ -25,39 +27,48 @@ impl fmt::Display for Partition {
     }
 }
 
-/// How much a partition may hold before it is paused.
+/// The bounds of a partition's queue; at either, the partition is paused.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
+    /// Number of records.
     pub(crate) messages: usize,
+    /// Size of the records, in bytes.
     pub(crate) bytes: usize,
 }
 
-/// Whether fetching is paused. The loop wants it; the poll thread does it, between two
-/// polls, since a pause in the middle of one makes librdkafka deliver a record twice.
-/// The loop resumes by itself.
+/// The wanted and the present pause of fetching. The loop asks for a pause, and the poll thread
+/// makes it between two polls. A pause during a poll makes librdkafka deliver a record twice. The
+/// loop resumes by itself.
 #[derive(Debug, Default)]
 pub(crate) struct Pause {
+    /// Whether the loop wants the partition paused.
     pub(crate) wanted: bool,
+    /// Whether librdkafka has paused the partition.
     pub(crate) done: bool,
 }
 
-/// Counts of one assignment of one partition. The loop adds records and decides about
-/// pauses, the worker takes records away and says when it is in trouble.
-pub(crate) struct Flow {
+/// The shared state of one assignment of one partition. The loop adds records and decides about
+/// pauses. The worker removes settled records and sets whether it backs off.
+pub(crate) struct PartitionState {
     pub(crate) partition: Partition,
     pub(crate) meters: PartitionMeters,
     bounds: Bounds,
+    /// Records that are enqueued and not settled.
     messages: AtomicUsize,
+    /// Size of these records.
     bytes: AtomicUsize,
-    in_trouble: AtomicBool,
+    /// Whether the worker waits before its next attempt.
+    backing_off: AtomicBool,
     pause: Mutex<Pause>,
+    /// Whether the partition is being given up.
     leaving: AtomicBool,
+    /// The first offset that is not settled; -1 until the worker has set it.
     next_offset: AtomicI64,
-    /// The topic's id, once its worker knows it.
+    /// The topic's id, once the worker has asked for it.
     topic_id: Mutex<TopicId>,
 }
 
-impl Flow {
+impl PartitionState {
     pub(crate) fn new(partition: Partition, bounds: Bounds, meters: PartitionMeters) -> Self {
         Self {
             partition,
@@ -65,7 +76,7 @@ impl Flow {
             bounds,
             messages: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
-            in_trouble: AtomicBool::new(false),
+            backing_off: AtomicBool::new(false),
             pause: Mutex::default(),
             leaving: AtomicBool::new(false),
             next_offset: AtomicI64::new(-1),
@@ -73,29 +84,29 @@ impl Flow {
         }
     }
 
-    /// A record came in.
-    pub(crate) fn take_in(&self, record: &Record) {
+    /// Counts a record that is enqueued.
+    pub(crate) fn enqueued(&self, record: &Record) {
         self.messages.fetch_add(1, Ordering::AcqRel);
         self.bytes.fetch_add(record.size(), Ordering::AcqRel);
     }
 
-    /// Records were settled.
-    pub(crate) fn let_go(&self, settled: &[Record]) {
+    /// Subtracts records that are settled.
+    pub(crate) fn released(&self, settled: &[Record]) {
         self.messages.fetch_sub(settled.len(), Ordering::AcqRel);
         self.bytes.fetch_sub(settled.iter().map(Record::size).sum(), Ordering::AcqRel);
     }
 
-    /// The sink fails; the partition is paused until it works again.
-    pub(crate) fn set_in_trouble(&self, in_trouble: bool) {
-        self.in_trouble.store(in_trouble, Ordering::Release);
+    /// Sets whether the worker backs off; the partition is paused for that time.
+    pub(crate) fn set_backing_off(&self, backing_off: bool) {
+        self.backing_off.store(backing_off, Ordering::Release);
     }
 
-    pub(crate) fn is_in_trouble(&self) -> bool {
-        self.in_trouble.load(Ordering::Acquire)
+    pub(crate) fn is_backing_off(&self) -> bool {
+        self.backing_off.load(Ordering::Acquire)
     }
 
-    /// Changes the pause under its lock: what the loop wants and what the poll thread has
-    /// done must not overtake each other.
+    /// Changes the pause under its lock, so that the loop's request and the poll thread's action do
+    /// not overtake each other.
     pub(crate) fn with_pause<T>(&self, change: impl FnOnce(&mut Pause) -> T) -> T {
         let mut pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut pause);
@@ -109,16 +120,16 @@ impl Flow {
         self.with_pause(|pause| pause.done)
     }
 
-    /// The partition is being given up. Its gauges end: what they said is another host's to say,
-    /// and a later assignment's.
+    /// Marks the partition as being given up and ends its gauges: from here on the next owner, or a
+    /// later assignment, reports them.
     pub(crate) fn set_leaving(&self) {
-        // Gauges are set under this lock, so that none is set after its end.
+        // Gauges are set under this lock, so that none is set after it has ended.
         let _pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
         self.leaving.store(true, Ordering::Release);
         self.meters.end_gauges();
     }
 
-    /// How many records are between the first that is not settled and the end.
+    /// Sets the lag gauge: the number of records from the first unsettled one to the end.
     pub(crate) fn set_lag(&self, records: i64) {
         let _pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.is_leaving() {
@@ -130,7 +141,7 @@ impl Flow {
         *self.topic_id.lock().unwrap_or_else(PoisonError::into_inner) = id.clone();
     }
 
-    /// The topic, and its id if it has one that is known.
+    /// Returns the topic with its id, if an id is known.
     pub(crate) fn topic_id(&self) -> Option<(Arc<str>, Arc<str>)> {
         let id = self.topic_id.lock().unwrap_or_else(PoisonError::into_inner).clone();
         id.map(|id| (Arc::clone(&self.partition.topic), id))
@@ -141,7 +152,7 @@ impl Flow {
     }
 
     pub(crate) fn should_pause(&self) -> bool {
-        self.is_in_trouble()
+        self.is_backing_off()
             || self.messages() >= self.bounds.messages
             || self.bytes() >= self.bounds.bytes
     }
@@ -149,7 +160,7 @@ impl Flow {
     pub(crate) fn should_resume(&self) -> bool {
         let low =
             self.messages() <= self.bounds.messages / 2 && self.bytes() <= self.bounds.bytes / 2;
-        low && !self.is_in_trouble()
+        low && !self.is_backing_off()
     }
 
     pub(crate) fn messages(&self) -> usize {
@@ -164,7 +175,7 @@ impl Flow {
         self.next_offset.store(offset, Ordering::Release);
     }
 
-    /// The first offset that is not settled; none until the partition is open.
+    /// Returns the first offset that is not settled; none until the partition's start is known.
     pub(crate) fn next_offset(&self) -> Option<i64> {
         Some(self.next_offset.load(Ordering::Acquire)).filter(|offset| *offset >= 0)
     }
