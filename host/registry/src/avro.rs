@@ -1,21 +1,21 @@
 //! Avro ([specification](https://avro.apache.org/docs/1.12.0/specification/)), decoded straight
 //! into JSON.
 //!
-//! A schema is a list of nodes that point at each other, so that recursive types are nothing
-//! special; whoever follows them counts.
+//! A schema is a list of nodes that refer to each other by index, so a recursive type needs no
+//! special case. The reader bounds how far it follows the indexes.
 
 mod decimal;
 mod parse;
 mod read;
 
-/// A schema that payloads can be decoded by.
+/// A parsed Avro schema, by which payloads are decoded.
 #[derive(Debug)]
-pub(crate) struct Schema {
+pub(crate) struct AvroSchema {
     nodes: Vec<Node>,
     root: usize,
 }
 
-/// A type; where it has others within, their places in the list.
+/// A type of a schema. Inner types are indexes into the list of nodes.
 #[derive(Debug)]
 enum Node {
     Null,
@@ -41,12 +41,12 @@ enum Node {
         name: String,
         fields: Vec<(String, usize)>,
     },
-    /// In bytes, or in a fixed number of them.
+    /// A decimal of `size` bytes, or of any length where `size` is none.
     Decimal {
         scale: usize,
         size: Option<usize>,
     },
-    /// The sixteen bytes of a UUID.
+    /// A UUID of sixteen bytes.
     Uuid,
     Duration,
 }

@@ -1,4 +1,4 @@
-//! Schemas at hand, and payloads decoded by them.
+//! Cache of compiled schemas, and the decoder that uses it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,54 +12,63 @@ use tokio::time::Instant;
 use crate::payload::{Compiled, Decoded, split};
 use crate::{Fault, Lookup, RegisteredSchema, RegistryError, SchemaRegistry};
 
-/// Schemas that are kept: they never change.
+/// Most cached schemas. A schema never changes under its id.
 const SCHEMAS_MAX: usize = 1_000;
-/// Bytes of the texts of those, with what they refer to. Of Protobuf, they take forty times as much
-/// in memory.
+/// Most bytes of the cached schemas' texts, references included. A compiled Protobuf schema takes
+/// forty times its text in memory.
 const TEXTS_BYTES_MAX: usize = 4 << 20;
-/// Ids that are kept for which the registry has nothing, or nothing that it can hand out.
+/// Most cached ids for which the registry has no schema, or none that it hands out.
 const MISSES_MAX: usize = 10_000;
-/// How long it is believed that it has nothing.
+/// Lifetime of a cached miss.
 const MISS_LIFETIME: Duration = Duration::from_secs(30);
-/// Pauses before an id that is not there is asked for again: it may have been registered just now,
-/// with another replica.
-const LATE: [Duration; 3] =
+/// Pauses before an unknown id is looked up again. Another replica of the registry may have
+/// registered it a moment ago.
+const RETRY_PAUSES: [Duration; 3] =
     [Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
-/// Lookups at a time.
+/// Most lookups at the same time.
 const LOOKUPS_MAX: usize = 8;
 
 /// Decodes payloads by the schemas of a registry.
 #[derive(Clone)]
 pub struct Decoder(Arc<Inner>);
 
+/// The state that clones of a decoder share.
 struct Inner {
     registry: Arc<dyn SchemaRegistry>,
     known: Mutex<Known>,
     lookups: Semaphore,
 }
 
+/// The cache, and the lookups under way.
 #[derive(Default)]
 struct Known {
-    /// Compiled, or why they cannot be.
+    /// Cached schemas by id.
     schemas: HashMap<u32, Kept>,
+    /// Bytes of the texts of all cached schemas.
     bytes: usize,
-    /// Counts uses, to know the latest of each.
+    /// Counter of uses. Each schema records its latest one, for eviction.
     uses: u64,
+    /// Time and fault of each id without a schema.
     misses: HashMap<u32, (Instant, Fault)>,
-    /// Lookups that somebody waits for.
+    /// Lookups under way, by id.
     flights: HashMap<u32, WeakShared<Flight>>,
 }
 
+/// A cached schema.
 struct Kept {
+    /// Compiled schema, or the fault of one that cannot be compiled.
     schema: Result<Arc<Compiled>, Fault>,
+    /// Bytes of its texts.
     bytes: usize,
+    /// Number of its latest use.
     used: u64,
 }
 
+/// A lookup under way, which every caller for its id awaits.
 type Flight = BoxFuture<'static, Result<(), RegistryError>>;
 
 impl Decoder {
-    /// A decoder that has no schemas yet.
+    /// Makes a decoder with an empty cache.
     pub fn new(registry: Arc<dyn SchemaRegistry>) -> Self {
         Self(Arc::new(Inner {
             registry,
@@ -68,9 +77,12 @@ impl Decoder {
         }))
     }
 
-    /// Have the schema of a payload at hand, or know that there is none or that it is of no use:
-    /// [`Self::decode`] says which. Only the registry's trouble is an error. Dropping this is
-    /// harmless.
+    /// Fetches the schema of a payload, unless it is cached. A missing or unusable schema is no
+    /// error here: [`Self::decode`] returns it as a fault. Dropping the future is harmless.
+    ///
+    /// # Errors
+    ///
+    /// An error of the registry, such as a lost connection. A later call may succeed.
     pub async fn prepare(&self, payload: &[u8]) -> Result<(), RegistryError> {
         let Ok((id, _)) = split(payload) else { return Ok(()) };
         match self.flight(id) {
@@ -79,8 +91,12 @@ impl Decoder {
         }
     }
 
-    /// A payload as JSON, by the schema that [`Self::prepare`] has fetched. If that was dropped
-    /// meanwhile, or was not called, the fault [is not prepared](Fault::is_not_prepared).
+    /// Decodes a payload into JSON, by the schema that [`Self::prepare`] has fetched.
+    ///
+    /// # Errors
+    ///
+    /// The fault of the payload or of its schema. Where the cache has evicted the schema, or
+    /// `prepare` was not called, the payload [is not prepared](Fault::is_not_prepared).
     pub fn decode(&self, payload: &[u8]) -> Result<Decoded, Fault> {
         let (schema_id, body) = split(payload)?;
         let schema = self.0.known().find(schema_id).ok_or(Fault::NotPrepared { schema_id })??;
@@ -89,7 +105,7 @@ impl Decoder {
         Ok(Decoded { json, schema_id, name })
     }
 
-    /// The one lookup of an id that is under way, if it is not known.
+    /// Returns the lookup of an id that is not cached, and starts it unless it is under way.
     fn flight(&self, id: u32) -> Option<Shared<Flight>> {
         let mut known = self.0.known();
         if known.find(id).is_some() {
@@ -100,10 +116,10 @@ impl Decoder {
         }
         let inner = self.0.clone();
         let flight = async move { inner.look_up(id).await }.boxed().shared();
-        // Those of a runtime that ended have not removed themselves.
+        // Lookups of a runtime that was shut down have not removed themselves.
         known.flights.retain(|_, flight| flight.upgrade().is_some());
         known.flights.extend(flight.downgrade().map(|weak| (id, weak)));
-        // Whoever has waited long enough finds it there the next time.
+        // The task goes on when every waiter has given up: the next call finds the schema cached.
         tokio::spawn(flight.clone());
         Some(flight)
     }
@@ -115,13 +131,13 @@ impl Inner {
     }
 
     async fn look_up(&self, id: u32) -> Result<(), RegistryError> {
-        let mut found = self.ask(id).await;
-        for pause in LATE {
+        let mut found = self.fetch(id).await;
+        for pause in RETRY_PAUSES {
             if !matches!(found, Ok(Err(Fault::UnknownSchema { .. }))) {
                 break;
             }
             tokio::time::sleep(pause).await;
-            found = self.ask(id).await;
+            found = self.fetch(id).await;
         }
         let mut known = self.known();
         known.flights.remove(&id);
@@ -132,13 +148,13 @@ impl Inner {
         Ok(())
     }
 
-    /// The schema, compiled if it can be, with the bytes of its texts; or why there is none for
-    /// now.
-    async fn ask(
+    /// Fetches and compiles a schema. Returns it, or its permanent fault, with the bytes of its
+    /// texts; the outer fault is of a schema that the registry does not have or hand out.
+    async fn fetch(
         &self,
         id: u32,
     ) -> Result<Result<(Result<Arc<Compiled>, Fault>, usize), Fault>, RegistryError> {
-        // Never closed, so it is only the bound.
+        // The semaphore is never closed, so the error case does not occur.
         let _permit = self.lookups.acquire().await;
         Ok(match self.registry.schema(id).await? {
             Lookup::Unknown => Err(Fault::UnknownSchema { schema_id: id }),
@@ -162,7 +178,7 @@ fn text_bytes(schema: &RegisteredSchema) -> usize {
 impl Known {
     fn find(&mut self, id: u32) -> Option<Result<Arc<Compiled>, Fault>> {
         if id > i32::MAX as u32 {
-            // No registry has such ids, and some answer them as a path that they do not know.
+            // No registry has such ids, and some answer one like an unknown path.
             return Some(Err(Fault::UnknownSchema { schema_id: id }));
         }
         if let Some(kept) = self.schemas.get_mut(&id) {
@@ -194,7 +210,7 @@ impl Known {
             self.misses.retain(|_, (since, _)| since.elapsed() < MISS_LIFETIME);
         }
         if self.misses.len() >= MISSES_MAX {
-            // All are young: a flood of made-up ids. Each would be asked for again anyway.
+            // A flood of made-up ids: every entry is young, and each id would be looked up anyway.
             self.misses.clear();
         }
         self.misses.insert(id, (Instant::now(), fault));
@@ -218,8 +234,8 @@ mod tests {
     use super::*;
     use crate::Format;
 
-    /// Has the schema `"int"` under each even id below 10,000, `"nonsense"` under 4, and can be
-    /// told to fail or to wait.
+    /// A registry with the schema `"int"` under each even id below 10,000, and `"nonsense"` under
+    /// 4. A test can make it fail or wait.
     #[derive(Default)]
     struct Fake {
         asked: AtomicUsize,
@@ -298,7 +314,7 @@ mod tests {
         );
         decoder.prepare(&payload(1 << 31)).await.expect("nothing to prepare");
         decoder.prepare(b"{}").await.expect("nothing to prepare");
-        assert_eq!(fake.asked.load(Ordering::Relaxed), 2 + 1 + LATE.len());
+        assert_eq!(fake.asked.load(Ordering::Relaxed), 2 + 1 + RETRY_PAUSES.len());
     }
 
     #[tokio::test]

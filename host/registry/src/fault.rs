@@ -1,49 +1,49 @@
-//! What is wrong with a payload.
+//! Faults of payloads and their schemas.
 
-/// Bytes of the text that says what is wrong.
+/// Most bytes of a fault's reason.
 const WHY_BYTES_MAX: usize = 400;
 
-/// What is wrong with a payload or its schema. No text of these tells what is in the payload.
+/// A fault of a payload or of its schema. No text shows content of the payload.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// It has less than five bytes.
+    /// A payload of less than five bytes.
     #[error("it ends within the first five bytes of the schema registry's wire format")]
     TooShort,
-    /// It does not begin with a byte 0.
+    /// A payload that does not begin with a byte 0.
     #[error("its first byte is not 0, so it is not in the schema registry's wire format")]
     NotInWireFormat,
-    /// Its schema is not there.
+    /// A schema id that the registry does not have.
     #[error("schema {schema_id} is not in the registry")]
     UnknownSchema {
-        /// The id in the payload.
+        /// Schema id of the payload.
         schema_id: u32,
     },
-    /// Its schema is there, and is of no use.
+    /// A schema that the registry has and the host cannot use.
     #[error("schema {schema_id} cannot be used: {why}")]
     UnusableSchema {
-        /// The id in the payload.
+        /// Schema id of the payload.
         schema_id: u32,
-        /// What is wrong with it.
+        /// Reason, in one line.
         why: String,
     },
-    /// It is not what its schema says.
+    /// A payload that does not match its schema.
     #[error("it does not decode by schema {schema_id}: {why}")]
     Undecodable {
-        /// The id in the payload.
+        /// Schema id of the payload.
         schema_id: u32,
-        /// What is wrong, and where.
+        /// Reason and position, in one line.
         why: String,
     },
-    /// Nothing wrong: its schema is not at hand any more, or not yet.
+    /// A schema that is not cached, or was evicted. The payload may be sound.
     #[error("schema {schema_id} is not at hand")]
     NotPrepared {
-        /// The id in the payload.
+        /// Schema id of the payload.
         schema_id: u32,
     },
 }
 
 impl Fault {
-    /// Whether to prepare the payload, again, and then to decode it.
+    /// Returns whether the payload must be prepared, again if it was before, and then decoded.
     pub fn is_not_prepared(&self) -> bool {
         matches!(self, Self::NotPrepared { .. })
     }
@@ -57,7 +57,7 @@ impl Fault {
     }
 }
 
-/// One line, and not a long one.
+/// Makes one line of a text, of at most [`WHY_BYTES_MAX`] bytes and an ellipsis.
 fn tidy(text: &str) -> String {
     let mut text: String = text
         .chars()

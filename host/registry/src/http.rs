@@ -1,7 +1,7 @@
-//! The REST protocol of Confluent's registry, which others speak too.
+//! Client of the REST protocol of Confluent's registry, which other registries speak too.
 //!
-//! A connection for each question: a schema is asked for once. Redirects are not followed,
-//! environment and proxies not looked at.
+//! Each request has a connection of its own: a schema is fetched once. The client follows no
+//! redirects and reads neither the environment nor proxy settings.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -26,25 +26,25 @@ use tokio_openssl::SslStream;
 use crate::registry::{REFERENCES_MAX, TEXT_BYTES_MAX, TEXTS_BYTES_MAX};
 use crate::{Format, Lookup, RegisteredSchema, RegistryError, SchemaRegistry};
 
-/// For an answer, from the connection to its last byte.
+/// Deadline of one answer, from the connection to its last byte.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// For a schema with all that it refers to.
+/// Deadline of a schema with all its references.
 const SCHEMA_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes of an answer: a text with each character escaped, and what is around it.
+/// Most bytes of an answer: a text with each character escaped, and the JSON around it.
 const ANSWER_BYTES_MAX: usize = 6 * TEXT_BYTES_MAX + (64 << 10);
 const ACCEPTED: &str = "application/vnd.schemaregistry.v1+json, application/json";
-/// Error codes of the protocol: no such subject, version, schema. Another path has other codes, or
-/// none.
-const NOT_THERE: std::ops::RangeInclusive<u32> = 40_401..=40_403;
+/// Error codes of the protocol for an unknown subject, version or schema. An unknown path has other
+/// codes, or none.
+const NOT_FOUND_CODES: std::ops::RangeInclusive<u32> = 40_401..=40_403;
 
-/// How a registry is reached.
+/// Address and credentials of a registry.
 #[derive(Clone, Default)]
 pub struct HttpRegistryOptions {
-    /// Where `/schemas/ids/…` begins, such as `https://registry.example/apis/ccompat/v7`.
+    /// URL below which `/schemas/ids/…` lies, such as `https://registry.example/apis/ccompat/v7`.
     pub url: String,
     /// User and password of basic authentication.
     pub credentials: Option<(String, String)>,
-    /// Certificates (PEM) of authorities to trust, beside the system's.
+    /// File of certificates (PEM) of trusted authorities, beside the system's.
     pub ca_file: Option<PathBuf>,
 }
 
@@ -54,7 +54,7 @@ pub struct HttpRegistry {
     url: String,
     host: String,
     port: u16,
-    /// The path that its routes stand under.
+    /// Path before every route, without a slash at its end.
     prefix: String,
     authority: HeaderValue,
     credentials: Option<HeaderValue>,
@@ -63,10 +63,14 @@ pub struct HttpRegistry {
 }
 
 impl HttpRegistry {
-    /// What was said, checked; nothing is sent yet.
+    /// Checks the options and makes a client of them, without a connection.
+    ///
+    /// # Errors
+    ///
+    /// [`RegistryError::Settings`] with the option that cannot be used.
     pub fn new(options: &HttpRegistryOptions) -> Result<Self, RegistryError> {
         let settings = |text: String| RegistryError::Settings(text);
-        // A URL that is wrong is not repeated: what is wrong may be a password.
+        // The error does not repeat an invalid URL, which may contain a password.
         let wrong = || {
             settings(
                 "the URL of the schema registry is none; it looks like \
@@ -111,7 +115,7 @@ impl HttpRegistry {
         })
     }
 
-    /// A schema, with what it refers to.
+    /// Fetches a schema with its references.
     async fn look_up(&self, id: u32) -> Result<Lookup, RegistryError> {
         let answer = match self.get(&format!("/schemas/ids/{id}")).await? {
             Answer::Found(answer) => answer,
@@ -129,7 +133,7 @@ impl HttpRegistry {
                 ));
             }
         };
-        // Nothing is resolved in JSON, since it is passed on as it is.
+        // JSON is passed on as it is, so the references of its schema are not needed.
         let referred = if format == Format::Json { Vec::new() } else { answer.references };
         Ok(match self.references(referred, answer.schema.len()).await? {
             Ok(_) if answer.schema.len() > TEXT_BYTES_MAX => Lookup::Unusable(too_large()),
@@ -140,8 +144,8 @@ impl HttpRegistry {
         })
     }
 
-    /// All that is referred to, what is referred to before what refers to it; or why it cannot be
-    /// used.
+    /// Fetches all references, direct and indirect. Each stands behind those that it refers to
+    /// itself. The inner error is the reason for which the schema cannot be used.
     async fn references(
         &self,
         of: Vec<Reference>,
@@ -149,11 +153,11 @@ impl HttpRegistry {
     ) -> Result<Result<Vec<(String, String)>, String>, RegistryError> {
         let mut found = Vec::new();
         let mut seen = HashSet::new();
-        let mut open: Vec<Step> = of.into_iter().rev().map(Step::Fetch).collect();
+        let mut open: Vec<ReferenceStep> = of.into_iter().rev().map(ReferenceStep::Fetch).collect();
         while let Some(step) = open.pop() {
             let reference = match step {
-                Step::Fetch(reference) => reference,
-                Step::Done(name, text) => {
+                ReferenceStep::Fetch(reference) => reference,
+                ReferenceStep::Done(name, text) => {
                     found.push((name, text));
                     continue;
                 }
@@ -183,18 +187,18 @@ impl HttpRegistry {
             if answer.schema.len() > TEXT_BYTES_MAX || bytes > TEXTS_BYTES_MAX {
                 return Ok(Err(too_large()));
             }
-            open.push(Step::Done(reference.name, answer.schema));
-            open.extend(answer.references.into_iter().rev().map(Step::Fetch));
+            open.push(ReferenceStep::Done(reference.name, answer.schema));
+            open.extend(answer.references.into_iter().rev().map(ReferenceStep::Fetch));
         }
         Ok(Ok(found))
     }
 
     async fn get(&self, path: &str) -> Result<Answer, RegistryError> {
         let late = |_| RegistryError::TimedOut { url: self.url.clone() };
-        timeout(self.answer_timeout, self.ask(path)).await.map_err(late)?
+        timeout(self.answer_timeout, self.fetch(path)).await.map_err(late)?
     }
 
-    async fn ask(&self, path: &str) -> Result<Answer, RegistryError> {
+    async fn fetch(&self, path: &str) -> Result<Answer, RegistryError> {
         let request = self.request(path)?;
         let stream = TcpStream::connect((self.host.as_str(), self.port))
             .await
@@ -213,14 +217,14 @@ impl HttpRegistry {
             (StatusCode::NOT_FOUND, body) => {
                 let refusal = serde_json::from_slice::<Refusal>(&body.unwrap_or_default());
                 let is_missing =
-                    refusal.is_ok_and(|refusal| NOT_THERE.contains(&refusal.error_code));
+                    refusal.is_ok_and(|refusal| NOT_FOUND_CODES.contains(&refusal.error_code));
                 if is_missing { Ok(Answer::Missing) } else { Err(no_registry()) }
             }
             (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => {
                 Err(RegistryError::Refused { url: self.url.clone(), status: status.as_u16() })
             }
             (StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS, _) => Err(failed()),
-            // It would answer this question like that again.
+            // A repeated request would have this answer again.
             (status, _) if status.is_client_error() => Ok(Answer::Refused(status.as_u16())),
             (status, _) if status.is_server_error() => Err(failed()),
             _ => Err(no_registry()),
@@ -253,7 +257,7 @@ impl HttpRegistry {
         Ok(stream)
     }
 
-    /// The status of an answer and its body, unless that is too large.
+    /// Sends a request. Returns the status of the answer and its body, unless that is too large.
     async fn exchange<S>(
         &self,
         stream: S,
@@ -268,7 +272,7 @@ impl HttpRegistry {
             let response = sender.send_request(request).await?;
             read(response).await
         };
-        // The connection has no task of its own: it is driven here, and ends with the answer.
+        // The connection has no task of its own: this function drives it up to the answer.
         let mut answered = std::pin::pin!(answered);
         let answer = tokio::select! {
             biased;
@@ -302,28 +306,30 @@ impl std::fmt::Debug for HttpRegistry {
 
 impl std::fmt::Debug for HttpRegistryOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Neither the password nor a URL that may hold one.
+        // The output shows neither the password nor the URL, which may contain one.
         f.debug_struct("HttpRegistryOptions")
             .field("ca_file", &self.ca_file)
             .finish_non_exhaustive()
     }
 }
 
-/// What is still to be done for references.
-enum Step {
+/// A step that remains for the references of a schema.
+enum ReferenceStep {
     Fetch(Reference),
-    /// All that it refers to is there.
+    /// Name and text of a reference whose own references are fetched.
     Done(String, String),
 }
 
+/// An answer of the registry to one request.
 enum Answer {
     Found(Registered),
     Missing,
     TooLarge,
-    /// With this status, and not for now.
+    /// A permanent refusal with this status.
     Refused(u16),
 }
 
+/// A schema in the registry's JSON.
 #[derive(Deserialize)]
 struct Registered {
     schema: String,
@@ -333,6 +339,7 @@ struct Registered {
     references: Vec<Reference>,
 }
 
+/// A reference to a version of a subject, in the registry's JSON.
 #[derive(Deserialize)]
 struct Reference {
     name: String,
@@ -340,6 +347,7 @@ struct Reference {
     version: i64,
 }
 
+/// An error answer in the registry's JSON.
 #[derive(Deserialize)]
 struct Refusal {
     error_code: u32,
@@ -393,7 +401,8 @@ fn basic(user: &str, password: &str) -> Result<HeaderValue, RegistryError> {
     Ok(value)
 }
 
-/// The system's authorities and those of a file; the name of the server is checked.
+/// Makes a TLS connector that trusts the system's authorities and those of `ca_file`. It checks the
+/// server's name.
 fn connector(options: &HttpRegistryOptions) -> Result<SslConnector, RegistryError> {
     let failed = |error| RegistryError::Settings(format!("failed to prepare TLS: {error}"));
     let mut builder = SslConnector::builder(SslMethod::tls_client()).map_err(failed)?;
@@ -409,7 +418,7 @@ fn connector(options: &HttpRegistryOptions) -> Result<SslConnector, RegistryErro
     Ok(builder.build())
 }
 
-/// A segment of a path.
+/// Encodes a text as one segment of a path.
 fn encode(segment: &str) -> String {
     let byte = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'~' | b'.' => {
@@ -418,7 +427,7 @@ fn encode(segment: &str) -> String {
         byte => format!("%{byte:02X}"),
     };
     match segment {
-        // A dot or two would be taken for steps of the path.
+        // A server would resolve a segment of one or two dots as a step of the path.
         "." | ".." => segment.replace('.', "%2E"),
         _ => segment.bytes().map(byte).collect(),
     }
@@ -431,8 +440,8 @@ mod tests {
 
     use super::*;
 
-    /// A registry at an address of this machine that answers each path as it is told; the requests'
-    /// heads are kept.
+    /// Starts a registry on this machine that answers each path by `answer`. Returns its client
+    /// and the heads of the requests.
     async fn serve(
         answer: impl Fn(&str) -> String + Send + 'static,
     ) -> (HttpRegistry, tokio::sync::mpsc::UnboundedReceiver<String>) {
@@ -448,7 +457,7 @@ mod tests {
                 let _ = heads.send(head);
                 match answer(&path).as_str() {
                     "silence" => std::future::pending().await,
-                    // The other side stops reading what is too large.
+                    // The client stops reading an answer that is too large.
                     answer => drop(stream.write_all(answer.as_bytes()).await),
                 }
             }
@@ -610,7 +619,7 @@ mod tests {
             .expect("sound settings")
             .schema(7)
             .await
-            .expect_err("nobody is there");
+            .expect_err("no server listens");
         assert_eq!(
             refused.to_string(),
             "the schema registry at `http://127.0.0.1:1` is not reachable: Connection refused (os \

@@ -1,20 +1,21 @@
-//! JSON within bounds, written and looked at.
+//! JSON within bounds: a writer, a formatter and a check.
 
 use std::io::{Error, ErrorKind, Result, Write};
 
 use serde_json::ser::Formatter;
 
-/// Bytes of the JSON of a payload.
+/// Most bytes of the JSON of a payload.
 pub(crate) const JSON_BYTES_MAX: usize = 16 << 20;
-/// Arrays and objects within each other, where no format has a bound of its own. Parsers of JSON
+/// Deepest nesting of arrays and objects, for formats without a bound of their own. JSON parsers
 /// stop at 128.
 pub(crate) const JSON_DEPTH_MAX: usize = 100;
 
-/// Why a write was refused.
+/// Reason of a refused write beyond [`JSON_BYTES_MAX`].
 const TOO_LARGE: &str = "as JSON it is larger than 16 MiB";
+/// Reason of a refused value beyond [`JSON_DEPTH_MAX`].
 const TOO_DEEP: &str = "it is nested more than 100 deep";
 
-/// JSON that stops growing.
+/// A buffer of JSON that refuses to grow beyond [`JSON_BYTES_MAX`].
 #[derive(Default)]
 pub(crate) struct Bounded(pub(crate) Vec<u8>);
 
@@ -32,7 +33,7 @@ impl Write for Bounded {
     }
 }
 
-/// Compact JSON that is not nested too deep: who serializes recurses only through here.
+/// A formatter of compact JSON that bounds its depth. A serializer recurses only through it.
 #[derive(Default)]
 pub(crate) struct Shallow {
     depth: usize,
@@ -71,7 +72,7 @@ impl Formatter for Shallow {
     }
 }
 
-/// What is wrong with a payload that is to be JSON.
+/// Checks that a payload is JSON within the bounds. The error is the reason.
 pub(crate) fn check(payload: &[u8]) -> std::result::Result<(), String> {
     if payload.len() > JSON_BYTES_MAX {
         return Err(TOO_LARGE.to_owned());
@@ -87,7 +88,8 @@ pub(crate) fn check(payload: &[u8]) -> std::result::Result<(), String> {
     }
 }
 
-/// How deep arrays and objects are within each other, at least if it is JSON.
+/// Returns the depth of arrays and objects in a text. The result has no meaning for other text
+/// than JSON.
 fn depth(text: &str) -> usize {
     let (mut depth, mut deepest, mut within_string, mut escaped) = (0_usize, 0, false, false);
     for byte in text.bytes() {

@@ -1,4 +1,4 @@
-//! The wire format, and schemas that are ready for it.
+//! The wire format, and compiled schemas of all formats.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -7,16 +7,16 @@ use crate::{Fault, Format, RegisteredSchema, avro, json, protobuf, registry};
 /// A payload as JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decoded {
-    /// JSON, compact; with a JSON Schema as it was sent.
+    /// Compact JSON. With a JSON Schema, the JSON as it was sent.
     pub json: Vec<u8>,
-    /// The id in the payload.
+    /// Schema id of the payload.
     pub schema_id: u32,
-    /// The full name of the Avro record or the Protobuf message. In a union of Avro, of the branch
-    /// that was sent.
+    /// Full name of the Avro record or the Protobuf message. For an Avro union, the name of the
+    /// branch in the payload.
     pub name: Option<String>,
 }
 
-/// The id of a payload's schema, and what comes behind it.
+/// Splits a payload into its schema id and its body.
 pub(crate) fn split(payload: &[u8]) -> Result<(u32, &[u8]), Fault> {
     match payload {
         [0, a, b, c, d, body @ ..] => Ok((u32::from_be_bytes([*a, *b, *c, *d]), body)),
@@ -25,24 +25,26 @@ pub(crate) fn split(payload: &[u8]) -> Result<(u32, &[u8]), Fault> {
     }
 }
 
-/// A schema that payloads can be decoded by.
+/// A compiled schema, by which payloads are decoded.
 #[derive(Debug)]
 pub(crate) enum Compiled {
-    Avro(avro::Schema),
-    Protobuf(protobuf::Schema),
+    Avro(avro::AvroSchema),
+    Protobuf(protobuf::ProtobufSchema),
     Json,
 }
 
 impl Compiled {
-    /// Read a schema, or say why it cannot be used. This may take a second, and blocks.
+    /// Compiles a schema. The error is the reason for which it cannot be used. The call blocks, for
+    /// up to a second.
     pub(crate) fn new(schema: &RegisteredSchema) -> Result<Self, String> {
         check_sizes(schema)?;
-        // Parsers of others read what strangers wrote.
+        // Third-party parsers read hostile text here, and may panic.
         let compiled = catch_unwind(|| match schema.format {
-            Format::Avro => avro::Schema::parse(&schema.text, &schema.references).map(Self::Avro),
-            Format::Protobuf => {
-                protobuf::Schema::parse(&schema.text, &schema.references).map(Self::Protobuf)
+            Format::Avro => {
+                avro::AvroSchema::parse(&schema.text, &schema.references).map(Self::Avro)
             }
+            Format::Protobuf => protobuf::ProtobufSchema::parse(&schema.text, &schema.references)
+                .map(Self::Protobuf),
             Format::Json => Ok(Self::Json),
         });
         let odd = |_| Err("it cannot be read".to_owned());
@@ -51,7 +53,7 @@ impl Compiled {
             .map_err(|why| format!("it is no {} schema: {why}", schema.format))
     }
 
-    /// A payload's body as JSON, with its name.
+    /// Decodes the body of a payload and returns its JSON, with the name of its type.
     pub(crate) fn decode(&self, body: &[u8]) -> Result<(Vec<u8>, Option<String>), String> {
         match self {
             Self::Avro(schema) => schema.decode(body),
@@ -91,7 +93,7 @@ fn check_sizes(schema: &RegisteredSchema) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    /// Pseudo-random, the same in each run (xorshift64).
+    /// A pseudo-random generator (xorshift64) with a fixed seed in each test.
     struct Random(u64);
 
     impl Random {
@@ -102,7 +104,7 @@ mod tests {
             self.0
         }
 
-        /// Small bytes are more frequent: they are what lengths and numbers of fields are made of.
+        /// Returns random bytes, most of them small, as lengths and field numbers are.
         fn bytes(&mut self) -> Vec<u8> {
             let length = self.next() % if self.next().is_multiple_of(2) { 8 } else { 64 };
             (0..length)
@@ -152,7 +154,7 @@ mod tests {
                         .iter_mut()
                         .for_each(|byte| *byte = b"[]{}\",: 1e-\\untrue"[usize::from(*byte) % 18]),
                 }
-                // Not by `Compiled`, which would hide a panic.
+                // `Compiled::decode` would hide a panic.
                 let answer = match &schema {
                     Compiled::Avro(schema) => schema.decode(&payload).map(|(json, _)| json),
                     Compiled::Protobuf(schema) => schema.decode(&payload).map(|(json, _)| json),
@@ -183,8 +185,8 @@ mod tests {
                 }
                 let text = String::from_utf8(text).expect("of ASCII");
                 let answer = match format {
-                    Format::Avro => avro::Schema::parse(&text, &[]).map(Compiled::Avro),
-                    _ => protobuf::Schema::parse(&text, &[]).map(Compiled::Protobuf),
+                    Format::Avro => avro::AvroSchema::parse(&text, &[]).map(Compiled::Avro),
+                    _ => protobuf::ProtobufSchema::parse(&text, &[]).map(Compiled::Protobuf),
                 };
                 if let Ok(schema) = answer {
                     let _ = schema.decode(&random.bytes());

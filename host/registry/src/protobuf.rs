@@ -1,4 +1,4 @@
-//! Protobuf, by its text and with its canonical JSON.
+//! Protobuf schemas from their text, and payloads as canonical JSON.
 
 mod cost;
 mod parse;
@@ -7,19 +7,19 @@ use prost_reflect::{DynamicMessage, FileDescriptor, MessageDescriptor, Serialize
 
 use crate::json::{Bounded, Shallow};
 
-/// Messages within each other in a schema.
+/// Most indexes of a payload: the deepest nesting of messages in a schema.
 const INDEXES_MAX: usize = 32;
 
-/// A schema that payloads can be decoded by.
+/// A linked Protobuf schema, by which payloads are decoded.
 #[derive(Debug)]
-pub(crate) struct Schema {
-    /// The file that was registered; what it imports is in its pool.
+pub(crate) struct ProtobufSchema {
+    /// The registered file. Its pool holds the files that it imports.
     file: FileDescriptor,
 }
 
-impl Schema {
-    /// Indexes of the message in its file, then the message ([wire format]): as JSON, with its full
-    /// name.
+impl ProtobufSchema {
+    /// Decodes the indexes of a message in its file and the message behind them ([wire format]).
+    /// Returns its JSON and its full name.
     ///
     /// [wire format]:
     /// https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
@@ -27,14 +27,14 @@ impl Schema {
         let descriptor = self.message(&indexes(&mut body)?)?;
         let name = descriptor.full_name().to_owned();
         cost::check(&descriptor, body)?;
-        // What it says tells numbers of fields and kinds of encoding, never a value.
+        // The text of this error has field numbers and kinds of encoding, never a value.
         let message = DynamicMessage::decode(descriptor, body)
             .map_err(|error| format!("`{name}` is not read: {error}"))?;
         Ok((to_json(&message)?, name))
     }
 
-    /// By place within the file, then within each other. Messages that stand for the entries of a
-    /// map are in no source, and not counted.
+    /// Finds a message by its index in the file, then by the index in each message around it. The
+    /// messages that a map field generates for its entries are not counted.
     fn message(&self, indexes: &[usize]) -> Result<MessageDescriptor, String> {
         let missing = || "its schema has no message at the place that it names".to_owned();
         let (first, rest) = indexes.split_first().ok_or_else(missing)?;
@@ -47,7 +47,7 @@ impl Schema {
     }
 }
 
-/// Zigzag numbers behind their count; none at all are the first message.
+/// Reads the indexes: zigzag numbers behind their count. A count of 0 means the first message.
 fn indexes(body: &mut &[u8]) -> Result<Vec<usize>, String> {
     let count = zigzag(body)?;
     if count == 0 {
@@ -77,7 +77,7 @@ fn to_json(message: &DynamicMessage) -> Result<Vec<u8>, String> {
     match message.serialize_with_options(&mut serializer, &options) {
         Ok(()) => Ok(out.0),
         Err(error) if error.is_io() => Err(error.to_string()),
-        // The error would quote it.
+        // The text of this error would quote the value.
         Err(_) => {
             Err("it has a value of a well-known type that has no JSON, such as a time before \
             the year 1"
@@ -121,8 +121,8 @@ mod tests {
     "#;
     const MONEY: &str = "syntax = \"proto3\"; package money; message Money { int64 units = 1; }";
 
-    fn schema() -> Schema {
-        Schema::parse(ORDER, &[("shop/money.proto".to_owned(), MONEY.to_owned())])
+    fn schema() -> ProtobufSchema {
+        ProtobufSchema::parse(ORDER, &[("shop/money.proto".to_owned(), MONEY.to_owned())])
             .expect("a schema")
     }
 
@@ -154,7 +154,7 @@ mod tests {
             (&[0][..], "shop.Order"),
             (&[2, 0], "shop.Order"),
             (&[2, 2], "shop.Second"),
-            // The entry of the map is no message that counts.
+            // The message of a map's entries is not counted.
             (&[4, 0, 0], "shop.Order.Item"),
             (&[4, 0, 2], "shop.Order.Other"),
             (&[6, 0, 0, 0], "shop.Order.Item.Size"),
@@ -228,12 +228,12 @@ mod tests {
         bytes
     }
 
-    /// A field that is length-delimited.
+    /// Encodes a length-delimited field.
     fn field(number: usize, bytes: &[u8]) -> Vec<u8> {
         [varint(number << 3 | 2), varint(bytes.len()), bytes.to_vec()].concat()
     }
 
-    /// What could go wrong: a few bytes become gigabytes, hours, or the end of the stack.
+    /// What could go wrong: a few bytes take gigabytes, hours, or the whole stack.
     #[test]
     fn bombs_do_not_go_off() {
         let fault = |payload: &[u8]| {
@@ -265,7 +265,7 @@ mod tests {
         let fields: String = (1..4_000).map(|n| format!("optional int32 a{n} = {n};")).collect();
         let wide =
             format!("syntax = \"proto3\"; message M {{ {fields} repeated M within = 5000; }}");
-        let wide = Schema::parse(&wide, &[]).expect("a schema");
+        let wide = ProtobufSchema::parse(&wide, &[]).expect("a schema");
         let many = [&[0][..], &field(5_000, &[]).repeat(100_000)].concat();
         assert!(
             wide.decode(&many)
@@ -276,7 +276,7 @@ mod tests {
             "syntax = \"proto3\"; message M {{ int32 {} = 1; repeated M within = 2; }}",
             "n".repeat(400)
         );
-        let named = Schema::parse(&named, &[]).expect("a schema");
+        let named = ProtobufSchema::parse(&named, &[]).expect("a schema");
         let many = [&[0][..], &[0x12, 0x00].repeat(100_000)].concat();
         assert!(
             named
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn schemas_that_are_none_are_told() {
-        let refused = |text: &str| Schema::parse(text, &[]).expect_err("no schema");
+        let refused = |text: &str| ProtobufSchema::parse(text, &[]).expect_err("no schema");
         for (text, why) in [
             ("message", "expected an identifier, but reached end of file"),
             ("syntax = \"proto3\"; message M { Missing m = 1; }", "name 'Missing' is not defined"),
@@ -313,18 +313,18 @@ mod tests {
             ("b", "syntax = \"proto3\"; import \"a\";"),
         ];
         let twice = twice.map(|(name, text)| (name.to_owned(), text.to_owned()));
-        let circle =
-            Schema::parse("syntax = \"proto3\"; import \"a\";", &twice).expect_err("a circle");
+        let circle = ProtobufSchema::parse("syntax = \"proto3\"; import \"a\";", &twice)
+            .expect_err("a circle");
         assert_eq!(circle, "its imports lead back to themselves");
         let broken = [("a".to_owned(), "messag".to_owned())];
         assert!(
-            Schema::parse("", &broken)
+            ProtobufSchema::parse("", &broken)
                 .expect_err("broken")
                 .starts_with("in `a`, which it refers to: ")
         );
     }
 
-    /// What could go wrong: a schema ends the process, or takes its memory.
+    /// What could go wrong: a schema ends the process, or takes all its memory.
     #[test]
     fn hostile_schemas_are_refused() {
         let nested = |open: &str, close: &str| {
@@ -343,19 +343,19 @@ mod tests {
             "{".repeat(200_000),
             "\"\\".repeat(100_000),
         ] {
-            let found = Schema::parse(&text, &[]);
-            // Nothing of an option is kept, so that one may be.
+            let found = ProtobufSchema::parse(&text, &[]);
+            // The parser drops options, so a schema with a hostile one may be accepted.
             assert!(found.is_err() || text.starts_with("option"), "{}", &text[..20]);
         }
         let long_package = format!("package {}; message M {{}}", vec!["a"; 100_000].join("."));
         assert_eq!(
-            Schema::parse(&long_package, &[]).expect_err("too long"),
+            ProtobufSchema::parse(&long_package, &[]).expect_err("too long"),
             "it has a name of more than 512 bytes"
         );
         let values: String = (0..20_000).map(|n| format!("A{n}={n};")).collect();
         let values = format!("enum E {{ {values} }}");
         assert!(
-            Schema::parse(&values, &[])
+            ProtobufSchema::parse(&values, &[])
                 .expect_err("too many")
                 .starts_with("it has more than 20000 messages")
         );

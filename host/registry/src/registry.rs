@@ -1,46 +1,48 @@
-//! What is asked of a schema registry.
+//! The interface of a schema registry.
 
 use futures::future::BoxFuture;
 
-/// Bytes of one schema's text.
+/// Most bytes of one schema's text.
 pub(crate) const TEXT_BYTES_MAX: usize = 256 << 10;
-/// Bytes of the texts of a schema and all that it refers to.
+/// Most bytes of the texts of a schema and all its references together.
 pub(crate) const TEXTS_BYTES_MAX: usize = 1 << 20;
-/// Schemas that a schema refers to, and those refer to.
+/// Most references of a schema, direct and indirect.
 pub(crate) const REFERENCES_MAX: usize = 32;
 
-/// Where schemas are by their ids.
+/// A source of schemas by their ids.
 pub trait SchemaRegistry: Send + Sync + 'static {
-    /// Look for a schema. An error is the registry's trouble: the same question may be answered
-    /// later.
+    /// Looks up a schema.
+    ///
+    /// # Errors
+    ///
+    /// An error of the registry, not of the schema. A later lookup of the id may succeed.
     fn schema(&self, id: u32) -> BoxFuture<'_, Result<Lookup, RegistryError>>;
 }
 
-/// What a registry has under an id.
+/// The result of a lookup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Lookup {
-    /// A schema.
+    /// A schema with its references.
     Found(RegisteredSchema),
     /// No schema.
     Unknown,
-    /// Something that is not used, and why: what comes after "schema 7 cannot be used: ".
+    /// A schema that cannot be used, with the reason: the text after "schema 7 cannot be used: ".
     Unusable(String),
 }
 
-/// A schema with all that it refers to.
+/// A schema with all its references.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegisteredSchema {
-    /// The language of the text.
+    /// Language of the text.
     pub format: Format,
-    /// The schema as it was registered.
+    /// Text of the schema, as it was registered.
     pub text: String,
-    /// Names and texts of the schemas that it refers to, and that those refer to. What is referred
-    /// to stands before what refers to it. A name is a full name in Avro, and what stands in an
-    /// `import` in Protobuf.
+    /// Names and texts of the references, direct and indirect. Each stands behind those that it
+    /// refers to itself. A name is a full name in Avro, and the path of an `import` in Protobuf.
     pub references: Vec<(String, String)>,
 }
 
-/// A language of schemas.
+/// A schema language.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// Apache Avro.
@@ -51,52 +53,52 @@ pub enum Format {
     Json,
 }
 
-/// Trouble with a registry. No text of these holds a password.
+/// An error of a registry. No text contains a password.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum RegistryError {
-    /// What the registry is reached by cannot be used.
+    /// Options by which the registry cannot be reached.
     #[error("{0}")]
     Settings(String),
-    /// There is no connection.
+    /// A connection that cannot be made, or was lost.
     #[error("the schema registry at `{url}` is not reachable: {why}")]
     Unreachable {
-        /// Its base URL.
+        /// Base URL of the registry.
         url: String,
-        /// What went wrong.
+        /// Error of the connection, with its causes.
         why: String,
     },
-    /// It took too long.
+    /// An answer that did not arrive by its deadline.
     #[error("the schema registry at `{url}` did not answer in time")]
     TimedOut {
-        /// Its base URL.
+        /// Base URL of the registry.
         url: String,
     },
-    /// It wants other credentials.
+    /// Credentials that the registry refuses.
     #[error(
         "the schema registry at `{url}` refuses these credentials: it answers {status}; check its \
             user and password"
     )]
     Refused {
-        /// Its base URL.
+        /// Base URL of the registry.
         url: String,
-        /// The status: 401 or 403.
+        /// HTTP status: 401 or 403.
         status: u16,
     },
-    /// It answers with an error.
+    /// An answer with a status of a temporary error, such as 429 or 500.
     #[error("the schema registry at `{url}` answers {status}")]
     Failed {
-        /// Its base URL.
+        /// Base URL of the registry.
         url: String,
-        /// The status.
+        /// HTTP status.
         status: u16,
     },
-    /// What answers is no registry.
+    /// A server that is no schema registry.
     #[error(
         "what answers at `{url}` is no schema registry; check its URL, with the path, such as \
             `/apis/ccompat/v7`"
     )]
     NoRegistry {
-        /// Its base URL.
+        /// Base URL of the registry.
         url: String,
     },
 }

@@ -1,4 +1,4 @@
-//! The contract in `wit/`, as Rust types and traits.
+//! Rust types and traits of the contract in `wit/`.
 
 #![allow(
     missing_docs,
@@ -7,7 +7,7 @@
     reason = "generated from the WIT files, which hold the documentation"
 )]
 
-/// The second world; what both import is one.
+/// The world `batch-handler`. The interfaces that both worlds import are generated once.
 pub(crate) mod batch {
     wasmtime::component::bindgen!({
         path: "../../wit",

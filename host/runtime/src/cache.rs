@@ -1,8 +1,8 @@
-//! Compiled code on disk, so that a restart does not compile everything again.
+//! Cache of compiled code on disk, so that a restart compiles nothing again.
 //!
-//! Deserialising runs what the file holds, so a file counts only when its own hash is
-//! right, and the folder must be closed to everyone but the host. Nothing a tenant sends
-//! ever reaches it; it is written from what this very engine compiled.
+//! Deserialising a file runs its content. A file therefore counts only when its own hash is
+//! right, and only the host may write to the folder. The cache holds what this engine compiled,
+//! never bytes of a tenant.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use wasmtime::{Engine, component::Component};
 
 use crate::error::LoadError;
 
-/// First bytes of a file; a new layout gets a new number.
+/// First bytes of a file. A new layout gets a new number.
 const MAGIC: &[u8; 8] = b"oncebox1";
 
 /// A folder of compiled components.
@@ -26,7 +26,8 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// Create the folder, or refuse one that others can write.
+    /// Opens the folder and creates it where it is missing. Refuses a folder that other users can
+    /// write to.
     pub(crate) fn open(folder: &Path) -> Result<Self, LoadError> {
         let fail = |reason: String| LoadError::Cache { path: folder.to_owned(), reason };
         fs::DirBuilder::new()
@@ -44,17 +45,18 @@ impl Cache {
         Ok(Self { folder: folder.to_owned() })
     }
 
-    /// The compiled component, or none when it is absent, damaged or of another engine.
+    /// Reads a compiled component. Returns none for one that is absent, damaged or of another
+    /// engine.
     pub(crate) fn read(&self, engine: &Engine, digest: &[u8; 32]) -> Option<Component> {
         let file = fs::read(self.path(engine, digest)).ok()?;
         let code = verified(&file)?;
-        // SAFETY: the bytes are what `write` put there, as their hash shows, and only the
-        // host can write to the folder.
+        // SAFETY: the hash shows that `write` wrote these bytes, and only the host can write to the
+        // folder.
         unsafe { Component::deserialize(engine, code) }.ok()
     }
 
-    /// Keep the compiled component. Another host may do the same at the same time: the
-    /// file appears whole or not at all.
+    /// Writes a compiled component. The file appears whole or not at all, since another host may
+    /// write it at the same time.
     pub(crate) fn write(&self, engine: &Engine, digest: &[u8; 32], code: &[u8]) -> io::Result<()> {
         let path = self.path(engine, digest);
         let temporary = path.with_extension(format!("{}.new", std::process::id()));
@@ -76,21 +78,21 @@ impl Cache {
     }
 }
 
-/// The code in a file whose hash is right.
+/// Returns the code in a file whose hash is right.
 fn verified(file: &[u8]) -> Option<&[u8]> {
     let rest = file.strip_prefix(MAGIC)?;
     let (hash, code) = rest.split_at_checked(32)?;
     (Sha256::digest(code).as_slice() == hash).then_some(code)
 }
 
-/// What the engine was built and configured with; code of another one is of no use.
+/// Returns a hash of the engine's build and settings. Only code with this fingerprint runs in it.
 pub(crate) fn fingerprint(engine: &Engine) -> String {
     let mut hasher = ShaHasher(Sha256::new());
     engine.precompile_compatibility_hash().hash(&mut hasher);
     format!("{:016x}", hasher.finish())
 }
 
-/// A hasher whose result is the same in every build of the host.
+/// A hasher whose result does not depend on the build of the host.
 struct ShaHasher(Sha256);
 
 impl Hasher for ShaHasher {

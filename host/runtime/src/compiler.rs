@@ -1,9 +1,9 @@
-//! Compiling in a process of its own, so that a component that makes the compiler run away, take
-//! all memory or crash ends that process and not the host.
+//! Compilation in a child process. A component that makes the compiler spin, take all memory or
+//! crash ends that process and not the host.
 //!
 //! The child is the host's own program. It gets the component on standard input and the settings as
-//! an argument, inherits neither environment nor files, may use so much memory and time and no
-//! more, runs with a lower priority than handlers, and ends with its parent.
+//! an argument, and inherits neither environment nor files. Its memory and time are limited, its
+//! priority is below that of handlers, and it ends with its parent.
 
 mod child;
 mod parent;
@@ -16,34 +16,36 @@ use crate::{engine::CompileSettings, error::LoadError};
 
 pub use child::compile_stdin;
 
-/// The hidden command of the program that ends in [`compile_stdin`]; its one argument is not for
-/// people.
+/// The hidden command of the program that calls [`compile_stdin`]. Its one argument is JSON from
+/// the host.
 pub const COMPILE_SUBCOMMAND: &str = "compile-component";
 
-/// First bytes of what the child writes; the fingerprint of its engine and the code follow.
+/// First bytes of the child's output. The fingerprint of its engine and the code follow.
 const MAGIC: &[u8; 8] = b"oncecod1";
-/// The child's status when the component is to blame; its reason is on standard output.
+/// Exit status of the child when the component is to blame. The reason is on standard output.
 const REFUSED: u8 = 3;
 
-/// The process that compiles, and what it may use.
+/// The program of the child process, and its limits.
 #[derive(Debug, Clone)]
 pub struct Compiler {
-    /// The program, which takes [`COMPILE_SUBCOMMAND`]. Its output is executed, so it must be the
-    /// host's own.
+    /// Path of the program, which takes [`COMPILE_SUBCOMMAND`]. Its output is executed, so it must
+    /// be the host's own.
     pub program: PathBuf,
-    /// Bytes of its address space.
+    /// Most bytes of the child's address space.
     pub memory_bytes_max: u64,
-    /// How long one component may take.
+    /// Longest time for one component.
     pub duration_max: Duration,
 }
 
 impl Compiler {
-    /// This very program, also when its file was replaced by a newer one since it started.
+    /// Makes a compiler of the running program, even if a newer file has replaced it since its
+    /// start.
     pub fn own(memory_bytes_max: u64, duration_max: Duration) -> Self {
         Self { program: "/proc/self/exe".into(), memory_bytes_max, duration_max }
     }
 
-    /// Compile for an engine. Blocks until the child has ended, which it does by the deadline.
+    /// Compiles a component for an engine. Blocks until the child has ended, at the latest at the
+    /// deadline.
     pub(crate) fn compile(
         &self,
         settings: &CompileSettings,

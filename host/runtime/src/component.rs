@@ -1,4 +1,4 @@
-//! A component that passed every check, compiled and linked.
+//! Compiled and linked components, and the check of their imports and exports.
 
 use std::sync::Arc;
 
@@ -10,92 +10,94 @@ use wasmtime::{
 use crate::{
     bindings::{HandlerPre, batch::BatchHandlerPre, oncebox::handler::types},
     error::LoadError,
+    outcome::GuestAnswer,
     state::State,
 };
 
-/// The interface of a component that takes one message at a time.
+/// Interface of a component that takes one message at a time.
 pub(crate) const SINGLE: &str = "oncebox:handler/incoming-handler@0.1.0";
-/// The interface of a component that takes the messages of a transaction together. One that exports
-/// both is run as this.
+/// Interface of a component that takes the messages of a transaction together. A component that
+/// exports both interfaces runs by this one.
 pub(crate) const BATCH: &str = "oncebox:handler/incoming-batch-handler@0.1.0";
 
 /// Interfaces of the contract that a component may import, without their version.
 pub(crate) const CONTRACT: &[&str] = &["types", "context", "sql", "log", "config"];
 
-/// Parts of WASI 0.2 that are linked, as far as stock toolchains import them. What they
-/// reach is empty: no files, no sockets, no environment.
+/// Parts of WASI 0.2 that are linked, because stock toolchains import them. They give access to
+/// nothing: no files, no sockets, no environment.
 const WASI: &[&str] =
     &["wasi:io/", "wasi:cli/", "wasi:clocks/", "wasi:random/", "wasi:filesystem/", "wasi:sockets/"];
 
-/// A component, compiled and linked. Clones share it.
+/// A compiled and linked component. Clones share it.
 #[derive(Clone)]
 pub struct LoadedComponent {
-    inner: Arc<Inner>,
+    inner: Arc<ComponentInner>,
 }
 
-struct Inner {
+/// The data that clones of a component share.
+struct ComponentInner {
     digest: [u8; 32],
     size: usize,
     imports: Vec<String>,
-    pre: World,
+    pre: LinkedWorld,
 }
 
-/// What a component exports, ready to be instantiated.
-pub(crate) enum World {
-    /// One message at a time.
+/// A linked component, ready to be instantiated, by the world that it exports.
+pub(crate) enum LinkedWorld {
+    /// A component that takes one message at a time.
     Single(HandlerPre<State>),
-    /// All messages of a transaction in one call.
+    /// A component that takes all messages of a transaction in one call.
     Batch(BatchHandlerPre<State>),
 }
 
 impl LoadedComponent {
-    /// SHA-256 of the uploaded bytes, the version's identity.
+    /// Returns the SHA-256 of the uploaded bytes, the version's identity.
     pub fn digest(&self) -> [u8; 32] {
         self.inner.digest
     }
 
-    /// What the component imports, which is everything it can reach.
+    /// Returns the component's imports, which are everything that it can reach.
     pub fn imports(&self) -> &[String] {
         &self.inner.imports
     }
 
-    /// Bytes of the upload.
+    /// Returns the bytes of the upload.
     pub fn size(&self) -> usize {
         self.inner.size
     }
 
-    /// Bytes of its compiled code.
+    /// Returns the bytes of the compiled code.
     pub fn code_bytes(&self) -> usize {
         let component = match &self.inner.pre {
-            World::Single(pre) => pre.instance_pre().component(),
-            World::Batch(pre) => pre.instance_pre().component(),
+            LinkedWorld::Single(pre) => pre.instance_pre().component(),
+            LinkedWorld::Batch(pre) => pre.instance_pre().component(),
         };
         let range = component.image_range();
         range.end as usize - range.start as usize
     }
 
-    /// Whether there is another clone of it: a handler, which may be running.
+    /// Returns whether another clone exists: a handler, which may be running.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.inner) > 1
     }
 
     pub(crate) fn engine(&self) -> &Engine {
         match &self.inner.pre {
-            World::Single(pre) => pre.engine(),
-            World::Batch(pre) => pre.engine(),
+            LinkedWorld::Single(pre) => pre.engine(),
+            LinkedWorld::Batch(pre) => pre.engine(),
         }
     }
 
-    /// Whether it takes the messages of a transaction together.
+    /// Returns whether the component takes the messages of a transaction together.
     pub fn takes_batches(&self) -> bool {
-        matches!(self.inner.pre, World::Batch(_))
+        matches!(self.inner.pre, LinkedWorld::Batch(_))
     }
 
-    pub(crate) fn world(&self) -> &World {
+    pub(crate) fn world(&self) -> &LinkedWorld {
         &self.inner.pre
     }
 
-    /// Check imports and exports against the contract, and link.
+    /// Checks imports and exports against the contract, and links the component.
     pub(crate) fn link(
         linker: &Linker<State>,
         component: &Component,
@@ -116,10 +118,10 @@ impl LoadedComponent {
             BATCH if imports.iter().any(|name| name.starts_with("oncebox:handler/context@")) => {
                 return Err(LoadError::ContextOfBatch);
             }
-            BATCH => World::Batch(BatchHandlerPre::new(instance).map_err(wrong)?),
-            _ => World::Single(HandlerPre::new(instance).map_err(wrong)?),
+            BATCH => LinkedWorld::Batch(BatchHandlerPre::new(instance).map_err(wrong)?),
+            _ => LinkedWorld::Single(HandlerPre::new(instance).map_err(wrong)?),
         };
-        Ok(Self { inner: Arc::new(Inner { digest, size, imports, pre }) })
+        Ok(Self { inner: Arc::new(ComponentInner { digest, size, imports, pre }) })
     }
 }
 
@@ -127,8 +129,8 @@ fn imports(engine: &Engine, component: &Component) -> Vec<String> {
     component.component_type().imports(engine).map(|(name, _)| name.to_owned()).collect()
 }
 
-/// Which interface it exports. The handler function must be there and have the contract's type;
-/// otherwise the first message would find out.
+/// Returns the handler interface that a component exports. Checks that its function exists and has
+/// the contract's type; otherwise the first message would fail.
 fn check_export(engine: &Engine, component: &Component) -> Result<&'static str, LoadError> {
     let world = component.component_type();
     let find = |wanted: &'static str| {
@@ -154,15 +156,13 @@ fn check_export(engine: &Engine, component: &Component) -> Result<&'static str, 
     };
     let instance = world.instance_type();
     let typechecked = match name {
-        BATCH => handle.typecheck::<(&[types::Message],), (Vec<Answer>,)>(&instance),
-        _ => handle.typecheck::<(types::Message,), (Answer,)>(&instance),
+        BATCH => handle.typecheck::<(&[types::Message],), (Vec<GuestAnswer>,)>(&instance),
+        _ => handle.typecheck::<(types::Message,), (GuestAnswer,)>(&instance),
     };
     typechecked.map(|()| name).map_err(|error| wrong(one_line(&error)))
 }
 
-type Answer = Result<Option<String>, types::Failure>;
-
-/// Whether handlers are given an interface of this name; its type is the linker's affair.
+/// Returns whether handlers are given an interface of this name. The linker checks its type.
 pub(crate) fn is_given(import: &str) -> bool {
     let (interface, version) = import.split_once('@').unwrap_or((import, ""));
     let contract =
@@ -171,13 +171,13 @@ pub(crate) fn is_given(import: &str) -> bool {
         || (WASI.iter().any(|name| interface.starts_with(name)) && version.starts_with("0.2."))
 }
 
-/// Equal but for the last number of the version, which never changes a type.
+/// Returns whether two names are equal except for the patch version, which never changes a type.
 pub(crate) fn is_same_interface(name: &str, wanted: &str) -> bool {
     let stem = |text: &str| text.rsplit_once('.').map(|(stem, _)| stem.to_owned());
     stem(name) == stem(wanted)
 }
 
-/// An error with its causes, in one line.
+/// Returns an error and its causes in one line.
 pub(crate) fn one_line(error: &wasmtime::Error) -> String {
     format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ")
 }

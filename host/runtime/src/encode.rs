@@ -1,4 +1,4 @@
-//! From a core module, as compilers write it, to a component.
+//! Encoder of core modules, as compilers write them, into components.
 
 use wasi_preview1_component_adapter_provider::{
     WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
@@ -11,8 +11,8 @@ use crate::{
     load::{Kind, kind},
 };
 
-/// The files of the contract by their names, for modules that do not say what they export, as those
-/// of text and of Go, and for new projects.
+/// The files of the contract by name. Modules without a world of their own, such as those of Go or
+/// of text, need them, and so do new projects.
 pub const WIT: &[(&str, &str)] = &[
     ("config.wit", include_str!("../../../wit/config.wit")),
     ("context.wit", include_str!("../../../wit/context.wit")),
@@ -24,14 +24,19 @@ pub const WIT: &[(&str, &str)] = &[
     ("world.wit", include_str!("../../../wit/world.wit")),
 ];
 
-/// Make a component of a core module. A module without a world of its own gets the `handler` world,
-/// or `batch-handler` when it exports that world's interface; one that was built for WASI 0.1 gets
-/// the adapter to WASI 0.2.
+/// Makes a component of a core module. A module without a world of its own gets the `handler`
+/// world, or `batch-handler` when it exports that world's interface. A module for WASI 0.1 gets the
+/// adapter to WASI 0.2.
+///
+/// # Errors
+///
+/// The reason for which the module cannot be encoded.
 pub fn encode_component(core: &[u8]) -> Result<Vec<u8>, EncodeError> {
     encode(core, true)
 }
 
-/// The same, without a check of the result, which takes a time that hostile code decides.
+/// Encodes a module like [`encode_component`], without validating the result. Hostile code decides
+/// how long that validation takes.
 pub(crate) fn encode_unchecked(core: &[u8]) -> Result<Vec<u8>, EncodeError> {
     encode(core, false)
 }
@@ -51,7 +56,7 @@ fn encode(core: &[u8], validates: bool) -> Result<Vec<u8>, EncodeError> {
     encoder.encode().map_err(invalid)
 }
 
-/// The module with a world, its own or ours.
+/// Returns the module with a world: its own, or the contract's.
 fn with_world(core: &[u8]) -> Result<Vec<u8>, EncodeError> {
     let mut core = core.to_vec();
     let (stripped, _) = metadata::decode(&core).map_err(invalid)?;
@@ -72,7 +77,7 @@ fn with_world(core: &[u8]) -> Result<Vec<u8>, EncodeError> {
     Ok(core)
 }
 
-/// The world a module was written for, by the interface it names.
+/// Returns the name of the world that a module was written for, by the interface that it names.
 fn world_of(core: &[u8]) -> &'static str {
     const BATCH: &[u8] = b"oncebox:handler/incoming-batch-handler@";
     if core.windows(BATCH.len()).any(|bytes| bytes == BATCH) { "batch-handler" } else { "handler" }

@@ -1,5 +1,5 @@
-//! The engine: what is switched on, how much every instance may have, and the clock that
-//! makes a spinning guest yield.
+//! The engine: its features, the limits of every instance, and the clock that makes a spinning
+//! guest yield.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -8,50 +8,49 @@ use wasmtime::{Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAlloc
 
 use crate::{compiler::Compiler, error::LoadError};
 
-/// How often the epoch moves; a spinning guest yields to its neighbours that often.
+/// Interval of the epoch. A spinning guest yields to its neighbours once in each.
 const EPOCH: Duration = Duration::from_millis(1);
 
-/// Polls of tasks after which the executor looks at connections and timers, when it is never idle.
-/// A guest that computes takes as long as [`EPOCH`] for each.
+/// Polls of tasks after which a busy executor checks connections and timers. A guest that computes
+/// takes one [`EPOCH`] for each poll.
 const POLLS_BETWEEN_EVENTS: u32 = 8;
 
-/// Linear memories of one component. QuickJS brings three.
+/// Most linear memories of one component. QuickJS has three.
 pub(crate) const MEMORIES_MAX: u32 = 4;
-/// Linear memories of one core module.
+/// Most linear memories of one core module.
 pub(crate) const MEMORIES_OF_MODULE_MAX: u32 = 1;
-/// Tables of one core module.
+/// Most tables of one core module.
 pub(crate) const TABLES_OF_MODULE_MAX: u32 = 1;
-/// Tables of one component.
+/// Most tables of one component.
 pub(crate) const TABLES_MAX: u32 = 8;
-/// Core instances of one component. Python brings about thirty.
+/// Most core instances of one component. Python has about thirty.
 pub(crate) const CORE_INSTANCES_MAX: u32 = 64;
-/// Elements of one table. SpiderMonkey needs 7,697.
+/// Most elements of one table. SpiderMonkey needs 7,697.
 pub(crate) const TABLE_ELEMENTS_MAX: usize = 20_000;
 
-/// What the operator decides about the runtime.
+/// Settings of the runtime, which the operator makes.
 #[derive(Debug, Clone)]
 pub struct RuntimeConfig {
-    /// Instances alive at the same time; further messages wait. Keep it above the number
-    /// of partitions and retry workers of a host, since waiting counts against the deadline.
+    /// Most instances at the same time. Further messages wait, which counts against their deadline:
+    /// keep it above the number of partitions and retry workers of a host.
     pub instances_max: u32,
-    /// Bytes of one linear memory, whatever a consumer's policy allows.
+    /// Most bytes of one linear memory, whatever a consumer's policy allows.
     pub memory_bytes_max: usize,
-    /// Bytes of an uploaded component.
+    /// Most bytes of an uploaded component.
     pub component_bytes_max: usize,
-    /// Where compiled code is kept between runs. It must belong to the host alone: its
-    /// content is executed. None compiles at every start.
+    /// Folder that keeps compiled code between runs. It must belong to the host alone, since its
+    /// content is executed. With none, every start compiles.
     pub cache_dir: Option<PathBuf>,
-    /// Reserve no more address space than memories can use, for machines with a limit on
-    /// virtual memory. Guests then check every access and run about a third slower.
+    /// Switch that reserves no more address space than memories can use, for machines with a limit
+    /// on virtual memory. Guests then check every access and run about a third slower.
     pub small_virtual_memory: bool,
-    /// Count the instructions a guest executes, for a [`crate::Recorder`]. Guests run slower for
-    /// it.
+    /// Switch that counts a guest's instructions, for a [`crate::Recorder`]. It makes guests
+    /// slower.
     pub count_fuel: bool,
-    /// Components that are compiled at the same time. One uses every core already, where it is
-    /// large.
+    /// Most compilations at the same time. A single large component uses every core already.
     pub compilations_max: usize,
-    /// The process that compiles. None compiles in this one, where a component that makes the
-    /// compiler run away takes everything with it.
+    /// Child process that compiles. With none the host compiles by itself, and a component that
+    /// makes the compiler spin or crash takes the host with it.
     pub compiler: Option<Compiler>,
 }
 
@@ -70,8 +69,12 @@ impl Default for RuntimeConfig {
     }
 }
 
-/// The executor for a process that runs guests beside work of its own: what waits for an answer
-/// hears of it soon, however much guests compute.
+/// Builds the executor for a process that runs guests beside its own work. Tasks that wait for an
+/// answer get it soon, however much guests compute.
+///
+/// # Errors
+///
+/// An error of the operating system.
 pub fn executor() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -79,9 +82,9 @@ pub fn executor() -> std::io::Result<tokio::runtime::Runtime> {
         .build()
 }
 
-/// The engine and its ticker, which ends with the engine's last clone.
+/// Starts the engine and its ticker thread, which ends with the engine's last clone.
 pub(crate) fn start(config: &RuntimeConfig) -> Result<Engine, LoadError> {
-    // With the kernel's page map only written pages are cleared between two instances.
+    // With the kernel's page map the pool clears only written pages between two instances.
     let compiled = CompileSettings::of(config);
     let with_pool = |has_page_map| {
         let mut settings = compiled.settings();
@@ -107,8 +110,8 @@ pub(crate) fn start(config: &RuntimeConfig) -> Result<Engine, LoadError> {
     Ok(engine)
 }
 
-/// What decides how code is compiled, for a process that does nothing else. Two engines with the
-/// same settings have the same fingerprint, however they allocate instances.
+/// The settings that decide how code is compiled, for the child process. Two engines with equal
+/// settings have equal fingerprints, however they allocate instances.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CompileSettings {
@@ -123,7 +126,8 @@ impl CompileSettings {
         Self { memory_bytes_max, small_virtual_memory, count_fuel }
     }
 
-    /// An engine that compiles and runs nothing: it reserves no address space and has no clock.
+    /// Makes an engine that compiles and runs nothing. It reserves no address space and has no
+    /// clock.
     pub(crate) fn engine(&self) -> wasmtime::Result<Engine> {
         Engine::new(&self.settings())
     }
@@ -134,7 +138,7 @@ impl CompileSettings {
         settings.consume_fuel(self.count_fuel);
         settings.concurrency_support(false);
         settings.relaxed_simd_deterministic(true);
-        // A stack of the pool goes from one tenant to the next.
+        // The pool hands a stack from one tenant to the next.
         settings.async_stack_zeroing(true);
         if self.small_virtual_memory {
             settings.memory_reservation(self.memory_bytes_max as u64);
@@ -145,8 +149,8 @@ impl CompileSettings {
     }
 }
 
-/// Every total is the number of instances times what one component may have, so whoever
-/// holds a permit of the semaphore finds everything it needs.
+/// Returns the limits of the pool. Every total is the number of instances times the limit of one
+/// component. So a holder of a permit finds everything that it needs.
 fn pool(config: &RuntimeConfig, has_page_map: bool) -> PoolingAllocationConfig {
     let instances = config.instances_max.max(1);
     let memories = if config.small_virtual_memory { MEMORIES_MAX.min(3) } else { MEMORIES_MAX };
@@ -169,8 +173,8 @@ fn pool(config: &RuntimeConfig, has_page_map: bool) -> PoolingAllocationConfig {
     pool
 }
 
-/// Pages that stay mapped between two instances. Without the page map all of them are
-/// cleared, written or not, so fewer are kept.
+/// Sets the bytes that stay mapped between two instances. Without the page map the pool clears all
+/// of them, written or not, so fewer stay.
 fn keep_resident(pool: &mut PoolingAllocationConfig, has_page_map: bool) {
     let (memory, table, scan) = match has_page_map {
         true => (1 << 20, 64 << 10, Enabled::Yes),

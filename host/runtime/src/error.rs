@@ -1,4 +1,4 @@
-//! Why a component cannot be taken. Each text is one line that says what to do.
+//! Errors of loading and encoding. Each text is one line that says what to do.
 
 use std::path::PathBuf;
 
@@ -6,21 +6,21 @@ use oncebox_model::Problem;
 
 use crate::text::{FAILURE_BYTES, bounded, printable};
 
-/// Why a file cannot be loaded as a handler, or the runtime not be started.
+/// The reason for which a file cannot be loaded as a handler, or the runtime cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// Larger than the configured maximum.
+    /// A file larger than the configured maximum.
     #[error("the component has {size} bytes, more than the {max} of `component_bytes_max`")]
     TooLarge {
         /// Bytes of the file.
         size: usize,
-        /// Bytes allowed.
+        /// Most bytes of a component.
         max: usize,
     },
-    /// The file does not begin like WebAssembly.
+    /// A file that does not begin like WebAssembly.
     #[error("this is not a WebAssembly file")]
     NotWasm,
-    /// Machine code of some wasmtime. It would run outside every sandbox.
+    /// Machine code of some wasmtime, which would run outside every sandbox.
     #[error(
         "this is precompiled machine code, which is never accepted; upload the component it was \
             made from"
@@ -31,8 +31,8 @@ pub enum LoadError {
         "this is a core module, not a component; run `oncebox component encode <file> -o <out>`"
     )]
     CoreModule,
-    /// The file is damaged, uses a proposal that is switched off, or needs more than a slot
-    /// of the pool has.
+    /// A file that is damaged, uses a proposal that is switched off, or needs more than a slot of
+    /// the pool has.
     #[error("this component cannot be compiled: {0}")]
     Invalid(String),
     /// Imports outside the contract.
@@ -45,63 +45,63 @@ pub enum LoadError {
             this release"
     )]
     WrongImport(String),
-    /// The component does not export the handler interface.
+    /// A component without the handler interface. Holds the names of its exports.
     #[error("the export `{}` or `{}` is missing; the component exports {}", crate::component::SINGLE, crate::component::BATCH, quoted(.0))]
     MissingExport(Vec<String>),
-    /// A facts interface about one message, in a component that takes several.
+    /// An import of `context`, which is about one message, in a component that takes several.
     #[error(
         "the component exports `{}` and imports `context`, which speaks of one message; take what \
             it needs from the messages",
         crate::component::BATCH
     )]
     ContextOfBatch,
-    /// The handler interface is exported with another type.
+    /// A handler interface with another type.
     #[error(
         "the export `{0}` differs from the host's: {1}; build the component against the `wit` \
             folder of this release"
     )]
     WrongExport(&'static str, String),
-    /// The engine cannot be set up on this machine.
+    /// An engine that cannot start on this machine.
     #[error(
         "the WebAssembly engine cannot start: {0}; where virtual memory is limited, set \
             `small_virtual_memory`"
     )]
     Engine(String),
-    /// The folder for compiled code cannot be used.
+    /// A folder for compiled code that cannot be used.
     #[error("the folder for compiled code, `{}`, cannot be used: {reason}", .path.display())]
     Cache {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason, in one line.
         reason: String,
     },
-    /// It takes longer than it may.
+    /// A compilation that takes longer than allowed.
     #[error("compiling takes longer than the {} s of `runtime.compile_timeout_ms`; split large \
         functions or build without the parts that are not used", .0.as_secs_f64())]
     CompileTimeout(std::time::Duration),
-    /// It takes more memory than it may.
+    /// A compilation that takes more memory than allowed.
     #[error(
         "compiling takes more than the {0} bytes of `runtime.compile_memory_bytes_max`; split \
             large functions or build without the parts that are not used"
     )]
     CompileMemory(u64),
-    /// The compiler ended in a way that it should not.
+    /// A crash of the compiler.
     #[error(
         "the compiler failed on this component ({0}); please report it, and try another version of \
             your toolchain"
     )]
     CompilerCrashed(String),
-    /// The process that compiles could not be run, or was ended from outside.
+    /// A compiler process that could not run, or was killed from outside.
     #[error("the compiler cannot be run: {0}")]
     Compiler(String),
-    /// The task that compiled it did not come to an end.
+    /// A compilation whose task ended early.
     #[error("compiling was interrupted")]
     Interrupted,
 }
 
 impl LoadError {
-    /// What to tell whoever uploaded it; none where it is the host that failed, and the same
-    /// component may be loaded later.
+    /// Returns the problem to report for the upload. Returns none where the host failed: the
+    /// component may load later.
     pub fn problem(&self) -> Option<Problem> {
         let code = match self {
             Self::TooLarge { .. } => "too_large",
@@ -125,21 +125,21 @@ impl LoadError {
     }
 }
 
-/// Why a core module cannot be turned into a component.
+/// The reason for which a core module cannot become a component.
 #[derive(Debug, thiserror::Error)]
 pub enum EncodeError {
-    /// The file does not begin like WebAssembly.
+    /// A file that does not begin like WebAssembly.
     #[error("this is not a WebAssembly file")]
     NotWasm,
-    /// There is nothing to do.
+    /// A file that is a component already.
     #[error("this is a component already")]
     AlreadyComponent,
-    /// The encoder refused it.
+    /// A module that the encoder refuses.
     #[error("this core module cannot be made a component: {0}")]
     Invalid(String),
 }
 
-/// Names in backticks, or the word for none.
+/// Returns the names in backticks, or the word for none.
 fn quoted(names: &[String]) -> String {
     if names.is_empty() {
         return "nothing".to_owned();

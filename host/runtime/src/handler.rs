@@ -1,4 +1,4 @@
-//! A component as the inbox sees it: a handler of messages.
+//! The inbox's handler of messages, as a component.
 
 use std::sync::Arc;
 
@@ -15,37 +15,37 @@ use wasmtime::{Engine, Store};
 
 use crate::{
     bindings::{HandlerPre, batch::BatchHandlerPre, oncebox::handler::types},
-    component::{LoadedComponent, World},
-    ending::{self, Ending, Said},
+    component::{LinkedWorld, LoadedComponent},
+    outcome::{self, CallEnd, GuestAnswer},
     record::{FUEL, Recorder},
     state::State,
 };
 
-/// What a guest may hand to the host in one call besides the parameters of a statement.
+/// Most bytes that a guest may pass to the host in one call, beside the parameters of a statement.
 const HOST_CALL_BYTES: usize = 16 << 20;
 
-/// What a deployment says about a component.
+/// Settings of a component, which its deployment makes.
 #[derive(Clone)]
 pub struct HandlerSettings {
-    /// The version that is recorded in the rows it completes.
+    /// Version that is recorded in the rows of completed messages.
     pub version: i32,
-    /// Caps on one run.
+    /// Limits of one run.
     pub limits: Limits,
-    /// What `config` answers.
+    /// Names and values that the `config` interface returns.
     pub config: Vec<(String, String)>,
-    /// The tenant's key, from which `wasi:random` is derived. A secret.
+    /// The tenant's key, from which `wasi:random` derives its stream. A secret.
     pub random_key: [u8; 32],
 }
 
-/// The settings as every run shares them.
+/// The settings in the form that all runs share.
 pub(crate) struct Settings {
     pub(crate) version: i32,
     pub(crate) limits: Arc<Limits>,
     pub(crate) config: Arc<Vec<(String, String)>>,
     pub(crate) random_key: [u8; 32],
-    /// The engine counts fuel, so every store needs some.
+    /// Whether the engine counts fuel, so that every store needs some.
     counts_fuel: bool,
-    /// What runs did is kept here, where someone wants to see it.
+    /// Recorder of what runs do, for commands that show it.
     pub(crate) recorder: Option<Recorder>,
 }
 
@@ -62,7 +62,7 @@ impl Settings {
     }
 }
 
-/// Runs every message, or every batch, in a fresh instance of one component.
+/// A handler that runs every message, or every batch, in a fresh instance of one component.
 pub struct ComponentHandler {
     instances: Arc<Semaphore>,
     component: LoadedComponent,
@@ -79,7 +79,7 @@ impl ComponentHandler {
         Self { instances, component, settings: Settings::new(settings, counts_fuel) }
     }
 
-    /// The same handler, with everything its runs do kept by a recorder.
+    /// Adds a recorder, which keeps everything that runs do.
     pub fn recorded_by(mut self, recorder: Recorder) -> Self {
         self.settings.recorder = Some(recorder);
         self
@@ -87,22 +87,22 @@ impl ComponentHandler {
 
     async fn run(&self, tx: &Tx, run: &Run<'_>) -> Answer {
         match self.component.world() {
-            World::Single(pre) => self.run_single(pre, tx, run).await,
-            World::Batch(pre) => {
+            LinkedWorld::Single(pre) => self.run_single(pre, tx, run).await,
+            LinkedWorld::Batch(pre) => {
                 let batch = BatchRun {
                     tenant: run.tenant,
                     consumer: run.consumer,
                     messages: &[run.message],
                     deadline: run.deadline,
                 };
-                let (state, ending) = self.call_batch(pre, tx, &batch).await;
-                ending::settle(state, ending.and_then(only)?).await
+                let (state, end) = self.call_batch(pre, tx, &batch).await;
+                outcome::of_message(state, end.and_then(only)?).await
             }
         }
     }
 
     async fn run_single(&self, pre: &HandlerPre<State>, tx: &Tx, run: &Run<'_>) -> Answer {
-        // Declared before the store, so given back after the store gave its slot back.
+        // Declared before the store, so the permit is released after the store's slot.
         let _instance = self.instances.acquire().await.expect("the semaphore is never closed");
         let mut store = self.store(tx, run);
         let answer = async {
@@ -112,8 +112,8 @@ impl ComponentHandler {
                 .call_handle(&mut store, &guest_message(run.message))
                 .await
         };
-        let ending = Ending::of(answer.await);
-        ending::settle(self.used(store), ending).await
+        let end = CallEnd::of(answer.await);
+        outcome::of_message(self.used(store), end).await
     }
 
     async fn run_batch(
@@ -122,8 +122,8 @@ impl ComponentHandler {
         tx: &Tx,
         run: &BatchRun<'_>,
     ) -> Result<Vec<Answer>, Failure> {
-        let (state, ending) = self.call_batch(pre, tx, run).await;
-        ending::settle_batch(state, ending).await
+        let (state, end) = self.call_batch(pre, tx, run).await;
+        outcome::of_batch(state, end).await
     }
 
     async fn call_batch(
@@ -131,7 +131,7 @@ impl ComponentHandler {
         pre: &BatchHandlerPre<State>,
         tx: &Tx,
         run: &BatchRun<'_>,
-    ) -> (State, Ending<Vec<Said>>) {
+    ) -> (State, CallEnd<Vec<GuestAnswer>>) {
         let _instance = self.instances.acquire().await.expect("the semaphore is never closed");
         let mut store = self.store(tx, &first(run));
         let messages: Vec<_> = run.messages.iter().map(|message| guest_message(message)).collect();
@@ -142,11 +142,11 @@ impl ComponentHandler {
                 .call_handle_batch(&mut store, &messages)
                 .await
         };
-        let ending = Ending::of(answer.await);
-        (self.used(store), ending)
+        let end = CallEnd::of(answer.await);
+        (self.used(store), end)
     }
 
-    /// What is left of a store whose run came to an end.
+    /// Returns the state of a store whose run has ended, with the fuel that is left.
     fn used(&self, mut store: Store<State>) -> State {
         if self.settings.counts_fuel {
             store.data_mut().fuel_left = store.get_fuel().ok();
@@ -159,7 +159,7 @@ impl ComponentHandler {
     }
 }
 
-/// A store under the limits, in which a spinning guest yields.
+/// Makes a store under the limits, in which a spinning guest yields.
 pub(crate) fn store(
     engine: &Engine,
     tx: Option<&Tx>,
@@ -169,8 +169,8 @@ pub(crate) fn store(
     let mut store = Store::new(engine, State::new(tx, run, settings));
     store.limiter(|state| &mut state.memory);
     store.set_hostcall_fuel(HOST_CALL_BYTES + 2 * settings.limits.params_bytes_max);
-    // The first deadline counts as well: a large one would let a spinning guest run
-    // past the host's timeout.
+    // The first deadline must be short too: a long one would let a spinning guest run past the
+    // host's timeout.
     store.set_epoch_deadline(1);
     store.epoch_deadline_async_yield_and_update(1);
     if settings.counts_fuel {
@@ -179,15 +179,16 @@ pub(crate) fn store(
     store
 }
 
-/// What clock, randomness and log of a batch begin with. No facts of it reach the guest.
+/// Returns the run of a batch's first message, which seeds clock, randomness and log. The guest
+/// gets no facts of it.
 fn first<'a>(run: &BatchRun<'a>) -> Run<'a> {
     let BatchRun { tenant, consumer, messages, deadline } = *run;
     Run { tenant, consumer, message: messages[0], attempt: 1, kind: DeliveryKind::Live, deadline }
 }
 
-/// The answer of a batch of one.
-fn only(answers: Vec<Said>) -> Result<Said, Failure> {
-    <[Said; 1]>::try_from(answers).map(|[answer]| answer).map_err(|answers| {
+/// Returns the answer for a batch of one message.
+fn only(answers: Vec<GuestAnswer>) -> Result<GuestAnswer, Failure> {
+    <[GuestAnswer; 1]>::try_from(answers).map(|[answer]| answer).map_err(|answers| {
         Failure::new(
             FailureKind::BadResult,
             format!("the handler was given 1 message and answered for {}", answers.len()),
@@ -214,8 +215,8 @@ impl Handler for ComponentHandler {
         run: &'a BatchRun<'a>,
     ) -> BoxFuture<'a, Result<Vec<Answer>, Failure>> {
         match self.component.world() {
-            World::Batch(pre) => Box::pin(self.run_batch(pre, tx, run)),
-            World::Single(_) => Box::pin(async {
+            LinkedWorld::Batch(pre) => Box::pin(self.run_batch(pre, tx, run)),
+            LinkedWorld::Single(_) => Box::pin(async {
                 Err(Failure::new(FailureKind::Other, "this component takes one message at a time"))
             }),
         }

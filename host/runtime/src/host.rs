@@ -19,7 +19,7 @@ use crate::{
     state::State,
 };
 
-/// Everything a component can be given; it takes only what it imports.
+/// Links everything that a component may import. A component takes only what it imports.
 pub(crate) fn linker(engine: &Engine) -> wasmtime::Result<Linker<State>> {
     let mut linker = Linker::new(engine);
     Handler::add_to_linker::<_, HasSelf<State>>(&mut linker, |state| state)?;

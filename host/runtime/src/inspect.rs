@@ -1,13 +1,13 @@
-//! From uploaded bytes to what is known of them without compiling: everything that keeps a
-//! component from running here, all at once, or a report.
+//! Inspection of uploads without compiling. The result is a report, or every problem that keeps the
+//! component from running here.
 //!
-//! It runs in the host's process on what strangers send, so it does only what takes time in
-//! proportion to the size, and what cannot recurse without bound.
+//! The inspection reads hostile bytes in the host's process. Its time is therefore proportional to
+//! their size, and its recursion is bounded.
 
-mod judge;
-mod needs;
 mod report;
+mod resources;
 mod scan;
+mod verdict;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -25,20 +25,20 @@ use crate::{
     text::{bounded, printable},
 };
 
-/// Bytes of a foreign text that are repeated in a problem.
+/// Most bytes of a foreign text that a problem quotes.
 const QUOTED_BYTES_MAX: usize = 300;
 
-/// How much a component may ask for.
+/// Limits on what a component may ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Allowance {
-    /// Bytes of the upload, and of the component made of it.
+    /// Most bytes of the upload, and of the component made of it.
     pub component_bytes_max: usize,
-    /// Bytes of all linear memories together.
+    /// Most bytes of all linear memories together.
     pub memory_bytes_max: usize,
 }
 
 impl RuntimeConfig {
-    /// What every component may ask for under this configuration; a tenant's limits may be lower.
+    /// Returns the limits for components under this configuration. A tenant's may be lower.
     pub fn allowance(&self) -> Allowance {
         Allowance {
             component_bytes_max: self.component_bytes_max,
@@ -47,21 +47,25 @@ impl RuntimeConfig {
     }
 }
 
-/// An upload in which no problem was found.
+/// An upload without a problem.
 #[derive(Debug, Clone)]
 pub struct Inspected {
-    /// The component: what was uploaded, or what was made of it.
+    /// Component: the upload itself, or the component made of it.
     pub component: Vec<u8>,
     /// SHA-256 of the component.
     pub digest: [u8; 32],
-    /// SHA-256 of the upload, where that was a core module.
+    /// SHA-256 of the upload, if that was a core module.
     pub source_digest: Option<[u8; 32]>,
-    /// What it is.
+    /// Report of the component.
     pub report: Report,
 }
 
-/// Look at an upload. A core module is made a component. Function bodies are checked for a bounded
-/// time, and types of imports not at all: what is left is found when it is compiled.
+/// Inspects an upload, and makes a component of a core module. Function bodies are checked for a
+/// bounded time, and types of imports not at all: compiling finds the remaining problems.
+///
+/// # Errors
+///
+/// Every problem that was found.
 pub fn inspect(bytes: &[u8], allowance: &Allowance) -> Result<Inspected, Vec<Problem>> {
     let core = match check_kind(bytes, allowance)? {
         Kind::CoreModule => true,
@@ -78,7 +82,7 @@ pub fn inspect(bytes: &[u8], allowance: &Allowance) -> Result<Inspected, Vec<Pro
             (component, scan)
         }
     };
-    let world = judge::judge(&scan, allowance)?;
+    let world = verdict::verdict(&scan, allowance)?;
     Ok(Inspected {
         digest: Sha256::digest(&component).into(),
         source_digest: core.then(|| Sha256::digest(bytes).into()),
@@ -87,7 +91,7 @@ pub fn inspect(bytes: &[u8], allowance: &Allowance) -> Result<Inspected, Vec<Pro
     })
 }
 
-/// What can be told from the first bytes.
+/// Checks the kind of an upload by its first bytes, and its size.
 fn check_kind(bytes: &[u8], allowance: &Allowance) -> Result<Kind, Vec<Problem>> {
     if Engine::detect_precompiled(bytes).is_some() {
         let text = "this is precompiled machine code, which is never accepted; upload the \
@@ -112,7 +116,7 @@ fn check_size(size: usize, allowance: &Allowance) -> Result<(), Vec<Problem>> {
     Err(vec![Problem::new("too_large", text)])
 }
 
-/// What it may be instead: most often the wrong file was named.
+/// Returns a text on what the file is instead. Most often the upload is the wrong file.
 fn not_wasm(bytes: &[u8]) -> String {
     let instead = match bytes {
         [] => "the file is empty",
@@ -139,8 +143,8 @@ fn damaged(invalid: &scan::Invalid) -> Problem {
     Problem::new("invalid_wasm", text)
 }
 
-/// The encoder is not made for hostile input. What it is given is valid, and what it panics at is
-/// refused.
+/// Makes a component of a valid core module. The encoder is not made for hostile input: a module at
+/// which it panics is refused.
 fn componentize(core: &[u8]) -> Result<Vec<u8>, Vec<Problem>> {
     match catch_unwind(AssertUnwindSafe(|| encode_unchecked(core))) {
         Ok(Ok(component)) => Ok(component),
@@ -160,7 +164,7 @@ fn not_componentized(reason: &str) -> Problem {
     Problem::new("core_module", text)
 }
 
-/// Foreign text in a line of ours.
+/// Makes a foreign text fit for quotation in a problem: bounded, printable and in one line.
 fn quoted(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     printable(&bounded(&line, QUOTED_BYTES_MAX))

@@ -1,15 +1,14 @@
-//! Components in wasmtime: compiling and checking them, running them with limits, and the
-//! host's side of every interface they may import.
+//! WebAssembly components in wasmtime. The crate checks and compiles them, runs them within limits,
+//! and implements the host's side of every interface that they may import.
 //!
-//! A message is handled by a fresh instance in a store of its own. No state of a message
-//! or a tenant reaches the next one, and a trap takes nothing with it.
+//! A fresh instance in a store of its own handles each message. No state of a message or a tenant
+//! reaches the next one, and a trap damages nothing else.
 
 mod bindings;
 mod cache;
 mod compiler;
 mod component;
 mod encode;
-mod ending;
 mod engine;
 mod error;
 mod handler;
@@ -17,6 +16,7 @@ mod host;
 mod inspect;
 mod limiter;
 mod load;
+mod outcome;
 mod probe;
 mod record;
 mod state;

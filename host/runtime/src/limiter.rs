@@ -1,12 +1,12 @@
-//! Memory of one instance, counted over all its memories and tables.
+//! Limit on the memory of one instance, over all its memories and tables.
 
 use wasmtime::ResourceLimiter;
 
-/// Bytes a table takes per element.
+/// Bytes of a table's element.
 const TABLE_ELEMENT_BYTES: usize = std::mem::size_of::<usize>();
 
-/// Refuses growth beyond a total, and remembers that it did: the guest itself only aborts,
-/// which would look like a bug of its own.
+/// A limiter that refuses growth beyond a total. It records the refusal: the guest itself only
+/// aborts, which would look like a bug of its own.
 pub(crate) struct MemoryLimiter {
     used: usize,
     max: usize,
@@ -18,17 +18,17 @@ impl MemoryLimiter {
         Self { used: 0, max, exceeded: false }
     }
 
-    /// Whether the guest ever asked for more than it may have.
+    /// Returns whether the guest has ever asked for more than its limit.
     pub(crate) fn is_exceeded(&self) -> bool {
         self.exceeded
     }
 
-    /// Bytes the guest has; memory is never given back, so also the most it had.
+    /// Returns the bytes that the guest has. Memory never shrinks, so this is also the maximum.
     pub(crate) fn used(&self) -> usize {
         self.used
     }
 
-    /// Bytes the guest may have.
+    /// Returns the most bytes that the guest may have.
     pub(crate) fn max(&self) -> usize {
         self.max
     }

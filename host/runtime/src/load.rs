@@ -1,4 +1,4 @@
-//! From uploaded bytes to a component that can run.
+//! Loader of components: from uploaded bytes to a component that can run.
 
 use std::sync::Arc;
 
@@ -21,13 +21,15 @@ use crate::{
     state::State,
 };
 
-/// Loads components and makes handlers of them. Clones share one engine and one pool.
+/// The runtime, which loads components and makes handlers of them. Clones share one engine and one
+/// pool.
 #[derive(Clone)]
 pub struct Runtime {
-    inner: Arc<Inner>,
+    inner: Arc<RuntimeInner>,
 }
 
-struct Inner {
+/// The engine and pools that clones of a runtime share.
+struct RuntimeInner {
     engine: Engine,
     linker: Linker<State>,
     instances: Arc<Semaphore>,
@@ -41,11 +43,15 @@ struct Inner {
 }
 
 impl Runtime {
-    /// Start the engine and link the host's interfaces.
+    /// Starts the engine and links the host's interfaces.
+    ///
+    /// # Errors
+    ///
+    /// An engine that cannot start on this machine, or a cache folder that cannot be used.
     pub fn new(config: RuntimeConfig) -> Result<Self, LoadError> {
         let engine = engine::start(&config)?;
         let linker = host::linker(&engine).map_err(|error| LoadError::Engine(one_line(&error)))?;
-        let inner = Inner {
+        let inner = RuntimeInner {
             linker,
             instances: Arc::new(Semaphore::new(config.instances_max.max(1) as usize)),
             compiling: Semaphore::new(config.compilations_max.max(1)),
@@ -60,21 +66,30 @@ impl Runtime {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Check, compile and link a component; or take the compiled code from the cache.
-    /// Takes up to ten seconds for a Python or JavaScript runtime that is not cached.
+    /// Checks, compiles and links a component, or takes its compiled code from the cache. This
+    /// takes up to ten seconds for a Python or JavaScript runtime that is not cached.
+    ///
+    /// # Errors
+    ///
+    /// A problem of the component, or an error of the host: see [`LoadError::problem`].
     pub async fn load(&self, component: &[u8]) -> Result<LoadedComponent, LoadError> {
         check_kind(component, self.inner.component_bytes_max)?;
         if let Some(loaded) = self.load_cached(component).await? {
             return Ok(loaded);
         }
-        let _turn = self.inner.compiling.acquire().await.map_err(|_| LoadError::Interrupted)?;
+        let _permit = self.inner.compiling.acquire().await.map_err(|_| LoadError::Interrupted)?;
         let (inner, bytes) = (self.inner.clone(), component.to_vec());
         tokio::task::spawn_blocking(move || inner.load(&bytes))
             .await
             .map_err(|_| LoadError::Interrupted)?
     }
 
-    /// The component, if it was compiled before: takes milliseconds, and waits for no compilation.
+    /// Loads a component that was compiled before; returns none for any other. This takes
+    /// milliseconds, and waits for no compilation.
+    ///
+    /// # Errors
+    ///
+    /// A cached component that cannot be linked.
     pub async fn load_cached(
         &self,
         component: &[u8],
@@ -88,7 +103,7 @@ impl Runtime {
             .map_err(|_| LoadError::Interrupted)?
     }
 
-    /// How much a component may ask for.
+    /// Returns the limits on what a component may ask for.
     pub fn allowance(&self) -> Allowance {
         Allowance {
             component_bytes_max: self.inner.component_bytes_max,
@@ -96,7 +111,7 @@ impl Runtime {
         }
     }
 
-    /// The right to one instance, while it is held.
+    /// Waits for the permit of one instance, which lasts while it is held.
     pub(crate) async fn instance(&self) -> SemaphorePermit<'_> {
         self.inner.instances.acquire().await.expect("the semaphore is never closed")
     }
@@ -109,7 +124,7 @@ impl Runtime {
         self.inner.counts_fuel
     }
 
-    /// A handler that runs this component under these settings.
+    /// Makes a handler that runs a component under these settings.
     pub fn handler(
         &self,
         component: &LoadedComponent,
@@ -124,9 +139,9 @@ impl Runtime {
     }
 }
 
-impl Inner {
+impl RuntimeInner {
     fn load(&self, bytes: &[u8]) -> Result<LoadedComponent, LoadError> {
-        // Whoever had the turn before may have compiled this very component.
+        // The previous holder of the permit may have compiled this very component.
         if let Some(loaded) = self.load_cached(bytes)? {
             return Ok(loaded);
         }
@@ -152,18 +167,17 @@ impl Inner {
         if let Some(cache) = &self.cache
             && let Err(error) = cache.write(&self.engine, digest, &code)
         {
-            tracing::warn!(%error, "compiled code could not be kept, it will be compiled again at \
-                the next start");
+            tracing::warn!(%error, "compiled code not cached, the next start compiles it again");
         }
-        // SAFETY: the code was made a moment ago by this process, or by a process of the same
-        // program that it started, whose output nobody else can write to and whose fingerprint is
-        // this engine's. What a tenant sent went into a compiler, never around it: a compiler that
-        // writes wrong code would do so in this process as well.
+        // SAFETY: this process has just made the code, or a child process of this very program has.
+        // Only the child can write to its output, and its fingerprint is this engine's. A tenant's
+        // bytes went through a compiler, never around it. A compiler that writes wrong code would
+        // do so in this process as well.
         unsafe { Component::deserialize(&self.engine, &code) }.map_err(invalid)
     }
 }
 
-/// What can be told from the first bytes, before anything is parsed.
+/// Checks the size of a file, and its kind by its first bytes, before anything is parsed.
 fn check_kind(bytes: &[u8], max: usize) -> Result<(), LoadError> {
     if bytes.len() > max {
         return Err(LoadError::TooLarge { size: bytes.len(), max });
@@ -178,14 +192,14 @@ fn check_kind(bytes: &[u8], max: usize) -> Result<(), LoadError> {
     }
 }
 
-/// What a WebAssembly file begins with.
+/// The kind of a file, by its first bytes.
 pub(crate) enum Kind {
     CoreModule,
     Component,
     Unknown,
 }
 
-/// Magic number and layer, the first eight bytes of the binary format.
+/// Returns the kind of a file, by magic number and layer: the first eight bytes of the format.
 pub(crate) fn kind(bytes: &[u8]) -> Kind {
     match bytes {
         [0, b'a', b's', b'm', _, _, 1, 0, ..] => Kind::Component,

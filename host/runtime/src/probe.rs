@@ -1,4 +1,4 @@
-//! The start of a component, tried once before any message depends on it.
+//! Trial of a component's start, before any message depends on it.
 
 use std::time::Duration;
 
@@ -14,18 +14,23 @@ use wasmtime::Store;
 
 use crate::{
     HandlerSettings, LoadedComponent, Runtime,
-    component::World,
-    ending,
+    component::LinkedWorld,
     handler::{Settings, store},
+    outcome,
     state::State,
 };
 
-/// How long a start may take. Every message begins with one.
+/// Longest time of a start. Every message begins with one.
 const START_MAX: Duration = Duration::from_secs(5);
 
 impl Runtime {
-    /// Instantiate a component under the limits, without a database and without a message. One that
-    /// traps, spins or takes memory without end at its start would fail every message.
+    /// Instantiates a component under the limits, without a database and without a message. A
+    /// component that traps, spins or takes memory without end at its start would fail every
+    /// message.
+    ///
+    /// # Errors
+    ///
+    /// The problem of a component that does not start.
     pub async fn probe(&self, component: &LoadedComponent) -> Result<(), Problem> {
         self.probe_within(component, START_MAX).await
     }
@@ -36,7 +41,7 @@ impl Runtime {
         limit: Duration,
     ) -> Result<(), Problem> {
         let _instance = self.instance().await;
-        let (message, settings) = (nothing(), self.probe_settings());
+        let (message, settings) = (empty_message(), self.probe_settings());
         let deadline = Instant::now() + limit;
         let run = Run {
             tenant: "",
@@ -49,10 +54,8 @@ impl Runtime {
         let mut store = store(component.engine(), None, &run, &settings);
         match timeout(limit, start(component, &mut store)).await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(failed(&ending::trapped(store.data(), &error).text)),
-            Err(_) => {
-                Err(failed(&format!("it does not come to an end within {} s", limit.as_secs_f64())))
-            }
+            Ok(Err(error)) => Err(failed(&outcome::trapped(store.data(), &error).text)),
+            Err(_) => Err(failed(&format!("it does not end within {} s", limit.as_secs_f64()))),
         }
     }
 
@@ -67,8 +70,8 @@ impl Runtime {
 
 async fn start(component: &LoadedComponent, store: &mut Store<State>) -> wasmtime::Result<()> {
     match component.world() {
-        World::Single(pre) => pre.instantiate_async(store).await.map(drop),
-        World::Batch(pre) => pre.instantiate_async(store).await.map(drop),
+        LinkedWorld::Single(pre) => pre.instantiate_async(store).await.map(drop),
+        LinkedWorld::Batch(pre) => pre.instantiate_async(store).await.map(drop),
     }
 }
 
@@ -81,8 +84,8 @@ fn failed(why: &str) -> Problem {
     Problem::new("traps_at_start", text)
 }
 
-/// What the clock and the randomness of a start begin with.
-fn nothing() -> Message {
+/// Returns an empty message, which seeds clock and randomness of a start.
+fn empty_message() -> Message {
     Message {
         id: String::new(),
         source: String::new(),

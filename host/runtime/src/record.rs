@@ -1,5 +1,5 @@
-//! What a handler did, kept for the commands that show it: statements, log lines, memory, fuel. A
-//! handler without a recorder pays for none of it.
+//! Recorder of a handler's statements, log lines, memory and fuel, for the commands that show them.
+//! A handler without a recorder has no cost of it.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -7,76 +7,77 @@ use std::{
 };
 
 use crate::{
-    host::sql::{Answer, Element, Error, Mode, Stopped, Value},
+    host::sql::{Element, Error, Mode, SqlAnswer, SqlStop, Value},
     text::bounded,
 };
 
-/// What a store is given where fuel is counted: more than any run burns before its deadline.
+/// Fuel of a store where fuel is counted: more than any run burns before its deadline.
 pub(crate) const FUEL: u64 = u64::MAX >> 1;
-/// Bytes of a parameter that are kept.
+/// Most bytes that are kept of a parameter.
 const PARAM_BYTES: usize = 512;
 
-/// Keeps what the runs of a handler do. Clones share it.
+/// A recorder of the runs of a handler. Clones share the records.
 #[derive(Clone, Default)]
 pub struct Recorder {
     runs: Arc<Mutex<Vec<RunRecord>>>,
+    /// Pause after each statement.
     pause: Duration,
 }
 
-/// One run of one message.
+/// The record of one run of one message.
 #[derive(Debug, Clone, Default)]
 pub struct RunRecord {
-    /// The message's id.
+    /// Id of the message.
     pub message_id: String,
-    /// Which run of this message it was, from 1.
+    /// Number of this run among those of the message, from 1.
     pub attempt: u32,
     /// Statements in the order in which they were sent.
     pub statements: Vec<StatementRecord>,
-    /// What was logged.
+    /// Lines of the handler's log.
     pub lines: Vec<LineRecord>,
-    /// Memory of the instance at the end, bytes; it never shrinks.
+    /// Bytes of the instance's memory at the end, which never shrinks.
     pub memory_bytes: usize,
-    /// Instructions of the guest, about: what wasmtime counts as fuel. None where the engine does
-    /// not count, and where the run was stopped from outside.
+    /// Approximate number of the guest's instructions: the fuel that wasmtime counts. None where
+    /// the engine does not count it, or the run was stopped from outside.
     pub fuel: Option<u64>,
-    /// Wall clock, the database's time included.
+    /// Wall-clock time of the run, the database's time included.
     pub elapsed: Duration,
 }
 
-/// One call of `query` or `execute`.
+/// The record of one call of `query` or `execute`.
 #[derive(Debug, Clone)]
 pub struct StatementRecord {
-    /// The SQL.
+    /// Text of the statement.
     pub text: String,
-    /// Parameters, readable and cut to a bearable length.
+    /// Parameters as readable text, each cut to a bounded length.
     pub params: Vec<String>,
     /// Whether the handler asked for rows.
     pub is_query: bool,
-    /// Rows returned or touched; none where it was stopped or failed.
+    /// Number of rows returned or changed; none for a statement that failed or was stopped.
     pub rows: Option<u64>,
-    /// What the handler was told instead of rows.
+    /// Error that the handler got instead of rows.
     pub error: Option<String>,
-    /// From sent to answered.
+    /// Time from sending the statement to its answer.
     pub elapsed: Duration,
 }
 
 /// A line of the handler's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LineRecord {
-    /// trace, debug, info, warn or error.
+    /// Level: trace, debug, info, warn or error.
     pub level: &'static str,
-    /// The text.
+    /// Text of the line.
     pub text: String,
 }
 
 impl Recorder {
-    /// A recorder that also makes a handler wait after each statement, so that transactions overlap
-    /// that would otherwise be over too soon to meet.
+    /// Makes a recorder that also makes a handler wait after each statement. Transactions then
+    /// overlap that would otherwise be too short to meet.
     pub fn pausing(pause: Duration) -> Self {
         Self { pause, ..Self::default() }
     }
 
-    /// The runs since the last call, in the order in which they ended.
+    /// Takes the records of the runs since the last call, in the order in which they ended.
     pub fn take(&self) -> Vec<RunRecord> {
         std::mem::take(&mut self.runs())
     }
@@ -92,7 +93,7 @@ impl Recorder {
     }
 }
 
-/// A run under way.
+/// The record of a run under way.
 pub(crate) struct Recording {
     recorder: Recorder,
     record: RunRecord,
@@ -101,7 +102,7 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    /// Kept before it is sent, so that one that never ends is seen.
+    /// Records a statement before it is sent, so that the record shows one that never ends.
     pub(crate) fn sent(&mut self, mode: Mode, text: &str, params: &[Value]) {
         self.record.statements.push(StatementRecord {
             text: text.to_owned(),
@@ -114,13 +115,13 @@ impl Recording {
         self.sent = Instant::now();
     }
 
-    pub(crate) async fn answered(&mut self, result: &Result<Answer, Stopped>) {
+    pub(crate) async fn answered(&mut self, result: &Result<SqlAnswer, SqlStop>) {
         let Some(statement) = self.record.statements.last_mut() else { return };
         statement.elapsed = self.sent.elapsed();
         match result {
             Ok(answer) => statement.rows = Some(answer.rows_affected),
-            Err(Stopped::Guest(error)) => statement.error = Some(error_text(error)),
-            Err(Stopped::Host(lost)) => statement.error = Some(lost.to_string()),
+            Err(SqlStop::Guest(error)) => statement.error = Some(error_text(error)),
+            Err(SqlStop::Host(lost)) => statement.error = Some(lost.to_string()),
         }
         if !self.recorder.pause.is_zero() {
             tokio::time::sleep(self.recorder.pause).await;
@@ -148,7 +149,7 @@ fn error_text(error: &Error) -> String {
     }
 }
 
-/// A parameter for people, about as psql would write it.
+/// Returns a parameter as readable text, much as psql writes it.
 fn readable(value: &Value) -> String {
     match value {
         Value::Null => "null".to_owned(),

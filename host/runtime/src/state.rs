@@ -1,4 +1,4 @@
-//! What a store holds while one message is handled.
+//! State of a store, for one run of a handler.
 
 use std::sync::Arc;
 
@@ -17,20 +17,20 @@ use crate::{
         clock::Clock,
         log::Log,
         random::Random,
-        sql::{Error, Session, Stopped},
+        sql::{Error, Session, SqlStop},
         wasi,
     },
     limiter::MemoryLimiter,
     record::Recording,
 };
 
-/// Host resources a guest may hold at the same time: streams, pollables, savepoints.
+/// Most host resources of a guest at the same time: streams, pollables, savepoints.
 const RESOURCES_MAX: usize = 1024;
 
-/// The host's side of one run.
+/// The host's state of one run.
 pub(crate) struct State {
     pub(crate) facts: Facts,
-    /// None while nothing but its start is tried.
+    /// The host's open transaction. None in a trial of the start.
     tx: Option<Tx>,
     pub(crate) limits: Arc<Limits>,
     pub(crate) config: Arc<Vec<(String, String)>>,
@@ -40,15 +40,15 @@ pub(crate) struct State {
     pub(crate) table: ResourceTable,
     pub(crate) clock: Clock,
     pub(crate) random: Random,
-    /// What is left of [`crate::record::FUEL`], where the engine counts it and the run came to an
-    /// end.
+    /// Rest of [`crate::record::FUEL`], where the engine counts fuel and the run has ended by
+    /// itself.
     pub(crate) fuel_left: Option<u64>,
     pub(crate) recording: Option<Recording>,
-    /// Made when something of it is used; most components import nothing of it.
+    /// Context of WASI, made at its first use. Most components import nothing of WASI.
     wasi: Option<WasiCtx>,
 }
 
-/// What `context` answers.
+/// The facts that `context` returns.
 pub(crate) struct Facts {
     pub(crate) tenant: String,
     pub(crate) consumer: String,
@@ -86,10 +86,10 @@ impl State {
         }
     }
 
-    /// The host's open transaction, if there is one.
-    pub(crate) fn tx(&self) -> Result<Tx, Stopped> {
+    /// Returns the host's open transaction, or the guest's error where there is none.
+    pub(crate) fn tx(&self) -> Result<Tx, SqlStop> {
         let none = || {
-            Stopped::Guest(Error::Refused(
+            SqlStop::Guest(Error::Refused(
                 "there is no database before the first message; send SQL from the handler only"
                     .to_owned(),
             ))
@@ -97,7 +97,7 @@ impl State {
         self.tx.clone().ok_or_else(none)
     }
 
-    /// The first error of the transaction since it was last sound.
+    /// Returns the first error of the transaction since it was last sound.
     pub(crate) async fn tx_error(&mut self) -> Option<StatementError> {
         match &self.tx {
             Some(tx) => tx.error().await,
@@ -107,7 +107,7 @@ impl State {
 }
 
 impl Drop for State {
-    /// Also where the run was stopped: what it did until then is what someone wants to see.
+    /// Ends the recording, also of a run that was stopped: its record shows what it did before.
     fn drop(&mut self) {
         if let Some(recording) = self.recording.take() {
             recording.end(self.log.take_lines(), self.memory.used(), self.fuel_left);

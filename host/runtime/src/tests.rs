@@ -1,9 +1,9 @@
 //! Hostile and clumsy components, written as text, so that no toolchain is needed.
 
-mod endings;
 mod guests;
 mod inspection;
 mod loading;
+mod outcomes;
 mod probing;
 mod wasi;
 
@@ -26,7 +26,7 @@ use tokio::{
 
 use crate::{ComponentHandler, HandlerSettings, Runtime, RuntimeConfig, encode_component};
 
-/// A runtime that is small enough for many to exist side by side.
+/// Makes a runtime that is small enough for many side by side.
 fn runtime() -> Runtime {
     Runtime::new(config()).expect("an engine")
 }
@@ -35,7 +35,7 @@ fn config() -> RuntimeConfig {
     RuntimeConfig { instances_max: 2, ..RuntimeConfig::default() }
 }
 
-/// A component made of the text of a core module.
+/// Makes a component of the text of a core module.
 fn component(core: &str) -> Vec<u8> {
     encode_component(&wat::parse_str(core).expect("WebAssembly text")).expect("a component")
 }
@@ -47,7 +47,7 @@ async fn handler(core: &str, limits: Limits) -> ComponentHandler {
     runtime.handler(&loaded, HandlerSettings { version: 7, limits, config, random_key: [1; 32] })
 }
 
-/// Run a guest once on a message, without a database behind it.
+/// Runs a guest once on a message, without a database.
 async fn run(core: &str, limits: Limits) -> Result<Option<String>, Failure> {
     let tx = Tx::on(connection_to_nowhere().await);
     let handler = handler(core, limits).await;
@@ -96,7 +96,7 @@ fn message() -> Message {
     }
 }
 
-/// A connection to a server that says hello and nothing else, for guests that send nothing.
+/// Connects to a server that only greets, for guests that send nothing.
 async fn connection_to_nowhere() -> PgConnection {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("an address").port();

@@ -1,10 +1,10 @@
 //! Text of a guest on its way into rows and logs.
 
-/// Bytes of a guest's text that are kept in a failure.
+/// Most bytes of a guest's text that are kept in a failure.
 pub(crate) const FAILURE_BYTES: usize = 2048;
 
-/// At most `max` bytes, cut between characters, and without NUL, which PostgreSQL's text
-/// cannot hold.
+/// Cuts a text to at most `max` bytes between two characters, and marks the cut with an ellipsis.
+/// Replaces NUL, which PostgreSQL's text cannot hold.
 pub(crate) fn bounded(text: &str, max: usize) -> String {
     let end = if text.len() <= max { text.len() } else { text.floor_char_boundary(max) };
     let mut kept = text[..end].replace('\0', "\u{fffd}");
@@ -14,7 +14,7 @@ pub(crate) fn bounded(text: &str, max: usize) -> String {
     kept
 }
 
-/// Control characters as escapes, so that no line of a guest can look like one of the host's.
+/// Escapes control characters, so that no text of a guest can look like a line of the host's log.
 pub(crate) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -13,7 +13,7 @@ use oncebox_model::{
 };
 use oncebox_runtime::{
     ComponentHandler, HandlerSettings, Runtime, RuntimeConfig, encode_component,
-    sql::{Answer, Element, Error, Interval, Mode, Stopped, Value, run_statement},
+    sql::{Element, Error, Interval, Mode, SqlAnswer, SqlStop, Value, run_statement},
 };
 use oncebox_tests::{postgres::TestDatabase, program::in_own_process};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
@@ -43,7 +43,7 @@ impl Session {
         Ok(Self { tx: open(&database).await?, database })
     }
 
-    async fn query(&self, text: &str, params: &[Value]) -> Result<Answer, Error> {
+    async fn query(&self, text: &str, params: &[Value]) -> Result<SqlAnswer, Error> {
         answer(run_statement(&self.tx, &Limits::default(), Mode::Query, text, params).await)
     }
 
@@ -73,11 +73,11 @@ async fn open(database: &TestDatabase) -> Result<Tx> {
     Ok(Tx::on(connection))
 }
 
-fn answer(result: Result<Answer, Stopped>) -> Result<Answer, Error> {
+fn answer(result: Result<SqlAnswer, SqlStop>) -> Result<SqlAnswer, Error> {
     match result {
         Ok(answer) => Ok(answer),
-        Err(Stopped::Guest(error)) => Err(error),
-        Err(Stopped::Host(lost)) => panic!("{lost}"),
+        Err(SqlStop::Guest(error)) => Err(error),
+        Err(SqlStop::Host(lost)) => panic!("{lost}"),
     }
 }
 
@@ -745,7 +745,7 @@ async fn a_session_that_is_killed_is_the_hosts_loss() -> Result<()> {
         &[],
     )
     .await;
-    ensure!(matches!(killed, Err(Stopped::Host(_))), "{killed:?}");
+    ensure!(matches!(killed, Err(SqlStop::Host(_))), "{killed:?}");
     ensure!(session.tx.is_broken().await);
     Ok(())
 }
@@ -794,7 +794,7 @@ async fn types_nested_without_end_cannot_overflow_the_host() -> Result<()> {
         &[Value::Int4(1)],
     )
     .await;
-    ensure!(matches!(step, Err(Stopped::Host(_))), "{step:?}");
+    ensure!(matches!(step, Err(SqlStop::Host(_))), "{step:?}");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! `numeric` between its decimal text and its binary form, exactly.
+//! Exact conversion of `numeric` between its decimal text and its binary form.
 //!
 //! The binary form is a list of base-10,000 digits, the weight of the first, a sign and the
 //! number of decimal places to show (`numeric_send` in PostgreSQL's `numeric.c`).
@@ -9,11 +9,12 @@ const NAN: u16 = 0xC000;
 const INFINITY: u16 = 0xD000;
 const NEGATIVE_INFINITY: u16 = 0xF000;
 
-/// Digits PostgreSQL takes before and behind the point.
+/// Most digits that PostgreSQL takes before the point.
 const INTEGER_DIGITS_MAX: usize = 131_072;
+/// Most digits that PostgreSQL takes after the point.
 const SCALE_MAX: usize = 16_383;
 
-/// Binary form of a decimal text; an exponent is allowed.
+/// Encodes a decimal text, which may have an exponent, in its binary form.
 pub(super) fn encode(text: &str, out: &mut Vec<u8>) -> Result<(), &'static str> {
     let sign = match text.to_ascii_lowercase().as_str() {
         "nan" => Some(NAN),
@@ -34,7 +35,7 @@ fn special(sign: u16, out: &mut Vec<u8>) {
     }
 }
 
-/// Decimal digits before and behind the point.
+/// A decimal number, as its digits before and after the point.
 struct Decimal {
     is_negative: bool,
     integer: Vec<u8>,
@@ -65,7 +66,7 @@ impl Decimal {
         Ok(decimal)
     }
 
-    /// Move the point, and check that the result still has a size PostgreSQL takes.
+    /// Moves the point, and checks that PostgreSQL takes a number of the resulting size.
     fn shift(&mut self, exponent: i32) -> Result<(), &'static str> {
         const TOO_LONG: &str = "the number has too many digits";
         let places = exponent.unsigned_abs() as usize;
@@ -105,7 +106,7 @@ impl Decimal {
             weight = 0;
         }
         let sign = if self.is_negative && !digits.is_empty() { NEGATIVE } else { POSITIVE };
-        // The bounds on integer and fraction keep all of these far inside 16 bits.
+        // The bounds on integer and fraction keep all of these fields far inside 16 bits.
         for field in [digits.len() as u16, weight as i16 as u16, sign, self.fraction.len() as u16] {
             out.extend_from_slice(&field.to_be_bytes());
         }
@@ -115,8 +116,8 @@ impl Decimal {
     }
 }
 
-/// Base-10,000 digits of decimal ones; before the point the first group may be short,
-/// behind it the last.
+/// Groups decimal digits into base-10,000 digits. Before the point the first group may be short,
+/// after it the last.
 fn groups(decimal: &[u8], is_integer: bool) -> Vec<i16> {
     let value =
         |group: &[u8]| group.iter().fold(0, |value, digit| value * 10 + i16::from(digit - b'0'));
@@ -129,7 +130,7 @@ fn groups(decimal: &[u8], is_integer: bool) -> Vec<i16> {
     decimal.chunks(4).map(padded).collect()
 }
 
-/// Decimal text of a binary form; none when the bytes are not one.
+/// Decodes a binary form into its decimal text. Returns none for bytes that are not one.
 pub(super) fn decode(bytes: &[u8]) -> Option<String> {
     let (header, body) = bytes.split_at_checked(8)?;
     let field = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);

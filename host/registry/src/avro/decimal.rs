@@ -1,11 +1,11 @@
-//! Numbers of any size as digits.
+//! Decimal digits of numbers of any size.
 
-/// Bytes of a decimal: what it takes to write one grows with their square.
+/// Most bytes of a decimal. The time to write one grows with their square.
 pub(super) const DECIMAL_BYTES_MAX: usize = 256;
-/// Digits after the point.
+/// Most digits after the decimal point.
 pub(super) const SCALE_MAX: usize = 1_000;
 
-/// The digits of a big-endian two's complement number with so many of them behind the point.
+/// Returns the digits of a big-endian two's complement number, `scale` of them after the point.
 pub(super) fn digits(bytes: &[u8], scale: usize) -> String {
     let is_negative = bytes.first().is_some_and(|first| first & 0x80 != 0);
     let mut whole = magnitude(bytes, is_negative);
@@ -47,7 +47,7 @@ fn magnitude(bytes: &[u8], is_negative: bool) -> String {
     text
 }
 
-/// Divide by a thousand million; what remains is the last nine digits.
+/// Divides the number by 10^9 and returns the remainder, its last nine digits.
 fn divide(limbs: &mut [u32]) -> u64 {
     limbs.iter_mut().rev().fold(0, |rest, limb| {
         let dividend = rest << 32 | u64::from(*limb);

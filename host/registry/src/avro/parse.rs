@@ -1,18 +1,19 @@
-//! Schemas read from their text.
+//! Parser of Avro schemas.
 
 use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
-use super::{Node, Schema, decimal};
+use super::{AvroSchema, Node, decimal};
 
-/// Types within each other, as they are written. The parser of JSON stops at 128 of its own.
+/// Deepest nesting of types in the text. The JSON parser has a limit of its own, 128.
 const DEPTH_MAX: usize = 64;
-/// Bytes of a name with its namespace: it stands in what is decoded.
+/// Most bytes of a name with its namespace. Names are part of what is decoded.
 const NAME_BYTES_MAX: usize = 1_024;
 
-impl Schema {
-    /// Read a schema and those that it refers to, in the order in which they refer to each other.
+impl AvroSchema {
+    /// Parses a schema and the schemas that it refers to. Each reference stands behind those that
+    /// it refers to itself.
     pub(crate) fn parse(text: &str, references: &[(String, String)]) -> Result<Self, String> {
         let mut parser = Parser::default();
         for (name, text) in references {
@@ -25,10 +26,11 @@ impl Schema {
     }
 }
 
+/// The parser of a schema and its references.
 #[derive(Default)]
 struct Parser {
     nodes: Vec<Node>,
-    /// Records, enums and fixed by full name.
+    /// Indexes of records, enums and fixed types by full name.
     names: HashMap<String, usize>,
     depth: usize,
 }
@@ -76,7 +78,7 @@ impl Parser {
             .iter()
             .map(|branch| self.parse(branch, namespace))
             .collect::<Result<_, _>>()?;
-        // A chain of unions would be followed without a value in between.
+        // The reader would follow a chain of unions without counting a value in between.
         if branches.iter().any(|branch| matches!(self.nodes[*branch], Node::Union(_))) {
             return Err("a union is directly within a union".to_owned());
         }
@@ -136,7 +138,7 @@ impl Parser {
         namespace: &str,
     ) -> Result<usize, String> {
         let (name, namespace) = self.name_of(members, namespace)?;
-        // Its name is known before its fields are, which may be of it.
+        // The name is registered before the fields are parsed: a field may have this very type.
         let record = self.add_named(name.clone(), Node::Null)?;
         let found = members
             .get("fields")
@@ -168,7 +170,7 @@ impl Parser {
         Ok(place)
     }
 
-    /// The full name of a type, and its namespace.
+    /// Returns the full name of a type, and its namespace.
     fn name_of(
         &self,
         members: &Map<String, Value>,
@@ -190,7 +192,7 @@ impl Parser {
     }
 }
 
-/// A name that has a dot is whole.
+/// Joins a namespace and a name. A name with a dot is complete by itself.
 fn full_name(name: &str, namespace: &str) -> String {
     match namespace {
         _ if name.contains('.') => name.trim_start_matches('.').to_owned(),
@@ -219,8 +221,8 @@ fn primitive(name: &str) -> Option<Node> {
     })
 }
 
-/// What a logical type makes of bytes, if it makes something of them; one that is wrong counts for
-/// nothing.
+/// Returns the node of a logical type over `bytes` or `fixed`, if it has one of its own. An invalid
+/// logical type is ignored.
 fn logical(members: &Map<String, Value>, size: Option<usize>) -> Result<Option<Node>, String> {
     let number = |key| members.get(key).and_then(Value::as_u64);
     Ok(match (members.get("logicalType").and_then(Value::as_str), size) {

@@ -1,4 +1,4 @@
-//! Payloads read by a schema.
+//! Decoder of Avro payloads.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -6,16 +6,16 @@ use std::io::Write;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use super::{Node, Schema, decimal};
+use super::{AvroSchema, Node, decimal};
 use crate::json::{Bounded, JSON_BYTES_MAX};
 
-/// Values of a payload. Elements of an array may take no byte at all.
+/// Most values of a payload. The size of a payload is no bound: array elements may take no byte.
 const VALUES_MAX: usize = 1_000_000;
-/// Values within each other; a union is none.
+/// Deepest nesting of values. A union adds no level.
 const DEPTH_MAX: usize = 64;
 
-impl Schema {
-    /// A payload as JSON, and the name of its type if it has one.
+impl AvroSchema {
+    /// Decodes a payload and returns its JSON, with the name of its type if it has one.
     pub(crate) fn decode(&self, payload: &[u8]) -> Result<(Vec<u8>, Option<String>), String> {
         let mut reader = Reader {
             schema: self,
@@ -36,33 +36,34 @@ impl Schema {
     }
 }
 
-/// A step to a value within another.
-enum Step<'s> {
+/// A step from a value to one inside it.
+enum PathStep<'s> {
     Field(&'s str),
     Index(usize),
-    /// A key of a map is data, which nobody is told.
+    /// An entry of a map. Its key is data, which no error text may show.
     Key,
 }
 
+/// The decoder of one payload, which writes its JSON.
 struct Reader<'s, 'p> {
-    schema: &'s Schema,
+    schema: &'s AvroSchema,
     rest: &'p [u8],
     out: Bounded,
     values: usize,
-    path: Vec<Step<'s>>,
-    /// Of the type of the whole payload.
+    path: Vec<PathStep<'s>>,
+    /// Name of the payload's type; for a union, that of the branch in the payload.
     name: Option<String>,
 }
 
 type Read<T = ()> = Result<T, String>;
 
 impl<'s, 'p> Reader<'s, 'p> {
-    /// Where it stopped, as a JSON pointer.
+    /// Returns the position of the reader in the JSON, as a JSON pointer.
     fn place(&self) -> String {
-        let step = |step: &Step<'_>| match step {
-            Step::Field(name) => format!("/{name}"),
-            Step::Index(index) => format!("/{index}"),
-            Step::Key => "/*".to_owned(),
+        let step = |step: &PathStep<'_>| match step {
+            PathStep::Field(name) => format!("/{name}"),
+            PathStep::Index(index) => format!("/{index}"),
+            PathStep::Key => "/*".to_owned(),
         };
         self.path.iter().map(step).collect()
     }
@@ -141,7 +142,7 @@ impl<'s, 'p> Reader<'s, 'p> {
         }
     }
 
-    fn within(&mut self, step: Step<'s>, node: usize) -> Read {
+    fn within(&mut self, step: PathStep<'s>, node: usize) -> Read {
         self.path.push(step);
         if self.path.len() >= DEPTH_MAX {
             return Err(format!("it is nested more than {DEPTH_MAX} deep"));
@@ -156,7 +157,7 @@ impl<'s, 'p> Reader<'s, 'p> {
             self.write(if at == 0 { "{" } else { "," })?;
             self.string(name)?;
             self.write(":")?;
-            self.within(Step::Field(name), *node)?;
+            self.within(PathStep::Field(name), *node)?;
         }
         self.write(if fields.is_empty() { "{}" } else { "}" })
     }
@@ -168,7 +169,7 @@ impl<'s, 'p> Reader<'s, 'p> {
             if count > 0 {
                 reader.write(",")?;
             }
-            reader.within(Step::Index(count), node)?;
+            reader.within(PathStep::Index(count), node)?;
             count += 1;
             Ok(())
         })?;
@@ -180,7 +181,7 @@ impl<'s, 'p> Reader<'s, 'p> {
         self.write("{")?;
         self.blocks(|reader| {
             let key = reader.text()?;
-            // What reads JSON with a key twice takes one of them, and not always the same.
+            // JSON parsers disagree on which of two equal keys counts.
             if !keys.insert(key) {
                 return Err("a map has a key twice".to_owned());
             }
@@ -189,13 +190,13 @@ impl<'s, 'p> Reader<'s, 'p> {
             }
             reader.string(key)?;
             reader.write(":")?;
-            reader.within(Step::Key, node)
+            reader.within(PathStep::Key, node)
         })?;
         self.write("}")
     }
 
-    /// Items come in blocks, each with its count, until one of none. A negative count is followed
-    /// by the block's bytes.
+    /// Reads the blocks of an array or map, each with its count, up to an empty block. A negative
+    /// count is followed by the block's size in bytes.
     fn blocks(&mut self, mut item: impl FnMut(&mut Self) -> Read) -> Read {
         loop {
             let count = self.long()?;
@@ -271,7 +272,7 @@ impl<'s, 'p> Reader<'s, 'p> {
     }
 
     fn base64(&mut self, bytes: &[u8]) -> Read {
-        // Four characters for three bytes: what does not fit is not made.
+        // Base64 is longer than its input: input over the bound is refused before it is encoded.
         if bytes.len() > JSON_BYTES_MAX {
             return self.out.write_all(bytes).map_err(|error| error.to_string());
         }
@@ -294,7 +295,7 @@ impl<'s, 'p> Reader<'s, 'p> {
         Ok(self.array::<1>()?[0])
     }
 
-    /// A zigzag number of at most ten bytes.
+    /// Reads a zigzag number of at most ten bytes.
     fn long(&mut self) -> Read<i64> {
         let mut number = 0_u64;
         for shift in (0..64).step_by(7) {
@@ -339,8 +340,8 @@ impl Node {
 mod tests {
     use super::*;
 
-    fn schema(text: &str) -> Schema {
-        Schema::parse(text, &[]).expect("a schema of the test")
+    fn schema(text: &str) -> AvroSchema {
+        AvroSchema::parse(text, &[]).expect("a schema of the test")
     }
 
     fn json(text: &str, payload: &[u8]) -> String {
@@ -514,7 +515,7 @@ mod tests {
         }
     }
 
-    /// What could go wrong: a few bytes become gigabytes, hours, or the end of the stack.
+    /// What could go wrong: a few bytes take gigabytes, hours, or the whole stack.
     #[test]
     fn bombs_do_not_go_off() {
         let many = zigzag(i64::MAX);
@@ -527,7 +528,7 @@ mod tests {
             let array = format!(r#"{{"type":"array","items":{items}}}"#);
             assert!(fault(&array, &many).starts_with(too_many), "{items}");
         }
-        // Counts that cannot be turned round.
+        // A count whose sign cannot be inverted.
         let smallest = [zigzag(i64::MIN), zigzag(0)].concat();
         assert!(fault(r#"{"type":"array","items":"null"}"#, &smallest).starts_with(too_many));
         let types: Vec<(String, String)> = (0..30)
@@ -539,8 +540,10 @@ mod tests {
                 (format!("R{n}"), text)
             })
             .collect();
-        let doubled =
-            Schema::parse(r#""R29""#, &types).expect("a schema").decode(&[]).expect_err("too many");
+        let doubled = AvroSchema::parse(r#""R29""#, &types)
+            .expect("a schema")
+            .decode(&[])
+            .expect_err("too many");
         assert!(doubled.starts_with(too_many), "{doubled}");
         let endless = record(r#"{"name":"self","type":"R"}"#);
         assert!(fault(&endless, &[]).starts_with("it is nested more than 64 deep at `/self/self"));
@@ -563,7 +566,7 @@ mod tests {
             ("shop.Item".to_owned(), item.to_owned()),
             ("shop.kinds.Kind".to_owned(), kind.to_owned()),
         ];
-        let schema = Schema::parse(order, &references).expect("a schema");
+        let schema = AvroSchema::parse(order, &references).expect("a schema");
         let (json, name) = schema.decode(&[2, 4, 0]).expect("it decodes");
         assert_eq!(
             String::from_utf8(json).expect("UTF-8"),
@@ -574,7 +577,7 @@ mod tests {
 
     #[test]
     fn schemas_that_are_none_are_told() {
-        let refused = |text: &str| Schema::parse(text, &[]).expect_err("no schema");
+        let refused = |text: &str| AvroSchema::parse(text, &[]).expect_err("no schema");
         for (text, why) in [
             ("{", "it is no JSON, in line 1 at 1"),
             ("7", "a type is a string, an array or an object"),
@@ -610,7 +613,7 @@ mod tests {
         let deep = |depth: usize| {
             format!("{}\"int\"{}", r#"{"type":"array","items":"#.repeat(depth), "}".repeat(depth))
         };
-        assert!(Schema::parse(&deep(63), &[]).is_ok());
+        assert!(AvroSchema::parse(&deep(63), &[]).is_ok());
         assert_eq!(refused(&deep(64)), "it is nested more than 64 deep");
         assert!(refused(&deep(10_000)).starts_with("it is no JSON"));
         assert!(refused(&"[".repeat(250_000)).starts_with("it is no JSON"));

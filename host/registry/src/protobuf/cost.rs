@@ -1,29 +1,29 @@
-//! What a message takes, looked at before anything is made of it.
+//! Cost of a message, computed before it is decoded.
 //!
-//! A byte on the wire may be a value of fifty bytes in memory, or a message whose thousand fields
-//! all have to be looked at; an `Any` may hold an `Any`, each decoded with a stack of its own.
+//! One byte on the wire may become a value of fifty bytes in memory, or a message whose thousand
+//! fields are all visited. An `Any` may hold an `Any`, each decoded with a stack of its own.
 
 use prost_reflect::{FieldDescriptor, Kind, MessageDescriptor};
 
-/// Values of a message, those within it counted too.
+/// Most values of a message, those of inner messages included.
 const VALUES_MAX: usize = 1_000_000;
-/// Looks at fields of a descriptor.
-const LOOKS_MAX: usize = 5_000_000;
-/// Messages within each other, those in an `Any` too. The decoder stops there as well, but for
-/// `Any`.
+/// Most visits of fields of descriptors.
+const FIELD_VISITS_MAX: usize = 5_000_000;
+/// Deepest nesting of messages, those in an `Any` included. The decoder has this limit too, but not
+/// for `Any`.
 const DEPTH_MAX: usize = 100;
 const ANY: &str = "google.protobuf.Any";
 
-/// Refuse what is too much.
+/// Refuses a message that costs more than the bounds. The error is the reason, with its position.
 pub(super) fn check(descriptor: &MessageDescriptor, message: &[u8]) -> Result<(), String> {
-    let mut cost = Cost { values: 0, looks: 0, path: Vec::new() };
+    let mut cost = Cost { values: 0, field_visits: 0, path: Vec::new() };
     let place = |cost: &Cost| cost.path.iter().map(|name| format!("/{name}")).collect::<String>();
     let mut rest = message;
     cost.message(Some(descriptor), &mut rest, None)
         .map_err(|why| format!("{why} at `{}`", place(&cost)))
 }
 
-/// A number of at most ten bytes.
+/// Reads a number of at most ten bytes.
 pub(super) fn varint(rest: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
     for shift in (0..64).step_by(7) {
@@ -40,10 +40,11 @@ pub(super) fn varint(rest: &mut &[u8]) -> Option<u64> {
     None
 }
 
+/// The cost of a message, counted so far.
 struct Cost {
     values: usize,
-    looks: usize,
-    /// Names of fields, as they stand in the schema.
+    field_visits: usize,
+    /// Names of the fields around the current position, as in the schema.
     path: Vec<String>,
 }
 
@@ -57,9 +58,9 @@ impl Cost {
         }
     }
 
-    fn looks(&mut self, more: usize) -> Result<(), String> {
-        self.looks += more;
-        if self.looks > LOOKS_MAX {
+    fn field_visits(&mut self, more: usize) -> Result<(), String> {
+        self.field_visits += more;
+        if self.field_visits > FIELD_VISITS_MAX {
             Err("it has too many messages for the number of their fields".to_owned())
         } else {
             Ok(())
@@ -75,7 +76,8 @@ impl Cost {
         }
     }
 
-    /// A message up to its end, or that of its group; without a descriptor, an unknown group.
+    /// Counts a message up to its end, or up to the end of its group. An unknown group has no
+    /// descriptor.
     fn message(
         &mut self,
         descriptor: Option<&MessageDescriptor>,
@@ -83,7 +85,7 @@ impl Cost {
         group: Option<u64>,
     ) -> Result<(), String> {
         self.values(1)?;
-        self.looks(descriptor.map_or(0, |descriptor| descriptor.fields().len()))?;
+        self.field_visits(descriptor.map_or(0, |descriptor| descriptor.fields().len()))?;
         let mut any = descriptor
             .filter(|descriptor| descriptor.full_name() == ANY)
             .map(|_| (None, Vec::new()));
@@ -92,7 +94,7 @@ impl Cost {
             let number = key >> 3;
             let field = u32::try_from(number).ok().and_then(|number| descriptor?.get_field(number));
             if let Some(oneof) = field.as_ref().and_then(|field| field.containing_oneof()) {
-                self.looks(oneof.fields().len())?;
+                self.field_visits(oneof.fields().len())?;
             }
             match key & 7 {
                 0 => {
@@ -157,7 +159,8 @@ impl Cost {
         }
     }
 
-    /// The last type that it names is that of its values, of which the last counts.
+    /// Counts every value of an `Any` by the last type that it names. The decoder keeps the last
+    /// value.
     fn any(
         &mut self,
         descriptor: &MessageDescriptor,

@@ -1,8 +1,8 @@
-//! Schemas read from their text.
+//! Parser of Protobuf schemas.
 //!
-//! What JSON does not need is taken out of them before they are linked: options, extensions,
-//! services, reserved names. So imports that only serve options need not be there, and hostile ones
-//! of them do nothing.
+//! The parser drops everything that JSON does not need before it links the files: options,
+//! extensions, services, reserved names. An import that only serves options may therefore be
+//! missing, and a hostile option has no effect.
 
 use std::collections::BTreeMap;
 
@@ -11,17 +11,17 @@ use prost_reflect::prost_types::{
     DescriptorProto, EnumDescriptorProto, EnumOptions, FileDescriptorProto, MessageOptions,
 };
 
-use super::Schema;
+use super::ProtobufSchema;
 
-/// Where types are that come with Protobuf.
+/// Folder of the types that come with Protobuf.
 const WELL_KNOWN: &str = "google/protobuf/";
-/// Bytes of a name with its package and the messages around it: each field has all of it.
+/// Most bytes of a full name, package and outer messages included. Each field holds its full name.
 const NAME_BYTES_MAX: usize = 512;
-/// Messages, fields, enums and their values, of a schema and what it imports.
+/// Most messages, fields, enums and enum values of a schema and its imports together.
 const ENTRIES_MAX: usize = 20_000;
 
-impl Schema {
-    /// Read a schema and what it imports, by name or well known.
+impl ProtobufSchema {
+    /// Parses a schema with its imports, which are references or well-known files.
     pub(crate) fn parse(text: &str, references: &[(String, String)]) -> Result<Self, String> {
         let mut files = Files::default();
         for (name, text) in references.iter().filter(|(name, _)| !is_well_known(name)) {
@@ -45,6 +45,7 @@ fn is_well_known(name: &str) -> bool {
     name.starts_with(WELL_KNOWN) && DescriptorPool::global().get_file_by_name(name).is_some()
 }
 
+/// The files of a schema, by name.
 #[derive(Default)]
 struct Files {
     by_name: BTreeMap<String, FileDescriptorProto>,
@@ -55,7 +56,7 @@ impl Files {
     fn add(&mut self, name: &str, text: &str) -> Result<(), String> {
         let parsed = protox_parse::parse(name, text);
         let mut file = parsed.map_err(|error| error.to_string())?;
-        // The JSON of well-known types relies on what they are.
+        // The JSON of well-known types depends on their original definitions.
         if file.package() == "google.protobuf" || file.package().starts_with("google.protobuf.") {
             return Err("the package `google.protobuf` is not for others".to_owned());
         }
@@ -77,7 +78,8 @@ impl Files {
         file.enum_type.iter_mut().try_for_each(|kind| self.reduce_enum(kind, package))
     }
 
-    /// The parser has bounded how deep messages are within each other, to 31.
+    /// Drops what JSON does not need from a message. The recursion is bounded: the parser takes no
+    /// nesting beyond 31.
     fn reduce_message(
         &mut self,
         message: &mut DescriptorProto,
@@ -109,7 +111,7 @@ impl Files {
     }
 
     fn reduce_enum(&mut self, kind: &mut EnumDescriptorProto, around: &str) -> Result<(), String> {
-        // Whether it may have two names for a number has been looked at where it was registered.
+        // The registry has checked aliases when the schema was registered.
         kind.options = Some(EnumOptions { allow_alias: Some(true), ..EnumOptions::default() });
         kind.reserved_range.clear();
         kind.reserved_name.clear();
@@ -132,8 +134,8 @@ impl Files {
         Ok(())
     }
 
-    /// All files in the order in which they import each other, each with those of its imports that
-    /// are there. If a type of another is needed, linking says so.
+    /// Sorts the files so that each stands behind its imports, and drops imports that are missing.
+    /// Linking fails where a type of a missing import is used.
     fn linked(mut self) -> Result<Vec<FileDescriptorProto>, String> {
         let well_known = DescriptorPool::global();
         let mut imported: Vec<String> =

@@ -1,4 +1,4 @@
-//! The child's side: from standard input to standard output.
+//! The child's side of the compiler: from standard input to standard output.
 
 use std::{
     io::{self, Read, Write},
@@ -8,7 +8,7 @@ use std::{
 use super::{MAGIC, REFUSED};
 use crate::{cache::fingerprint, component::one_line, engine::CompileSettings};
 
-/// Compile the component on standard input for an engine with these settings.
+/// Compiles the component on standard input for an engine with these settings, given as JSON.
 pub fn compile_stdin(settings: &str) -> ExitCode {
     match compile(settings) {
         Ok(code) => code,

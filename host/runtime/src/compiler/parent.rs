@@ -1,4 +1,5 @@
-//! The host's side: start the child within its bounds, wait, and read what became of it.
+//! The host's side of the compiler: starts the child within its limits, waits, and reads the
+//! result.
 
 use std::{
     ffi::CStr,
@@ -18,18 +19,18 @@ use wasmtime::Engine;
 use super::{COMPILE_SUBCOMMAND, Compiler, MAGIC, REFUSED};
 use crate::{cache::fingerprint, engine::CompileSettings, error::LoadError, text::bounded};
 
-/// Longest pause between two looks at the child.
+/// Longest pause between two polls of the child.
 const POLL_MAX: Duration = Duration::from_millis(10);
-/// Bytes of compiled code; Python's are 60 MB.
+/// Most bytes of compiled code. A Python component has 60 MB.
 const CODE_BYTES_MAX: u64 = 1 << 30;
-/// Bytes that are kept of what the child said before it ended.
+/// Most bytes that are kept of the child's message on standard error.
 const WORDS_BYTES_MAX: usize = 300;
-/// Threads that compile. Each takes address space of its own.
+/// Most threads of the child. Each takes address space of its own.
 const THREADS_MAX: usize = 8;
-/// How much the child gives way to handlers.
+/// Niceness of the child, by which handlers come first.
 const NICENESS: libc::c_int = 10;
 
-/// Files in memory that the child reads and writes, so that nobody waits for a pipe.
+/// In-memory files that the child reads and writes, so that neither side waits for a pipe.
 struct Files {
     component: File,
     code: File,
@@ -69,7 +70,7 @@ impl Files {
         Ok(files)
     }
 
-    /// The code, if it is for this very engine.
+    /// Reads the compiled code, and refuses code for another engine.
     fn code(&mut self, engine: &Engine) -> Result<Vec<u8>, LoadError> {
         let written = read(&mut self.code, u64::MAX)
             .map_err(|error| LoadError::Compiler(error.to_string()))?;
@@ -88,7 +89,7 @@ impl Files {
         String::from_utf8_lossy(&text).into_owned()
     }
 
-    /// The last line that means something: a panic's message, or that memory ran out.
+    /// Returns the first line on standard error with a message: a panic's, or that memory ran out.
     fn words(&mut self) -> String {
         let text = read(&mut self.words, 64 << 10).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -101,16 +102,16 @@ impl Files {
 }
 
 fn in_memory(name: &CStr) -> io::Result<File> {
-    // SAFETY: `name` is a string that ends; the call returns a new descriptor or -1.
+    // SAFETY: `name` ends with NUL. The call returns a new descriptor or -1.
     let descriptor = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is open and nobody else's.
+    // SAFETY: the descriptor is open, and nothing else owns it.
     Ok(unsafe { File::from_raw_fd(descriptor) })
 }
 
-/// The child's writes moved the position, which is shared.
+/// Reads a file from its start: parent and child share the position, which the child has moved.
 fn read(file: &mut File, max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.rewind()?;
@@ -122,7 +123,7 @@ fn start(compiler: &Compiler, settings: &CompileSettings, files: &Files) -> io::
     let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
     let bounds = Bounds {
         memory: compiler.memory_bytes_max,
-        // The clock bounds what a child that waits may take, this one what a busy one may.
+        // The clock limits a child that waits, this limit a child that computes.
         cpu_seconds: (compiler.duration_max.as_secs() + 1) * threads as u64,
         parent: std::process::id(),
     };
@@ -135,7 +136,7 @@ fn start(compiler: &Compiler, settings: &CompileSettings, files: &Files) -> io::
         .stdin(files.component.try_clone()?)
         .stdout(files.code.try_clone()?)
         .stderr(files.words.try_clone()?)
-        // What a terminal sends to the host's group is the host's to answer.
+        // A terminal's signals to the host's process group must reach the host only.
         .process_group(0);
     // SAFETY: `Bounds::apply` makes system calls and allocates nothing, so it may run between fork
     // and exec.
@@ -143,7 +144,7 @@ fn start(compiler: &Compiler, settings: &CompileSettings, files: &Files) -> io::
     command.spawn()
 }
 
-/// What a child may use.
+/// Limits of a child.
 #[derive(Clone, Copy)]
 struct Bounds {
     memory: u64,
@@ -152,15 +153,15 @@ struct Bounds {
 }
 
 impl Bounds {
-    /// Runs in the child, before the program begins.
+    /// Sets the limits. Runs in the child, between fork and exec.
     fn apply(&self) -> io::Result<()> {
         limit(libc::RLIMIT_AS, self.memory, self.memory)?;
-        // At the first the kernel sends a signal with a name of its own, at the second it kills.
+        // At the soft limit the kernel sends SIGXCPU, at the hard limit SIGKILL.
         limit(libc::RLIMIT_CPU, self.cpu_seconds, self.cpu_seconds + 5)?;
         limit(libc::RLIMIT_FSIZE, CODE_BYTES_MAX, CODE_BYTES_MAX)?;
         limit(libc::RLIMIT_CORE, 0, 0)?;
-        // SAFETY: plain system calls with integer arguments. Descriptors of the host that are not
-        // closed by exec, such as a C library's sockets, are marked so.
+        // SAFETY: plain system calls with integer arguments. The first one makes exec close all
+        // other descriptors of the host, such as a C library's sockets.
         unsafe {
             libc::syscall(
                 libc::SYS_close_range,
@@ -170,11 +171,11 @@ impl Bounds {
             );
             libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS);
             libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-            // Tied to the thread that forked, which waits for the child until its end.
+            // The signal is tied to the thread that forked. That thread waits for the child.
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
                 return Err(io::Error::last_os_error());
             }
-            // A parent that died before that gives no signal.
+            // A parent that died before this call sends no signal.
             if libc::getppid() as u32 != self.parent {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
@@ -192,7 +193,7 @@ fn limit(resource: libc::__rlimit_resource_t, soft: u64, hard: u64) -> io::Resul
     Ok(())
 }
 
-/// How it ended; none when its time was up.
+/// Waits for the child and returns its status. Kills it at the limit, and then returns none.
 fn wait(mut child: Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + limit;
     let mut pause = Duration::from_millis(1);
@@ -210,7 +211,7 @@ fn wait(mut child: Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     }
 }
 
-/// The compiler takes a refusal of memory for an error of its own.
+/// Makes an error of the child's refusal. The compiler reports missing memory as a refusal too.
 fn refused(compiler: &Compiler, reason: String) -> LoadError {
     match reason.contains("Cannot allocate memory") {
         true => LoadError::CompileMemory(compiler.memory_bytes_max),
@@ -228,8 +229,8 @@ fn ended_badly(compiler: &Compiler, status: ExitStatus, words: &str) -> LoadErro
         Some(libc::SIGXFSZ) => {
             LoadError::CompilerCrashed(format!("it wrote more than {CODE_BYTES_MAX} bytes of code"))
         }
-        // By a person, or by the kernel when the machine has no memory left: not the component's
-        // fault, as far as anyone knows.
+        // An operator, or the kernel of a machine without memory, has killed the child. Nothing
+        // blames the component.
         Some(libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGHUP) => {
             LoadError::Compiler("it was killed from outside".to_owned())
         }

@@ -1,7 +1,8 @@
-//! `wasi:clocks`: time that the guest itself moves, so that two runs of a message agree.
+//! `wasi:clocks`: time that only the guest advances, so that two runs of a message agree.
 //!
 //! The wall clock starts at the message's timestamp and the monotonic clock at zero. A read
-//! moves both by a microsecond; a poll moves them to the nearest deadline and returns at once.
+//! advances both by a microsecond. A poll advances them to the nearest deadline and returns at
+//! once.
 
 use std::{
     future::Future,
@@ -20,32 +21,33 @@ use wasmtime_wasi::p2::{
     subscribe,
 };
 
-/// What a read costs, nanoseconds.
+/// Advance of the clocks at each read, in nanoseconds.
 const TICK: u64 = 1_000;
 const SECOND: u64 = 1_000_000_000;
 
-/// Both clocks of one run. Clones share the time.
+/// The two clocks of one run. Clones share the time.
 #[derive(Clone)]
 pub(crate) struct Clock {
     start_ms: u64,
     time: Arc<Mutex<Time>>,
 }
 
+/// The time of one run, and the deadlines that advance it.
 #[derive(Default)]
 struct Time {
-    /// Monotonic time, nanoseconds.
+    /// Monotonic time in nanoseconds.
     now: u64,
-    /// Deadlines that are being waited for.
+    /// Deadlines of the timers that are being polled.
     waiting: Vec<u64>,
 }
 
 impl Clock {
-    /// A wall clock that starts at these milliseconds since the Unix epoch.
+    /// Makes clocks whose wall clock starts at these milliseconds since the Unix epoch.
     pub(crate) fn starting_at(timestamp_ms: i64) -> Self {
         Self { start_ms: u64::try_from(timestamp_ms).unwrap_or(0), time: Arc::default() }
     }
 
-    /// Monotonic time; reading it moves it.
+    /// Advances both clocks and returns the monotonic time.
     fn read(&self) -> u64 {
         let mut time = self.time();
         time.now = time.now.saturating_add(TICK);
@@ -66,7 +68,7 @@ impl Clock {
     }
 }
 
-/// The clocks and the table their pollables go to.
+/// The clocks of a run, with the table of their pollables.
 pub(crate) struct ClockView<'a> {
     pub(crate) clock: &'a Clock,
     pub(crate) table: &'a mut ResourceTable,
@@ -102,14 +104,14 @@ impl monotonic_clock::Host for ClockView<'_> {
     }
 }
 
-/// A deadline a guest can poll.
+/// A deadline that a guest can poll.
 struct Timer {
     clock: Clock,
     deadline: u64,
 }
 
 impl Pollable for Timer {
-    // Written out, as the macro of the trait would, to return the future below.
+    // Written as the trait's macro expands it, to return the future below.
     fn ready<'life0, 'async_trait>(
         &'life0 mut self,
     ) -> Pin<Box<dyn Future<Output = ()> + Send + 'async_trait>>
@@ -121,9 +123,9 @@ impl Pollable for Timer {
     }
 }
 
-/// Ready in the second round of polls, by when every other deadline of the same poll is
-/// known; only the nearest moves the time, so a poll on two timers fires one of them.
-/// It counts as waiting until it is dropped with the poll it belongs to.
+/// The wait for a deadline ahead. It is ready in the second round of polls at the earliest, when
+/// every deadline of the guest's poll is known. Only the nearest deadline advances the time, so a
+/// poll of two timers fires one of them. A wait counts until it is dropped with its poll.
 struct Wait {
     clock: Clock,
     deadline: u64,
@@ -142,7 +144,7 @@ impl Future for Wait {
         if !self.is_registered {
             self.is_registered = true;
             time.waiting.push(self.deadline);
-            // A guest that asks again and again without waiting gets on as well.
+            // A guest that polls in a loop without waiting advances the time as well.
             time.now = time.now.saturating_add(TICK);
         } else if time.waiting.iter().all(|other| self.deadline <= *other) {
             time.now = time.now.max(self.deadline);

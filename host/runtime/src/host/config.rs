@@ -1,4 +1,4 @@
-//! `config`: the settings of the deployment.
+//! `config`: settings of the deployment.
 
 use crate::{bindings::oncebox::handler::config, state::State};
 

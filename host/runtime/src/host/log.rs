@@ -1,5 +1,5 @@
-//! `log`, and what a component writes to its standard output and error: lines of the
-//! handler, under the span that the inbox opened for the message.
+//! `log`, and a component's standard output and error: lines of the handler's log, under the span
+//! that the inbox opened for the message.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,11 +10,11 @@ use crate::{
     text::{bounded, printable},
 };
 
-/// Bytes of one line; a longer one is cut.
+/// Most bytes of one line. A longer one is cut.
 const LINE_BYTES_MAX: usize = 8 << 10;
-/// What a line costs besides its text, so that empty lines are not free.
+/// Bytes that a line costs beside its text, so that empty lines are not free.
 const LINE_COST: usize = 64;
-/// Bytes of the last lines that are kept for the failure's text.
+/// Most bytes of the last lines, which become part of a failure's text.
 const LAST_WORDS_BYTES: usize = 1024;
 
 /// The handler's log for one message. Clones share it.
@@ -23,26 +23,27 @@ pub(crate) struct Log {
     lines: Arc<Mutex<Lines>>,
 }
 
+/// The lines of a log, and the bytes that are left for more.
 struct Lines {
     bytes_left: usize,
     is_truncated: bool,
-    /// The last error line, and what came on standard error after it.
+    /// The last error line, and the lines on standard error after it.
     last_words: String,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
-    /// The lines themselves, for a recorder.
+    /// All lines, for a recorder. None without one.
     kept: Option<Vec<LineRecord>>,
 }
 
-/// Where a piece of output came from.
+/// A standard stream of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Output {
+pub(crate) enum StdStream {
     Stdout,
     Stderr,
 }
 
 impl Log {
-    /// `keeps`: the lines can be taken at the end.
+    /// Makes a log of at most `bytes_max`. With `keeps` the lines can be taken at the end.
     pub(crate) fn new(bytes_max: usize, keeps: bool) -> Self {
         let lines = Lines {
             bytes_left: bytes_max,
@@ -55,8 +56,8 @@ impl Log {
         Self { lines: Arc::new(Mutex::new(lines)) }
     }
 
-    /// Bytes of standard output or error; whole lines are logged at once.
-    pub(crate) fn write(&self, output: Output, bytes: &[u8]) {
+    /// Appends bytes of standard output or error, and logs every line that is complete.
+    pub(crate) fn write(&self, output: StdStream, bytes: &[u8]) {
         let mut lines = self.lines();
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let buffer = lines.buffer(output);
@@ -68,20 +69,20 @@ impl Log {
         }
     }
 
-    /// What the guest said last before it failed, if anything.
+    /// Returns the guest's last error lines, if there are any.
     pub(crate) fn last_words(&self) -> Option<String> {
         let mut lines = self.lines();
-        lines.flush(Output::Stdout);
-        lines.flush(Output::Stderr);
+        lines.flush(StdStream::Stdout);
+        lines.flush(StdStream::Stderr);
         let words = lines.last_words.trim();
         (!words.is_empty()).then(|| words.to_owned())
     }
 
-    /// What was logged, where it is kept.
+    /// Takes the lines that were logged; there are none without a recorder.
     pub(crate) fn take_lines(&self) -> Vec<LineRecord> {
         let mut lines = self.lines();
-        lines.flush(Output::Stdout);
-        lines.flush(Output::Stderr);
+        lines.flush(StdStream::Stdout);
+        lines.flush(StdStream::Stderr);
         lines.kept.take().unwrap_or_default()
     }
 
@@ -100,14 +101,14 @@ impl Log {
 }
 
 impl Lines {
-    fn buffer(&mut self, output: Output) -> &mut Vec<u8> {
+    fn buffer(&mut self, output: StdStream) -> &mut Vec<u8> {
         match output {
-            Output::Stdout => &mut self.stdout,
-            Output::Stderr => &mut self.stderr,
+            StdStream::Stdout => &mut self.stdout,
+            StdStream::Stderr => &mut self.stderr,
         }
     }
 
-    fn flush(&mut self, output: Output) {
+    fn flush(&mut self, output: StdStream) {
         let line = std::mem::take(self.buffer(output));
         let text = String::from_utf8_lossy(&line);
         let text = text.trim_end();
@@ -115,15 +116,15 @@ impl Lines {
             return;
         }
         match output {
-            Output::Stdout => self.emit(Level::Info, text),
-            Output::Stderr => {
+            StdStream::Stdout => self.emit(Level::Info, text),
+            StdStream::Stderr => {
                 self.remember(text);
                 self.emit(Level::Warn, text);
             }
         }
     }
 
-    /// Keep the end of what was said; a panic comes last.
+    /// Appends a line to the last words and keeps their end, since a panic comes last.
     fn remember(&mut self, text: &str) {
         self.last_words.push_str(&printable(&bounded(text, LAST_WORDS_BYTES)));
         self.last_words.push('\n');
@@ -187,10 +188,10 @@ mod tests {
     fn a_flood_ends_with_one_last_line_and_keeps_the_last_words() {
         let log = Log::new(1000, false);
         for _ in 0..100 {
-            log.write(Output::Stderr, b"line\n");
+            log.write(StdStream::Stderr, b"line\n");
         }
-        log.write(Output::Stderr, b"the ");
-        log.write(Output::Stderr, b"end");
+        log.write(StdStream::Stderr, b"the ");
+        log.write(StdStream::Stderr, b"end");
         assert!(log.last_words().expect("words").ends_with("the end"));
         let lines = log.lines();
         assert!(
@@ -204,7 +205,7 @@ mod tests {
     fn a_line_without_end_takes_no_memory() {
         let log = Log::new(1000, false);
         for _ in 0..100 {
-            log.write(Output::Stdout, &[b'x'; 10_000]);
+            log.write(StdStream::Stdout, &[b'x'; 10_000]);
         }
         assert_eq!(log.lines().stdout.len(), LINE_BYTES_MAX);
     }

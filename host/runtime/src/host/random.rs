@@ -1,5 +1,5 @@
-//! `wasi:random`: the same stream for every run of a message, and one that nobody without
-//! the tenant's key can foretell.
+//! `wasi:random`: a stream that repeats in every run of a message. It cannot be predicted without
+//! the tenant's key.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -7,14 +7,14 @@ use wasmtime_wasi::p2::bindings::random::{insecure, insecure_seed, random};
 
 type HmacSha256 = Hmac<Sha256>;
 
-/// Bytes one call may ask for.
+/// Most bytes of one call.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// HMAC-SHA256 in counter mode, keyed by HMAC(tenant key, consumer, message id).
+/// A stream of HMAC-SHA256 in counter mode, keyed by HMAC(tenant key, consumer, message id).
 pub(crate) struct Random {
     key: [u8; 32],
     blocks: u64,
-    /// What is left of the last block.
+    /// Bytes that are left of the last block.
     rest: Vec<u8>,
 }
 

@@ -1,11 +1,11 @@
-//! The savepoint resource of `sql`. Names are the host's, and a guest cannot speak them.
+//! The savepoint resource of `sql`. The host makes the names; a guest cannot use them in SQL.
 
 use wasmtime::component::Resource;
 
-use super::sql::{Error, Stopped, control};
+use super::sql::{Error, SqlStop, control};
 use crate::{bindings::oncebox::handler::sql, state::State};
 
-/// A guest's handle on a savepoint, which may be gone.
+/// A guest's handle of a savepoint, which may have ended.
 #[derive(Debug, Clone, Copy)]
 pub struct Savepoint {
     id: u64,
@@ -45,54 +45,54 @@ impl sql::HostSavepoint for State {
 }
 
 impl State {
-    async fn open_savepoint(&mut self) -> Result<Savepoint, Stopped> {
-        self.session.admit_call(&self.limits).map_err(Stopped::Guest)?;
-        self.session.may_open(&self.limits).map_err(Stopped::Guest)?;
+    async fn open_savepoint(&mut self) -> Result<Savepoint, SqlStop> {
+        self.session.admit_call(&self.limits).map_err(SqlStop::Guest)?;
+        self.session.may_open(&self.limits).map_err(SqlStop::Guest)?;
         let id = self.session.next_savepoint();
         self.control(format!("SAVEPOINT guest_{id}")).await?;
         self.session.opened(id);
         Ok(Savepoint { id })
     }
 
-    async fn control(&mut self, statement: String) -> Result<(), Stopped> {
+    async fn control(&mut self, statement: String) -> Result<(), SqlStop> {
         control(&self.tx()?, statement).await
     }
 
-    async fn roll_back_to(&mut self, Savepoint { id }: Savepoint) -> Result<(), Stopped> {
+    async fn roll_back_to(&mut self, Savepoint { id }: Savepoint) -> Result<(), SqlStop> {
         self.admit_savepoint(id)?;
         self.control(format!("ROLLBACK TO SAVEPOINT guest_{id}")).await?;
-        // An aborted transaction opens no savepoint, so whatever error there is came after.
+        // An aborted transaction opens no savepoint, so any error is younger than this one.
         self.tx()?.recovered().await;
         self.session.rolled_back(id);
         Ok(())
     }
 
-    async fn release_savepoint(&mut self, Savepoint { id }: Savepoint) -> Result<(), Stopped> {
+    async fn release_savepoint(&mut self, Savepoint { id }: Savepoint) -> Result<(), SqlStop> {
         self.admit_savepoint(id)?;
         self.control(format!("RELEASE SAVEPOINT guest_{id}")).await?;
         self.session.released(id);
         Ok(())
     }
 
-    fn admit_savepoint(&mut self, id: u64) -> Result<(), Stopped> {
-        self.session.admit_call(&self.limits).map_err(Stopped::Guest)?;
+    fn admit_savepoint(&mut self, id: u64) -> Result<(), SqlStop> {
+        self.session.admit_call(&self.limits).map_err(SqlStop::Guest)?;
         match self.session.is_open(id) {
             true => Ok(()),
-            false => Err(Stopped::Guest(Error::Refused(
+            false => Err(SqlStop::Guest(Error::Refused(
                 "this savepoint is gone: it was released, or an earlier one was released or rolled \
                     back".to_owned(),
             ))),
         }
     }
 
-    /// Release a savepoint that its guest let go. In an aborted transaction there is
-    /// nothing to release, and trying would only be a second error.
+    /// Releases a savepoint whose handle the guest has dropped. An aborted transaction has nothing
+    /// to release, and the attempt would be a second error.
     async fn forget(&mut self, id: u64) -> wasmtime::Result<()> {
         if !self.session.is_open(id) {
             return Ok(());
         }
         if self.tx_error().await.is_none()
-            && let Err(Stopped::Host(lost)) =
+            && let Err(SqlStop::Host(lost)) =
                 self.control(format!("RELEASE SAVEPOINT guest_{id}")).await
         {
             return Err(lost.into());
@@ -101,8 +101,8 @@ impl State {
         Ok(())
     }
 
-    /// Release what the guest left open, so that the next message in this transaction
-    /// does not begin inside it.
+    /// Releases all savepoints that the guest left open, so that the next message of this
+    /// transaction does not begin inside one.
     pub(crate) async fn forget_savepoints(&mut self) -> wasmtime::Result<()> {
         match self.session.outermost() {
             Some(id) => self.forget(id).await,

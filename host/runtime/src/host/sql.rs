@@ -1,7 +1,7 @@
-//! `sql`: one statement at a time, in the host's open transaction.
+//! `sql`: statements of a guest, one at a time, in the host's open transaction.
 //!
-//! A statement goes through four steps: its kind and size are checked; PostgreSQL describes
-//! it; the parameters are encoded by the *described* types; its rows are read as they come.
+//! A statement goes through four steps. The host checks its kind and size. PostgreSQL describes it.
+//! The host encodes the parameters by the *described* types, and reads the rows as they arrive.
 
 mod decode;
 mod encode;
@@ -15,7 +15,7 @@ pub use crate::bindings::oncebox::handler::sql::{
     Column, DatabaseError, Element, Error, Interval, OtherValue, ResultSet, Value,
 };
 pub(crate) use run::control;
-pub use run::{Answer, ConnectionLost, Mode, Stopped, run_statement};
+pub use run::{ConnectionLost, Mode, SqlAnswer, SqlStop, run_statement};
 pub(crate) use session::Session;
 
 use oncebox_model::hooks;
@@ -48,16 +48,16 @@ impl State {
         mode: Mode,
         statement: &str,
         params: &[Value],
-    ) -> wasmtime::Result<Result<Answer, Error>> {
+    ) -> wasmtime::Result<Result<SqlAnswer, Error>> {
         if let Some(recording) = &mut self.recording {
             recording.sent(mode, statement, params);
         }
         let result = match self.session.admit(statement, &self.limits) {
             Ok(()) => match self.tx() {
                 Ok(tx) => run_statement(&tx, &self.limits, mode, statement, params).await,
-                Err(stopped) => Err(stopped),
+                Err(stop) => Err(stop),
             },
-            Err(error) => Err(Stopped::Guest(error)),
+            Err(error) => Err(SqlStop::Guest(error)),
         };
         hooks::point("runtime:sql:after");
         if let Some(recording) = &mut self.recording {

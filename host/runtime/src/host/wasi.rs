@@ -1,5 +1,5 @@
-//! A minimal WASI 0.2, so that stock toolchains work: no network, no files, no arguments,
-//! no environment, deterministic clocks and randomness, and output that goes to the log.
+//! A minimal WASI 0.2 for stock toolchains. It has no network, no files, no arguments and no
+//! environment. Clocks and randomness are deterministic, and output goes to the log.
 
 use std::{
     io,
@@ -24,16 +24,16 @@ use wasmtime_wasi::{
 
 use super::{
     clock::ClockView,
-    log::{Log, Output},
+    log::{Log, StdStream},
     random::Random,
 };
 use crate::state::State;
 
-/// Bytes a guest may write before it asks again.
+/// Bytes that a guest may write between two calls of `check-write`.
 const WRITE_BYTES_MAX: usize = 64 << 10;
 
-/// Link WASI, with clocks and randomness of our own over those of the library, whose
-/// timers would sleep.
+/// Links WASI, with the host's own clocks and randomness in place of the library's, whose timers
+/// would sleep.
 pub(crate) fn link(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     p2::add_to_linker_async(linker)?;
     linker.allow_shadowing(true);
@@ -46,15 +46,15 @@ pub(crate) fn link(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     Ok(())
 }
 
-/// Nothing is inherited. Sockets cannot even be created, which would cost the host a file
-/// descriptor each.
+/// Makes a context that inherits nothing. Guests cannot even create sockets, each of which would
+/// cost the host a file descriptor.
 pub(crate) fn context(log: &Log) -> WasiCtx {
     WasiCtx::builder()
         .allow_tcp(false)
         .allow_udp(false)
         .allow_ip_name_lookup(false)
-        .stdout(LogStream { log: log.clone(), output: Output::Stdout })
-        .stderr(LogStream { log: log.clone(), output: Output::Stderr })
+        .stdout(LogStream { log: log.clone(), output: StdStream::Stdout })
+        .stderr(LogStream { log: log.clone(), output: StdStream::Stderr })
         .build()
 }
 
@@ -76,11 +76,11 @@ impl State {
     }
 }
 
-/// Standard output or error.
+/// Standard output or error, written to the handler's log.
 #[derive(Clone)]
 struct LogStream {
     log: Log,
-    output: Output,
+    output: StdStream,
 }
 
 impl IsTerminal for LogStream {

@@ -1,31 +1,31 @@
-//! What is known of a component that was taken.
+//! Report of a component without problems.
 
 use serde::{Deserialize, Serialize};
 
-use super::{judge::World, scan::Scan};
+use super::{scan::Scan, verdict::HandlerWorld};
 
-/// What a component is: its permissions, its origin and what an instance of it takes.
+/// Facts of a component: its permissions, its origin and the resources of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// Bytes of the component.
     pub size: u64,
-    /// `single` takes one message at a time, `batch` all messages of a transaction together.
+    /// World: `single` for one message at a time, `batch` for all messages of a transaction.
     pub world: String,
-    /// Version of the contract that it was built against.
+    /// Version of the contract that the component was built against.
     pub contract: String,
-    /// Everything it imports.
+    /// Names of all imports.
     pub imports: Vec<String>,
-    /// The imports through which it can do something; those that only name types are left out.
+    /// Names of the imports with functions. Imports that only name types are left out.
     pub permissions: Vec<String>,
-    /// Programming languages, as its producers sections say, which nobody checks.
+    /// Programming languages, by the producers sections, which the host cannot verify.
     pub languages: Vec<Tool>,
-    /// Compilers and what came after them.
+    /// Compilers and later tools.
     pub processed_by: Vec<Tool>,
     /// Development kits.
     pub sdks: Vec<Tool>,
     /// Linear memories of an instance.
     pub memories: u64,
-    /// Bytes that they have at the start.
+    /// Bytes of all memories at the start.
     pub memory_bytes_min: u64,
     /// Tables of an instance.
     pub tables: u64,
@@ -33,7 +33,7 @@ pub struct Report {
     pub table_elements_max: u64,
     /// Core instances of an instance.
     pub core_instances: u64,
-    /// Sections that do not run, such as names and debug information.
+    /// Sections without code, such as names and debug information.
     pub custom_sections: Vec<CustomSection>,
 }
 
@@ -55,8 +55,8 @@ pub struct CustomSection {
     pub size: u64,
 }
 
-pub(super) fn report(scan: &Scan, world: World, size: usize) -> Report {
-    let needs = scan.needs;
+pub(super) fn report(scan: &Scan, world: HandlerWorld, size: usize) -> Report {
+    let resources = scan.resources;
     let mut imports: Vec<String> = scan.imports.iter().map(|import| import.name.clone()).collect();
     let mut permissions: Vec<String> = scan
         .imports
@@ -76,11 +76,11 @@ pub(super) fn report(scan: &Scan, world: World, size: usize) -> Report {
         languages: tools(scan, "language"),
         processed_by: tools(scan, "processed-by"),
         sdks: tools(scan, "sdk"),
-        memories: needs.memories,
-        memory_bytes_min: needs.memory_bytes,
-        tables: needs.tables,
-        table_elements_max: needs.table_elements,
-        core_instances: needs.core_instances,
+        memories: resources.memories,
+        memory_bytes_min: resources.memory_bytes,
+        tables: resources.tables,
+        table_elements_max: resources.table_elements,
+        core_instances: resources.core_instances,
         custom_sections: sections
             .map(|(name, size)| CustomSection { name: name.clone(), size: *size })
             .collect(),

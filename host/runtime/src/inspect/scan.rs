@@ -1,8 +1,7 @@
-//! One pass over the binary: whether it is valid, and what its sections say.
+//! One pass over the binary, which validates it and reads its sections.
 //!
-//! Nothing is compiled and nothing recurses without bound: the parser hands over one section after
-//! the other, and the validator bounds the depth of types and every count before it allocates for
-//! it.
+//! The pass compiles nothing, and its recursion is bounded. The parser returns one section after
+//! the other. The validator bounds the depth of types, and every count before it allocates for it.
 
 use std::{
     collections::BTreeMap,
@@ -17,40 +16,40 @@ use wasmparser::{
     types::{Types, TypesRef},
 };
 
-use super::needs::{Needs, Scopes};
+use super::resources::{Resources, Scopes};
 
-/// How long function bodies are looked at. Reading them takes longest, and some that are small take
-/// for ever; what is left after that the compiler checks, in a process that can be stopped.
+/// Longest time for the check of function bodies. They take most of the time, and even small ones
+/// may take for ever. The compiler checks the rest, in a process that the host can kill.
 const BODIES_TIME: Duration = Duration::from_millis(400);
-/// Instructions between two looks at the clock.
+/// Instructions between two checks of the clock.
 const INSTRUCTIONS: usize = 256;
-/// Targets of a `br_table` that are checked here: each of them costs as much as its block has
-/// results.
+/// Most targets of a `br_table` that is checked here. The check of each target takes time in
+/// proportion to the results of its block.
 const TARGETS_MAX: u32 = 10_000;
-/// Components inside components.
+/// Deepest nesting of components.
 const DEPTH_MAX: usize = 64;
-/// Types of a component and its modules together; each takes some hundred bytes while it is read.
+/// Most types of a component and its modules together. Each takes some hundred bytes while it is
+/// read.
 const TYPES_MAX: u64 = 1_000_000;
-/// Types of components and instances in one section. The parser recurses where one is inside
-/// another, and no more can be inside one another than there are. Real ones have one for each
-/// interface.
+/// Most types of components and instances in one section. The parser recurses into nested ones, and
+/// their number bounds the depth. Real components have one for each interface.
 const NESTED_TYPES_MAX: usize = 500;
-/// Different tools that are kept of the producers sections.
+/// Most tools that are kept of the producers sections, and most names of custom sections.
 const TOOLS_MAX: usize = 64;
-/// Bytes that are kept of the name or version of a tool or of a section.
+/// Most bytes that are kept of the name or version of a tool, or of a section's name.
 const NAME_BYTES_MAX: usize = 100;
 
-/// What was found.
+/// The result of a pass.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
     pub(super) imports: Vec<Import>,
     pub(super) exports: Vec<Export>,
-    pub(super) needs: Needs,
-    /// A C library is linked into it as a shared library.
+    pub(super) resources: Resources,
+    /// Whether a C library is linked into the component as a shared library.
     pub(super) has_shared_libc: bool,
-    /// By field of the producers sections: tools with their versions.
+    /// Versions of the tools in the producers sections, by field and tool.
     pub(super) producers: BTreeMap<(String, String), String>,
-    /// Bytes by name, over all nested modules.
+    /// Bytes of custom sections by name, summed over nested modules.
     pub(super) custom_sections: BTreeMap<String, u64>,
 }
 
@@ -59,7 +58,7 @@ pub(super) struct Scan {
 pub(super) struct Import {
     pub(super) name: String,
     pub(super) is_interface: bool,
-    /// Names of its functions and of the methods of its resources.
+    /// Names of the functions, and of the methods of resources.
     pub(super) functions: Vec<String>,
 }
 
@@ -67,11 +66,11 @@ pub(super) struct Import {
 #[derive(Debug, Clone)]
 pub(super) struct Export {
     pub(super) name: String,
-    /// Names of the functions, where it is an interface.
+    /// Names of the functions; none for an export that is no interface.
     pub(super) functions: Option<Vec<String>>,
 }
 
-/// Not what a WebAssembly binary may be.
+/// An error of the binary: it is not valid WebAssembly, or beyond a bound.
 #[derive(Debug)]
 pub(super) struct Invalid {
     pub(super) message: String,
@@ -84,14 +83,14 @@ impl From<BinaryReaderError> for Invalid {
     }
 }
 
-/// The proposals that the engine has switched on; a test compares.
+/// Returns the proposals that the engine has switched on. A test compares the two.
 pub(super) fn features() -> WasmFeatures {
     WasmFeatures::WASM3
         .difference(WasmFeatures::GC_TYPES | WasmFeatures::EXCEPTIONS | WasmFeatures::THREADS)
         .union(WasmFeatures::COMPONENT_MODEL)
 }
 
-/// Read a component or a core module.
+/// Validates and reads a component or a core module.
 pub(super) fn scan(bytes: &[u8]) -> Result<Scan, Invalid> {
     scan_with(bytes, true)
 }
@@ -115,20 +114,21 @@ fn scan_with(bytes: &[u8], has_world: bool) -> Result<Scan, Invalid> {
     reading.finish()
 }
 
+/// The state of a pass.
 #[derive(Default)]
 struct Reading {
     scan: Scan,
     scopes: Scopes,
-    /// The core module that is being read.
-    module: Option<Needs>,
+    /// Resources of the core module that is being read.
+    module: Option<Resources>,
     types_defined: u64,
-    /// A core module may say in a section of its own what it is.
+    /// Whether a custom section of a core module may hold its world, which is scanned too.
     has_world: bool,
     types: Option<Types>,
 }
 
 impl Reading {
-    /// What the validator would take its time, its stack or its memory for.
+    /// Refuses a section that would cost the validator too much time, stack or memory.
     fn check_bounds(&mut self, bytes: &[u8], payload: &Payload<'_>) -> Result<(), Invalid> {
         let too_much = |message: String, offset: usize| Err(Invalid { message, offset });
         let (count, range) = match payload {
@@ -164,18 +164,18 @@ impl Reading {
         Ok(())
     }
 
-    /// Look at one section that was found valid.
+    /// Reads one valid section.
     fn payload<'a>(&mut self, payload: Payload<'a>) -> Result<(), Invalid> {
         match payload {
             Payload::Version { encoding: Encoding::Component, .. } => self.scopes.enter(),
             Payload::Version { encoding: Encoding::Module, .. } => {
-                self.module = Some(Needs::default())
+                self.module = Some(Resources::default())
             }
             Payload::MemorySection(memories) => {
-                self.in_module(memories, |needs, memory| needs.add_memory(&memory))?
+                self.in_module(memories, |resources, memory| resources.add_memory(&memory))?
             }
             Payload::TableSection(tables) => {
-                self.in_module(tables, |needs, table| needs.add_table(&table.ty))?
+                self.in_module(tables, |resources, table| resources.add_table(&table.ty))?
             }
             Payload::ExportSection(exports) => {
                 each(exports, |it| self.scan.has_shared_libc |= it.name.starts_with("libc.so:"))?
@@ -199,10 +199,10 @@ impl Reading {
     fn in_module<'a, T: wasmparser::FromReader<'a>>(
         &mut self,
         section: wasmparser::SectionLimited<'a, T>,
-        add: impl Fn(&mut Needs, T),
+        add: impl Fn(&mut Resources, T),
     ) -> Result<(), Invalid> {
-        let needs = self.module.get_or_insert_default();
-        each(section, |item| add(needs, item))
+        let resources = self.module.get_or_insert_default();
+        each(section, |item| add(resources, item))
     }
 
     fn import(&mut self, import: &wasmparser::ComponentImport<'_>) {
@@ -230,8 +230,8 @@ impl Reading {
 
     fn end(&mut self) {
         match self.module.take() {
-            Some(needs) => self.scopes.define_module(needs),
-            None => self.scan.needs = self.scopes.leave(),
+            Some(resources) => self.scopes.define_module(resources),
+            None => self.scan.resources = self.scopes.leave(),
         }
     }
 
@@ -241,7 +241,7 @@ impl Reading {
             && self.scopes.depth() == 0
             && section.name().starts_with("component-type")
         {
-            // The encoder reads the world of a core module from a component in here.
+            // The encoder reads the world of a core module from the component in this section.
             let inside = |invalid: Invalid| Invalid {
                 offset: invalid.offset.saturating_add(section.data_offset()),
                 ..invalid
@@ -260,7 +260,8 @@ impl Reading {
         Ok(())
     }
 
-    /// What cannot be read of a producers section is left out: it says nothing about the code.
+    /// Reads a producers section as far as possible. The rest is ignored, since it does not concern
+    /// the code.
     fn producers(&mut self, fields: wasmparser::ProducersSectionReader<'_>) {
         for field in fields.into_iter().map_while(Result::ok) {
             for tool in field.values.into_iter().map_while(Result::ok) {
@@ -273,7 +274,7 @@ impl Reading {
         }
     }
 
-    /// Names of functions come from the types, which are complete only at the end.
+    /// Adds the names of functions, from the types, which are complete only at the end.
     fn finish(mut self) -> Result<Scan, Invalid> {
         let types = self
             .types
@@ -293,10 +294,10 @@ impl Reading {
 
 fn each<'a, T: wasmparser::FromReader<'a>>(
     section: wasmparser::SectionLimited<'a, T>,
-    mut see: impl FnMut(T),
+    mut visit: impl FnMut(T),
 ) -> Result<(), Invalid> {
     for item in section {
-        see(item?);
+        visit(item?);
     }
     Ok(())
 }
@@ -319,7 +320,7 @@ fn short(text: &str) -> String {
     crate::text::printable(&crate::text::bounded(text, NAME_BYTES_MAX))
 }
 
-/// Checks function bodies, as many as there is time for.
+/// The checker of function bodies, within a deadline.
 struct Bodies {
     deadline: Instant,
     allocations: FuncValidatorAllocations,
@@ -364,7 +365,7 @@ impl Bodies {
     }
 }
 
-/// Whether the next instruction is a `br_table` that would take long to check.
+/// Returns whether the next instruction is a `br_table` that takes long to check.
 fn has_many_targets(mut reader: BinaryReader<'_>) -> bool {
     const BR_TABLE: u8 = 0x0e;
     matches!(reader.read_u8(), Ok(BR_TABLE))

@@ -1,6 +1,6 @@
-//! Guests as text. Each answers by writing a `result<option<string>, failure>` at address 64.
+//! Guests as text. Each writes its answer, a `result<option<string>, failure>`, to address 64.
 
-/// A module with a memory, an allocator and a handler with this body; `imports` stands first.
+/// Returns a module with `imports`, a memory, an allocator and a handler with this body.
 pub(super) fn guest(imports: &str, body: &str) -> String {
     format!(
         r#"(module
@@ -19,10 +19,10 @@ pub(super) fn guest(imports: &str, body: &str) -> String {
     )
 }
 
-/// Answers ok without a result.
+/// Code that answers ok without a result.
 pub(super) const OK: &str = "(i32.const 64)";
 
-/// Answers ok with this result.
+/// Returns code that answers ok with a result.
 pub(super) fn ok_with(result: &str) -> String {
     format!(
         "{} (i32.store8 (i32.const 72) (i32.const 1)) {} (i32.const 64)",
@@ -31,7 +31,7 @@ pub(super) fn ok_with(result: &str) -> String {
     )
 }
 
-/// Answers with a failure of this case and text.
+/// Returns code that answers with a failure of this case and text.
 pub(super) fn fail_with(case: u32, text: &str) -> String {
     format!(
         "{} (i32.store8 (i32.const 64) (i32.const 1)) (i32.store8 (i32.const 72) (i32.const \
@@ -41,7 +41,7 @@ pub(super) fn fail_with(case: u32, text: &str) -> String {
     )
 }
 
-/// Code that puts a text into memory.
+/// Returns code that writes a text to memory.
 pub(super) fn stores(at: usize, text: &str) -> String {
     text.bytes()
         .enumerate()
@@ -49,7 +49,7 @@ pub(super) fn stores(at: usize, text: &str) -> String {
         .collect()
 }
 
-/// Code that stores an address and a length.
+/// Returns code that stores an address and a length.
 fn pair(at: usize, address: usize, length: usize) -> String {
     format!(
         "(i32.store (i32.const {at}) (i32.const {address})) (i32.store (i32.const {}) (i32.const \
@@ -62,7 +62,7 @@ fn pair(at: usize, address: usize, length: usize) -> String {
 pub(super) const EXECUTE: &str =
     r#"(import "oncebox:handler/sql@0.1.0" "execute" (func $execute (param i32 i32 i32 i32 i32)))"#;
 
-/// Sends a statement without parameters; the answer goes to address 256.
+/// Returns code that sends a statement without parameters. The answer goes to address 256.
 pub(super) fn execute(statement: &str) -> String {
     format!(
         "{} (call $execute (i32.const 2048) (i32.const {}) (i32.const 0) (i32.const 0) (i32.const \

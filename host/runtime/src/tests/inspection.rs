@@ -1,4 +1,4 @@
-//! What an upload is told before anything is compiled.
+//! Problems and reports of uploads, before anything is compiled.
 
 use std::{fs, path::Path, time::Instant};
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{Allowance, Inspected, Problem, inspect};
 
-fn look(bytes: &[u8]) -> Result<Inspected, Vec<Problem>> {
+fn inspect_default(bytes: &[u8]) -> Result<Inspected, Vec<Problem>> {
     inspect(bytes, &config().allowance())
 }
 
@@ -18,9 +18,9 @@ fn wat(text: &str) -> Vec<u8> {
     wat::parse_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// Refused for exactly these reasons, each with a part of its text.
+/// Checks that an upload has exactly these problems, each with a part of its text.
 fn check(bytes: &[u8], expected: &[(&str, &str)]) {
-    let problems = look(bytes).map(|_| ()).expect_err("it was taken");
+    let problems = inspect_default(bytes).map(|_| ()).expect_err("it was taken");
     let codes: Vec<_> = problems.iter().map(|problem| problem.code.as_str()).collect();
     assert_eq!(codes, expected.iter().map(|(code, _)| *code).collect::<Vec<_>>(), "{problems:#?}");
     for (problem, (_, part)) in problems.iter().zip(expected) {
@@ -33,7 +33,7 @@ fn check(bytes: &[u8], expected: &[(&str, &str)]) {
     }
 }
 
-/// A component with these parts and a handler that does nothing.
+/// Makes a component of these parts and a handler that does nothing.
 fn handler(parts: &str) -> Vec<u8> {
     handler_of("oncebox:handler/incoming-handler@0.1.0", "handle", parts)
 }
@@ -71,7 +71,7 @@ fn damage_is_told_with_its_place() {
     let sound = component(&guest("", OK));
     check(&sound[..sound.len() - 7], &[("invalid_wasm", "at byte")]);
     check(b"\0asm\x0d\0\x01\0garbage", &[("invalid_wasm", "at byte 10")]);
-    // An addition without operands, which only a look at the body finds.
+    // An addition without operands, which only the check of the body finds.
     let body = b"\0asm\x01\0\0\0\x01\x04\x01\x60\0\0\x03\x02\x01\0\x0a\x05\x01\x03\0\x6a\x0b";
     check(body, &[("invalid_wasm", "at byte 23")]);
 }
@@ -90,10 +90,10 @@ fn size_is_capped_before_anything_is_read() {
 #[test]
 fn core_modules_become_components_or_say_why_not() {
     let core = wat(&guest(LOG, OK));
-    let inspected = look(&core).expect("sound");
+    let inspected = inspect_default(&core).expect("sound");
     assert!(inspected.source_digest.is_some() && inspected.component != core);
     assert_eq!(inspected.component, component(&guest(LOG, OK)));
-    let again = look(&inspected.component).expect("sound");
+    let again = inspect_default(&inspected.component).expect("sound");
     assert_eq!((again.digest, again.source_digest), (inspected.digest, None));
     assert_eq!(again.report, inspected.report);
     check(&wat("(module)"), &[("core_module", "incoming-handler")]);
@@ -126,21 +126,21 @@ fn every_import_that_is_not_given_is_told_with_its_reason() {
 #[test]
 fn a_flood_of_imports_is_summed_up() {
     let parts: String = (0..900).map(|i| format!("(import \"acme:x/y{i}\" (instance))")).collect();
-    let problems = look(&handler(&parts)).expect_err("refused");
+    let problems = inspect_default(&handler(&parts)).expect_err("refused");
     assert_eq!(problems.len(), 21, "{problems:?}");
     assert!(problems[20].text.contains("880 more"), "{problems:?}");
 }
 
 #[test]
 fn types_of_sockets_are_no_network_and_a_shared_c_library_may_name_all() {
-    look(&handler(
+    inspect_default(&handler(
         "(import \"wasi:sockets/tcp@0.2.0\" (instance)) (import \
         \"wasi:sockets/network@0.2.0\" (instance))",
     ))
     .expect("types only");
     let sockets = r#"(import "wasi:sockets/tcp-create-socket@0.2.0" (instance))"#;
     let libc = r#"(core module (global (export "libc.so:memory_base") i32 (i32.const 0)))"#;
-    look(&handler(&format!("{sockets} {libc}"))).expect("a shared C library");
+    inspect_default(&handler(&format!("{sockets} {libc}"))).expect("a shared C library");
     check(&handler(sockets), &[("import_not_given", "no network")]);
 }
 
@@ -163,8 +163,9 @@ fn exports_are_named_as_they_are_and_as_they_should_be() {
         &handler("(import \"oncebox:handler/sql@0.2.0\" (instance))"),
         &[("contract_version", "`oncebox:handler/sql@0.2.0` is of another version")],
     );
-    let later = look(&handler_of("oncebox:handler/incoming-handler@0.1.9", "handle", ""))
-        .expect("a later patch");
+    let later =
+        inspect_default(&handler_of("oncebox:handler/incoming-handler@0.1.9", "handle", ""))
+            .expect("a later patch");
     assert_eq!(later.report.contract, "0.1.9");
 }
 
@@ -205,8 +206,8 @@ fn what_an_instance_takes_is_counted_per_instantiation() {
             ("too_many_tables", "needs 2 tables in one module"),
         ],
     );
-    let report = look(&handler("(core module (memory 1) (table 30000 funcref))"))
-        .expect("nobody instantiates it")
+    let report = inspect_default(&handler("(core module (memory 1) (table 30000 funcref))"))
+        .expect("it is not instantiated")
         .report;
     assert_eq!((report.memories, report.tables, report.core_instances), (0, 0, 1));
     check(
@@ -236,7 +237,7 @@ fn what_an_instance_takes_is_counted_per_instantiation() {
 
 #[test]
 fn the_report_says_what_it_is() {
-    let report = look(&component(&guest(LOG, OK))).expect("sound").report;
+    let report = inspect_default(&component(&guest(LOG, OK))).expect("sound").report;
     assert_eq!(
         (report.world.as_str(), report.contract.as_str(), report.memories),
         ("single", "0.1.0", 1)
@@ -246,7 +247,8 @@ fn the_report_says_what_it_is() {
     assert!(report.imports.iter().any(|name| name == "oncebox:handler/types@0.1.0"), "{report:?}");
 }
 
-/// A proposal that only one of the two takes would be refused late, or for nothing.
+/// Compares the proposals of inspection and engine. A proposal that only one of the two takes would
+/// be refused late, or without reason.
 #[test]
 fn the_same_proposals_are_on_as_in_the_engine() {
     let engine = crate::engine::start(&config()).expect("an engine");
@@ -294,12 +296,12 @@ fn check_same(engine: &Engine, bytes: &[u8], text: &str) {
         Component::from_binary(engine, bytes).map(|_| ()).map_err(|error| format!("{error:#}"));
     let compiled = compiled
         .or_else(|error| if error.contains("pooling allocator") { Ok(()) } else { Err(error) });
-    let problems = look(bytes).expect_err("it is no handler");
+    let problems = inspect_default(bytes).expect_err("it is no handler");
     let is_valid = !problems.iter().any(|problem| problem.code == "invalid_wasm");
     assert_eq!(compiled.is_ok(), is_valid, "`{text}`: {compiled:?}, {problems:?}");
 }
 
-/// The components at hand, those of other languages too where they were built.
+/// Inspects the example components, and those of other languages where they were built.
 #[test]
 fn real_components_are_taken_in_a_moment() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -314,7 +316,7 @@ fn real_components_are_taken_in_a_moment() {
         {
             let bytes = fs::read(&path).expect("a component");
             let start = Instant::now();
-            let inspected = look(&bytes)
+            let inspected = inspect_default(&bytes)
                 .unwrap_or_else(|problems| panic!("`{}`: {problems:#?}", path.display()));
             let report = &inspected.report;
             println!(

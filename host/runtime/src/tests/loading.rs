@@ -1,4 +1,4 @@
-//! What is refused at upload, in which words, and what the cache keeps.
+//! Errors of loading, and the cache of compiled code.
 
 use std::{fs, path::PathBuf};
 
@@ -113,7 +113,7 @@ fn only_core_modules_are_encoded() {
     assert!(error.contains("incoming-handler") && !error.contains('\n'), "{error}");
 }
 
-/// A folder of its own per test, removed at the end.
+/// A cache folder of one test, which is removed at its end.
 struct Folder(PathBuf);
 
 impl Folder {

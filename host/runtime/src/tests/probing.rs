@@ -1,4 +1,5 @@
-//! A component that cannot even start is found out before a message needs it.
+//! Trials of a component's start: a component that cannot start is refused before a message needs
+//! it.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +32,7 @@ async fn check(body: &str, part: &str) {
 }
 
 #[tokio::test]
-async fn a_start_that_comes_to_its_end_is_fine() {
+async fn a_start_that_ends_is_fine() {
     probe("").await.expect("no start");
     probe("(func $start) (start $start)").await.expect("a harmless start");
 }
@@ -48,7 +49,7 @@ async fn a_start_that_traps_is_told() {
 #[tokio::test]
 async fn a_start_that_spins_is_stopped() {
     let start = Instant::now();
-    check("(call $spin)", "it does not come to an end within 1 s").await;
+    check("(call $spin)", "it does not end within 1 s").await;
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
@@ -68,8 +69,8 @@ async fn sql_at_the_start_is_answered_and_does_no_harm() {
         "{} (if (i32.eqz (i32.load8_u (i32.const 256))) (then unreachable))",
         execute("select 1")
     );
-    // Imports that need an allocator are linked after the start section ran; toolchains use this
-    // name.
+    // Imports that need an allocator are linked after the start section has run. Toolchains use
+    // this name for code that needs such imports.
     probe(&format!("(func (export \"_initialize\") {body})"))
         .await
         .expect("the guest took the error");

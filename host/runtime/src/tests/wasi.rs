@@ -1,5 +1,5 @@
-//! What stock toolchains get: clocks that stand still, randomness that repeats, output that
-//! becomes log lines, and nothing else.
+//! WASI for stock toolchains: deterministic clocks, randomness that repeats, output that becomes
+//! log lines, and nothing else.
 
 use oncebox_model::{outcome::FailureKind, policy::Limits, tx::Tx};
 
@@ -9,7 +9,7 @@ use super::{
     handle, handler, message, run, runtime,
 };
 
-/// Built for WASI 0.1: the adapter brings the interfaces of WASI 0.2.
+/// Imports of a guest for WASI 0.1. The adapter adds those of WASI 0.2.
 const WASI: &str = r#"
   (import "wasi_snapshot_preview1" "fd_write" (func $fd_write (param i32 i32 i32 i32) (result i32)))
   (import "wasi_snapshot_preview1" "random_get" (func $random_get (param i32 i32) (result i32)))
@@ -19,7 +19,7 @@ const WASI: &str = r#"
   (import "wasi_snapshot_preview1" "fd_prestat_get" (func $fd_prestat_get (param i32 i32) (result i32)))
   (import "wasi_snapshot_preview1" "proc_exit" (func $proc_exit (param i32)))"#;
 
-/// Answers ok with the 16 digits of the number at address 3072.
+/// Code that answers ok with 16 octal digits of the number at address 3072.
 const ANSWER_NUMBER: &str = r#"
   (local $i i32) (local $n i64)
   (local.set $n (i64.load (i32.const 3072)))
@@ -35,7 +35,7 @@ const ANSWER_NUMBER: &str = r#"
   (i32.store (i32.const 76) (i32.const 4096)) (i32.store (i32.const 80) (i32.const 18))
   (i32.const 64)"#;
 
-/// A guest with these locals' code before the answer.
+/// Returns a guest that runs `code` and then answers with the number.
 fn number(code: &str) -> String {
     let (locals, rest) = ANSWER_NUMBER.split_once("(local.set").expect("locals come first");
     guest(WASI, &format!("{locals} {code} (local.set{rest}"))

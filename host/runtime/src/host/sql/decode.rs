@@ -1,4 +1,4 @@
-//! Columns and rows, from PostgreSQL's binary form to the contract's values.
+//! Decoder of columns and rows, from PostgreSQL's binary form to the contract's values.
 
 use sqlx::{
     Column as _, Row as _, ValueRef as _,
@@ -12,15 +12,15 @@ use super::{
     types::{Scalar, Shape, name},
 };
 
-/// What is read from every row of a result.
+/// The columns of a result, and the form in which each is read.
 pub(super) struct Layout {
     pub(super) columns: Vec<Column>,
     shapes: Vec<Shape>,
 }
 
 impl Layout {
-    /// From the described columns, before the statement runs: one that cannot be carried
-    /// is reported while nothing has happened yet.
+    /// Makes a layout of the described columns. This happens before the statement runs, so an
+    /// unsupported column is reported before the statement has an effect.
     pub(super) fn of(columns: &[PgColumn]) -> Result<Self, String> {
         let mut layout = Self { columns: Vec::new(), shapes: Vec::new() };
         for column in columns {
@@ -33,8 +33,8 @@ impl Layout {
         Ok(layout)
     }
 
-    /// One row, and about how many bytes it takes; none if that is more than there is room for,
-    /// which is known before anything is copied.
+    /// Decodes a row and returns it with its approximate size in bytes. Returns none if the size is
+    /// above `room`, and then copies no value beyond it.
     pub(super) fn row(
         &self,
         row: &PgRow,
@@ -70,12 +70,12 @@ fn unsupported(column: &str, type_name: &str, reason: &str) -> String {
     )
 }
 
-/// About how many bytes a value will take, beside the value itself. A number of ten bytes can have
-/// a hundred thousand digits.
+/// Returns the approximate bytes of a decoded value on the heap. A number of ten bytes can have a
+/// hundred thousand digits.
 fn heap(shape: Shape, bytes: &[u8]) -> usize {
     match shape {
         Shape::Scalar(scalar) => text_bytes(scalar, bytes),
-        // What is no array that can be carried is refused before anything of it is kept.
+        // The decoder refuses an unsupported array later, before it keeps any of it.
         Shape::Array(scalar, _) => Reader(bytes).array_heap(scalar).unwrap_or(bytes.len()),
     }
 }
@@ -87,7 +87,7 @@ fn text_bytes(scalar: Scalar, bytes: &[u8]) -> usize {
     }
 }
 
-/// About how long the decimal text of a number's binary form is, and no shorter than it will be.
+/// Returns an upper bound of the length of a number's decimal text, from its binary form.
 fn digits_max(bytes: &[u8]) -> usize {
     let &[_, _, w0, w1, _, _, s0, s1, ..] = bytes else { return 0 };
     let (weight, scale) = (i16::from_be_bytes([w0, w1]), u16::from_be_bytes([s0, s1]));
@@ -105,15 +105,15 @@ fn value(shape: Shape, bytes: &[u8]) -> Result<Value, &'static str> {
     }
 }
 
-/// Dimensions, a flag and the element type; for each dimension its length and lower bound;
-/// then the elements, each with its length.
+/// Decodes an array. Its binary form has the number of dimensions, a flag and the element type; for
+/// each dimension its length and lower bound; then the elements, each with its length.
 fn array(scalar: Scalar, bytes: &[u8]) -> Result<Vec<Element>, &'static str> {
     let mut reader = Reader(bytes);
     let count = reader.count()?;
     (0..count).map(|_| reader.element(scalar)).collect()
 }
 
-/// Reads what an array is made of.
+/// A reader of an array's binary form.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -127,7 +127,7 @@ impl<'a> Reader<'a> {
         self.take(4).and_then(|bytes| Ok(i32::from_be_bytes(fixed(bytes)?)))
     }
 
-    /// What comes before the elements: how many there are.
+    /// Reads the header of an array and returns the number of elements.
     fn count(&mut self) -> Result<i32, &'static str> {
         let dimensions = self.int4()?;
         let (_flags, _element_type) = (self.int4()?, self.int4()?);
@@ -143,7 +143,7 @@ impl<'a> Reader<'a> {
         Ok(count)
     }
 
-    /// The bytes of an element; none of one that is null.
+    /// Reads the bytes of an element; none for null.
     fn bytes(&mut self) -> Result<Option<&'a [u8]>, &'static str> {
         match self.int4()? {
             -1 => Ok(None),
@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
         self.bytes()?.map_or(Ok(Element::Null), |bytes| element(scalar, bytes))
     }
 
-    /// About how many bytes the elements will take.
+    /// Returns the approximate bytes of the decoded elements.
     fn array_heap(mut self, scalar: Scalar) -> Result<usize, &'static str> {
         let mut heap = 0;
         for _ in 0..self.count()? {
@@ -212,7 +212,8 @@ fn date(days: i32) -> Result<i32, &'static str> {
     }
 }
 
-/// PostgreSQL's range ends some thirty years behind what microseconds since 1970 can say.
+/// Converts from PostgreSQL's epoch to 1970. PostgreSQL's range ends some thirty years after that
+/// of microseconds since 1970.
 fn timestamp(microseconds: i64) -> Result<i64, &'static str> {
     match microseconds {
         i64::MIN | i64::MAX => Ok(microseconds),

@@ -1,7 +1,7 @@
-//! Parameters, in the binary form of the type the statement gives them.
+//! Encoder of parameters, in the binary form of the type that the statement gives them.
 //!
-//! The driver keeps prepared statements by their text alone, so a type guessed from the
-//! guest's value would stick to a text and break the next call. Only the described type counts.
+//! The driver caches prepared statements by their text alone. A type guessed from the guest's value
+//! would stay with a text and break the next call, so only the described type counts.
 
 use sqlx::{
     Encode, Postgres, Type,
@@ -17,7 +17,7 @@ use super::{
 
 /// Days from 1970-01-01 to PostgreSQL's own epoch, 2000-01-01.
 pub(super) const EPOCH_DAYS: i32 = 10_957;
-/// The same in microseconds.
+/// Microseconds from 1970-01-01 to PostgreSQL's own epoch.
 pub(super) const EPOCH_MICROSECONDS: i64 = 946_684_800_000_000;
 
 /// A parameter in wire form, under its described type.
@@ -52,7 +52,7 @@ impl Type<Postgres> for Bound {
     }
 }
 
-/// All parameters of a statement, or what is wrong with one of them.
+/// Encodes all parameters of a statement. The error names the parameter that does not fit.
 pub(super) fn arguments(types: &[PgTypeInfo], params: &[Value]) -> Result<PgArguments, String> {
     if types.len() != params.len() {
         return Err(format!(
@@ -81,33 +81,33 @@ fn parameter(number: usize, info: &PgTypeInfo, value: &Value) -> Result<Option<V
         ));
     };
     encode(shape, value).map_err(|problem| match problem {
-        Problem::Mismatch("a text") => format!(
+        ParamProblem::Mismatch("a text") => format!(
             "parameter `${number}` is of type `{type_name}` and does not take a text as it is; \
                 write `${number}::text::{}` and \
              PostgreSQL reads it, or give a value of that type",
             type_name.to_lowercase()
         ),
-        Problem::Mismatch(given) => format!(
+        ParamProblem::Mismatch(given) => format!(
             "parameter `${number}` is of type `{type_name}` and does not take {given}; give it as \
                 text and cast it: `${number}::text::{}`",
             type_name.to_lowercase()
         ),
-        Problem::Value(reason) => format!(
+        ParamProblem::Value(reason) => format!(
             "parameter `${number}` is of type `{type_name}`: \
             {reason}"
         ),
     })
 }
 
-/// Why a value does not go into a type.
-enum Problem {
-    /// The type does not take this case; holds the case's name.
+/// The reason for which a value cannot be encoded as a type.
+enum ParamProblem {
+    /// A case that the type does not take, by its name.
     Mismatch(&'static str),
-    /// It takes the case, but not this value.
+    /// A value that the type does not take, by the reason.
     Value(&'static str),
 }
 
-fn encode(shape: Shape, value: &Value) -> Result<Option<Vec<u8>>, Problem> {
+fn encode(shape: Shape, value: &Value) -> Result<Option<Vec<u8>>, ParamProblem> {
     let mut out = Vec::new();
     match (shape, value) {
         (_, Value::Null) => return Ok(None),
@@ -115,23 +115,28 @@ fn encode(shape: Shape, value: &Value) -> Result<Option<Vec<u8>>, Problem> {
             array(scalar, oid, elements, &mut out)?
         }
         (Shape::Scalar(scalar), value) => {
-            one(scalar, Item::of(value).ok_or(Problem::Mismatch("an array"))?, &mut out)?
+            one(scalar, Item::of(value).ok_or(ParamProblem::Mismatch("an array"))?, &mut out)?
         }
-        (Shape::Array(..), _) => return Err(Problem::Mismatch("a single value")),
+        (Shape::Array(..), _) => return Err(ParamProblem::Mismatch("a single value")),
     }
     Ok(Some(out))
 }
 
-/// One dimension that begins at 1; an empty array has none.
-fn array(scalar: Scalar, oid: u32, elements: &[Element], out: &mut Vec<u8>) -> Result<(), Problem> {
+/// Encodes an array as one dimension that begins at 1. An empty array has no dimension.
+fn array(
+    scalar: Scalar,
+    oid: u32,
+    elements: &[Element],
+    out: &mut Vec<u8>,
+) -> Result<(), ParamProblem> {
     let has_null = elements.iter().any(|element| matches!(element, Element::Null));
     let dimensions: u32 = if elements.is_empty() { 0 } else { 1 };
     for field in [dimensions, u32::from(has_null), oid] {
         out.extend_from_slice(&field.to_be_bytes());
     }
     if dimensions == 1 {
-        let count =
-            i32::try_from(elements.len()).map_err(|_| Problem::Value("the array is too long"))?;
+        let count = i32::try_from(elements.len())
+            .map_err(|_| ParamProblem::Value("the array is too long"))?;
         out.extend_from_slice(&count.to_be_bytes());
         out.extend_from_slice(&1_i32.to_be_bytes());
     }
@@ -144,13 +149,13 @@ fn array(scalar: Scalar, oid: u32, elements: &[Element], out: &mut Vec<u8>) -> R
         out.extend_from_slice(&[0; 4]);
         one(scalar, item, out)?;
         let length = i32::try_from(out.len() - start - 4)
-            .map_err(|_| Problem::Value("an element is too long"))?;
+            .map_err(|_| ParamProblem::Value("an element is too long"))?;
         out[start..start + 4].copy_from_slice(&length.to_be_bytes());
     }
     Ok(())
 }
 
-/// A value that is neither null nor an array, whichever of the two lists it came from.
+/// A value that is neither null nor an array, from a [`Value`] or an [`Element`].
 #[derive(Clone, Copy)]
 enum Item<'a> {
     Boolean(bool),
@@ -170,7 +175,7 @@ enum Item<'a> {
     Other,
 }
 
-/// The same cases stand in `value` and in `element`; `null` and arrays are the callers'.
+/// Converts the cases that `value` and `element` share. The caller adds `null` and arrays.
 macro_rules! item {
     ($list:ident, $value:expr, $($rest:pat => $answer:expr),+) => {
         match $value {
@@ -225,9 +230,9 @@ impl<'a> Item<'a> {
     }
 }
 
-/// A value in the binary form of its type. Integers go into every integer they fit; text
-/// goes where PostgreSQL's own text form has one spelling to parse.
-fn one(scalar: Scalar, item: Item<'_>, out: &mut Vec<u8>) -> Result<(), Problem> {
+/// Encodes a value in the binary form of a type. An integer goes into every integer type that holds
+/// it. A text goes into types whose text form in PostgreSQL has one spelling.
+fn one(scalar: Scalar, item: Item<'_>, out: &mut Vec<u8>) -> Result<(), ParamProblem> {
     use Scalar as S;
     match (scalar, item) {
         (S::Boolean, Item::Boolean(value)) => out.push(value.into()),
@@ -243,10 +248,10 @@ fn one(scalar: Scalar, item: Item<'_>, out: &mut Vec<u8>) -> Result<(), Problem>
         (S::Float8, Item::Float4(value)) => out.extend_from_slice(&f64::from(value).to_be_bytes()),
         (S::Float8, Item::Float8(value)) => out.extend_from_slice(&value.to_be_bytes()),
         (S::Numeric, Item::Numeric(text) | Item::Text(text)) => {
-            numeric::encode(text, out).map_err(Problem::Value)?
+            numeric::encode(text, out).map_err(ParamProblem::Value)?
         }
         (S::Numeric, Item::Integer(value)) => {
-            numeric::encode(&value.to_string(), out).map_err(Problem::Value)?
+            numeric::encode(&value.to_string(), out).map_err(ParamProblem::Value)?
         }
         (S::Text | S::Enum, Item::Text(value)) => out.extend_from_slice(text(value)?),
         (S::Char, Item::Text(value)) => char_byte(value, out)?,
@@ -270,33 +275,33 @@ fn one(scalar: Scalar, item: Item<'_>, out: &mut Vec<u8>) -> Result<(), Problem>
             out.extend_from_slice(&value.days.to_be_bytes());
             out.extend_from_slice(&value.months.to_be_bytes());
         }
-        (_, item) => return Err(Problem::Mismatch(item.case())),
+        (_, item) => return Err(ParamProblem::Mismatch(item.case())),
     }
     Ok(())
 }
 
-const OUT_OF_RANGE: Problem = Problem::Value("the value is out of range");
+const OUT_OF_RANGE: ParamProblem = ParamProblem::Value("the value is out of range");
 
-fn text(value: &str) -> Result<&[u8], Problem> {
+fn text(value: &str) -> Result<&[u8], ParamProblem> {
     match value.contains('\0') {
-        true => {
-            Err(Problem::Value("the text contains a NUL character, which PostgreSQL cannot store"))
-        }
+        true => Err(ParamProblem::Value(
+            "the text contains a NUL character, which PostgreSQL cannot store",
+        )),
         false => Ok(value.as_bytes()),
     }
 }
 
-fn char_byte(value: &str, out: &mut Vec<u8>) -> Result<(), Problem> {
+fn char_byte(value: &str, out: &mut Vec<u8>) -> Result<(), ParamProblem> {
     match value.as_bytes() {
         [] => out.push(0),
         [byte] if byte.is_ascii() => out.push(*byte),
-        _ => return Err(Problem::Value("it takes one ASCII character")),
+        _ => return Err(ParamProblem::Value("it takes one ASCII character")),
     }
     Ok(())
 }
 
-/// The nearest `real`; a finite value must stay finite.
-fn narrowed(value: f64) -> Result<f32, Problem> {
+/// Returns the nearest `real`. A finite value must stay finite.
+fn narrowed(value: f64) -> Result<f32, ParamProblem> {
     let narrow = value as f32;
     match value.is_finite() && !narrow.is_finite() {
         true => Err(OUT_OF_RANGE),
@@ -304,8 +309,8 @@ fn narrowed(value: f64) -> Result<f32, Problem> {
     }
 }
 
-fn uuid(value: &str) -> Result<[u8; 16], Problem> {
-    let malformed = || Problem::Value("it takes 8-4-4-4-12 hexadecimal digits");
+fn uuid(value: &str) -> Result<[u8; 16], ParamProblem> {
+    let malformed = || ParamProblem::Value("it takes 8-4-4-4-12 hexadecimal digits");
     let bytes = value.as_bytes();
     if bytes.len() != 36 || [8, 13, 18, 23].iter().any(|at| bytes[*at] != b'-') {
         return Err(malformed());
@@ -321,14 +326,14 @@ fn uuid(value: &str) -> Result<[u8; 16], Problem> {
     Ok(uuid)
 }
 
-fn date(days: i32) -> Result<i32, Problem> {
+fn date(days: i32) -> Result<i32, ParamProblem> {
     match days {
         i32::MIN | i32::MAX => Ok(days),
         days => days.checked_sub(EPOCH_DAYS).filter(|days| *days != i32::MIN).ok_or(OUT_OF_RANGE),
     }
 }
 
-fn timestamp(microseconds: i64) -> Result<i64, Problem> {
+fn timestamp(microseconds: i64) -> Result<i64, ParamProblem> {
     match microseconds {
         i64::MIN | i64::MAX => Ok(microseconds),
         value => value

@@ -1,4 +1,4 @@
-//! One statement, from its text to its rows.
+//! The run of one statement, from its text to its rows.
 
 use futures::TryStreamExt;
 use oncebox_model::{
@@ -20,102 +20,106 @@ use super::{
 };
 use crate::text::bounded;
 
-/// Parameters the wire protocol can count.
+/// Most parameters that the wire protocol can count.
 const PARAMS_MAX: usize = 65_535;
-/// Bytes of PostgreSQL's own texts that are handed to a guest.
+/// Most bytes of each of PostgreSQL's own texts that a guest gets.
 const ERROR_BYTES: usize = 4096;
-/// Bytes of what PostgreSQL says of one type: an enum's labels, a row's attributes.
+/// Most bytes of PostgreSQL's description of one type: an enum's labels, a row's attributes.
 const TYPE_BYTES_MAX: usize = 256 << 10;
-/// Bytes of a row on the wire beside its values: the lengths of as many columns as PostgreSQL
+/// Bytes of a row on the wire beside its values: the lengths of the most columns that PostgreSQL
 /// allows.
 const ROW_OVERHEAD: usize = 4 * 1_700;
 
-/// Whether rows are wanted.
+/// The use of a statement's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Read the rows.
+    /// Rows are read and returned.
     Query,
-    /// Only count what was touched; rows are passed over.
+    /// Rows are counted and dropped.
     Execute,
 }
 
-/// What a statement brought.
+/// The result of a statement.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Answer {
-    /// The result's columns; none for [`Mode::Execute`].
+pub struct SqlAnswer {
+    /// Columns of the rows; none for [`Mode::Execute`].
     pub columns: Vec<Column>,
-    /// Its rows; none for [`Mode::Execute`].
+    /// Rows that were returned; none for [`Mode::Execute`].
     pub rows: Vec<Vec<Value>>,
-    /// Rows that were returned or touched.
+    /// Number of rows that were returned or changed.
     pub rows_affected: u64,
 }
 
-/// Why there is no answer.
+/// The reason for which a statement has no result.
 #[derive(Debug)]
-pub enum Stopped {
-    /// The guest is told.
+pub enum SqlStop {
+    /// An error that the guest gets.
     Guest(Error),
-    /// The guest is ended, since nothing can be sent any more.
+    /// A lost connection, which ends the guest.
     Host(ConnectionLost),
 }
 
-/// The connection broke, or is in a state in which it must not be used again.
+/// A connection that broke, or whose state forbids further use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the connection to the database was lost")]
 pub struct ConnectionLost;
 
-/// Run one statement of a guest. Dropping the future condemns the connection.
+/// Runs one statement of a guest. Dropping the future condemns the connection.
+///
+/// # Errors
+///
+/// [`SqlStop::Guest`] for an error that the guest gets, [`SqlStop::Host`] for a lost connection.
 pub async fn run_statement(
     tx: &Tx,
     limits: &Limits,
     mode: Mode,
     text: &str,
     params: &[Value],
-) -> Result<Answer, Stopped> {
-    check(limits, text, params).map_err(Stopped::Guest)?;
+) -> Result<SqlAnswer, SqlStop> {
+    check(limits, text, params).map_err(SqlStop::Guest)?;
     let mut statement = tx.statement().await;
     match exchange(statement.connection(), limits, mode, text, params).await {
         Ok(answer) => {
             statement.finish(None);
             Ok(answer)
         }
-        Err(Trouble::Guest(error)) => {
+        Err(ExchangeError::Guest(error)) => {
             statement.finish(None);
-            Err(Stopped::Guest(error))
+            Err(SqlStop::Guest(error))
         }
-        Err(Trouble::Sql(error)) => Err(stopped(tx, statement, &error).await),
-        // Not finished, which condemns the connection and with it the driver's types.
-        Err(Trouble::TooDeep) => Err(Stopped::Host(ConnectionLost)),
+        Err(ExchangeError::Sql(error)) => Err(sql_stop(tx, statement, &error).await),
+        // The statement stays unfinished, which condemns the connection and the driver's types.
+        Err(ExchangeError::TooDeep) => Err(SqlStop::Host(ConnectionLost)),
     }
 }
 
-/// Run fixed text of the host, such as a savepoint's. It never holds a word of a guest.
-pub(crate) async fn control(tx: &Tx, text: String) -> Result<(), Stopped> {
+/// Runs a fixed text of the host, such as a savepoint's. The text never contains text of a guest.
+pub(crate) async fn control(tx: &Tx, text: String) -> Result<(), SqlStop> {
     let mut statement = tx.statement().await;
     match sqlx::raw_sql(AssertSqlSafe(text)).execute(statement.connection()).await {
         Ok(_) => {
             statement.finish(None);
             Ok(())
         }
-        Err(error) => Err(stopped(tx, statement, &error).await),
+        Err(error) => Err(sql_stop(tx, statement, &error).await),
     }
 }
 
-/// Tell an answered error, which is the guest's, from a broken connection.
-async fn stopped(tx: &Tx, statement: Statement<'_>, error: &sqlx::Error) -> Stopped {
+/// Distinguishes PostgreSQL's error answer, which the guest gets, from a broken connection.
+async fn sql_stop(tx: &Tx, statement: Statement<'_>, error: &sqlx::Error) -> SqlStop {
     statement.finish(Some(error));
     if tx.is_broken().await {
-        return Stopped::Host(ConnectionLost);
+        return SqlStop::Host(ConnectionLost);
     }
     match error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>()) {
-        Some(error) => Stopped::Guest(Error::Database(database_error(error))),
+        Some(error) => SqlStop::Guest(Error::Database(database_error(error))),
         None => {
-            Stopped::Guest(Error::Unsupported(format!("the statement cannot be sent: {error}")))
+            SqlStop::Guest(Error::Unsupported(format!("the statement cannot be sent: {error}")))
         }
     }
 }
 
-/// Only what a client may know: no context, no hint, no place in the server's source.
+/// Copies what a guest may see of an error. Context, hint and source position stay in the host.
 fn database_error(error: &PgDatabaseError) -> DatabaseError {
     DatabaseError {
         sqlstate: error.code().to_owned(),
@@ -125,7 +129,7 @@ fn database_error(error: &PgDatabaseError) -> DatabaseError {
     }
 }
 
-/// What can be refused before anything is sent.
+/// Checks everything that the host can refuse before it sends the statement.
 fn check(limits: &Limits, text: &str, params: &[Value]) -> Result<(), Error> {
     statement::check(text).map_err(Error::Refused)?;
     if text.len() > limits.statement_bytes_max {
@@ -141,7 +145,7 @@ fn check(limits: &Limits, text: &str, params: &[Value]) -> Result<(), Error> {
     Ok(())
 }
 
-/// About how many bytes a parameter takes.
+/// Returns the approximate bytes of a parameter.
 fn size(value: &Value) -> usize {
     match value {
         Value::Numeric(text) | Value::Text(text) | Value::Uuid(text) | Value::Json(text) => {
@@ -164,21 +168,24 @@ fn element_size(element: &Element) -> usize {
     }
 }
 
-/// Why an exchange ended.
-enum Trouble {
+/// The reason for which an exchange with PostgreSQL failed.
+enum ExchangeError {
+    /// An error that the guest gets.
     Guest(Error),
+    /// An error of the driver, which may be PostgreSQL's answer or a broken connection.
     Sql(sqlx::Error),
+    /// A type whose nesting endangers the driver's stack.
     TooDeep,
 }
 
-impl From<sqlx::Error> for Trouble {
+impl From<sqlx::Error> for ExchangeError {
     fn from(error: sqlx::Error) -> Self {
         Self::Sql(error)
     }
 }
 
-fn unsupported(text: impl Into<String>) -> Trouble {
-    Trouble::Guest(Error::Unsupported(text.into()))
+fn unsupported(text: impl Into<String>) -> ExchangeError {
+    ExchangeError::Guest(Error::Unsupported(text.into()))
 }
 
 async fn exchange(
@@ -187,10 +194,10 @@ async fn exchange(
     mode: Mode,
     text: &str,
     params: &[Value],
-) -> Result<Answer, Trouble> {
+) -> Result<SqlAnswer, ExchangeError> {
     let prepared = describe(connection, text).await?;
     if types(&prepared).any(is_too_deep) {
-        return Err(Trouble::TooDeep);
+        return Err(ExchangeError::TooDeep);
     }
     let arguments = encode::arguments(parameters(&prepared), params).map_err(unsupported)?;
     let layout = match mode {
@@ -202,7 +209,7 @@ async fn exchange(
         connection.clear_cached_statements().await?;
     }
     let (rows, rows_affected) = result?;
-    Ok(Answer {
+    Ok(SqlAnswer {
         columns: layout.map(|layout| layout.columns).unwrap_or_default(),
         rows,
         rows_affected,
@@ -211,21 +218,21 @@ async fn exchange(
 
 const NOT_DESCRIBED: &str = "a type of this statement cannot be described; cast it to text";
 
-/// Ask PostgreSQL for the types, once per text and connection. The text goes through the
-/// extended protocol, which takes one statement only.
-async fn describe(connection: &mut PgConnection, text: &str) -> Result<PgStatement, Trouble> {
+/// Asks PostgreSQL for the types of a statement, once per text and connection. The text goes
+/// through the extended protocol, which takes one statement only.
+async fn describe(connection: &mut PgConnection, text: &str) -> Result<PgStatement, ExchangeError> {
     connection.set_row_bytes_max(TYPE_BYTES_MAX);
     let prepared = connection.prepare(AssertSqlSafe(text).into_sql_str()).await;
     connection.set_row_bytes_max(usize::MAX);
     let passed_over = connection.take_rows_passed_over();
     match prepared {
-        // A type that is too large, or was dropped meanwhile.
+        // A type is too large, or was dropped before the driver could look it up.
         Ok(prepared) if passed_over > 0 || types(&prepared).any(is_unknown) => {
             connection.clear_cached_statements().await?;
             Err(unsupported(NOT_DESCRIBED))
         }
-        // The driver gives up on types that are nested too deeply; the connection is well
-        // if it still answers.
+        // The driver gives up on types that are nested too deeply. The connection is sound if it
+        // still answers.
         Err(sqlx::Error::Protocol(_)) => {
             connection.ping().await?;
             Err(unsupported(NOT_DESCRIBED))
@@ -234,7 +241,7 @@ async fn describe(connection: &mut PgConnection, text: &str) -> Result<PgStateme
     }
 }
 
-/// Of the parameters and of the columns.
+/// Returns the types of the parameters and of the columns.
 fn types(prepared: &PgStatement) -> impl Iterator<Item = &PgTypeInfo> {
     parameters(prepared).iter().chain(prepared.columns().iter().map(sqlx::Column::type_info))
 }
@@ -246,17 +253,16 @@ fn parameters(prepared: &PgStatement) -> &[PgTypeInfo] {
     }
 }
 
-/// Read the answer to its end, whatever it holds. Rows beyond a cap are passed over rather
-/// than the connection given up: the message fails, its neighbours in the transaction need
-/// not, and the deadline bounds how long it takes. One that is longer than all may be together
-/// is not even taken into memory.
+/// Reads the answer completely, within the caps on rows. Rows beyond a cap are dropped, and the
+/// connection stays sound: the message fails, its neighbours in the transaction need not. The
+/// deadline bounds the time. A row longer than the cap on all rows is not even read into memory.
 async fn read(
     connection: &mut PgConnection,
     prepared: &PgStatement,
     arguments: PgArguments,
     layout: Option<&Layout>,
     limits: &Limits,
-) -> Result<(Vec<Vec<Value>>, u64), Trouble> {
+) -> Result<(Vec<Vec<Value>>, u64), ExchangeError> {
     connection.set_row_bytes_max(if layout.is_some() {
         limits.result_bytes_max.saturating_add(ROW_OVERHEAD)
     } else {
@@ -267,7 +273,7 @@ async fn read(
     let passed_over = connection.take_rows_passed_over();
     match layout {
         Some(_) if answer.is_ok() && passed_over > 0 => {
-            Err(Trouble::Guest(limit("result_bytes_max", limits.result_bytes_max)))
+            Err(ExchangeError::Guest(limit("result_bytes_max", limits.result_bytes_max)))
         }
         _ => answer,
     }
@@ -279,7 +285,7 @@ async fn read_rows(
     arguments: PgArguments,
     layout: Option<&Layout>,
     limits: &Limits,
-) -> Result<(Vec<Vec<Value>>, u64), Trouble> {
+) -> Result<(Vec<Vec<Value>>, u64), ExchangeError> {
     let mut rows = Rows { rows: Vec::new(), bytes: 0, limits };
     let (mut rows_affected, mut error) = (0, None);
     let mut stream = connection.fetch_many(prepared.query_with(arguments));
@@ -293,12 +299,12 @@ async fn read_rows(
         }
     }
     match error {
-        Some(error) => Err(Trouble::Guest(error)),
+        Some(error) => Err(ExchangeError::Guest(error)),
         None => Ok((rows.rows, rows_affected)),
     }
 }
 
-/// The rows of a result, up to its caps.
+/// The rows of a result, up to the caps.
 struct Rows<'a> {
     rows: Vec<Vec<Value>>,
     bytes: usize,
@@ -322,10 +328,10 @@ impl Rows<'_> {
     }
 }
 
-/// Errors after which a prepared statement would fail for ever: its result or a type of it
-/// changed, or it was deallocated behind the driver's back.
-fn is_stale(trouble: &Trouble) -> bool {
-    let Trouble::Sql(error) = trouble else { return false };
+/// Returns whether the prepared statement would fail with this error for ever. Its result or one of
+/// its types has changed, or PostgreSQL has deallocated it without the driver's knowledge.
+fn is_stale(error: &ExchangeError) -> bool {
+    let ExchangeError::Sql(error) = error else { return false };
     let code = error.as_database_error().and_then(|error| error.code());
     code.is_some_and(|code| matches!(code.as_ref(), "0A000" | "26000" | "XX000"))
 }

@@ -1,4 +1,4 @@
-//! What one run has sent so far, and what went wrong in it.
+//! SQL session of one run: its calls, its caps, its savepoints and its first failure.
 
 use std::{
     collections::HashSet,
@@ -7,24 +7,25 @@ use std::{
 
 use oncebox_model::{outcome::FailureKind, policy::Limits};
 
-use super::{Error, Stopped};
+use super::{Error, SqlStop};
 
-/// The SQL of one run.
+/// The SQL session of one run.
 #[derive(Default)]
 pub(crate) struct Session {
     calls: u32,
-    /// Hashes of the different texts; the texts themselves may be large.
+    /// Hashes of the different texts, which may be large themselves.
     texts: HashSet<u64>,
     hasher: RandomState,
-    /// Counts what happens, to tell what came before a savepoint from what came after.
+    /// Counter of calls, which orders failures and savepoints.
     moment: u64,
-    /// The first refusal, cap or unsupported value that was not rolled back.
+    /// First refusal, cap or unsupported value that was not rolled back.
     fault: Option<Fault>,
-    savepoints: Vec<Open>,
+    /// Open savepoints, the outermost first.
+    savepoints: Vec<OpenSavepoint>,
 }
 
-/// A failure that PostgreSQL does not know of. It fails the message even when the guest
-/// answers ok, as a failed statement would.
+/// A failure that PostgreSQL does not know of. It fails the message even when the guest answers ok,
+/// as a failed statement does.
 #[derive(Debug, Clone)]
 pub(crate) struct Fault {
     pub(crate) kind: FailureKind,
@@ -32,14 +33,14 @@ pub(crate) struct Fault {
     moment: u64,
 }
 
-/// A savepoint that can be returned to.
+/// A savepoint that the guest can roll back to.
 #[derive(Debug, Clone, Copy)]
-struct Open {
+struct OpenSavepoint {
     id: u64,
 }
 
 impl Session {
-    /// Count a statement; refuse it when a cap is reached.
+    /// Counts a statement, and refuses it when a cap is reached.
     pub(crate) fn admit(&mut self, text: &str, limits: &Limits) -> Result<(), Error> {
         self.admit_call(limits)?;
         if text.len() > limits.statement_bytes_max {
@@ -52,7 +53,7 @@ impl Session {
         Ok(())
     }
 
-    /// Count a call, be it a statement or a savepoint's.
+    /// Counts a call, of a statement or of a savepoint.
     pub(crate) fn admit_call(&mut self, limits: &Limits) -> Result<(), Error> {
         self.moment += 1;
         self.calls = self.calls.saturating_add(1);
@@ -62,22 +63,22 @@ impl Session {
         }
     }
 
-    /// What the guest is answered; a lost connection ends it instead.
+    /// Returns the answer for the guest. A lost connection ends the guest instead.
     pub(crate) fn answer<T>(
         &mut self,
-        result: Result<T, Stopped>,
+        result: Result<T, SqlStop>,
     ) -> wasmtime::Result<Result<T, Error>> {
         match result {
             Ok(value) => Ok(Ok(value)),
-            Err(Stopped::Guest(error)) => {
+            Err(SqlStop::Guest(error)) => {
                 self.record(&error);
                 Ok(Err(error))
             }
-            Err(Stopped::Host(lost)) => Err(lost.into()),
+            Err(SqlStop::Host(lost)) => Err(lost.into()),
         }
     }
 
-    /// Remember the first fault. PostgreSQL's own errors are remembered by the transaction.
+    /// Records the first fault. The transaction records PostgreSQL's own errors.
     fn record(&mut self, error: &Error) {
         let (kind, text) = match error {
             Error::Database(_) => return,
@@ -93,7 +94,7 @@ impl Session {
         self.fault.as_ref()
     }
 
-    /// Whether one more savepoint may be open.
+    /// Refuses a further savepoint when the cap is reached.
     pub(crate) fn may_open(&self, limits: &Limits) -> Result<(), Error> {
         match self.savepoints.len() >= limits.savepoints_max {
             true => Err(limit("savepoints_max", limits.savepoints_max)),
@@ -101,16 +102,16 @@ impl Session {
         }
     }
 
-    /// The next savepoint's id: the moment it is opened at, which no other has.
+    /// Returns the id of the next savepoint: the moment at which it opens, which is unique.
     pub(crate) fn next_savepoint(&self) -> u64 {
         self.moment
     }
 
     pub(crate) fn opened(&mut self, id: u64) {
-        self.savepoints.push(Open { id });
+        self.savepoints.push(OpenSavepoint { id });
     }
 
-    /// Whether the savepoint still exists; one ends with any that was opened before it.
+    /// Returns whether the savepoint still exists. A savepoint ends with any that is older.
     pub(crate) fn is_open(&self, id: u64) -> bool {
         self.savepoints.iter().any(|open| open.id == id)
     }
@@ -119,19 +120,19 @@ impl Session {
         self.savepoints.first().map(|open| open.id)
     }
 
-    /// Later savepoints are gone and what failed since is forgiven; this one stays.
+    /// Removes later savepoints, and the fault if it is younger than this one, which stays open.
     pub(crate) fn rolled_back(&mut self, id: u64) {
         self.savepoints.retain(|open| open.id <= id);
         self.fault.take_if(|fault| fault.moment > id);
     }
 
-    /// This savepoint and later ones are gone.
+    /// Removes this savepoint and later ones.
     pub(crate) fn released(&mut self, id: u64) {
         self.savepoints.retain(|open| open.id < id);
     }
 }
 
-/// The error for a cap, which names it as the policy does.
+/// Returns the error of a cap, by its name in the policy.
 pub(super) fn limit(name: &str, max: usize) -> Error {
     Error::Limit(format!("the limit of {max} (`{name}`) is reached"))
 }
@@ -142,7 +143,7 @@ mod tests {
 
     fn fail(session: &mut Session) {
         session.admit_call(&Limits::default()).expect("below the cap");
-        let answer = session.answer::<()>(Err(Stopped::Guest(Error::Refused("x".to_owned()))));
+        let answer = session.answer::<()>(Err(SqlStop::Guest(Error::Refused("x".to_owned()))));
         assert!(answer.expect("not the host's").is_err());
     }
 

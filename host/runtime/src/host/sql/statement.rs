@@ -1,17 +1,18 @@
-//! Which statements a guest may send.
+//! Check of the statements that a guest may send.
 //!
 //! In PostgreSQL's grammar the first word decides the kind of a statement, and the extended
-//! protocol takes exactly one statement, so no parser is needed: what stands behind the
-//! first word cannot turn it into another kind.
+//! protocol takes exactly one statement. No parser is needed: the text behind the first word cannot
+//! turn the statement into another kind.
 
-/// Kinds that read or change rows. None of them can touch the transaction or the session.
+/// First words of statements that read or change rows. None of these statements can touch the
+/// transaction or the session.
 const ALLOWED: &[&str] =
     &["SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "VALUES", "TABLE", "WITH"];
 
-/// Characters of a refused word that are shown.
+/// Most characters of a refused word in the error.
 const WORD_SHOWN: usize = 32;
 
-/// Refuse a statement whose first word is not in the list.
+/// Refuses a statement whose first word is not in the list. The error is the reason.
 pub(crate) fn check(text: &str) -> Result<(), String> {
     if text.contains('\0') {
         return Err("the statement contains a NUL character".to_owned());
@@ -39,8 +40,8 @@ fn refusal(word: &str, rest: &str) -> String {
     }
 }
 
-/// Behind white space, comments and opening parentheses. White space is what PostgreSQL 15
-/// takes for it: anything else is an error there and the start of an unknown word here.
+/// Skips white space, comments and opening parentheses. White space is exactly that of PostgreSQL
+/// 15: any other character is an error there and starts an unknown word here.
 fn skip_to_first_word(text: &str) -> Result<&str, String> {
     let mut rest = text;
     loop {
@@ -55,7 +56,7 @@ fn skip_to_first_word(text: &str) -> Result<&str, String> {
     }
 }
 
-/// Behind a block comment; they nest.
+/// Skips the rest of a block comment. Block comments nest.
 fn skip_block_comment(text: &str) -> Result<&str, String> {
     let bytes = text.as_bytes();
     let (mut depth, mut at) = (1, 0);
@@ -67,11 +68,12 @@ fn skip_block_comment(text: &str) -> Result<&str, String> {
             None => return Err("a comment of the statement is not closed".to_owned()),
         }
     }
-    // `at` stands behind an ASCII character, so on a boundary.
+    // `at` is behind an ASCII character, so it is a character boundary.
     Ok(&text[at..])
 }
 
-/// An identifier, as PostgreSQL's lexer delimits it: non-ASCII characters and `$` belong to it.
+/// Returns the identifier at the start of a text. As in PostgreSQL's lexer, it includes `$` and
+/// non-ASCII characters.
 fn first_word(text: &str) -> &str {
     let end = text
         .find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '$' || !c.is_ascii()))

@@ -1,16 +1,16 @@
-//! Which PostgreSQL types can be carried, and how.
+//! PostgreSQL types that the contract supports, and the form of their values.
 
 use sqlx::{
     TypeInfo,
     postgres::{PgTypeInfo, PgTypeKind},
 };
 
-/// Domains over domains, or attributes within attributes, beyond which a type counts as an attack.
+/// Deepest nesting of domains or attributes. A type beyond it counts as an attack.
 const DEPTH_MAX: usize = 32;
-/// Types looked at while measuring depth.
+/// Most types that a measurement of depth visits.
 const TYPES_MAX: usize = 512;
 
-/// A type of one value. Enums are text.
+/// The type of a single value. Enums travel as text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scalar {
     Void,
@@ -36,16 +36,16 @@ pub(super) enum Scalar {
     Interval,
 }
 
-/// How a value of a type travels.
+/// The form in which values of a type travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     Scalar(Scalar),
-    /// One dimension, of elements with this type's oid.
+    /// An array of one dimension, with the type and the oid of its elements.
     Array(Scalar, u32),
 }
 
 impl Shape {
-    /// How this type travels; none when it cannot.
+    /// Returns the shape of a type; none for a type that is not supported.
     pub(super) fn of(info: &PgTypeInfo) -> Option<Self> {
         let base = base(info)?;
         match base.kind() {
@@ -70,7 +70,7 @@ impl Shape {
 }
 
 impl Scalar {
-    /// By the fixed oids of `pg_type.dat`; a type of a tenant may have any name.
+    /// Finds a type by the fixed oids of `pg_type.dat`. A tenant's own type may have any name.
     fn of(info: &PgTypeInfo) -> Option<Self> {
         Some(match info.oid()?.0 {
             16 => Self::Boolean,
@@ -97,7 +97,7 @@ impl Scalar {
     }
 }
 
-/// The type below any domains.
+/// Returns the type below all domains.
 fn base(info: &PgTypeInfo) -> Option<&PgTypeInfo> {
     let mut info = info;
     for _ in 0..DEPTH_MAX {
@@ -109,13 +109,13 @@ fn base(info: &PgTypeInfo) -> Option<&PgTypeInfo> {
     None
 }
 
-/// Whether the driver found nothing about a type; it must not be asked for more of it.
+/// Returns whether the driver knows nothing of a type. The host must not query it further.
 pub(super) fn is_unknown(info: &PgTypeInfo) -> bool {
     info.name() == "?"
 }
 
-/// Whether a type is nested so deeply that the driver, which frees such types
-/// recursively, could be brought to overflow its stack by more of them.
+/// Returns whether a type is nested too deeply. The driver frees types recursively, and deeper ones
+/// could overflow its stack.
 pub(super) fn is_too_deep(info: &PgTypeInfo) -> bool {
     let mut open = vec![(info, 0)];
     let mut seen = 0;
@@ -137,7 +137,7 @@ pub(super) fn is_too_deep(info: &PgTypeInfo) -> bool {
     false
 }
 
-/// The type's name as guests see it.
+/// Returns the name of a type, as guests see it.
 pub(super) fn name(info: &PgTypeInfo) -> String {
     info.name().to_owned()
 }

@@ -1,31 +1,32 @@
-//! What an instance of a component takes of the pool, counted from the binary alone.
+//! Resources that an instance of a component takes of the pool, counted from the binary alone.
 //!
-//! Definitions are not instances: a module that is instantiated twice is counted twice, one that
-//! never is not at all. A few bytes can ask for an exponential number of instances, hence the
-//! saturating sums.
+//! Definitions are not instances: a module that is instantiated twice counts twice, a module
+//! without an instance not at all. A few bytes can ask for an exponential number of instances,
+//! hence the saturating sums.
 
 use wasmparser::{ComponentAlias, ComponentInstance, ComponentOuterAliasKind, Instance};
 
-/// Pages of WebAssembly, unless a memory says otherwise.
+/// Bytes of a page, unless a memory declares another size.
 const PAGE_BYTES: u64 = 1 << 16;
 
-/// Linear memories, tables and instances, summed over everything that is instantiated.
+/// Memories, tables and core instances, summed over everything that is instantiated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Needs {
+pub(super) struct Resources {
+    /// Linear memories.
     pub(super) memories: u64,
-    /// Memories of the module that has most.
+    /// Memories of the module with the most.
     pub(super) memories_of_module: u64,
-    /// Bytes that all memories have at the start.
+    /// Bytes of all memories at the start.
     pub(super) memory_bytes: u64,
     pub(super) tables: u64,
-    /// Tables of the module that has most.
+    /// Tables of the module with the most.
     pub(super) tables_of_module: u64,
     /// Elements of the largest table at the start.
     pub(super) table_elements: u64,
     pub(super) core_instances: u64,
 }
 
-impl Needs {
+impl Resources {
     fn add(&mut self, other: Self) {
         self.memories = self.memories.saturating_add(other.memories);
         self.memory_bytes = self.memory_bytes.saturating_add(other.memory_bytes);
@@ -53,16 +54,16 @@ impl Needs {
     }
 }
 
-/// The index spaces of a component that are needed to follow an instantiation. What comes from
-/// outside is unknown and counts as nothing: a handler is given no modules.
+/// The index spaces of a component that an instantiation refers to. An import is unknown and counts
+/// as nothing: a handler is given no modules.
 #[derive(Debug, Default)]
 pub(super) struct Scope {
-    modules: Vec<Needs>,
-    components: Vec<Needs>,
-    needs: Needs,
+    modules: Vec<Resources>,
+    components: Vec<Resources>,
+    resources: Resources,
 }
 
-/// Components around the one that is read, the innermost last.
+/// The component being read, which is last, and the components around it.
 #[derive(Debug, Default)]
 pub(super) struct Scopes {
     stack: Vec<Scope>,
@@ -73,32 +74,33 @@ impl Scopes {
         self.stack.push(Scope::default());
     }
 
-    /// The end of a component. The outermost one's needs are the answer.
-    pub(super) fn leave(&mut self) -> Needs {
-        let needs = self.stack.pop().map(|scope| scope.needs).unwrap_or_default();
+    /// Ends the innermost component and returns its resources. Those of the outermost component are
+    /// the result.
+    pub(super) fn leave(&mut self) -> Resources {
+        let resources = self.stack.pop().map(|scope| scope.resources).unwrap_or_default();
         if let Some(scope) = self.stack.last_mut() {
-            scope.components.push(needs);
+            scope.components.push(resources);
         }
-        needs
+        resources
     }
 
     pub(super) fn depth(&self) -> usize {
         self.stack.len()
     }
 
-    pub(super) fn define_module(&mut self, needs: Needs) {
+    pub(super) fn define_module(&mut self, resources: Resources) {
         if let Some(scope) = self.stack.last_mut() {
-            scope.modules.push(Needs { core_instances: 1, ..needs });
+            scope.modules.push(Resources { core_instances: 1, ..resources });
         }
     }
 
     pub(super) fn import_module(&mut self) {
-        self.define_module(Needs::default());
+        self.define_module(Resources::default());
     }
 
     pub(super) fn import_component(&mut self) {
         if let Some(scope) = self.stack.last_mut() {
-            scope.components.push(Needs::default());
+            scope.components.push(Resources::default());
         }
     }
 
@@ -106,7 +108,9 @@ impl Scopes {
         if let (Instance::Instantiate { module_index, .. }, Some(scope)) =
             (instance, self.stack.last_mut())
         {
-            scope.needs.add(scope.modules.get(*module_index as usize).copied().unwrap_or_default());
+            scope
+                .resources
+                .add(scope.modules.get(*module_index as usize).copied().unwrap_or_default());
         }
     }
 
@@ -115,7 +119,7 @@ impl Scopes {
             (instance, self.stack.last_mut())
         {
             scope
-                .needs
+                .resources
                 .add(scope.components.get(*component_index as usize).copied().unwrap_or_default());
         }
     }
@@ -141,18 +145,18 @@ impl Scopes {
             }
             ComponentOuterAliasKind::CoreType | ComponentOuterAliasKind::Type => return,
         };
-        let needs = found.copied().unwrap_or_default();
+        let resources = found.copied().unwrap_or_default();
         if let Some(scope) = self.stack.last_mut() {
             let space = if matches!(kind, ComponentOuterAliasKind::CoreModule) {
                 &mut scope.modules
             } else {
                 &mut scope.components
             };
-            space.push(needs);
+            space.push(resources);
         }
     }
 
-    /// An export makes a new index of what it exports.
+    /// Adds an export, which is a new index of the exported item.
     pub(super) fn export(&mut self, export: &wasmparser::ComponentExport<'_>) {
         use wasmparser::ComponentExternalKind::{Component, Module};
         let Some(scope) = self.stack.last_mut() else { return };
@@ -161,7 +165,7 @@ impl Scopes {
             Component => &mut scope.components,
             _ => return,
         };
-        let needs = space.get(export.index as usize).copied().unwrap_or_default();
-        space.push(needs);
+        let resources = space.get(export.index as usize).copied().unwrap_or_default();
+        space.push(resources);
     }
 }

@@ -1,4 +1,4 @@
-//! How a run ended: every answer and every trap becomes an outcome of the inbox.
+//! Translation of every answer and every trap of a guest into an outcome of the inbox.
 
 use std::time::Duration;
 
@@ -17,18 +17,20 @@ use crate::{
     text::{FAILURE_BYTES, bounded},
 };
 
-/// The longest delay a handler may ask for.
+/// Longest delay of a retry that a handler may ask for.
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
-/// Functions of a trap's stack that are named.
+/// Most functions of a trap's stack in the text of a failure.
 const FRAMES: usize = 3;
 
-/// What came back from the guest.
-pub(crate) enum Ending<T> {
+/// The end of a call of the guest.
+pub(crate) enum CallEnd<T> {
+    /// A return with an answer.
     Answered(T),
+    /// A trap, or another error of wasmtime.
     Trapped(wasmtime::Error),
 }
 
-impl<T> Ending<T> {
+impl<T> CallEnd<T> {
     pub(crate) fn of(answer: wasmtime::Result<T>) -> Self {
         match answer {
             Ok(answer) => Self::Answered(answer),
@@ -36,33 +38,33 @@ impl<T> Ending<T> {
         }
     }
 
-    /// Another reading of the answer, which may fail.
+    /// Maps the answer by a function that may fail.
     pub(crate) fn and_then<U>(
         self,
         read: impl FnOnce(T) -> Result<U, Failure>,
-    ) -> Result<Ending<U>, Failure> {
+    ) -> Result<CallEnd<U>, Failure> {
         match self {
-            Self::Answered(answer) => read(answer).map(Ending::Answered),
-            Self::Trapped(error) => Ok(Ending::Trapped(error)),
+            Self::Answered(answer) => read(answer).map(CallEnd::Answered),
+            Self::Trapped(error) => Ok(CallEnd::Trapped(error)),
         }
     }
 }
 
-/// What a guest says of one message.
-pub(crate) type Said = Result<Option<String>, types::Failure>;
+/// The answer of a guest for one message.
+pub(crate) type GuestAnswer = Result<Option<String>, types::Failure>;
 
-/// An explicit answer of the handler stands. Everything else gives way to what went wrong
-/// in the transaction, which a handler may not have noticed.
-pub(crate) async fn settle(mut state: State, ending: Ending<Said>) -> Answer {
-    let (result, said) = match ending {
-        Ending::Answered(Err(answer)) => match decided(&answer) {
+/// Returns the outcome of a call for one message. An explicit decision of the handler stands.
+/// Everything else gives way to a failure in the transaction, which a handler may not have noticed.
+pub(crate) async fn of_message(mut state: State, end: CallEnd<GuestAnswer>) -> Answer {
+    let (result, guest_text) = match end {
+        CallEnd::Answered(Err(answer)) => match decided(&answer) {
             Some(failure) => return Err(failure),
             None => (Err(other(&answer)), other(&answer).text),
         },
-        Ending::Answered(Ok(result)) => (Ok(result), String::new()),
-        Ending::Trapped(error) => return Err(stopped(&mut state, &error).await),
+        CallEnd::Answered(Ok(result)) => (Ok(result), String::new()),
+        CallEnd::Trapped(error) => return Err(failure_of_trap(&mut state, &error).await),
     };
-    if let Some(failure) = unnoticed(&mut state, &said).await {
+    if let Some(failure) = transaction_failure(&mut state, &guest_text).await {
         return Err(failure);
     }
     let result = checked(result?, state.limits.outcome_bytes_max)?;
@@ -70,35 +72,35 @@ pub(crate) async fn settle(mut state: State, ending: Ending<Said>) -> Answer {
     Ok(result)
 }
 
-/// What went wrong in the transaction speaks for the whole call, since nobody knows which message
-/// it belongs to; otherwise each answer stands for itself.
-pub(crate) async fn settle_batch(
+/// Returns the outcomes of a call for a batch. A failure in the transaction fails the whole call,
+/// since its message is not known. Otherwise each answer counts for its own message.
+pub(crate) async fn of_batch(
     mut state: State,
-    ending: Ending<Vec<Said>>,
+    end: CallEnd<Vec<GuestAnswer>>,
 ) -> Result<Vec<Answer>, Failure> {
-    let answers = match ending {
-        Ending::Answered(answers) => answers,
-        Ending::Trapped(error) => return Err(stopped(&mut state, &error).await),
+    let answers = match end {
+        CallEnd::Answered(answers) => answers,
+        CallEnd::Trapped(error) => return Err(failure_of_trap(&mut state, &error).await),
     };
-    if let Some(failure) = unnoticed(&mut state, "").await {
+    if let Some(failure) = transaction_failure(&mut state, "").await {
         return Err(failure);
     }
     forget_savepoints(&mut state).await?;
     let bytes_max = state.limits.outcome_bytes_max;
-    let judge = |said: Said| match said {
+    let outcome = |answer: GuestAnswer| match answer {
         Ok(result) => checked(result, bytes_max),
         Err(answer) => Err(decided(&answer).unwrap_or_else(|| other(&answer))),
     };
-    Ok(answers.into_iter().map(judge).collect())
+    Ok(answers.into_iter().map(outcome).collect())
 }
 
-/// A trap gives way to what went wrong before it.
-async fn stopped(state: &mut State, error: &wasmtime::Error) -> Failure {
+/// Returns the failure of a trapped call. A failure in the transaction before the trap comes first.
+async fn failure_of_trap(state: &mut State, error: &wasmtime::Error) -> Failure {
     if error.downcast_ref::<ConnectionLost>().is_some() {
         return Failure::new(FailureKind::Crashed, ConnectionLost.to_string());
     }
     let failure = trapped(state, error);
-    unnoticed(state, &failure.text).await.unwrap_or(failure)
+    transaction_failure(state, &failure.text).await.unwrap_or(failure)
 }
 
 async fn forget_savepoints(state: &mut State) -> Result<(), Failure> {
@@ -108,7 +110,7 @@ async fn forget_savepoints(state: &mut State) -> Result<(), Failure> {
         .map_err(|lost| Failure::new(FailureKind::Crashed, lost.to_string()))
 }
 
-/// The answers that decide what becomes of the message.
+/// Returns the failure of an answer that decides on the message: retry, reject or park.
 fn decided(answer: &types::Failure) -> Option<Failure> {
     Some(match answer {
         types::Failure::Retry(delay) => {
@@ -134,8 +136,9 @@ fn other(answer: &types::Failure) -> Failure {
     }
 }
 
-/// A failed statement, a refusal or a cap, with what the guest made of it.
-async fn unnoticed(state: &mut State, said: &str) -> Option<Failure> {
+/// Returns the transaction's first failure, if there is one: a failed statement, a refusal or a
+/// cap. Its text ends with the guest's own.
+async fn transaction_failure(state: &mut State, guest_text: &str) -> Option<Failure> {
     let (kind, text) = match (state.tx_error().await, state.session.fault()) {
         (Some(error), _) => (
             FailureKind::Sql { sqlstate: error.sqlstate.clone() },
@@ -144,13 +147,14 @@ async fn unnoticed(state: &mut State, said: &str) -> Option<Failure> {
         (None, Some(fault)) => (fault.kind.clone(), fault.text.clone()),
         (None, None) => return None,
     };
-    let text = match said.is_empty() {
+    let text = match guest_text.is_empty() {
         true => text,
-        false => format!("{text}; the handler: {said}"),
+        false => format!("{text}; the handler: {guest_text}"),
     };
     Some(Failure::new(kind, bounded(&text, FAILURE_BYTES)))
 }
 
+/// Returns the failure of a trap, with its stack and the guest's last error lines.
 pub(crate) fn trapped(state: &State, error: &wasmtime::Error) -> Failure {
     let mut text = trap_text(error);
     if let Some(words) = state.log.last_words() {
@@ -191,8 +195,8 @@ fn frames(backtrace: &WasmBacktrace) -> Vec<String> {
         .collect()
 }
 
-/// Whether the result can be kept as jsonb, so that it fails here, with its reason, and
-/// not in the completion.
+/// Checks that a result can be stored as jsonb. Otherwise the completion would fail, without the
+/// reason.
 fn checked(result: Option<String>, bytes_max: usize) -> Result<Option<String>, Failure> {
     let bad = |text: String| Err(Failure::new(FailureKind::BadResult, text));
     let Some(text) = &result else { return Ok(None) };
@@ -211,7 +215,8 @@ fn checked(result: Option<String>, bytes_max: usize) -> Result<Option<String>, F
     }
 }
 
-/// Recursion is bounded by the parser's own limit on nesting.
+/// Returns whether a value contains a NUL character. The parser's limit on nesting bounds the
+/// recursion.
 fn has_nul(value: &Value) -> bool {
     match value {
         Value::String(text) => text.contains('\0'),

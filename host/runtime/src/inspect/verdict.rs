@@ -1,4 +1,4 @@
-//! Whether a component fits this host, in a person's words.
+//! Verdict on a component: its world, or its problems in words for its author.
 
 use oncebox_model::Problem;
 
@@ -14,29 +14,30 @@ use crate::{
     },
 };
 
-/// Problems of one kind that are told one by one.
-const TOLD_MAX: usize = 20;
-/// The versions of the contract that this host has.
+/// Most refused imports, or exports, that are listed one by one.
+const LISTED_MAX: usize = 20;
+/// Versions of the contract that this host has.
 const VERSIONS: &str = "0.1";
 const NO_NETWORK: &str =
     "a handler has no network; what it is to read must be in the message or in its tables";
 
-/// What a handler is.
+/// The world of a handler.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct World {
+pub(super) struct HandlerWorld {
+    /// Whether the handler takes all messages of a transaction together.
     pub(super) is_batch: bool,
-    /// Version of the interface that it exports.
+    /// Version of the handler interface that the component exports.
     pub(super) contract: String,
 }
 
-/// Everything that is wrong with it, or what it is.
-pub(super) fn judge(scan: &Scan, allowance: &Allowance) -> Result<World, Vec<Problem>> {
+/// Returns the world of a component, or all its problems.
+pub(super) fn verdict(scan: &Scan, allowance: &Allowance) -> Result<HandlerWorld, Vec<Problem>> {
     let mut problems = Vec::new();
     let world = exported(&scan.exports).map_err(|problem| problems.push(problem)).ok();
     let refused: Vec<_> =
         scan.imports.iter().filter_map(|import| refusal(import, scan.has_shared_libc)).collect();
-    let more = refused.len().saturating_sub(TOLD_MAX);
-    problems.extend(refused.into_iter().take(TOLD_MAX));
+    let more = refused.len().saturating_sub(LISTED_MAX);
+    problems.extend(refused.into_iter().take(LISTED_MAX));
     if more > 0 {
         problems.push(Problem::new(
             "import_not_given",
@@ -51,7 +52,7 @@ pub(super) fn judge(scan: &Scan, allowance: &Allowance) -> Result<World, Vec<Pro
                 .map(context_in_batch),
         );
     }
-    problems.extend(needs(scan, allowance));
+    problems.extend(excess_resources(scan, allowance));
     match world {
         Some(world) if problems.is_empty() => Ok(world),
         _ => Err(problems),
@@ -62,8 +63,8 @@ fn version(name: &str) -> &str {
     name.split_once('@').map_or("", |(_, version)| version)
 }
 
-/// The handler interface among the exports; a component that has both is run in batches.
-fn exported(exports: &[Export]) -> Result<World, Problem> {
+/// Finds the handler interface among the exports. A component with both interfaces runs in batches.
+fn exported(exports: &[Export]) -> Result<HandlerWorld, Problem> {
     for (wanted, is_batch, function) in [(BATCH, true, "handle-batch"), (SINGLE, false, "handle")] {
         let Some(export) = exports.iter().find(|export| is_same_interface(&export.name, wanted))
         else {
@@ -81,15 +82,18 @@ fn exported(exports: &[Export]) -> Result<World, Problem> {
             );
             return Err(Problem::new("wrong_export", text));
         }
-        return Ok(World { is_batch, contract: version(&export.name).to_owned() });
+        return Ok(HandlerWorld { is_batch, contract: version(&export.name).to_owned() });
     }
     let ours = exports.iter().find(|export| export.name.starts_with("oncebox:handler/"));
     Err(ours.map_or_else(|| missing(exports), |export| other_version(&export.name)))
 }
 
 fn missing(exports: &[Export]) -> Problem {
-    let names: Vec<String> =
-        exports.iter().take(TOLD_MAX).map(|export| format!("`{}`", quoted(&export.name))).collect();
+    let names: Vec<String> = exports
+        .iter()
+        .take(LISTED_MAX)
+        .map(|export| format!("`{}`", quoted(&export.name)))
+        .collect();
     let has = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
     let is_command = exports.iter().any(|export| export.name.starts_with("wasi:cli/run@"));
     let hint = if is_command {
@@ -115,12 +119,12 @@ fn other_version(name: &str) -> Problem {
     Problem::new("contract_version", text)
 }
 
-/// Why an import is not given.
+/// Returns the problem of an import that handlers are not given.
 ///
-/// A C library that is linked as a shared library, as Python's tools do it, imports all of
-/// `wasi:sockets`, whether the program uses it or not. What it imports is linked and refuses every
-/// socket. Of any other component the import is the program's own wish, which would fail only when
-/// the first message needs it.
+/// A C library that is linked as a shared library imports all of `wasi:sockets`, even if the
+/// program does not use it. Python's tools link it so. The host links these imports and refuses
+/// every socket. In any other component the program itself wants the import, and would fail only
+/// when the first message needs it.
 fn refusal(import: &Import, has_shared_libc: bool) -> Option<Problem> {
     let name = quoted(&import.name);
     let interface =
@@ -154,8 +158,8 @@ fn not_given(name: &str, why: &str) -> Problem {
     Problem::new("import_not_given", format!("the import `{name}` is not given to handlers: {why}"))
 }
 
-/// Interfaces that open connections. `network`, `tcp` and `udp` alone only name types: a C library
-/// mentions them in its table of files.
+/// Returns whether an interface opens connections. `network`, `tcp` and `udp` alone only name
+/// types, which a C library mentions in its table of files.
 fn is_network(interface: &str) -> bool {
     let name = interface.strip_prefix("wasi:sockets/");
     name.is_some_and(|name| {
@@ -207,36 +211,36 @@ fn context_in_batch(import: &Import) -> Problem {
     Problem::new("context_in_batch", text)
 }
 
-/// What an instance takes of the pool, against what there is.
-fn needs(scan: &Scan, allowance: &Allowance) -> Vec<Problem> {
-    let needs = scan.needs;
+/// Returns a problem for each resource of which an instance takes more than the pool has.
+fn excess_resources(scan: &Scan, allowance: &Allowance) -> Vec<Problem> {
+    let resources = scan.resources;
     let memory_max = allowance.memory_bytes_max as u64;
     let counts = [
         (
             "too_many_memories",
             "linear memories in one module",
-            needs.memories_of_module,
+            resources.memories_of_module,
             u64::from(MEMORIES_OF_MODULE_MAX),
             "use one",
         ),
         (
             "too_many_tables",
             "tables in one module",
-            needs.tables_of_module,
+            resources.tables_of_module,
             u64::from(TABLES_OF_MODULE_MAX),
             "use one",
         ),
         (
             "too_many_memories",
             "linear memories",
-            needs.memories,
+            resources.memories,
             u64::from(MEMORIES_MAX),
             "link the modules so that they share one",
         ),
         (
             "too_much_memory",
             "bytes of memory at its start",
-            needs.memory_bytes,
+            resources.memory_bytes,
             memory_max,
             "reduce the memory that it begins with, or raise `limits.memory_bytes` of its consumer \
                 if that is the bound",
@@ -244,21 +248,21 @@ fn needs(scan: &Scan, allowance: &Allowance) -> Vec<Problem> {
         (
             "too_many_tables",
             "tables",
-            needs.tables,
+            resources.tables,
             u64::from(TABLES_MAX),
             "link the modules so that they share one",
         ),
         (
             "table_too_large",
             "elements in one table",
-            needs.table_elements,
+            resources.table_elements,
             TABLE_ELEMENTS_MAX as u64,
             "reduce the number of functions",
         ),
         (
             "too_many_core_instances",
             "core instances",
-            needs.core_instances,
+            resources.core_instances,
             u64::from(CORE_INSTANCES_MAX),
             "link the modules into fewer",
         ),

@@ -1,4 +1,4 @@
-//! Every way in which a guest can end, and what it becomes.
+//! Every end of a guest, and the outcome that it becomes.
 
 use std::time::Duration;
 
@@ -124,7 +124,7 @@ async fn a_spinning_guest_is_stopped_in_time_and_leaves_the_host_alive() {
     let message = message();
     for _ in 0..5 {
         let start = std::time::Instant::now();
-        // More often than there are instances: each gives its slot back.
+        // More runs than instances: each must give its slot back.
         tokio::time::timeout(Duration::from_millis(50), handle(&spinning, &tx, &message))
             .await
             .expect_err("it never ends");
@@ -137,7 +137,7 @@ async fn a_spinning_guest_is_stopped_in_time_and_leaves_the_host_alive() {
 async fn with_every_instance_taken_a_message_waits() {
     let tx = Tx::on(connection_to_nowhere().await);
     let message = message();
-    // `yield` by spinning a while; two instances, ten messages.
+    // Each guest yields while it spins: two instances, ten messages.
     let busy = "(local $i i32) (loop $l (local.set $i (i32.add (local.get $i) (i32.const 1))) \
         (br_if $l (i32.lt_u (local.get $i) (i32.const 20000000)))) (i32.const 64)";
     let handler = handler(&guest("", busy), Limits::default()).await;
@@ -201,7 +201,7 @@ async fn a_lost_connection_is_not_the_guests_fault() {
     let handler =
         handler(&guest(EXECUTE, &format!("{} {OK}", execute("select 1"))), Limits::default()).await;
     let tx = Tx::on(connection_to_nowhere().await);
-    let failure = handle(&handler, &tx, &message()).await.expect_err("nobody answers");
+    let failure = handle(&handler, &tx, &message()).await.expect_err("no server answers");
     assert_eq!(failure.kind, FailureKind::Crashed, "{}", failure.text);
     assert!(tx.is_broken().await);
 }
