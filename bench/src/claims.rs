@@ -186,7 +186,7 @@ fn oncebox(bench: &Bench, batch: usize) -> Result<String> {
     Ok(format!(
         "\\set i :i + 1\n\
          BEGIN READ WRITE;\n\
-         SELECT outcome FROM oncebox_host.claim_messages('\\x{secret}'::bytea, 1, 1, 'completed', \
+         SELECT outcome FROM oncebox_host.claim('\\x{secret}'::bytea, 1, 1, 'completed', \
          {texts}, 'orders', 0, {ids}, {numbers}, {numbers}, \
          {bytes}, {bytes}, {sources}, {sources}, {texts}, {texts}, {texts}, {hashes}, {versions}, \
          {bytes}, {bytes}, NULL, NULL);\n\

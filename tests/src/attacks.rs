@@ -98,7 +98,7 @@ pub fn out_of_reach(victim: &str, consumer: i32) -> Vec<(&'static str, String)> 
         (
             "claim with a guess",
             format!(
-                "SELECT * FROM oncebox_host.claim_messages({secret}, {consumer}, 0, 'completed', \
+                "SELECT * FROM oncebox_host.claim({secret}, {consumer}, 0, 'completed', \
                     NULL, 't', 0, ARRAY['loot'], \
             NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
             NULL)"
@@ -127,7 +127,7 @@ pub fn out_of_reach(victim: &str, consumer: i32) -> Vec<(&'static str, String)> 
         ),
         (
             "lease with a guess",
-            format!("SELECT * FROM oncebox_host.lease({secret}, {consumer}, 'me', 10, 1000, 3)"),
+            format!("SELECT * FROM oncebox_host.lease({secret}, {consumer}, 'me', 10, 1000, 3, 5)"),
         ),
         (
             "release with a guess",

@@ -66,7 +66,7 @@ impl Desk {
     }
 
     async fn on_database() -> Result<Self> {
-        let database = TestDatabase::create(inbox::SOURCE, async |url: &str| {
+        let database = TestDatabase::create(&inbox::SOURCE, async |url: &str| {
             inbox::prepare(&url.parse()?).await
         })
         .await?;

@@ -1118,7 +1118,7 @@ pub async fn aside<T: Send + 'static, F: Future<Output = T>>(
 
 /// A database as `oncebox migrate` leaves it.
 async fn migrated(server: &str) -> Result<(TestDatabase, PgPool)> {
-    let database = TestDatabase::create_on(server, inbox::SOURCE, async |url: &str| {
+    let database = TestDatabase::create_on(server, &inbox::SOURCE, async |url: &str| {
         inbox::prepare(&url.parse()?).await
     })
     .await?;

@@ -9,14 +9,16 @@ mod script;
 
 use std::{
     sync::{
-        Arc,
+        Arc, LazyLock,
         atomic::{AtomicBool, AtomicI64, Ordering},
     },
     time::Duration,
 };
 
 use anyhow::{Context, Result};
-use oncebox_control::{Admin, Consumer, Credentials, DatabaseUrl, MasterKey, Tenant, schema};
+use oncebox_control::{
+    Admin, Consumer, Credentials, DatabaseUrl, Functions, MasterKey, Tenant, schema,
+};
 use oncebox_inbox::{Budget, ConsumerInbox, PartitionInbox, SessionSettings, Sessions, retry};
 use oncebox_model::{
     InboxError,
@@ -39,30 +41,20 @@ use crate::{postgres::TestDatabase, reached};
 /// How long anything may take that has to come.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
-/// What the template database is made from.
-pub const SOURCE: &str = concat!(
-    include_str!("../../migrations/0001_inbox.sql"),
-    include_str!("../../migrations/0002_claim_plans.sql"),
-    include_str!("../../migrations/0003_deployments.sql"),
-    include_str!("../../migrations/0004_shadow.sql"),
-    include_str!("../../migrations/0005_tenants.sql"),
-    include_str!("../../migrations/0006_own_database.sql"),
-    include_str!("../../migrations/0007_consumer_ends.sql"),
-    include_str!("../../migrations/0008_rotation.sql"),
-    include_str!("../../migrations/0009_order.sql"),
-    include_str!("../../migrations/0010_redrive.sql"),
-    include_str!("../../migrations/0011_dead_letters.sql"),
-    include_str!("../../migrations/0012_locks.sql"),
-    include_str!("../../migrations/0013_consumer_starts.sql"),
-    include_str!("../../migrations/0015_outages.sql"),
-    include_str!("../../migrations/0016_list_index.sql"),
-    include_str!("../../migrations/0017_compiling_session.sql"),
-    include_str!("../../migrations/0018_duplicates.sql"),
-    include_str!("../../host/control/src/database/schema.rs"),
-    include_str!("../../host/control/src/database/missing_partitions.sql"),
-    include_str!("../../host/control/src/database/revoke_functions.sql"),
-    include_str!("../../host/control/src/database/revoked_functions.sql"),
-);
+/// What the template database is made from: the migrations and functions that are compiled into
+/// this very program, and the code that applies them.
+pub static SOURCE: LazyLock<String> = LazyLock::new(|| {
+    const CODE: &str = concat!(
+        include_str!("../../host/control/src/database/schema.rs"),
+        include_str!("../../host/control/src/database/functions.rs"),
+        include_str!("../../host/control/src/database/missing_partitions.sql"),
+        include_str!("../../host/control/src/database/revoke_functions.sql"),
+        include_str!("../../host/control/src/database/revoked_functions.sql"),
+    );
+    let migrations = sqlx::migrate!("../migrations");
+    let migrations: String = migrations.iter().map(|migration| migration.sql.as_str()).collect();
+    format!("{migrations}{}{CODE}", Functions::of_this_program().texts.concat())
+});
 
 const EFFECT: &str = "CREATE TABLE effect (consumer text NOT NULL, message_id text NOT NULL, \
     attempt int NOT NULL, version int NOT NULL); \
@@ -108,7 +100,7 @@ impl World {
 
     async fn create() -> Result<Self> {
         let database =
-            TestDatabase::create(SOURCE, async |url: &str| prepare(&url.parse()?).await).await?;
+            TestDatabase::create(&SOURCE, async |url: &str| prepare(&url.parse()?).await).await?;
         let options: PgConnectOptions = database.url().parse()?;
         // Privileges on a database are not copied from its template.
         let revoke = format!("REVOKE ALL ON DATABASE {} FROM PUBLIC", database.name());
@@ -151,7 +143,7 @@ impl World {
 
     /// Another database with the inbox's schema, which nobody uses yet.
     pub async fn another_database() -> TestDatabase {
-        TestDatabase::create(SOURCE, async |url: &str| prepare(&url.parse()?).await)
+        TestDatabase::create(&SOURCE, async |url: &str| prepare(&url.parse()?).await)
             .await
             .expect("another database")
     }

@@ -36,6 +36,7 @@ pub use consumers::{
 };
 pub use control::{Admin, check_name};
 pub use database::{
+    functions::{Functions, SCHEMA_NUMBER},
     migration::{Migration, MigrationBounds},
     schema,
     statements::check_schema,

@@ -12,6 +12,8 @@ mod partition;
 mod admission;
 // Connections of a tenant, and transactions on them.
 mod session;
+// Calls of the database's functions, which bind their values by name.
+mod host_call;
 // One transaction: claim, handle, complete, commit.
 mod batch;
 // Messages that must run in order.

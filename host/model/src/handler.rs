@@ -151,9 +151,6 @@ impl Shadow {
 
 #[cfg(test)]
 mod tests {
-    use futures::future::BoxFuture;
-    use sha2::{Digest, Sha256};
-
     use super::*;
 
     struct Idle;

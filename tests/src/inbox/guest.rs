@@ -14,7 +14,7 @@ pub struct Guest {
     pub consumer_id: i32,
 }
 
-const CLAIM: &str = "SELECT outcome, known_result FROM oncebox_host.claim_messages($1, $2, 0, \
+const CLAIM: &str = "SELECT outcome, known_result FROM oncebox_host.claim($1, $2, 0, \
     'completed', '{}', 't', 0, $3, $4, $4, \
     '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', NULL, NULL)";
 
@@ -95,7 +95,8 @@ impl Guest {
 
     /// Lease what is due, as a worker that then dies; ids and epochs.
     pub async fn lease(&mut self, lease_ms: i64) -> Result<Vec<(String, i64)>, sqlx::Error> {
-        const LEASE: &str = "SELECT id, epoch FROM oncebox_host.lease($1, $2, 'dead', 8, $3, 3)";
+        const LEASE: &str = "SELECT id, epoch FROM oncebox_host.lease($1, $2, 'dead', 8, $3, 3, 5) \
+            WHERE ended IS DISTINCT FROM 'parked'";
         self.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await?;
         let leased = sqlx::query_as(LEASE)
             .bind(&self.secret)

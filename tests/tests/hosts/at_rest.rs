@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use oncebox_control::Consumer;
-use oncebox_inbox::{Budget, ConsumerInbox, Lookout, SessionSettings, Sessions, retry::{self, backlog, poller}};
+use oncebox_inbox::{
+    Budget, ConsumerInbox, Lookout, SessionSettings, Sessions,
+    retry::{self, backlog, poller},
+};
 use oncebox_tests::inbox::{TestConsumer, World, deliver, record};
 use sqlx::{Executor, Row};
 use tokio::task::JoinHandle;

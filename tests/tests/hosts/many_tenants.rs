@@ -62,7 +62,7 @@ struct Crowd {
 
 impl Crowd {
     async fn new(size: usize) -> Self {
-        let database = TestDatabase::create(inbox::SOURCE, async |url: &str| {
+        let database = TestDatabase::create(&inbox::SOURCE, async |url: &str| {
             inbox::prepare(&url.parse()?).await
         })
         .await

@@ -10,6 +10,7 @@ mod deployments;
 mod doctor;
 mod effect_once;
 mod failures;
+mod host_functions;
 mod identity;
 mod inbox_schema;
 mod known;

@@ -6,7 +6,7 @@ mod sequence;
 use std::{sync::Arc, time::Duration};
 
 use oncebox_control::{Filter, Remedy, Verb};
-use oncebox_inbox::{ConsumerInbox, retry::poller::release_forgotten};
+use oncebox_inbox::{ConsumerInbox, retry::poller::release_unblocked};
 use oncebox_model::{policy::Policy, record::Record};
 use oncebox_tests::inbox::{
     Guest, TestConsumer, World, both, deliver, drive, open, record, step, take,
@@ -63,7 +63,7 @@ async fn discard(world: &World, consumer: &TestConsumer, id: &str) {
 }
 
 async fn sweep(world: &World, consumer: &TestConsumer) -> i64 {
-    release_forgotten(&world.pool, &[(consumer.row.consumer_id, consumer.policy.retention.class())])
+    release_unblocked(&world.pool, &[(consumer.row.consumer_id, consumer.policy.retention.class())])
         .await
         .unwrap()
 }

@@ -18,7 +18,10 @@ use anyhow::Result;
 use chrono::{DateTime, Utc};
 use futures::{FutureExt, future::LocalBoxFuture};
 use oncebox_control::{Filter, NewDeployment, Remedy, Revision, Role, Verb};
-use oncebox_inbox::{Admission, Ask, Budget, Class, HostBounds, Scheduler, SessionSettings, Sessions, retry::{self, poller::release_forgotten}};
+use oncebox_inbox::{
+    Admission, Ask, Budget, Class, HostBounds, Scheduler, SessionSettings, Sessions,
+    retry::{self, poller::release_unblocked},
+};
 use oncebox_model::{
     InboxError, Shadow,
     hooks::switch_sabotage,
@@ -84,7 +87,7 @@ static DEFECTS: &[Defect] = &[
         scenario: "two claims over a bucket's end",
         sees: TWICE,
         made: Made::Functions(&[(
-            "claim_messages",
+            "claim",
             "PERFORM pg_advisory_xact_lock(p_consumer, l.key)",
             "PERFORM l.key",
         )]),
@@ -94,7 +97,7 @@ static DEFECTS: &[Defect] = &[
         scenario: "a duplicate in a later bucket",
         sees: TWICE,
         made: Made::Functions(&[(
-            "claim_messages",
+            "claim",
             "i.message_id = u.id",
             "i.message_id = u.id AND i.bucket = v.bucket",
         )]),
@@ -104,7 +107,7 @@ static DEFECTS: &[Defect] = &[
         scenario: "a claim under an old snapshot",
         sees: TWICE,
         made: Made::Functions(&[(
-            "claim_messages",
+            "claim",
             "current_setting('transaction_isolation') <> 'read committed'",
             "false",
         )]),
@@ -113,29 +116,20 @@ static DEFECTS: &[Defect] = &[
         name: "stale_deployments_claim",
         scenario: "a stale host",
         sees: "a withdrawn version completed a message",
-        made: Made::Functions(&[(
-            "claim_messages",
-            "p_generation < v.generation_required",
-            "false",
-        )]),
+        made: Made::Functions(&[("claim", "p_generation < v.generation_required", "false")]),
     },
     Defect {
         name: "secret_unchecked",
         scenario: "a guest that claims",
         sees: "a guest spoke as the host",
-        made: Made::Functions(&[(
-            "authorize",
-            "(t.secret_hash = sha256(p_secret) OR (t.secret_hash_before = sha256(p_secret) AND \
-                t.secret_before_until > now()))",
-            "true",
-        )]),
+        made: Made::Functions(&[("authorize", "t.secret_hash = sha256(p_secret)", "true")]),
     },
     Defect {
         name: "locks_of_all_consumers_together",
         scenario: "ids made for another tenant's locks",
         sees: HELD_UP,
         made: Made::Functions(&[(
-            "claim_messages",
+            "claim",
             "pg_advisory_xact_lock(p_consumer, l.key)",
             "pg_advisory_xact_lock(0, l.key)",
         )]),
@@ -145,7 +139,7 @@ static DEFECTS: &[Defect] = &[
         scenario: "keys that meet another tenant's",
         sees: HELD_UP,
         made: Made::Functions(&[(
-            "claim_messages",
+            "claim",
             "pg_try_advisory_xact_lock(-p_consumer, ",
             "pg_try_advisory_xact_lock(0, ",
         )]),
@@ -155,7 +149,7 @@ static DEFECTS: &[Defect] = &[
         scenario: "messages that share a lock",
         sees: MISTAKEN,
         made: Made::Functions(&[(
-            "claim_messages",
+            "claim",
             "PARTITION BY u.id COLLATE \"C\"",
             "PARTITION BY hashtextextended(u.id, p_consumer::bigint) >> 32",
         )]),
@@ -164,13 +158,18 @@ static DEFECTS: &[Defect] = &[
         name: "locks_in_the_order_of_ids",
         scenario: "ids whose locks cross",
         sees: DEADLOCK,
-        made: Made::Functions(&[(
-            "claim_messages",
-            "(SELECT DISTINCT (hashtextextended(u.id, p_consumer::bigint) >> 32)::int AS key FROM \
-                unnest(p_id) AS u(id) ORDER BY 1)",
-            "(SELECT (hashtextextended(u.id, p_consumer::bigint) >> 32)::int AS key FROM \
-                unnest(p_id) AS u(id) ORDER BY u.id COLLATE \"C\")",
-        )]),
+        made: Made::Functions(&[
+            (
+                "claim",
+                "SELECT DISTINCT (hashtextextended(u.id, p_consumer::bigint)",
+                "SELECT (hashtextextended(u.id, p_consumer::bigint)",
+            ),
+            (
+                "claim",
+                "FROM unnest(p_id) AS u(id) ORDER BY 1)",
+                "FROM unnest(p_id) AS u(id) ORDER BY u.id COLLATE \"C\")",
+            ),
+        ]),
     },
     Defect {
         name: "host_locks_among_messages",
@@ -313,33 +312,29 @@ static DEFECTS: &[Defect] = &[
         made: Made::Functions(&[
             ("resume", "AND i.status = 'in_progress' AND i.epoch = p_epoch", ""),
             ("complete", " AND i.epoch = s.epoch", ""),
-            ("complete", "ELSE i.status = 'in_progress' END", "ELSE true END"),
+            ("complete", "i.status = 'in_progress' END", "true END"),
         ]),
     },
     Defect {
         name: "lease_without_row_lock",
         scenario: "a lease that runs out",
         sees: "a worker that lives",
-        made: Made::Functions(&[("lease_told", " FOR UPDATE SKIP LOCKED", "")]),
+        made: Made::Functions(&[("lease", " FOR UPDATE SKIP LOCKED", "")]),
     },
     Defect {
         name: "lease_uncounted",
         scenario: "retries",
         sees: "attempts",
-        made: Made::Functions(&[(
-            "lease_told",
-            "attempts = i.attempts + 1",
-            "attempts = i.attempts",
-        )]),
+        made: Made::Functions(&[("lease", "attempts = i.attempts + 1", "attempts = i.attempts")]),
     },
     Defect {
         name: "crashes_uncounted",
         scenario: "a message that kills its session",
         sees: "runs for ever",
         made: Made::Functions(&[(
-            "lease_told",
-            "crashes = i.crashes + (v_ended IS NOT DISTINCT FROM 'crashed')::int, epoch",
-            "crashes = i.crashes, epoch",
+            "lease",
+            "crashes = i.crashes + (v_ended IS NOT DISTINCT FROM 'crashed')::int",
+            "crashes = i.crashes",
         )]),
     },
     Defect {
@@ -353,7 +348,7 @@ static DEFECTS: &[Defect] = &[
         scenario: "a restart of the server under a lease",
         sees: "a restart of the server is counted as a crash",
         made: Made::Functions(&[(
-            "lease_told",
+            "lease",
             "v_ended IS NOT DISTINCT FROM 'crashed'",
             "v_ended IS NOT NULL",
         )]),
@@ -384,7 +379,7 @@ static DEFECTS: &[Defect] = &[
         name: "probation_forgotten",
         scenario: "a partition on which a host died",
         sees: "runs without being counted first",
-        made: Made::Functions(&[("partition_taken", "RETURN v_starts > 1", "RETURN false")]),
+        made: Made::Functions(&[("take_partition", "RETURN v_starts > 1", "RETURN false")]),
     },
     // Order
     Defect {
@@ -397,11 +392,7 @@ static DEFECTS: &[Defect] = &[
         name: "open_rows_unseen",
         scenario: "a failure before its key",
         sees: PASSED,
-        made: Made::Functions(&[(
-            "claim_messages",
-            "WHEN u.ordinal = ANY (v_blocked) THEN 'waiting'",
-            "",
-        )]),
+        made: Made::Functions(&[("claim", "WHEN u.ordinal = ANY (v_blocked) THEN 'waiting'", "")]),
     },
     Defect {
         name: "next_of_key_forgotten",
@@ -418,7 +409,7 @@ static DEFECTS: &[Defect] = &[
         scenario: "a claim beside a retry of its key",
         sees: FORGOTTEN,
         made: Made::Functions(&[(
-            "claim_messages",
+            "claim",
             "pg_try_advisory_xact_lock(-p_consumer, (d.ordering >> 32)::int)",
             "true",
         )]),
@@ -437,11 +428,7 @@ static DEFECTS: &[Defect] = &[
         name: "taken_key_waits",
         scenario: "a claim beside a retry of its key",
         sees: FORGOTTEN,
-        made: Made::Functions(&[(
-            "claim_messages",
-            "WHEN u.ordering = ANY (v_taken) THEN 'received'",
-            "",
-        )]),
+        made: Made::Functions(&[("claim", "WHEN u.ordering = ANY (v_taken) THEN 'received'", "")]),
     },
     Defect {
         name: "turn_unchecked",
@@ -454,7 +441,7 @@ static DEFECTS: &[Defect] = &[
         scenario: "a message that waits for nothing",
         sees: FORGOTTEN,
         made: Made::Functions(&[(
-            "release_forgotten",
+            "release_unblocked",
             "pg_try_advisory_xact_lock(-p_consumer, (v_hash >> 32)::int)",
             "false",
         )]),
@@ -581,10 +568,10 @@ static DEFECTS: &[Defect] = &[
             ),
             (
                 "remedy",
-                "AND i.headers IS NOT NULL AND i.reason !~ '^(undecodable|unclaimable)' AND NOT \
-                    oncebox.is_unordered(i)",
+                "AND i.headers IS NOT NULL AND i.reason !~ '^(undecodable|unclaimable)'",
                 "",
             ),
+            ("remedy", "AND NOT oncebox.is_unordered(i)", ""),
         ]),
     },
     Defect {
@@ -615,7 +602,7 @@ static DEFECTS: &[Defect] = &[
         sees: "another payload came back",
         made: Made::Functions(&[
             (
-                "claim_messages",
+                "claim",
                 "ELSE p_hash[o.first] END IS NOT DISTINCT FROM o.hash",
                 "ELSE p_hash[o.first] END IS NOT NULL",
             ),
@@ -913,7 +900,7 @@ impl Defect {
 
 async fn change(world: &World, function: &str, from: &str, to: &str) {
     let schema =
-        if ["authorize", "release_forgotten", "remedy", "revise", "next_of_key", "version_of"]
+        if ["authorize", "release_unblocked", "remedy", "revise", "next_of_key", "version_of"]
             .contains(&function)
         {
             "oncebox"
@@ -1714,7 +1701,7 @@ async fn waits_for_nothing(defect: Option<&Defect>) {
     let consumer = world.simple(TRAIL, BY_KEY).await;
     deliver(&world.host(&consumer), &[of_key(0, "k1", "park"), of_key(1, "k2", "")]).await;
     world.execute("DELETE FROM oncebox.inbox WHERE message_id = 'k1'").await;
-    release_forgotten(
+    release_unblocked(
         &world.pool,
         &[(consumer.row.consumer_id, consumer.policy.retention.class())],
     )

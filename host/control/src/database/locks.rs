@@ -1,7 +1,7 @@
 //! The host's own advisory locks, and how long they are waited for.
 //!
-//! An advisory lock of two numbers says in the first one whose it is (`migrations/0012_locks.sql`):
-//! a consumer's number for its messages, the same below zero for what these are in order with, zero
+//! An advisory lock of two numbers says in the first one whose it is (table `oncebox.consumer`): a
+//! consumer's number for its messages, the same below zero for what these are in order with, zero
 //! for the host. So no id and no key that anybody makes up names a lock of the host's.
 
 use std::time::Duration;

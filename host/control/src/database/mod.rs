@@ -6,6 +6,8 @@ pub(crate) mod reach;
 pub(crate) mod locks;
 // The host's own schema.
 pub mod schema;
+// Functions of the host's schemas, each with its file.
+pub(crate) mod functions;
 // The database that holds a tenant's inbox and its tables.
 pub(crate) mod tenant_database;
 // Migrations of a tenant's own tables.

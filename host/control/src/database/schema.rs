@@ -11,6 +11,7 @@ use sqlx::{
 
 use crate::{
     database::{
+        functions::Functions,
         locks::{self, HostLock, MIGRATION_WAIT},
         reach,
     },
@@ -25,10 +26,10 @@ const REVOKE_FUNCTIONS: &str = include_str!("revoke_functions.sql");
 /// Which those are.
 pub(crate) const REVOKED_FUNCTIONS: &str = include_str!("revoked_functions.sql");
 
-/// A function that a migration adds is executable by PUBLIC, and by no tenant in particular. Only
-/// what is missing is changed: every grant writes a list that has an entry for each tenant, and
-/// with hundreds of them a host that grants all again takes a minute to start.
-const GRANTS: &str = "DO $$ DECLARE g record; BEGIN \
+/// Takes the host's functions from PUBLIC, which may execute whatever is new, and gives tenants what
+/// they call. Only what is missing is changed: every grant writes a list that has an entry for each
+/// tenant, and with hundreds of them a host that grants all again takes a minute to start.
+pub(crate) const GRANTS: &str = "DO $$ DECLARE g record; BEGIN \
     FOR g IN SELECT p.oid::regprocedure AS function FROM pg_proc p \
         WHERE p.pronamespace IN ('oncebox'::regnamespace, 'oncebox_host'::regnamespace) \
             AND (p.proacl IS NULL OR EXISTS (SELECT FROM aclexplode(p.proacl) a WHERE a.grantee = \
@@ -122,9 +123,24 @@ pub(crate) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// Bring a database up to date. Safe to repeat, and to run from several hosts at once. The answer
-/// lists what this login was not allowed to close.
+/// Brings a database up to date. Safe to repeat, and to run from several hosts at once. Returns what
+/// this login was not allowed to close.
+///
+/// # Errors
+/// `Invalid` where the database was made by other migrations.
 pub async fn migrate(options: &PgConnectOptions) -> Result<Vec<String>, InboxError> {
+    migrate_with(options, &Functions::of_this_program()).await
+}
+
+/// Brings a database up to date as a program with these functions does: for tests of how releases
+/// meet.
+///
+/// # Errors
+/// As [`migrate`].
+pub async fn migrate_with(
+    options: &PgConnectOptions,
+    functions: &Functions,
+) -> Result<Vec<String>, InboxError> {
     let mut admin = PgConnection::connect_with(options).await?;
     locks::take_for_session(&mut admin, HostLock::Migrate).await?;
     let owner = owner_role(&mut admin).await?;
@@ -138,9 +154,13 @@ pub async fn migrate(options: &PgConnectOptions) -> Result<Vec<String>, InboxErr
     .await?;
     // Migrations write lists of privileges, and functions that have one.
     lock_grants_for_session(&mut migrator).await?;
-    // What `run` does, in a form that a task can do: its bounds hold for no lifetime in particular.
-    MIGRATIONS.run_direct(None, &mut migrator, false).await.map_err(waited_in_vain)?;
-    migrator.execute(sqlx::raw_sql(GRANTS)).await?;
+    // A host that is older than the database takes it as it is.
+    if !functions.are_superseded(&mut migrator).await? {
+        // What `run` does, in a form that a task can do: its bounds hold for no lifetime in
+        // particular.
+        MIGRATIONS.run_direct(None, &mut migrator, false).await.map_err(explained)?;
+        functions.apply(&mut migrator).await?;
+    }
     migrator.close().await?;
     lock_grants_for_session(&mut admin).await?;
     let open = close_public(&mut admin, &owner).await;
@@ -148,9 +168,16 @@ pub async fn migrate(options: &PgConnectOptions) -> Result<Vec<String>, InboxErr
     Ok(open)
 }
 
-/// A migration that waited for too long says what to do.
-fn waited_in_vain(error: MigrateError) -> InboxError {
+/// Says what to do about a migration that waited for too long, or that this program does not know.
+fn explained(error: MigrateError) -> InboxError {
     match &error {
+        MigrateError::VersionMissing(_) | MigrateError::VersionMismatch(_) => {
+            InboxError::Invalid(format!(
+                "the database was made by other migrations than those of this program ({error}); \
+                    one from before the first release is made anew: use an empty database, or in \
+                    `oncebox dev` an empty folder"
+            ))
+        }
         MigrateError::Execute(cause) | MigrateError::ExecuteMigration(cause, _)
             if locks::is_lock_timeout(cause) =>
         {
@@ -168,8 +195,8 @@ fn waited_in_vain(error: MigrateError) -> InboxError {
     }
 }
 
-/// Whether a database lacks migrations that this program knows. One that holds more is not behind:
-/// a newer program brought it there, and old code survives what that changed.
+/// Returns whether a database lacks migrations or functions of this program. One that a newer
+/// program has brought up to date is not behind: old code survives what that changed.
 pub(crate) async fn is_behind(connection: &mut PgConnection) -> Result<bool, InboxError> {
     let has_table: bool =
         sqlx::query_scalar("SELECT to_regclass('oncebox._sqlx_migrations') IS NOT NULL")
@@ -180,9 +207,13 @@ pub(crate) async fn is_behind(connection: &mut PgConnection) -> Result<bool, Inb
     }
     let newest: Option<i64> =
         sqlx::query_scalar("SELECT max(version) FROM oncebox._sqlx_migrations WHERE success")
-            .fetch_one(connection)
+            .fetch_one(&mut *connection)
             .await?;
-    Ok(newest < MIGRATIONS.iter().map(|migration| migration.version).max())
+    if newest < MIGRATIONS.iter().map(|migration| migration.version).max() {
+        return Ok(true);
+    }
+    let functions = Functions::of_this_program();
+    Ok(!functions.are_superseded(connection).await? && functions.are_behind(connection).await?)
 }
 
 /// In a tenant's own database, what a shadow found speaks of deployments that are rows of the

@@ -1,12 +1,14 @@
-//! The host's functions as the migrations of this program leave them, compared with those of a
-//! database.
+//! The host's functions as this program makes them, compared with those of a database.
 
 use std::collections::BTreeMap;
 
 use sha2::{Digest, Sha256};
 
 use super::{Finding, Look, Severity};
-use crate::database::schema::MIGRATIONS;
+use crate::database::{
+    functions::{Functions, SCHEMA_NUMBER},
+    schema::MIGRATIONS,
+};
 
 const CHECK: &str = "host_code";
 
@@ -15,23 +17,24 @@ const CHECK: &str = "host_code";
 struct Shipped {
     body: String,
     has_owners_rights: bool,
-    /// What makes it so: its definition, and what was said of it afterwards.
-    statements: Vec<String>,
-}
-
-impl Shipped {
-    fn sql(&self) -> String {
-        self.statements.join(";\n")
-    }
+    /// The statement that makes it.
+    statement: String,
 }
 
 impl Look<'_> {
     /// Every function of the host is there, with the text that this program came with, and no other
     /// is.
     pub(super) async fn functions_are_as_shipped(&self) -> Vec<Finding> {
+        const IS_NEWER: &str =
+            "SELECT coalesce(max(schema_number) > $1, false) FROM oncebox.function";
         const FOUND: &str = "SELECT n.nspname || '.' || p.proname, p.prosrc, p.prosecdef FROM \
             pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace \
             WHERE n.nspname IN ('oncebox', 'oncebox_host')";
+        match sqlx::query_scalar(IS_NEWER).bind(SCHEMA_NUMBER).fetch_one(&self.pool).await {
+            Ok(false) => {}
+            Ok(true) => return vec![self.of_a_newer_release()],
+            Err(error) => return vec![self.unknown(CHECK, &error)],
+        }
         let found: Vec<(String, String, bool)> =
             match sqlx::query_as(FOUND).fetch_all(&self.pool).await {
                 Ok(found) => found,
@@ -48,7 +51,7 @@ impl Look<'_> {
                 Severity::Error,
                 format!("the host's function `{name}` is missing"),
             );
-            found.fix(function.sql()).advise(
+            found.fix(function.statement.clone()).advise(
                 "then run `oncebox migrate`, which gives it its owner's and tenants' grants",
             )
         }));
@@ -62,6 +65,12 @@ impl Look<'_> {
         wrong
     }
 
+    /// No statement is printed for what only looks wrong: it would put an older text back.
+    fn of_a_newer_release(&self) -> Finding {
+        let found = "the host's functions are those of a newer release";
+        self.finding(CHECK, Severity::Unknown, found).advise("use that release's `oncebox doctor`")
+    }
+
     fn compare(
         &self,
         shipped: &Option<Shipped>,
@@ -73,11 +82,7 @@ impl Look<'_> {
                 Severity::Error,
                 format!("the function `{name}` in the host's schema is not of this program"),
             );
-            let drop = found.fix(format!("DROP FUNCTION {name}"));
-            return Some(drop.advise(
-                "where the database was migrated by a newer version, use that \
-                version's `oncebox doctor`",
-            ));
+            return Some(found.fix(format!("DROP FUNCTION {name}")));
         };
         if shipped.body == *body && shipped.has_owners_rights == *has_owners_rights {
             return None;
@@ -88,46 +93,36 @@ impl Look<'_> {
             hash(body),
             hash(&shipped.body)
         );
-        Some(self.finding(CHECK, Severity::Error, found).fix(shipped.sql()))
+        Some(self.finding(CHECK, Severity::Error, found).fix(shipped.statement.clone()))
     }
 }
 
-/// By name; none of ours is overloaded.
+/// Reads the functions of this program, by name; none of them is overloaded. Those of triggers stand
+/// in the migrations beside their tables.
 fn shipped() -> BTreeMap<String, Shipped> {
-    let mut functions = BTreeMap::<String, Shipped>::new();
-    for statement in MIGRATIONS.iter().flat_map(|migration| statements(migration.sql.as_str())) {
-        let after = |words: &str| {
-            statement
-                .strip_prefix(words)
-                .and_then(|rest| Some(rest.split_once('(')?.0.trim().to_owned()))
-        };
-        if let Some(name) =
-            after("CREATE FUNCTION ").or_else(|| after("CREATE OR REPLACE FUNCTION "))
-        {
-            functions.insert(name, defined(&statement));
-        } else if let Some(function) =
-            after("ALTER FUNCTION ").and_then(|name| functions.get_mut(&name))
-        {
-            function.statements.push(statement);
-        } else if let Some(name) = after("DROP FUNCTION ") {
-            functions.remove(&name);
-        }
-    }
-    functions
+    let functions = Functions::of_this_program();
+    let texts = MIGRATIONS
+        .iter()
+        .map(|migration| migration.sql.as_str())
+        .chain(functions.texts.iter().map(|text| &**text));
+    texts.flat_map(statements).filter_map(|statement| defined(&statement)).collect()
 }
 
-fn defined(statement: &str) -> Shipped {
-    let mut parts = statement.split("$$");
+/// The function that a statement makes, if it makes one, with its name.
+fn defined(statement: &str) -> Option<(String, Shipped)> {
+    let replacing = statement.replacen("CREATE FUNCTION ", "CREATE OR REPLACE FUNCTION ", 1);
+    let name = replacing.strip_prefix("CREATE OR REPLACE FUNCTION ")?.split_once('(')?.0.trim();
+    let mut parts = replacing.split("$$");
     let (head, body) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-    let replacing = statement.replacen("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", 1);
-    Shipped {
+    let shipped = Shipped {
         body: body.to_owned(),
         has_owners_rights: head.contains("SECURITY DEFINER"),
-        statements: vec![replacing],
-    }
+        statement: replacing.clone(),
+    };
+    Some((name.to_owned(), shipped))
 }
 
-/// The statements of a migration of ours, which quotes with `'` and `$$` and has no block comments.
+/// The statements of a text of ours, which quotes with `'` and `$$` and has no block comments.
 fn statements(sql: &str) -> Vec<String> {
     let (mut found, mut current, mut rest) = (Vec::new(), String::new(), sql);
     while let Some(next) = rest.chars().next() {
@@ -168,10 +163,10 @@ mod tests {
     }
 
     #[test]
-    fn every_function_of_the_migrations_is_known_with_its_last_text() {
+    fn every_function_is_known_with_its_text() {
         let functions = shipped();
         assert!(
-            functions.len() > 15 && functions.keys().all(|name| name.starts_with("oncebox")),
+            functions.len() > 30 && functions.keys().all(|name| name.starts_with("oncebox")),
             "{:?}",
             functions.keys()
         );
@@ -179,14 +174,8 @@ mod tests {
             functions.values().all(|function| !function.body.trim().is_empty()),
             "{functions:#?}"
         );
-        assert!(
-            functions["oncebox_host.claim_messages"].body.contains("v_locks")
-                && functions["oncebox_host.claim"].has_owners_rights
-        );
-        assert!(
-            functions["oncebox_host.release"].statements.len() == 3,
-            "its plan's settings came later"
-        );
-        assert!(!functions.contains_key("oncebox.message_lock"), "it was dropped");
+        let claim = &functions["oncebox_host.claim"];
+        assert!(claim.body.contains("v_locks") && claim.has_owners_rights);
+        assert!(functions["oncebox.guard_check"].has_owners_rights, "it stands beside its table");
     }
 }

@@ -5,7 +5,10 @@ use oncebox_model::{
 };
 use sqlx::Row;
 
-use crate::session::Transaction;
+use crate::{
+    host_call::{column, host_call},
+    session::Transaction,
+};
 
 /// A message on its way into the inbox.
 #[derive(Debug, Clone)]
@@ -111,9 +114,6 @@ pub struct Claimant {
     pub payload: PayloadPolicy,
 }
 
-const CLAIM: &str = "SELECT * FROM oncebox_host.claim_messages($1, $2, $3, $4, $5, $6, $7, $8, $9, \
-    $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)";
-
 /// Claim a batch of one partition. One answer for each message, in order. A claim of nothing sets
 /// the guard all the same, and checks who asks.
 pub async fn claim(
@@ -123,54 +123,39 @@ pub async fn claim(
     r#as: As,
 ) -> Result<Vec<Claimed>, InboxError> {
     hooks::point("inbox:claim:before");
-    let messages = || offered.iter().map(|offered| &offered.message);
-    let (topic, partition) =
-        messages().next().map_or(("", 0), |first| (&*first.record.topic, first.record.partition));
+    let (topic, partition) = offered.first().map_or(("", 0), |first| {
+        let record = &first.message.record;
+        (&*record.topic, record.partition)
+    });
     let keep = r#as != As::Completed && claimant.payload != PayloadPolicy::None
         || r#as == As::Received
         || claimant.payload == PayloadPolicy::All;
-    let query = sqlx::query(CLAIM)
-        .bind(transaction.secret())
-        .bind(claimant.consumer_id)
-        .bind(claimant.generation)
-        .bind(r#as.status())
-        .bind(offered.iter().map(|o| o.reason.as_deref()).collect::<Vec<_>>())
-        .bind(topic)
-        .bind(partition)
-        .bind(messages().map(|m| m.id.as_str()).collect::<Vec<_>>())
-        .bind(messages().map(|m| m.record.offset).collect::<Vec<_>>())
-        .bind(messages().map(|m| m.record.timestamp_ms).collect::<Vec<_>>())
-        .bind(messages().map(|m| m.record.key.as_deref()).collect::<Vec<_>>())
-        .bind(messages().map(|m| m.ordering_key.as_deref()).collect::<Vec<_>>())
-        .bind(messages().map(|m| m.source.as_str()).collect::<Vec<_>>())
-        .bind(messages().map(|m| m.event_type.as_str()).collect::<Vec<_>>())
-        .bind(messages().map(|m| m.event_version.as_deref()).collect::<Vec<_>>())
-        .bind(messages().map(|m| m.content_type.as_deref()).collect::<Vec<_>>())
-        .bind(messages().map(|m| m.trace_parent.as_deref()).collect::<Vec<_>>())
-        .bind(
-            messages()
-                .map(|m| m.payload_hash.as_ref().map(|hash| hash.as_slice()))
-                .collect::<Vec<_>>(),
-        )
-        .bind(offered.iter().map(|o| o.version).collect::<Vec<_>>())
-        .bind(
-            messages()
-                .map(|m| keep.then(|| headers::encode(&m.record.headers)))
-                .collect::<Vec<_>>(),
-        )
-        .bind(messages().map(|m| m.record.payload.as_deref().filter(|_| keep)).collect::<Vec<_>>())
-        .bind(
-            offered
-                .iter()
-                .any(|o| o.ordering.is_some())
-                .then(|| offered.iter().map(|o| o.ordering).collect::<Vec<_>>()),
-        )
-        .bind(
-            offered
-                .iter()
-                .map(|o| o.message.sequence.filter(|_| o.ordering.is_some()))
-                .collect::<Vec<_>>(),
-        );
+    let is_ordered = offered.iter().any(|o| o.ordering.is_some());
+    let query = host_call!("claim" {
+        p_secret: transaction.secret(),
+        p_consumer: claimant.consumer_id,
+        p_generation: claimant.generation,
+        p_status: r#as.status(),
+        p_topic: topic,
+        p_partition: partition,
+        p_id: column(offered, |o| o.message.id.as_str()),
+        p_reason: column(offered, |o| o.reason.as_deref()),
+        p_version: column(offered, |o| o.version),
+        p_offset: column(offered, |o| o.message.record.offset),
+        p_timestamp_ms: column(offered, |o| o.message.record.timestamp_ms),
+        p_key: column(offered, |o| o.message.record.key.as_deref()),
+        p_ordering_key: column(offered, |o| o.message.ordering_key.as_deref()),
+        p_source: column(offered, |o| o.message.source.as_str()),
+        p_event_type: column(offered, |o| o.message.event_type.as_str()),
+        p_event_version: column(offered, |o| o.message.event_version.as_deref()),
+        p_content_type: column(offered, |o| o.message.content_type.as_deref()),
+        p_trace_parent: column(offered, |o| o.message.trace_parent.as_deref()),
+        p_hash: column(offered, |o| o.message.payload_hash.as_ref().map(|hash| hash.as_slice())),
+        p_headers: column(offered, |o| keep.then(|| headers::encode(&o.message.record.headers))),
+        p_payload: column(offered, |o| o.message.record.payload.as_deref().filter(|_| keep)),
+        p_ordering: is_ordered.then(|| column(offered, |o| o.ordering)),
+        p_sequence: column(offered, |o| o.message.sequence.filter(|_| o.ordering.is_some())),
+    });
     let mut statement = transaction.tx().statement().await;
     let rows = bounded(query.fetch_all(statement.connection())).await;
     statement.finish(rows.as_ref().err());
@@ -190,8 +175,6 @@ pub async fn claim(
     Ok(claimed)
 }
 
-const RESTORE: &str = "SELECT oncebox_host.restore_records($1, $2, $3, $4, $5, $6)";
-
 /// Bring back the records of dead letters that lost them, from their redelivery: in the transaction
 /// of its claim, which holds the messages' locks, so that of two that come at once the second finds
 /// nothing to do.
@@ -200,22 +183,18 @@ async fn restore(
     consumer_id: i32,
     messages: &[&Message],
 ) -> Result<(), InboxError> {
-    let query = sqlx::query_scalar::<_, i32>(RESTORE)
-        .bind(transaction.secret())
-        .bind(consumer_id)
-        .bind(messages.iter().map(|m| m.id.as_str()).collect::<Vec<_>>())
-        .bind(
-            messages
-                .iter()
-                .map(|m| m.payload_hash.as_ref().map(|hash| hash.as_slice()))
-                .collect::<Vec<_>>(),
-        )
-        .bind(messages.iter().map(|m| headers::encode(&m.record.headers)).collect::<Vec<_>>())
-        .bind(messages.iter().map(|m| m.record.payload.as_deref()).collect::<Vec<_>>());
+    let query = host_call!("restore_records" {
+        p_secret: transaction.secret(),
+        p_consumer: consumer_id,
+        p_id: column(messages, |m| m.id.as_str()),
+        p_hash: column(messages, |m| m.payload_hash.as_ref().map(|hash| hash.as_slice())),
+        p_headers: column(messages, |m| headers::encode(&m.record.headers)),
+        p_payload: column(messages, |m| m.record.payload.as_deref()),
+    });
     let mut statement = transaction.tx().statement().await;
     let restored = bounded(query.fetch_one(statement.connection())).await;
     statement.finish(restored.as_ref().err());
-    let records = restored?;
+    let records: i32 = restored?.try_get(0)?;
     tracing::debug!(consumer_id, records, "records of dead letters restored");
     Ok(())
 }

@@ -11,7 +11,12 @@ use oncebox_model::{
     tx::bounded,
 };
 
-use crate::{batch::claim::Offered, ordering::sequence::Place, session::Transaction};
+use crate::{
+    batch::claim::Offered,
+    host_call::{column, host_call},
+    ordering::sequence::Place,
+    session::Transaction,
+};
 
 /// What a failure makes of a message after this many attempts, so long after it was received or
 /// redriven.
@@ -251,9 +256,6 @@ fn storable(text: &str) -> String {
     text[..end].replace('\0', "\u{fffd}")
 }
 
-const COMPLETE: &str = "SELECT * FROM oncebox_host.complete($1, $2, $3, $4, $5, $6, $7, $8, $9, \
-    $10, $11, $12, $13, $14)";
-
 /// Write the completion. Raises unless the claim is in this very transaction, and in a transaction
 /// that a swallowed error has aborted.
 pub async fn complete(
@@ -262,22 +264,23 @@ pub async fn complete(
     completion: &Completion,
 ) -> Result<(), InboxError> {
     hooks::point("inbox:complete:before");
-    let rows = || completion.rows.iter();
-    let query = sqlx::query(COMPLETE)
-        .bind(transaction.secret())
-        .bind(consumer_id)
-        .bind(&completion.withdrawn)
-        .bind(rows().map(|r| r.id.as_str()).collect::<Vec<_>>())
-        .bind(rows().map(|r| r.epoch).collect::<Vec<_>>())
-        .bind(rows().map(|r| r.status).collect::<Vec<_>>())
-        .bind(rows().map(|r| r.reason.as_deref()).collect::<Vec<_>>())
-        .bind(rows().map(|r| r.error.as_deref()).collect::<Vec<_>>())
-        .bind(rows().map(|r| r.result.as_deref()).collect::<Vec<_>>())
-        .bind(rows().map(|r| r.delay.map(|delay| delay.as_millis() as i64)).collect::<Vec<_>>())
-        .bind(rows().map(|r| r.version).collect::<Vec<_>>())
-        .bind(rows().map(|r| r.keep).collect::<Vec<_>>())
-        .bind(rows().map(|r| r.headers.as_deref()).collect::<Vec<_>>())
-        .bind(rows().map(|r| r.payload.as_deref()).collect::<Vec<_>>());
+    let rows = &completion.rows;
+    let query = host_call!("complete" {
+        p_secret: transaction.secret(),
+        p_consumer: consumer_id,
+        p_withdrawn: &completion.withdrawn,
+        p_id: column(rows, |r| r.id.as_str()),
+        p_epoch: column(rows, |r| r.epoch),
+        p_status: column(rows, |r| r.status),
+        p_reason: column(rows, |r| r.reason.as_deref()),
+        p_error: column(rows, |r| r.error.as_deref()),
+        p_result: column(rows, |r| r.result.as_deref()),
+        p_delay_ms: column(rows, |r| r.delay.map(|delay| delay.as_millis() as i64)),
+        p_version: column(rows, |r| r.version),
+        p_keep: column(rows, |r| r.keep),
+        p_headers: column(rows, |r| r.headers.as_deref()),
+        p_payload: column(rows, |r| r.payload.as_deref()),
+    });
     let mut statement = transaction.tx().statement().await;
     let answer = bounded(query.execute(statement.connection())).await;
     statement.finish(answer.as_ref().err());

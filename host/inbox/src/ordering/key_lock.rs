@@ -1,7 +1,7 @@
 //! What runs in order: the number that messages of one key, or of one partition, share.
 //!
 //! Whoever runs or settles one of them holds their lock to its commit, which is the upper half of
-//! that number among the locks of their consumer; the host functions `claim_messages`, `resume` and
+//! that number among the locks of their consumer; the host functions `claim`, `resume` and
 //! `complete` say how. Two keys of one lock wait for each other, and are nothing else to each
 //! other.
 

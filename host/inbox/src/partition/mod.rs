@@ -34,11 +34,7 @@ use crate::{
         process::{Admitted, Routed, Settled},
     },
     consumer::ConsumerInbox,
-    partition::{
-        clock::DatabaseClock,
-        duplicate_payloads::Suspects,
-        parking::is_collision,
-    },
+    partition::{clock::DatabaseClock, duplicate_payloads::Suspects, parking::is_collision},
 };
 
 /// Outages in a row that messages at the front may meet before they are suspected to make them.
@@ -91,7 +87,7 @@ impl PartitionInbox {
         partition: i32,
         next_offset: i64,
     ) -> Result<Self, InboxError> {
-        let suspect = consumer.partition_taken(topic, partition, next_offset).await?;
+        let suspect = consumer.take_partition(topic, partition, next_offset).await?;
         if suspect {
             tracing::warn!(
                 tenant = consumer.tenant,

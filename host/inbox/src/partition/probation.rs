@@ -7,16 +7,16 @@ use crate::{admission::Admission, batch::process::commit_host, consumer::Consume
 
 impl ConsumerInbox {
     /// Take a partition at an offset. True: an earlier process did so and made no progress.
-    pub(crate) async fn partition_taken(
+    pub(crate) async fn take_partition(
         &self,
         topic: &str,
         partition: i32,
         next_offset: i64,
     ) -> Result<bool, InboxError> {
-        const TAKEN: &str = "SELECT * FROM oncebox_host.partition_taken($1, $2, $3, $4, $5)";
+        const TAKE: &str = "SELECT * FROM oncebox_host.take_partition($1, $2, $3, $4, $5)";
         let admission = self.admit_first().await;
         let transaction = self.sessions.begin_admitted(&admission).await?;
-        let query = sqlx::query_scalar(TAKEN)
+        let query = sqlx::query_scalar(TAKE)
             .bind(transaction.secret())
             .bind(self.consumer_id)
             .bind(topic)

@@ -64,7 +64,7 @@ const INTERRUPTIONS_MAX: i32 = 5;
 impl ConsumerInbox {
     /// Lease one message that is due.
     pub(crate) async fn lease(&self, admission: &Admission) -> Result<Option<Leased>, InboxError> {
-        const LEASE: &str = "SELECT * FROM oncebox_host.lease_told($1, $2, $3, $4, $5, $6, $7)";
+        const LEASE: &str = "SELECT * FROM oncebox_host.lease($1, $2, $3, $4, $5, $6, $7)";
         hooks::point("retry:lease:before");
         let transaction = self.sessions.begin_admitted(admission).await?;
         let asked_at = Instant::now();

@@ -161,7 +161,7 @@ async fn count(pool: &PgPool, consumers: Vec<Arc<ConsumerInbox>>, told: &Mutex<b
 /// Make due what waits for its turn behind nothing: of all consumers, since one may have run in
 /// order before.
 async fn sweep(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
-    match timeout(PATIENCE, release_forgotten(pool, &asked(consumers))).await {
+    match timeout(PATIENCE, release_unblocked(pool, &asked(consumers))).await {
         Ok(Ok(0)) => {}
         Ok(Ok(released)) => tracing::warn!(
             released,
@@ -184,8 +184,8 @@ fn asked(consumers: &[Arc<ConsumerInbox>]) -> Vec<(i32, i16)> {
 
 /// Of consumers, given with their retention classes, make due what waits for its turn behind
 /// nothing. The answer is how many messages that were.
-pub async fn release_forgotten(pool: &PgPool, consumers: &[(i32, i16)]) -> Result<i64, InboxError> {
-    const RELEASE: &str = "SELECT coalesce(sum(oncebox.release_forgotten(c.id, c.class, $3)), \
+pub async fn release_unblocked(pool: &PgPool, consumers: &[(i32, i16)]) -> Result<i64, InboxError> {
+    const RELEASE: &str = "SELECT coalesce(sum(oncebox.release_unblocked(c.id, c.class, $3)), \
         0)::bigint \
         FROM unnest($1::int[], $2::smallint[]) AS c(id, class)";
     let (ids, classes): (Vec<i32>, Vec<i16>) = consumers.iter().copied().unzip();

@@ -91,7 +91,7 @@ fn foreign(victim: &str, still: i32) -> Vec<(&'static str, String)> {
         (
             "a message of the other tenant, claimed",
             format!(
-                "SELECT * FROM oncebox_host.claim_messages('\\x00', {still}, 0, 'completed', NULL, \
+                "SELECT * FROM oncebox_host.claim('\\x00', {still}, 0, 'completed', NULL, \
                     't', 0, ARRAY['mine'], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
                     NULL, NULL, NULL, NULL, NULL, NULL)"
             ),

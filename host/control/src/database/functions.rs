@@ -1,0 +1,331 @@
+//! The functions of the host's schemas: a file each in `host/inbox/sql`, with the current text only, applied
+//! after the numbered migrations.
+//!
+//! The table `oncebox.function` records the text of each function that was applied, and the schema
+//! number of the program that applied it. A text is applied where the record, or what PostgreSQL
+//! holds, differs from the file; a function without a file is dropped. A program with a lower number
+//! than the record's changes nothing, so that an older host that starts later never puts an older
+//! text back. All of it is one transaction, record and privileges included: a host that dies in the
+//! middle leaves what was there, and the next one does it again.
+
+use std::{borrow::Cow, collections::HashMap};
+
+use oncebox_model::{error::InboxError, tx::answered};
+use sha2::{Digest, Sha256};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+
+use super::schema::GRANTS;
+
+/// The number of this program's schema. A release whose migrations or functions differ from those
+/// of the release before has a higher one: of two programs with one number, the one that starts
+/// last leaves its texts.
+pub const SCHEMA_NUMBER: i32 = 1;
+
+macro_rules! texts {
+    ($($file:literal),+ $(,)?) => {
+        &[$(include_str!(concat!("../../../inbox/sql/", $file, ".sql"))),+]
+    };
+}
+
+/// A function in the language SQL stands after those that it calls: PostgreSQL looks for them when
+/// it is made.
+static TEXTS: &[&str] = texts![
+    // Who calls, and the path of a message.
+    "authorize",
+    "claim",
+    "restore_records",
+    "complete",
+    "settle_unrouted",
+    "take_partition",
+    "partition_cleared",
+    // Retries.
+    "lease",
+    "resume",
+    "release",
+    "lease_ends",
+    "lease_interrupted",
+    "interruptions_of",
+    // Order.
+    "has_earlier_open",
+    "next_of_key",
+    "release_key",
+    "release_unblocked",
+    "sequence_of",
+    "move_sequence",
+    "version_of",
+    // Shadows.
+    "capture",
+    "capture_failed",
+    "capture_row",
+    "capture_missing",
+    "captured",
+    // What operators and tenants do.
+    "remedy",
+    "revise",
+    "migration_applied",
+    // Questions about a row.
+    "bucket_at",
+    "changed_since",
+    "has_lost_record",
+    "is_unordered",
+    "was_restored",
+];
+
+/// What PostgreSQL answers where a function cannot be replaced: its result or the names of its
+/// parameters differ, or it was made by hand and belongs to another role. The owner of the schema
+/// may drop it all the same.
+const NOT_REPLACEABLE: [&str; 2] = ["42P13", "42501"];
+
+/// What PostgreSQL keeps of each function: text, rights, settings. A second function of one name
+/// makes another hash.
+const DEFINITIONS: &str = "SELECT n.nspname || '.' || p.proname AS name, \
+        sha256(convert_to(string_agg(row(p.prosrc, p.prosecdef, p.proconfig, p.pronargs)::text, '' \
+        ORDER BY p.oid), 'UTF8')) AS hash \
+    FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace \
+    WHERE n.nspname IN ('oncebox', 'oncebox_host') GROUP BY 1";
+
+/// The functions of a program, and the number of its schema.
+#[derive(Debug, Clone)]
+pub struct Functions {
+    /// The schema's number.
+    pub schema_number: i32,
+    /// A `CREATE OR REPLACE FUNCTION` each, in the order in which they are applied.
+    pub texts: Vec<Cow<'static, str>>,
+}
+
+/// A function as it was applied.
+struct Applied {
+    hash: Vec<u8>,
+    schema_number: i32,
+    /// Whether PostgreSQL holds it as it was applied.
+    is_intact: bool,
+}
+
+impl Functions {
+    /// The functions of this program.
+    pub fn of_this_program() -> Self {
+        let texts = TEXTS.iter().copied().map(Cow::Borrowed).collect();
+        Self { schema_number: SCHEMA_NUMBER, texts }
+    }
+
+    /// Returns whether a program with a higher schema number has brought the database up to date.
+    pub(crate) async fn are_superseded(
+        &self,
+        connection: &mut PgConnection,
+    ) -> Result<bool, InboxError> {
+        const NEWEST: &str = "SELECT max(schema_number) FROM oncebox.function";
+        if !has_record(connection).await? {
+            return Ok(false);
+        }
+        let newest: Option<i32> = sqlx::query_scalar(NEWEST).fetch_one(connection).await?;
+        Ok(newest > Some(self.schema_number))
+    }
+
+    /// Returns whether the database lacks something that [`apply`](Self::apply) would do.
+    pub(crate) async fn are_behind(
+        &self,
+        connection: &mut PgConnection,
+    ) -> Result<bool, InboxError> {
+        if !has_record(connection).await? {
+            return Ok(true);
+        }
+        let applied = applied(connection).await?;
+        let is_lower = applied.values().any(|function| function.schema_number < self.schema_number);
+        let is_gone = !self.gone(&applied).is_empty();
+        Ok(is_lower || is_gone || self.texts.iter().any(|text| differs(text, &applied)))
+    }
+
+    /// Brings the functions of a database to the texts of this program, unless a program with a
+    /// higher schema number was there before, and gives them their privileges.
+    ///
+    /// # Errors
+    /// `Refused` where PostgreSQL refuses a text, or to drop a function that others depend on.
+    /// Nothing is changed then.
+    pub async fn apply(&self, connection: &mut PgConnection) -> Result<(), InboxError> {
+        let mut tx = connection.begin().await?;
+        // Two programs come one after the other, also where one has lost the lock of the
+        // migrations with a connection of its own; the record is read after that.
+        tx.execute("LOCK TABLE oncebox.function IN SHARE ROW EXCLUSIVE MODE").await?;
+        if self.are_superseded(&mut tx).await? {
+            return Ok(tx.rollback().await?);
+        }
+        let applied = applied(&mut tx).await?;
+        for name in self.gone(&applied) {
+            drop_all(&mut tx, name).await?;
+            sqlx::query("DELETE FROM oncebox.function WHERE name = $1")
+                .bind(name)
+                .execute(&mut *tx)
+                .await?;
+        }
+        for text in self.texts.iter().filter(|text| differs(text, &applied)) {
+            replace(&mut tx, text).await?;
+            record(&mut tx, text, self.schema_number).await?;
+        }
+        // Also of those that stay: a program that only drops one has superseded the others too.
+        sqlx::query("UPDATE oncebox.function SET schema_number = $1 WHERE schema_number < $1")
+            .bind(self.schema_number)
+            .execute(&mut *tx)
+            .await?;
+        tx.execute(sqlx::raw_sql(GRANTS)).await?;
+        Ok(tx.commit().await?)
+    }
+
+    /// Functions that were applied and have no text any more.
+    fn gone<'a>(&self, applied: &'a HashMap<String, Applied>) -> Vec<&'a str> {
+        let is_gone = |name: &&str| !self.texts.iter().any(|text| name_of(text) == *name);
+        applied.keys().map(String::as_str).filter(is_gone).collect()
+    }
+}
+
+/// Schema and name of the function that a text makes.
+fn name_of(text: &str) -> &str {
+    let (_, head) = text.split_once("CREATE OR REPLACE FUNCTION ").expect("a function's text");
+    head.split_once('(').expect("a function has parameters").0.trim()
+}
+
+fn hash_of(text: &str) -> Vec<u8> {
+    Sha256::digest(text).to_vec()
+}
+
+/// Whether a function is to be applied.
+fn differs(text: &str, applied: &HashMap<String, Applied>) -> bool {
+    applied
+        .get(name_of(text))
+        .is_none_or(|function| !function.is_intact || function.hash != hash_of(text))
+}
+
+/// Returns whether the database records its functions; one that is new does not yet.
+async fn has_record(connection: &mut PgConnection) -> Result<bool, InboxError> {
+    const RECORD: &str = "SELECT to_regclass('oncebox.function') IS NOT NULL";
+    Ok(sqlx::query_scalar(RECORD).fetch_one(connection).await?)
+}
+
+/// Reads the record, by the functions' names.
+async fn applied(connection: &mut PgConnection) -> Result<HashMap<String, Applied>, InboxError> {
+    let query = format!(
+        "SELECT f.name, f.hash, f.schema_number, coalesce(d.hash = f.definition_hash, false) FROM \
+            oncebox.function f LEFT JOIN ({DEFINITIONS}) d USING (name)"
+    );
+    let rows: Vec<(String, Vec<u8>, i32, bool)> =
+        sqlx::query_as(AssertSqlSafe(query)).fetch_all(connection).await?;
+    let applied = rows.into_iter().map(|(name, hash, schema_number, is_intact)| {
+        (name, Applied { hash, schema_number, is_intact })
+    });
+    Ok(applied.collect())
+}
+
+/// Replaces a function. Where its signature changed, drops what there is of its name and makes it
+/// anew: it must not be there twice.
+async fn replace(connection: &mut PgConnection, text: &str) -> Result<(), InboxError> {
+    const HOW_MANY: &str = "SELECT count(*) FROM pg_proc p JOIN pg_namespace n ON n.oid = \
+        p.pronamespace WHERE n.nspname || '.' || p.proname = $1";
+    let mut savepoint = connection.begin().await?;
+    match savepoint.execute(sqlx::raw_sql(AssertSqlSafe(text.to_owned()))).await {
+        Ok(_) => savepoint.commit().await?,
+        Err(error)
+            if answered(&error)
+                .is_some_and(|answer| NOT_REPLACEABLE.contains(&&*answer.sqlstate)) =>
+        {
+            savepoint.rollback().await?;
+            return make_anew(connection, text).await;
+        }
+        Err(error) => return Err(error.into()),
+    }
+    let how_many: i64 =
+        sqlx::query_scalar(HOW_MANY).bind(name_of(text)).fetch_one(&mut *connection).await?;
+    if how_many > 1 { make_anew(connection, text).await } else { Ok(()) }
+}
+
+async fn make_anew(connection: &mut PgConnection, text: &str) -> Result<(), InboxError> {
+    drop_all(connection, name_of(text)).await?;
+    connection.execute(sqlx::raw_sql(AssertSqlSafe(text.to_owned()))).await?;
+    Ok(())
+}
+
+/// Drops every function of a name, and nothing that depends on one.
+async fn drop_all(connection: &mut PgConnection, name: &str) -> Result<(), InboxError> {
+    const DROPS: &str = "SELECT format('DROP ROUTINE %s', p.oid::regprocedure) FROM pg_proc p JOIN \
+        pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname || '.' || p.proname = $1";
+    let drops: Vec<String> =
+        sqlx::query_scalar(DROPS).bind(name).fetch_all(&mut *connection).await?;
+    for drop in drops {
+        connection.execute(sqlx::raw_sql(AssertSqlSafe(drop))).await?;
+    }
+    Ok(())
+}
+
+async fn record(
+    connection: &mut PgConnection,
+    text: &str,
+    schema_number: i32,
+) -> Result<(), InboxError> {
+    let record = format!(
+        "INSERT INTO oncebox.function (name, hash, definition_hash, schema_number) \
+         SELECT d.name, $2, d.hash, $3 FROM ({DEFINITIONS}) d WHERE d.name = $1 \
+         ON CONFLICT (name) DO UPDATE SET hash = excluded.hash, \
+            definition_hash = excluded.definition_hash, schema_number = excluded.schema_number, \
+            applied_at = excluded.applied_at"
+    );
+    sqlx::query(AssertSqlSafe(record))
+        .bind(name_of(text))
+        .bind(hash_of(text))
+        .bind(schema_number)
+        .execute(connection)
+        .await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_file_is_a_function_of_its_name() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../inbox/sql");
+        let files: BTreeSet<_> = std::fs::read_dir(folder)
+            .expect("the folder of the functions")
+            .map(|file| file.expect("a file").file_name().into_string().expect("a name"))
+            .collect();
+        let named = |text: &&str| {
+            let (schema, name) = name_of(text).split_once('.').expect("a schema");
+            assert!(["oncebox", "oncebox_host"].contains(&schema), "{schema}");
+            format!("{name}.sql")
+        };
+        assert_eq!(files, TEXTS.iter().map(named).collect::<BTreeSet<_>>());
+        assert_eq!(files.len(), TEXTS.len());
+    }
+
+    #[test]
+    fn a_text_is_one_statement() {
+        for text in TEXTS {
+            assert_eq!(text.matches("$$").count(), 2, "{text}");
+            assert!(text.trim_end().ends_with("$$;"), "{text}");
+            assert_eq!(text.matches(" FUNCTION oncebox").count(), 1, "{text}");
+        }
+    }
+
+    /// Texts that went out with a release, by its schema number: each release adds its line.
+    const RELEASED: &[(i32, &str)] = &[];
+
+    // What could go wrong: a release changes a text under the number of the one before, whose hosts
+    // then put the older text back.
+    #[test]
+    fn released_texts_have_a_number_of_their_own() {
+        let mut all = Sha256::new();
+        super::super::schema::MIGRATIONS
+            .iter()
+            .for_each(|migration| all.update(migration.sql.as_str()));
+        TEXTS.iter().for_each(|text| all.update(text));
+        let texts = hex::encode(all.finalize());
+        let newest = RELEASED.iter().map(|(number, _)| *number).max().unwrap_or_default();
+        assert!(SCHEMA_NUMBER >= newest, "the number only grows");
+        for (number, released) in RELEASED {
+            assert!(
+                *number != SCHEMA_NUMBER || *released == texts,
+                "these texts are not those that were released as {number}: raise SCHEMA_NUMBER"
+            );
+        }
+    }
+}

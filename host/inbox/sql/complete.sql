@@ -1,0 +1,76 @@
+-- Ends a transaction that claimed or resumed: writes what differs from a plain completion,
+-- withdraws claims that were not run, and takes the guard away. Raises unless the claim belongs to
+-- this very transaction.
+--
+-- Of what it claimed, messages that wait for their turn get what they will need; where a message of
+-- a key came to its end under a lease, the next one is due. Each failure is kept in the history.
+CREATE OR REPLACE FUNCTION oncebox_host.complete(
+    p_secret bytea, p_consumer int, p_withdrawn text[], p_id text[], p_epoch bigint[],
+    p_status text[], p_reason text[], p_error text[], p_result text[], p_delay_ms bigint[],
+    p_version int[], p_keep boolean[], p_headers bytea[], p_payload bytea[])
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+DECLARE
+    v record;
+    v_id text;
+    v_ordering bigint;
+    v_attempt int;
+    v_version int;
+    s record;
+BEGIN
+    SELECT * INTO v FROM oncebox.authorize(p_secret, p_consumer);
+    DELETE FROM oncebox.guard g WHERE g.xid = pg_current_xact_id();
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'no claim in this transaction' USING ERRCODE = 'OB002';
+    END IF;
+    FOREACH v_id IN ARRAY p_withdrawn LOOP
+        DELETE FROM oncebox.inbox i
+        WHERE i.consumer_id = p_consumer AND i.retention_class = v.class AND i.message_id = v_id
+          AND i.epoch = 0 AND i.xmin = pg_current_xact_id()::xid;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'a withdrawn claim is not of this transaction' USING ERRCODE = 'OB003';
+        END IF;
+    END LOOP;
+    FOR s IN SELECT * FROM unnest(p_id, p_epoch, p_status, p_reason, p_error, p_result, p_delay_ms,
+                p_version, p_keep, p_headers, p_payload)
+            AS s(id, epoch, status, reason, error, result, delay_ms,
+                version, keep, headers, payload) LOOP
+        UPDATE oncebox.inbox i SET
+            bucket = v.bucket, status = s.status, reason = s.reason, last_error = s.error,
+            result = s.result::jsonb,
+            -- Its claim, or its lease, may have counted a run that then did not happen.
+            attempts = CASE
+                WHEN s.status NOT IN ('received', 'waiting', 'skipped')
+                    AND s.reason IS DISTINCT FROM 'gap' THEN i.attempts
+                WHEN s.epoch > 0 THEN i.attempts - 1 ELSE 0 END,
+            next_attempt_at = CASE s.status
+                WHEN 'failed_retryable' THEN now() + s.delay_ms * interval '1 millisecond'
+                WHEN 'received' THEN now() END,
+            waits_until = CASE WHEN s.status = 'waiting'
+                THEN now() + s.delay_ms * interval '1 millisecond' END,
+            processed_at = CASE WHEN s.status NOT IN ('failed_retryable', 'received', 'waiting')
+                THEN now() END,
+            locked_until = NULL, locked_by = NULL, version_id = coalesce(s.version, i.version_id),
+            over_gap = i.over_gap
+                OR coalesce(i.reason = 'gap_overdue' AND s.reason <> 'gap', false),
+            headers = CASE WHEN s.keep THEN coalesce(s.headers, i.headers) END,
+            payload = CASE WHEN s.keep THEN coalesce(s.payload, i.payload) END
+        WHERE i.consumer_id = p_consumer AND i.retention_class = v.class
+          AND i.message_id = s.id AND i.epoch = s.epoch
+          AND CASE WHEN s.epoch = 0 THEN i.xmin = pg_current_xact_id()::xid ELSE
+              i.status = 'in_progress' END
+        RETURNING i.ordering_hash, i.attempts, i.version_id INTO v_ordering, v_attempt, v_version;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'a completed claim is not of this transaction' USING ERRCODE = 'OB003';
+        END IF;
+        IF s.status IN ('failed_retryable', 'failed_terminal', 'parked') THEN
+            INSERT INTO oncebox.inbox_history (consumer_id, message_id, event, attempt, version_id,
+                reason, error)
+            VALUES (p_consumer, s.id, 'failed', v_attempt, v_version, s.reason, s.error);
+        END IF;
+        IF v_ordering IS NOT NULL AND s.epoch > 0 AND s.status IN ('completed', 'skipped') THEN
+            PERFORM oncebox.release_key(p_consumer, v.class, v_ordering);
+        END IF;
+    END LOOP;
+END $$;

@@ -1,0 +1,10 @@
+-- Clears a partition of suspicion: after the first progress, or a clean hand-over.
+CREATE OR REPLACE FUNCTION oncebox_host.partition_cleared(
+    p_secret bytea, p_consumer int, p_topic text, p_partition int)
+RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM oncebox.authorize(p_secret, p_consumer);
+    DELETE FROM oncebox.probation p
+    WHERE p.consumer_id = p_consumer AND p.topic = p_topic AND p.partition = p_partition;
+END $$;

@@ -1,0 +1,29 @@
+-- Gives a dead letter another payload and redrives it: the same row, under the same id and with the
+-- same headers. The hash stays that of what came, so that a redelivery is the duplicate that it is.
+-- Only a message that was a dead letter by `p_as_of`, so that what is asked for twice is done once.
+-- Returns false where it is none, or a worker is at it.
+CREATE OR REPLACE FUNCTION oncebox.revise(
+    p_consumer int, p_class smallint, p_id text, p_payload bytea, p_as_of timestamptz, p_actor text,
+    p_reason text)
+RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+DECLARE
+    v_payload bytea;
+BEGIN
+    -- Locks the row, and checks that it may be run again.
+    IF oncebox.remedy(p_consumer, p_class, 'redrive', ARRAY[p_id], p_as_of, p_actor, p_reason) = 0
+    THEN
+        RETURN false;
+    END IF;
+    SELECT i.payload INTO v_payload FROM oncebox.inbox i
+        WHERE i.consumer_id = p_consumer AND i.retention_class = p_class AND i.message_id = p_id;
+    INSERT INTO oncebox.inbox_revision (consumer_id, message_id, revision, payload)
+        SELECT p_consumer, p_id, count(*) + 1, v_payload FROM oncebox.inbox_revision r
+        WHERE r.consumer_id = p_consumer AND r.message_id = p_id;
+    UPDATE oncebox.inbox i SET payload = p_payload
+        WHERE i.consumer_id = p_consumer AND i.retention_class = p_class AND i.message_id = p_id;
+    INSERT INTO oncebox.inbox_history (consumer_id, message_id, event, reason, actor)
+        VALUES (p_consumer, p_id, 'revised', p_reason, p_actor);
+    RETURN true;
+END $$;

@@ -1,0 +1,618 @@
+-- Tables, constraints, indexes, views, seeds and grants. The functions are files of their own, in
+-- host/inbox/sql: `oncebox migrate` applies them after the numbered migrations.
+--
+-- Run as the role that owns the schemas `oncebox` (tables, reachable by the host alone) and
+-- `oncebox_host` (functions, the only way a tenant's session reaches the inbox).
+
+-- The installation ----------------------------------------------------------------------------
+
+-- Names the installation that a database belongs to. Empty until the installation has a tenant with
+-- a database of its own.
+CREATE TABLE oncebox.installation (
+    only_one              boolean PRIMARY KEY DEFAULT true
+                          CONSTRAINT installation_only_one CHECK (only_one),
+    installation_id       uuid NOT NULL,
+    -- Whether it holds tenants of another database, and nothing else.
+    is_place              boolean NOT NULL
+);
+
+-- Records the functions that `oncebox migrate` applied: the text of each, and the schema number of
+-- the program that applied it. A program with a lower number changes nothing, so that an older host
+-- that starts later never puts an older text back.
+CREATE TABLE oncebox.function (
+    -- Schema and name.
+    name                  text PRIMARY KEY,
+    -- SHA-256 of the file.
+    hash                  bytea NOT NULL,
+    -- SHA-256 of what PostgreSQL keeps of it, by which a text that was changed by hand is noticed.
+    definition_hash       bytea NOT NULL,
+    schema_number         int NOT NULL,
+    applied_at            timestamptz NOT NULL DEFAULT now()
+);
+
+-- Tenants --------------------------------------------------------------------------------------
+
+CREATE TABLE oncebox.tenant (
+    tenant_id             int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name                  text NOT NULL CONSTRAINT tenant_name_unique UNIQUE
+                          CONSTRAINT tenant_name_shape CHECK (name ~ '^[a-z][a-z0-9-]{0,62}$'),
+    -- Opaque, because every role can read the catalogs.
+    schema_name           text NOT NULL UNIQUE,
+    login                 text NOT NULL UNIQUE,
+    owner_login           text NOT NULL UNIQUE,
+    -- SHA-256 of the secret that the host binds to every call of an `oncebox_host` function.
+    secret_hash           bytea NOT NULL,
+    created_at            timestamptz NOT NULL DEFAULT now(),
+    state                 text NOT NULL DEFAULT 'active'
+        CONSTRAINT tenant_state_known CHECK (state IN ('active', 'suspended', 'deleting')),
+    -- What hosts give it, as `TenantLimits` reads it.
+    limits                jsonb NOT NULL DEFAULT '{}',
+    -- Grows with every change that running hosts must learn: state, limits, credentials.
+    revision              bigint NOT NULL DEFAULT 0,
+    -- Passwords and secret, sealed under the master key. Null: derived from that key.
+    credentials           bytea,
+    -- While credentials are rotated, sessions with the old secret still count.
+    secret_hash_before    bytea,
+    secret_before_until   timestamptz,
+    -- Where its inbox and its tables are, sealed under the master key. Null: in this database. A
+    -- database of its own holds a replica of this row and of its consumers, which the host
+    -- functions there read; this database stays the source.
+    database_url          bytea,
+    -- What of `database_url` may be shown: host, port and name.
+    database              text,
+    CONSTRAINT tenant_secret_before_has_end
+        CHECK ((secret_hash_before IS NULL) = (secret_before_until IS NULL)),
+    CONSTRAINT tenant_database_is_shown CHECK (database_url IS NULL OR database IS NOT NULL)
+);
+
+-- Migrations of a tenant's own tables, by name.
+CREATE TABLE oncebox.tenant_migration (
+    tenant_id             int NOT NULL REFERENCES oncebox.tenant ON DELETE CASCADE,
+    name                  text NOT NULL CONSTRAINT tenant_migration_name_shape
+                          CHECK (name ~ '^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$'),
+    -- SHA-256 of its text.
+    digest                bytea NOT NULL,
+    applied_at            timestamptz NOT NULL DEFAULT now(),
+    applied_by            text NOT NULL,
+    PRIMARY KEY (tenant_id, name)
+);
+
+-- Who may change things.
+CREATE TABLE oncebox.token (
+    token_id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name                  text NOT NULL
+        CONSTRAINT token_name_shape CHECK (name ~ '^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$'),
+    -- SHA-256 of the token, which is random and shown once.
+    hash                  bytea NOT NULL CONSTRAINT token_hash_unique UNIQUE
+                          CONSTRAINT token_hash_length CHECK (octet_length(hash) = 32),
+    role                  text NOT NULL CONSTRAINT token_role_known
+                          CHECK (role IN ('viewer', 'operator', 'deployer', 'admin')),
+    -- Null reaches every tenant.
+    tenant_id             int REFERENCES oncebox.tenant ON DELETE CASCADE,
+    created_at            timestamptz NOT NULL DEFAULT now(),
+    created_by            text NOT NULL,
+    expires_at            timestamptz,
+    revoked_at            timestamptz
+);
+
+-- What was changed, and by whom. Append-only.
+CREATE TABLE oncebox.audit (
+    audit_id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at                    timestamptz NOT NULL DEFAULT now(),
+    actor                 text NOT NULL,
+    action                text NOT NULL,
+    subject               text NOT NULL,
+    details               jsonb NOT NULL DEFAULT '{}',
+    -- The tenant that the change was about, where it was about one.
+    tenant                text
+);
+CREATE INDEX audit_of_tenant ON oncebox.audit (tenant, audit_id DESC);
+
+-- A trigger and its function are one rule of their table, so that both stand here.
+CREATE FUNCTION oncebox.audit_is_append_only() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RAISE EXCEPTION 'the audit log is append-only';
+END $$;
+CREATE TRIGGER append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON oncebox.audit
+    FOR EACH STATEMENT EXECUTE FUNCTION oncebox.audit_is_append_only();
+
+-- Consumers ------------------------------------------------------------------------------------
+
+-- A class has its own partitions. A bucket is about a third of the retention, so that a claim
+-- probes four or five indexes whatever the retention. No retention: for ever.
+CREATE TABLE oncebox.retention_class (
+    retention_class       smallint PRIMARY KEY,
+    name                  text NOT NULL UNIQUE,
+    bucket                interval NOT NULL,
+    retention             interval
+);
+INSERT INTO oncebox.retention_class VALUES
+    (1, '7d', '56 hours', '7 days'), (2, '30d', '10 days', '30 days'),
+    (3, '1y', '122 days', '366 days'), (4, 'permanent', '366 days', NULL);
+
+CREATE TABLE oncebox.consumer (
+    -- Names the advisory locks of its messages, and below zero of its keys; zero is the host's. An
+    -- advisory lock of two numbers says in the first one whose it is:
+    --
+    -- * the consumer's number: a message, by the upper half of its id's hash;
+    -- * the same below zero: what messages are in order with, by the upper half of `ordering_hash`;
+    -- * zero: the host's own, by a number of the closed list in host/inbox/src/locks.rs.
+    --
+    -- A sender can choose the numbers that its ids and keys hash to, so they name a lock of their
+    -- own consumer and no other. Ids and keys of one consumer that share a lock wait for each other
+    -- and are nothing else to each other: rows are found by the whole id, and a key by the whole
+    -- `ordering_hash`.
+    consumer_id           int GENERATED ALWAYS AS IDENTITY PRIMARY KEY
+                          CONSTRAINT consumer_id_positive CHECK (consumer_id > 0),
+    tenant_id             int NOT NULL REFERENCES oncebox.tenant,
+    name                  text NOT NULL
+        CONSTRAINT consumer_name_shape CHECK (name ~ '^[a-z][a-z0-9-]{0,62}$'),
+    policy                jsonb NOT NULL,
+    retention_class       smallint NOT NULL REFERENCES oncebox.retention_class,
+    -- Grows with every change of the consumer's deployments.
+    generation            bigint NOT NULL DEFAULT 0,
+    -- Claims of hosts that loaded an older generation are refused.
+    generation_required   bigint NOT NULL DEFAULT 0,
+    created_at            timestamptz NOT NULL DEFAULT now(),
+    state                 text NOT NULL DEFAULT 'running' CONSTRAINT consumer_state_known
+                          CHECK (state IN ('running', 'paused', 'draining', 'deleting')),
+    -- Grows with every change of policy or state; a host that runs an older one restarts the
+    -- consumer.
+    revision              bigint NOT NULL DEFAULT 0,
+    -- Offsets that its group is to be set to, until that is done.
+    seek                  jsonb,
+    -- The revision that its policy was last changed with. Pausing, resuming and suspending raise
+    -- the revision, and leave what is handed to native libraries as it is.
+    policy_revision       bigint NOT NULL DEFAULT 0,
+    CONSTRAINT consumer_name_unique UNIQUE (tenant_id, name)
+);
+
+-- Deliveries that were refused, since their message was done already. Hosts count them in memory
+-- and add every two seconds what they refused, so that a duplicate costs no write of its own. What
+-- a host that dies had not added yet is lost: the count is a lower bound.
+CREATE TABLE oncebox.duplicates_refused (
+    consumer_id           int PRIMARY KEY REFERENCES oncebox.consumer ON DELETE CASCADE,
+    refused               bigint NOT NULL
+        CONSTRAINT duplicates_refused_counts_up CHECK (refused >= 0),
+    -- Since when they are counted. A consumer without a row has none since it was made.
+    since                 timestamptz NOT NULL,
+    -- When a host added some last.
+    last_at               timestamptz
+);
+
+-- Versions and deployments -----------------------------------------------------------------------
+
+-- A component is checked and compiled once before a version of it can be deployed.
+CREATE TABLE oncebox.component (
+    digest                bytea PRIMARY KEY
+        CONSTRAINT component_digest_length CHECK (octet_length(digest) = 32),
+    bytes                 bytea NOT NULL,
+    created_at            timestamptz NOT NULL DEFAULT now(),
+    state                 text NOT NULL DEFAULT 'ready' CONSTRAINT component_state_known
+                          CHECK (state IN ('queued', 'compiling', 'ready', 'failed')),
+    state_at              timestamptz NOT NULL DEFAULT now(),
+    -- Why it cannot be deployed: [{"code": …, "text": …}].
+    problems              jsonb NOT NULL DEFAULT '[]',
+    -- What it is: imports, languages, sizes.
+    report                jsonb,
+    compile_ms            bigint,
+    -- Compilations that were begun; one that ended its process is not tried for ever.
+    compile_starts        int NOT NULL DEFAULT 0,
+    -- The host that compiles it.
+    host_id               bigint,
+    -- The session that the compiling host keeps open for it. When its process ends, the session
+    -- ends, and the component is free for the next host at once. Null: the host's silence of 30
+    -- seconds says the same.
+    session_pid           int,
+    -- A process id is given again; together with this it is not.
+    session_began_at      timestamptz,
+    CONSTRAINT component_failed_has_problem
+        CHECK (state <> 'failed' OR jsonb_array_length(problems) > 0)
+);
+ALTER TABLE oncebox.component ALTER COLUMN bytes SET STORAGE EXTERNAL;
+CREATE INDEX component_unfinished ON oncebox.component (state_at)
+    WHERE state IN ('queued', 'compiling');
+
+CREATE TABLE oncebox.handler (
+    handler_id            int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    tenant_id             int NOT NULL REFERENCES oncebox.tenant,
+    name                  text NOT NULL
+        CONSTRAINT handler_name_shape CHECK (name ~ '^[a-z][a-z0-9-]{0,62}$'),
+    CONSTRAINT handler_name_unique UNIQUE (tenant_id, name)
+);
+
+CREATE TABLE oncebox.version (
+    version_id            int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    handler_id            int NOT NULL REFERENCES oncebox.handler,
+    digest                bytea NOT NULL REFERENCES oncebox.component,
+    created_at            timestamptz NOT NULL DEFAULT now(),
+    -- SHA-256 of what was uploaded, where that was a core module.
+    source_digest         bytea
+        CONSTRAINT version_source_digest_length CHECK (octet_length(source_digest) = 32),
+    created_by            text NOT NULL DEFAULT 'unknown',
+    CONSTRAINT version_digest_unique UNIQUE (handler_id, digest)
+);
+
+-- A row is live until it ends, and is never brought back: going back is a new row. An event type, a
+-- range of event versions and a role together are a slot, which holds one live row.
+CREATE TABLE oncebox.deployment (
+    deployment_id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    consumer_id           int NOT NULL REFERENCES oncebox.consumer,
+    -- `*` takes what no other takes.
+    event_type            text NOT NULL,
+    version_id            int NOT NULL REFERENCES oncebox.version,
+    settings              jsonb NOT NULL DEFAULT '{}',
+    created_at            timestamptz NOT NULL DEFAULT now(),
+    -- A semantic-version requirement such as `>=2, <4`; null takes every version, and none.
+    event_versions        text,
+    role                  text NOT NULL DEFAULT 'stable'
+        CONSTRAINT deployment_role_known CHECK (role IN ('stable', 'canary', 'shadow')),
+    -- Of ordering keys for a canary, of messages for a shadow.
+    percent               double precision,
+    -- Overrides of the consumer's caps.
+    limits                jsonb NOT NULL DEFAULT '{}',
+    -- Name of the migration that the tenant's schema must hold.
+    requires_migration    text,
+    retries               text NOT NULL DEFAULT 'live'
+        CONSTRAINT deployment_retries_known CHECK (retries IN ('live', 'pinned')),
+    -- What ends a canary by itself.
+    guard                 jsonb,
+    -- The consumer's generation that it began with.
+    generation            bigint NOT NULL DEFAULT 0,
+    created_by            text NOT NULL DEFAULT 'unknown',
+    ended_at              timestamptz,
+    ended_how             text CONSTRAINT deployment_ended_how_known
+        CHECK (ended_how IN ('superseded', 'rolled_back', 'promoted', 'ended')),
+    ended_reason          text,
+    -- Redrives belong to the transaction that withdraws a version. Where the messages are in
+    -- another database, that transaction leaves this mark; a host that finds it redrives there and
+    -- takes it away.
+    redrive_pending       boolean NOT NULL DEFAULT false,
+    -- Messages that were made due again, where the mark was taken away.
+    redriven              bigint,
+    CONSTRAINT deployment_percent_fits_role CHECK (CASE role WHEN 'stable' THEN percent IS NULL
+        ELSE percent > 0 AND percent <= 100 END),
+    CONSTRAINT deployment_guard_is_of_canary CHECK ((role = 'canary') = (guard IS NOT NULL)),
+    CONSTRAINT deployment_end_has_how CHECK ((ended_at IS NULL) = (ended_how IS NULL))
+);
+CREATE INDEX deployment_live ON oncebox.deployment (consumer_id, event_type, deployment_id DESC);
+CREATE UNIQUE INDEX deployment_slot
+    ON oncebox.deployment (consumer_id, event_type, coalesce(event_versions, ''), role)
+    WHERE ended_at IS NULL;
+CREATE INDEX deployment_redrive ON oncebox.deployment (consumer_id) WHERE redrive_pending;
+
+-- Results of runs, while a canary is compared with the stable version of its slot.
+CREATE TABLE oncebox.deployment_outcome (
+    deployment_id         bigint NOT NULL REFERENCES oncebox.deployment,
+    -- Start of the second in which the runs ended.
+    at                    timestamptz NOT NULL,
+    completed             bigint NOT NULL,
+    failed                bigint NOT NULL,
+    PRIMARY KEY (deployment_id, at)
+);
+
+-- Sums of one shadow. Every message that was sampled is in one of `same`, `differ`, `failed` and
+-- `skipped`.
+CREATE TABLE oncebox.shadow_total (
+    deployment_id         bigint PRIMARY KEY REFERENCES oncebox.deployment ON DELETE CASCADE,
+    messages              bigint NOT NULL DEFAULT 0,
+    same                  bigint NOT NULL DEFAULT 0,
+    differ                bigint NOT NULL DEFAULT 0,
+    -- The candidate failed where the live version did not.
+    failed                bigint NOT NULL DEFAULT 0,
+    -- Not compared, by reason.
+    skipped               jsonb NOT NULL DEFAULT '{}',
+    -- Of what was compared: same and differ.
+    live_us               bigint NOT NULL DEFAULT 0,
+    candidate_us          bigint NOT NULL DEFAULT 0,
+    live_statements       bigint NOT NULL DEFAULT 0,
+    candidate_statements  bigint NOT NULL DEFAULT 0,
+    first_at              timestamptz NOT NULL DEFAULT now(),
+    last_at               timestamptz NOT NULL DEFAULT now()
+);
+
+-- In how many messages something differs in the same way; complete, however many there are.
+CREATE TABLE oncebox.shadow_sum (
+    deployment_id         bigint NOT NULL REFERENCES oncebox.deployment ON DELETE CASCADE,
+    -- Empty where the outcome differs.
+    "table"               text NOT NULL,
+    change                text NOT NULL,
+    -- Empty where a whole row differs; `result`, `failure` where the outcome does.
+    "column"              text NOT NULL,
+    messages              bigint NOT NULL,
+    PRIMARY KEY (deployment_id, "table", change, "column")
+);
+
+-- The newest differences, with values as PostgreSQL writes them, cut.
+CREATE TABLE oncebox.shadow_difference (
+    difference_id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    deployment_id         bigint NOT NULL REFERENCES oncebox.deployment ON DELETE CASCADE,
+    at                    timestamptz NOT NULL DEFAULT now(),
+    message_id            text NOT NULL,
+    "table"               text NOT NULL,
+    change                text NOT NULL,
+    "column"              text NOT NULL,
+    row_key               text,
+    before                text,
+    live                  text,
+    candidate             text
+);
+CREATE INDEX shadow_difference_newest
+    ON oncebox.shadow_difference (deployment_id, difference_id DESC);
+
+-- The inbox --------------------------------------------------------------------------------------
+
+CREATE TABLE oncebox.inbox (
+    consumer_id           int NOT NULL,
+    message_id            text NOT NULL,
+    retention_class       smallint NOT NULL,
+    -- Start of the bucket in which the row last changed its state.
+    bucket                timestamptz NOT NULL,
+    topic                 text NOT NULL,
+    partition             int NOT NULL,
+    "offset"              bigint NOT NULL,
+    record_timestamp_ms   bigint NOT NULL,
+    key                   bytea,
+    ordering_key          bytea,
+    source                text,
+    event_type            text,
+    event_version         text,
+    content_type          text,
+    trace_parent          text,
+    status                text NOT NULL,
+    reason                text,
+    attempts              int NOT NULL DEFAULT 0,
+    -- Attempts that ended without an answer: the process or its connection died.
+    crashes               int NOT NULL DEFAULT 0,
+    last_error            text,
+    next_attempt_at       timestamptz,
+    locked_until          timestamptz,
+    locked_by             text,
+    -- Grows with every lease; a worker whose epoch is old has lost the message.
+    epoch                 bigint NOT NULL DEFAULT 0,
+    version_id            int,
+    result                jsonb,
+    payload               bytea,
+    headers               bytea,
+    payload_hash          bytea,
+    received_at           timestamptz NOT NULL DEFAULT now(),
+    processed_at          timestamptz,
+    -- What the message is to be in order with, as a number whose upper half is its lock. Null: with
+    -- nothing.
+    ordering_hash         bigint,
+    -- Its place among those: its version where it has one, else given in the order in which
+    -- messages are claimed, which is that of a partition.
+    ordering_position     bigint,
+    -- The version of its aggregate, its key, that it makes, where the consumer guards the sequence.
+    -- A message whose version is not above that of its aggregate is skipped; one that leaves a gap
+    -- waits for it to close, with the reason `gap`.
+    sequence_version      bigint,
+    -- Until when it waits for a gap to close.
+    waits_until           timestamptz,
+    -- Whether an operator or the policy lets it run over its gap.
+    over_gap              boolean NOT NULL DEFAULT false,
+    -- The `processed_at` of the dead letter that was last copied to the topic of its consumer's
+    -- policy. One that was redriven and failed again has another, and is copied again.
+    copied_at             timestamptz,
+    -- Holds within one bucket alone: uniqueness across buckets comes from the lock of a claim.
+    CONSTRAINT inbox_key PRIMARY KEY (consumer_id, message_id, retention_class, bucket),
+    CONSTRAINT inbox_consumer_positive CHECK (consumer_id > 0),
+    CONSTRAINT inbox_message_id_length CHECK (octet_length(message_id) BETWEEN 1 AND 600),
+    CONSTRAINT inbox_status_known CHECK (status IN ('received', 'in_progress', 'completed',
+        'failed_retryable', 'failed_terminal', 'parked', 'waiting', 'skipped', 'discarded')),
+    CONSTRAINT inbox_settled_has_time CHECK ((processed_at IS NOT NULL)
+        = (status IN ('completed', 'failed_terminal', 'parked', 'skipped', 'discarded'))),
+    CONSTRAINT inbox_lease_has_end CHECK ((status = 'in_progress') = (locked_until IS NOT NULL)),
+    CONSTRAINT inbox_due_has_time
+        CHECK ((status IN ('received', 'failed_retryable')) = (next_attempt_at IS NOT NULL)),
+    CONSTRAINT inbox_failure_has_reason CHECK (
+        status NOT IN ('failed_retryable', 'failed_terminal', 'parked') OR reason IS NOT NULL),
+    CONSTRAINT inbox_ordering_whole CHECK ((ordering_hash IS NULL) = (ordering_position IS NULL))
+) PARTITION BY LIST (retention_class);
+
+CREATE TABLE oncebox.inbox_7d        PARTITION OF oncebox.inbox
+    FOR VALUES IN (1) PARTITION BY RANGE (bucket);
+CREATE TABLE oncebox.inbox_30d       PARTITION OF oncebox.inbox
+    FOR VALUES IN (2) PARTITION BY RANGE (bucket);
+CREATE TABLE oncebox.inbox_1y        PARTITION OF oncebox.inbox
+    FOR VALUES IN (3) PARTITION BY RANGE (bucket);
+CREATE TABLE oncebox.inbox_permanent PARTITION OF oncebox.inbox
+    FOR VALUES IN (4) PARTITION BY RANGE (bucket);
+
+-- What is not completed: for operators, and for the workers that look for what is due.
+CREATE INDEX inbox_open ON oncebox.inbox (consumer_id, status, received_at)
+    WHERE status <> 'completed';
+CREATE INDEX inbox_due ON oncebox.inbox (consumer_id, next_attempt_at, "offset")
+    WHERE status IN ('received', 'failed_retryable');
+CREATE INDEX inbox_leased ON oncebox.inbox (consumer_id, locked_until, "offset")
+    WHERE status = 'in_progress';
+CREATE INDEX inbox_processed ON oncebox.inbox USING brin (processed_at)
+    WHERE status = 'completed';
+CREATE INDEX inbox_ordering ON oncebox.inbox (consumer_id, ordering_hash, ordering_position)
+    WHERE ordering_hash IS NOT NULL AND status NOT IN ('completed', 'skipped', 'discarded');
+-- The versions that aggregates pass over without having run them.
+CREATE INDEX inbox_passed_over ON oncebox.inbox (consumer_id, ordering_hash, ordering_position)
+    WHERE sequence_version IS NOT NULL AND status IN ('skipped', 'discarded');
+CREATE INDEX inbox_uncopied ON oncebox.inbox (consumer_id, processed_at, "offset")
+    WHERE status IN ('failed_terminal', 'parked') AND copied_at IS DISTINCT FROM processed_at;
+-- A list of a consumer's messages begins with the newest and ends with its page. Without an index
+-- in that order every page of it sorts the consumer's whole part of the inbox. A message costs one
+-- more entry, at the right edge of its consumer's part, and no update of a row that stays in its
+-- bucket changes it, since nothing changes when a message was received.
+--
+-- It is on an expression, so that only a list can use it, which says the same: on the bare column,
+-- a claim whose plan is made while a partition is new and empty may take it for as good as the key,
+-- and read a consumer's whole part for every message once that has filled.
+CREATE INDEX inbox_newest ON oncebox.inbox ((consumer_id::bigint), received_at);
+
+-- Gives messages without a version their place in the order of their key.
+CREATE SEQUENCE oncebox.ordering_place AS bigint;
+
+-- Names instead of numbers, for operators and tools.
+CREATE VIEW oncebox.inbox_message AS
+    SELECT t.name AS tenant_name, c.name AS consumer_name, i.*
+    FROM oncebox.inbox i
+    JOIN oncebox.consumer c USING (consumer_id)
+    JOIN oncebox.tenant t USING (tenant_id);
+CREATE VIEW oncebox.processed_message AS
+    SELECT tenant_name, consumer_name, message_id, processed_at, result
+    FROM oncebox.inbox_message WHERE status = 'completed';
+CREATE VIEW oncebox.dead_letter AS
+    SELECT * FROM oncebox.inbox_message WHERE status IN ('failed_terminal', 'parked');
+
+-- A row per open transaction that holds a claim; always empty from outside. Its dead rows would be
+-- read by a plan that was made while it was empty, so its check scans no whole table.
+CREATE TABLE oncebox.guard (xid xid8 PRIMARY KEY)
+    WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000);
+
+-- A trigger and its function are one rule of their table, so that both stand here.
+CREATE FUNCTION oncebox.guard_check() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off AS $$
+BEGIN
+    IF EXISTS (SELECT FROM oncebox.guard g WHERE g.xid = NEW.xid) THEN
+        RAISE EXCEPTION 'commit guard: the transaction was not completed by the host'
+            USING ERRCODE = 'OB001';
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER guard AFTER INSERT ON oncebox.guard
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION oncebox.guard_check();
+
+-- A partition that a process holds. A start that finds the row of an unfinished one at the same
+-- offset tells that the process died there.
+CREATE TABLE oncebox.probation (
+    consumer_id           int NOT NULL,
+    topic                 text NOT NULL,
+    partition             int NOT NULL,
+    next_offset           bigint NOT NULL,
+    starts                int NOT NULL,
+    PRIMARY KEY (consumer_id, topic, partition)
+);
+
+-- The versions that aggregates are at; moved in the transaction of the message that completes.
+CREATE TABLE oncebox.sequence_position (
+    consumer_id           int NOT NULL,
+    -- SHA-256 of the ordering key.
+    key_hash              bytea NOT NULL CHECK (length(key_hash) = 32),
+    version               bigint NOT NULL,
+    moved_at              timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (consumer_id, key_hash)
+);
+
+-- Runs that failed, and what operators did. A message that completes at once has no row here.
+CREATE TABLE oncebox.inbox_history (
+    consumer_id           int NOT NULL,
+    message_id            text NOT NULL,
+    history_id            bigint GENERATED ALWAYS AS IDENTITY,
+    at                    timestamptz NOT NULL DEFAULT now(),
+    event                 text NOT NULL CONSTRAINT inbox_history_event_known
+        CHECK (event IN ('failed', 'crashed', 'interrupted', 'redriven', 'discarded', 'retried',
+            'revised', 'restored')),
+    -- Which run it was, since the message was first received or last redriven.
+    attempt               int,
+    version_id            int,
+    -- Of a run, as in the inbox; of an operator, in their words.
+    reason                text,
+    error                 text,
+    -- The operator, where it was one.
+    actor                 text,
+    PRIMARY KEY (consumer_id, message_id, history_id)
+);
+
+-- Payloads that were replaced: what a message had before, the first of which is what came.
+CREATE TABLE oncebox.inbox_revision (
+    consumer_id           int NOT NULL,
+    message_id            text NOT NULL,
+    revision              int NOT NULL CHECK (revision > 0),
+    at                    timestamptz NOT NULL DEFAULT now(),
+    payload               bytea,
+    PRIMARY KEY (consumer_id, message_id, revision)
+);
+
+-- Which host copies the dead letters of a consumer, until when, so that two do not copy the same.
+CREATE TABLE oncebox.copying (
+    consumer_id           int PRIMARY KEY,
+    owner                 text NOT NULL,
+    until                 timestamptz NOT NULL
+);
+
+-- Hosts ------------------------------------------------------------------------------------------
+
+-- A row per running host, seen every few seconds, gone after a clean end.
+CREATE TABLE oncebox.host (
+    host_id               bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name                  text NOT NULL,
+    started_at            timestamptz NOT NULL DEFAULT now(),
+    seen_at               timestamptz NOT NULL DEFAULT now()
+);
+
+-- What a host runs of a consumer, and how far it is with the next.
+CREATE TABLE oncebox.host_consumer (
+    host_id               bigint NOT NULL REFERENCES oncebox.host ON DELETE CASCADE,
+    consumer_id           int NOT NULL REFERENCES oncebox.consumer ON DELETE CASCADE,
+    -- The generation that it runs; 0 before the first.
+    generation            bigint NOT NULL DEFAULT 0,
+    -- The generation that it loads or failed to load.
+    next_generation       bigint NOT NULL,
+    state                 text NOT NULL CONSTRAINT host_consumer_state_known
+                          CHECK (state IN ('compiling', 'switched', 'failed')),
+    error                 text,
+    at                    timestamptz NOT NULL DEFAULT now(),
+    -- How the host is with the consumer, beside how far it is with its deployments.
+    run_state             text NOT NULL DEFAULT 'starting' CONSTRAINT host_consumer_run_state_known
+        CHECK (run_state IN ('starting', 'idle', 'running', 'stopped', 'failing')),
+    -- The consumer's revision that `run_state` speaks of.
+    run_revision          bigint NOT NULL DEFAULT 0,
+    run_error             text,
+    -- Circuit breakers that are not closed: [{"version_id": …, "state": …, …}].
+    breakers              jsonb NOT NULL DEFAULT '[]',
+    PRIMARY KEY (host_id, consumer_id)
+);
+
+-- Starts of consumers that a host might not survive: the host writes a mark before each, and takes
+-- it away when it survived the start. The mark of a host that is gone says what that host started
+-- when it ended.
+
+-- What is known of a consumer's starts.
+CREATE TABLE oncebox.consumer_start (
+    consumer_id           int PRIMARY KEY REFERENCES oncebox.consumer ON DELETE CASCADE,
+    -- The policy, by its revision, and the build of a host that survived its start.
+    proven_revision       bigint,
+    proven_build          text,
+    -- Hosts in a row that ended while they started it, and may have had another reason.
+    suspicions            int NOT NULL DEFAULT 0,
+    -- Hosts that it ended, as far as one can tell.
+    deaths                int NOT NULL DEFAULT 0,
+    -- The policy, by its revision, that hosts do not start any more; since when, and the host that
+    -- ended.
+    quarantined_revision  bigint,
+    quarantined_at        timestamptz,
+    quarantined_host_id   bigint,
+    quarantined_host      text,
+    CONSTRAINT consumer_start_quarantine_whole
+        CHECK ((quarantined_revision IS NULL) = (quarantined_at IS NULL)
+            AND (quarantined_revision IS NULL) = (quarantined_host IS NULL))
+);
+
+-- A host is starting a consumer. The mark outlives the host's row, which is what makes it one of a
+-- host that is gone.
+CREATE TABLE oncebox.start_mark (
+    consumer_id           int NOT NULL REFERENCES oncebox.consumer ON DELETE CASCADE,
+    host_id               bigint NOT NULL,
+    host                  text NOT NULL,
+    policy_revision       bigint NOT NULL,
+    -- No host of this build survived this policy yet: one host tries it, and one such consumer at a
+    -- time.
+    is_unproven           boolean NOT NULL,
+    -- Whether the part is over in which nothing else of this host is so marked.
+    is_settling           boolean NOT NULL DEFAULT false,
+    started_at            timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (consumer_id, host_id)
+);
+
+-- Grants -----------------------------------------------------------------------------------------
+
+-- PostgreSQL lets PUBLIC execute what is new; `oncebox migrate` gives tenants what they call.
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA oncebox, oncebox_host FROM PUBLIC;
