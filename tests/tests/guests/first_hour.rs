@@ -680,7 +680,9 @@ async fn dev_says_what_it_does_not_do_and_what_it_prints_works() {
 
     // The differences of a shadow that was waited for are those of the next messages.
     let slot = "--tenant dev --consumer dev --event-type order.placed";
-    shell.ok(&format!("oncebox shadow start b.wasm --handler a {slot} --wait")).await;
+    shell
+        .ok(&format!("oncebox shadow start b.wasm --handler a {slot} --duration-ms 2000 --wait"))
+        .await;
     let sent: Vec<_> = (1..=3)
         .map(|number| format!(r#"{{"id":"m-{number}","event_type":"order.placed"}}"#))
         .collect();

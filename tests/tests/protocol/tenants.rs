@@ -388,6 +388,24 @@ async fn a_schema_is_applied_from_a_folder_each_file_once() {
     assert_eq!(tables, ["more", "note"].map(|table| json!(table)));
 }
 
+/// What could go wrong: the turn of a migration ends only when PostgreSQL has closed its session,
+/// and the next one, which comes right after the answer, is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn migrations_follow_each_other_at_once() {
+    let world = World::new().await;
+    let tenant = world.tenant("acme", "").await;
+    for number in 0..100 {
+        let table = format!("CREATE TABLE t{number} (id int)");
+        let applied = world.admin.apply_migration(&tenant, &format!("t{number}"), &table).await;
+        assert!(applied.unwrap());
+        // One that is known takes the turn as well, where another host may have applied it.
+        assert!(
+            !world.admin.apply_migration(&tenant, &format!("t{number}"), &table).await.unwrap()
+        );
+    }
+    world.finish().await;
+}
+
 /// What could go wrong: a text that PostgreSQL reads otherwise than the host ends the migration's
 /// transaction, or runs with other rights.
 #[tokio::test(flavor = "multi_thread")]

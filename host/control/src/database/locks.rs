@@ -143,6 +143,16 @@ pub(crate) async fn try_for_session(
     Ok(sqlx::query_scalar(take).fetch_one(connection).await?)
 }
 
+/// Releases a lock of this session, before the session ends.
+pub(crate) async fn release_for_session(
+    connection: &mut PgConnection,
+    lock: HostLock,
+) -> Result<(), InboxError> {
+    let release = AssertSqlSafe(format!("SELECT pg_advisory_unlock({})", lock.numbers()));
+    connection.execute(sqlx::query(release)).await?;
+    Ok(())
+}
+
 /// Whether PostgreSQL gave up waiting for a lock.
 pub(crate) fn is_lock_timeout(error: &sqlx::Error) -> bool {
     answered(error).is_some_and(|answer| answer.sqlstate == LOCK_TIMEOUT)

@@ -16,6 +16,7 @@ use crate::{
     database::{
         locks::{self, HostLock},
         statements::{self, Statement},
+        tenant_database::Place,
     },
     tenants::Tenant,
 };
@@ -60,6 +61,14 @@ pub struct Migration {
     pub applied_by: String,
 }
 
+/// A migration that is to be applied.
+struct NewMigration<'a> {
+    name: &'a str,
+    /// SHA-256 of its text.
+    digest: [u8; 32],
+    statements: Vec<Statement>,
+}
+
 impl Admin {
     /// Apply a tenant's own DDL under a name, as the owner of its schema, over a short connection
     /// of its own: its statements and their record, or neither. False: the schema holds it already.
@@ -79,11 +88,34 @@ impl Admin {
         let what = format!("migration `{name}`");
         let statements = statements::read(sql)
             .map_err(|problems| InboxError::Statements { what: what.clone(), problems })?;
-        let credentials = self.credentials(tenant)?;
+        let migration = NewMigration { name, digest, statements };
         let place = self.place(tenant)?;
-        let turn = take_turn(&place.pool, tenant).await?;
+        let mut turn = take_turn(&place.pool, tenant).await?;
+        let applied = self.apply_in_turn(tenant, &place, &migration).await;
+        // With an answer, so that the next migration finds the turn free. PostgreSQL releases the
+        // lock of a closed connection only a while later.
+        let lock = HostLock::TenantMigration(tenant.tenant_id);
+        let _ = locks::release_for_session(&mut turn, lock).await;
+        let _ = turn.close().await; // the turn ends either way
+        let is_new = applied?;
+        if is_new && let Err(error) = self.copy_migrations(tenant).await {
+            tracing::warn!(tenant = tenant.name, migration = name, %error, "a migration is \
+                recorded in the tenant's own database alone; it is copied later");
+        }
+        Ok(is_new)
+    }
+
+    /// Applies the statements of a migration whose turn it is. Returns whether they were new.
+    async fn apply_in_turn(
+        &self,
+        tenant: &Tenant,
+        place: &Place,
+        migration: &NewMigration<'_>,
+    ) -> Result<bool, InboxError> {
+        let NewMigration { name, digest, statements } = migration;
+        let credentials = self.credentials(tenant)?;
         // Another host's may have ended just before.
-        if self.is_applied(tenant, name, &digest).await? {
+        if self.is_applied(tenant, name, digest).await? {
             return Ok(false);
         }
         let MigrationBounds { lock_timeout_ms, statement_timeout_ms, .. } = self.migrations;
@@ -99,6 +131,7 @@ impl Admin {
         ];
         let options = place
             .options
+            .clone()
             .application_name(SESSION_NAME)
             .username(&tenant.owner_login)
             .password(&credentials.owner_password)
@@ -111,17 +144,12 @@ impl Admin {
                 &place.pool,
                 &credentials.secret,
                 name,
-                &statements,
-                &digest,
+                statements,
+                digest,
             )
             .await;
         let _ = connection.close().await; // what is not committed by now never is
-        let _ = turn.close().await; // the turn ends either way
-        applied.map_err(|refusal| refusal.into_error(&what))?;
-        if let Err(error) = self.copy_migrations(tenant).await {
-            tracing::warn!(tenant = tenant.name, migration = name, %error, "a migration is \
-                recorded in the tenant's own database alone; it is copied later");
-        }
+        applied.map_err(|refusal| refusal.into_error(&format!("migration `{name}`")))?;
         Ok(true)
     }
 
