@@ -12,5 +12,6 @@ mod compiler_process;
 mod docs;
 mod handler_test;
 mod local_services;
+mod tidy;
 mod upload_fuzz;
 mod verify;

@@ -1,0 +1,362 @@
+//! The house rules that a reader relies on, held against the sources of the host. What could go
+//! wrong: one word means two types, files import each other in a circle, a file or a function
+//! outgrows a screen, a comment is a riddle, a page names what is not there.
+//!
+//! `tidy/known.txt` lists the breaches that are still open. A breach beside it fails, and so does a
+//! line of it that is no breach any more: the list only shrinks.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Lines that a file may have, without its tests.
+const FILE_LINES_MAX: usize = 450;
+/// Lines that a function may have, with its signature.
+const FUNCTION_LINES_MAX: usize = 80;
+/// Files that may import each other in a circle.
+const CIRCLE_MAX: usize = 3;
+/// How the comment of a function must not begin.
+const RIDDLES: [&str; 8] =
+    ["What ", "Whether ", "Who ", "How ", "Why ", "When ", "Where ", "The same"];
+
+/// A source file of a crate of the host, without its tests.
+struct Source {
+    /// Folder of its crate below `host`.
+    folder: String,
+    /// Path from the project's folder.
+    path: String,
+    /// Module path in its crate.
+    module: Vec<String>,
+    lines: Vec<String>,
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn sources() -> Vec<Source> {
+    let root = root();
+    let mut found = Vec::new();
+    for folder in fs::read_dir(root.join("host")).unwrap() {
+        let src = folder.unwrap().path().join("src");
+        if src.is_dir() {
+            files(&src, &mut |path| {
+                let relative = path.strip_prefix(&src).unwrap();
+                found.push(Source::read(&root, &src, relative));
+            });
+        }
+    }
+    found.retain(|source| source.module.last().is_none_or(|name| name != "tests"));
+    assert!(found.len() > 200, "{} files of the host", found.len());
+    found
+}
+
+fn files(folder: &Path, take: &mut impl FnMut(&Path)) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            if path.file_name().is_some_and(|name| name != "tests") {
+                files(&path, take);
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            take(&path);
+        }
+    }
+}
+
+impl Source {
+    fn read(root: &Path, src: &Path, relative: &Path) -> Self {
+        let path = src.join(relative);
+        let folder = src.parent().unwrap().file_name().unwrap().to_str().unwrap().to_owned();
+        let text = fs::read_to_string(&path).unwrap();
+        let mut module: Vec<_> = relative
+            .with_extension("")
+            .iter()
+            .map(|part| part.to_str().unwrap().to_owned())
+            .collect();
+        if ["mod", "lib", "main"].contains(&module.last().unwrap().as_str()) {
+            module.pop();
+        }
+        // The tests of a file stand at its end.
+        let lines = text.lines().take_while(|line| *line != "#[cfg(test)]").map(str::to_owned);
+        Self {
+            folder,
+            path: path.strip_prefix(root).unwrap().to_str().unwrap().to_owned(),
+            module,
+            lines: lines.collect(),
+        }
+    }
+
+    /// The functions: the name, the first line of its comment, and how many lines it has.
+    fn functions(&self) -> Vec<(String, Option<&str>, usize)> {
+        let mut found = Vec::new();
+        for (at, line) in self.lines.iter().enumerate() {
+            let Some(name) = function_name(line) else { continue };
+            let indentation = &line[..line.len() - line.trim_start().len()];
+            let ends = |line: &String| line.strip_prefix(indentation) == Some("}");
+            let one_line = line.ends_with('}') || line.ends_with(';');
+            let length =
+                if one_line { 1 } else { self.lines[at..].iter().position(ends).unwrap_or(0) + 1 };
+            let above = self.lines[..at].iter().rev().map(|line| line.trim_start());
+            let comment = above
+                .take_while(|line| line.starts_with("///") || line.starts_with("#["))
+                .filter_map(|line| line.strip_prefix("/// "))
+                .last();
+            found.push((name, comment, length));
+        }
+        found
+    }
+
+    /// The types that it defines.
+    fn types(&self) -> impl Iterator<Item = String> {
+        self.lines.iter().filter_map(|line| {
+            let rest = visible(line.trim_start());
+            let rest =
+                ["struct ", "enum ", "trait "].iter().find_map(|kind| rest.strip_prefix(kind))?;
+            Some(word(rest).to_owned())
+        })
+    }
+
+    /// The modules of its crate that it imports.
+    fn imports(&self) -> BTreeSet<Vec<String>> {
+        let mut found = BTreeSet::new();
+        for (at, line) in self.lines.iter().enumerate() {
+            let Some(first) = visible(line).strip_prefix("use ") else { continue };
+            let text = [&[first.to_owned()], &self.lines[at + 1..]].concat().join(" ");
+            let tree: String = text.split(';').next().unwrap().split_whitespace().collect();
+            let mut parent = self.module.clone();
+            parent.pop();
+            let (base, tree) = if let Some(rest) = tree.strip_prefix("crate::") {
+                (Vec::new(), rest)
+            } else if let Some(rest) = tree.strip_prefix("super::super::") {
+                parent.pop();
+                (parent, rest)
+            } else if let Some(rest) = tree.strip_prefix("super::") {
+                (parent, rest)
+            } else {
+                continue;
+            };
+            paths(tree, &base, &mut found);
+        }
+        found
+    }
+}
+
+/// Adds the paths of a tree such as `a::{b, c::d}`.
+fn paths(tree: &str, base: &[String], found: &mut BTreeSet<Vec<String>>) {
+    if let Some(inner) = tree.strip_prefix('{').and_then(|tree| tree.strip_suffix('}')) {
+        let (mut depth, mut begin) = (0, 0);
+        for (at, letter) in inner.char_indices() {
+            match letter {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 0 => {
+                    paths(&inner[begin..at], base, found);
+                    begin = at + 1;
+                }
+                _ => {}
+            }
+        }
+        paths(&inner[begin..], base, found);
+    } else if let Some((first, rest)) = tree.split_once("::") {
+        paths(rest, &[base, &[first.to_owned()]].concat(), found);
+    } else if !tree.is_empty() {
+        found.insert([base, &[tree.to_owned()]].concat());
+    }
+}
+
+fn visible(line: &str) -> &str {
+    let Some(rest) = line.strip_prefix("pub") else { return line };
+    match rest.strip_prefix('(') {
+        Some(rest) => rest.split_once(')').map_or(rest, |(_, rest)| rest.trim_start()),
+        None => rest.trim_start(),
+    }
+}
+
+fn word(text: &str) -> &str {
+    text.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next().unwrap()
+}
+
+fn function_name(line: &str) -> Option<String> {
+    let mut rest = visible(line.trim_start());
+    for before in ["const ", "async ", "unsafe ", "extern \"C\" "] {
+        rest = rest.strip_prefix(before).unwrap_or(rest);
+    }
+    rest.strip_prefix("fn ").map(|rest| word(rest).to_owned())
+}
+
+fn breaches() -> BTreeSet<String> {
+    let sources = sources();
+    let mut found = BTreeSet::new();
+    let mut types: BTreeMap<(&str, String), Vec<&str>> = BTreeMap::new();
+    for source in &sources {
+        for name in source.types() {
+            types.entry((&source.folder, name)).or_default().push(&source.path);
+        }
+        if source.lines.len() > FILE_LINES_MAX {
+            found.insert(format!("long file: {}", source.path));
+        }
+        for (name, comment, length) in source.functions() {
+            if length > FUNCTION_LINES_MAX {
+                found.insert(format!("long function: {name} in {}", source.path));
+            }
+            if comment
+                .is_some_and(|comment| RIDDLES.iter().any(|riddle| comment.starts_with(riddle)))
+            {
+                found.insert(format!("comment of a function: {name} in {}", source.path));
+            }
+        }
+    }
+    for ((folder, name), places) in types {
+        if places.len() > 1 {
+            found.insert(format!("type name used {} times: {name} in host/{folder}", places.len()));
+        }
+    }
+    found.extend(circles(&sources));
+    found
+}
+
+/// The circles of imports that have too many files, as the crate and the number of files.
+fn circles(sources: &[Source]) -> Vec<String> {
+    let mut crates: BTreeMap<&str, Vec<&Source>> = BTreeMap::new();
+    for source in sources {
+        crates.entry(&source.folder).or_default().push(source);
+    }
+    let mut found = Vec::new();
+    for (folder, files) in crates {
+        let by_module: BTreeMap<&[String], usize> =
+            files.iter().enumerate().map(|(at, file)| (&file.module[..], at)).collect();
+        let edges: Vec<BTreeSet<usize>> = files
+            .iter()
+            .enumerate()
+            .map(|(at, file)| {
+                let imported = file.imports().into_iter().filter_map(|path| {
+                    // The longest part of the path that is a file; the root only hands on.
+                    (1..=path.len())
+                        .rev()
+                        .find_map(|length| by_module.get(&path[..length]).copied())
+                });
+                imported.filter(|to| *to != at).collect()
+            })
+            .collect();
+        for circle in strongly_connected(&edges) {
+            if circle.len() > CIRCLE_MAX {
+                found.push(format!("circle of {} files: host/{folder}", circle.len()));
+            }
+        }
+    }
+    found
+}
+
+/// The sets of nodes that reach each other.
+fn strongly_connected(edges: &[BTreeSet<usize>]) -> Vec<BTreeSet<usize>> {
+    let reached: Vec<BTreeSet<usize>> = (0..edges.len())
+        .map(|from| {
+            let (mut seen, mut left) = (BTreeSet::new(), vec![from]);
+            while let Some(node) = left.pop() {
+                left.extend(edges[node].iter().copied().filter(|next| seen.insert(*next)));
+            }
+            seen
+        })
+        .collect();
+    let mut found: Vec<BTreeSet<usize>> = Vec::new();
+    for node in 0..edges.len() {
+        if !found.iter().any(|set| set.contains(&node)) && reached[node].contains(&node) {
+            found.push(
+                reached[node].iter().copied().filter(|to| reached[*to].contains(&node)).collect(),
+            );
+        }
+    }
+    found
+}
+
+#[test]
+fn the_rules_of_the_house_are_kept() {
+    let known_file = root().join("tests/tests/surface/tidy/known.txt");
+    let known: BTreeSet<String> =
+        fs::read_to_string(&known_file).unwrap().lines().map(str::to_owned).collect();
+    let found = breaches();
+    let new: Vec<_> = found.difference(&known).collect();
+    let mended: Vec<_> = known.difference(&found).collect();
+    assert!(new.is_empty(), "breaches of the rules of the house: {new:#?}");
+    assert!(mended.is_empty(), "no breaches any more, to be taken out of known.txt: {mended:#?}");
+}
+
+/// What could go wrong: a page sends its reader to a file that is not there.
+#[test]
+fn every_path_that_the_first_pages_name_exists() {
+    let root = root();
+    let mut missing = Vec::new();
+    for page in ["README.md", "host/ARCHITECTURE.md", "docs/guarantees.md"] {
+        let text = fs::read_to_string(root.join(page)).unwrap();
+        let folder = root.join(page).parent().unwrap().to_owned();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let path = link.split('#').next().unwrap();
+            if !path.is_empty() && !path.contains("://") && !folder.join(path).exists() {
+                missing.push(format!("{page}: {link}"));
+            }
+        }
+        for named in text.split('`').skip(1).step_by(2).filter(|named| is_path(named)) {
+            let places = [root.join(named), folder.join(named)];
+            if !places.iter().any(|place| place.exists()) {
+                missing.push(format!("{page}: `{named}`"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+/// Returns whether a text in backticks is the path of a file of the project.
+fn is_path(text: &str) -> bool {
+    let first = [
+        "host/",
+        "tests/",
+        "docs/",
+        "migrations/",
+        "scripts/",
+        "wit/",
+        "bench/",
+        "guest-examples/",
+    ];
+    first.iter().any(|first| text.starts_with(first))
+        && text.chars().all(|letter| letter.is_ascii_alphanumeric() || "/._-".contains(letter))
+}
+
+/// What could go wrong: a rule sees nothing. Each is shown a breach.
+#[test]
+fn each_rule_sees_its_breach() {
+    let source = |module: &[&str], text: &str| Source {
+        folder: "planted".to_owned(),
+        path: format!("host/planted/src/{}.rs", module.join("/")),
+        module: module.iter().map(|part| (*part).to_owned()).collect(),
+        lines: text.lines().map(str::to_owned).collect(),
+    };
+    let two = source(&["a"], "pub(crate) struct Place {\n}\n\nenum Kind {}\npub trait Place2 {}");
+    assert_eq!(two.types().collect::<Vec<_>>(), ["Place", "Kind", "Place2"]);
+
+    let long = format!(
+        "/// Whether it is.\n#[inline]\npub async fn long() {{\n{}}}",
+        "    step();\n".repeat(80)
+    );
+    let long = source(&["b"], &long);
+    assert_eq!(long.functions(), [("long".to_owned(), Some("Whether it is."), 82)]);
+
+    let ring: Vec<_> = ["a", "b", "c", "d"]
+        .iter()
+        .zip([
+            "use crate::{\n    b::B,\n    x::y::Z,\n};",
+            "use super::c::C;",
+            "use crate::d;",
+            "pub use crate::a::{A, self};",
+        ])
+        .map(|(name, text)| source(&[name], &format!("//! Text.\n{text}")))
+        .collect();
+    assert_eq!(circles(&ring), ["circle of 4 files: host/planted"]);
+    assert!(circles(&ring[..3]).is_empty());
+
+    for (text, is) in [("host/inbox/src/lib.rs", true), ("tests/a b", false), ("inbox", false)] {
+        assert_eq!(is_path(text), is, "{text}");
+    }
+}
