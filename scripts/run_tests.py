@@ -20,14 +20,15 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Processes at a time, and tests at a time in each.
-PLACES = int(os.environ.get("ONCEBOX_TEST_PLACES", "4"))
+PLACES = int(os.environ.get("ONCEBOX_TEST_PLACES", "3"))
 THREADS = 2
 # A process that takes longer hangs, and is killed.
 MINUTES_MAX = 45
-# They compare shares, latencies, pauses or memory, rest on how long a look or a loss takes, or load the machine.
-ALONE = ["fairness", "many_tenants", "at_rest", "hot_swap", "hostile", "tenant_locks", "counted", "shadow", "leases"]
+# They compare shares, latencies, pauses or memory, or what a page shows of a machine that does nothing else; they rest
+# on how long a look or a loss takes, or load the machine.
+ALONE = ["docs", "fairness", "many_tenants", "at_rest", "hot_swap", "hostile", "tenant_locks", "counted", "shadow", "leases"]
 # The longest first, so that none of them is left over at the end.
-LONGEST = ["sabotage", "crash_recovery", "cli", "docs", "first_hour", "lifecycle", "redrive", "guest_examples", "rebalance"]
+LONGEST = ["sabotage", "crash_recovery", "cli", "first_hour", "lifecycle", "redrive", "guest_examples", "rebalance"]
 SHOWN = 20
 
 Job = collections.namedtuple("Job", "name source path package tests")

@@ -1,4 +1,4 @@
-//! The audit log: who changed what, written in the transaction of the change.
+//! The audit log: each change and its actor, written in the transaction of the change.
 
 use oncebox_model::error::InboxError;
 use serde_json::Value;
@@ -6,51 +6,54 @@ use sqlx::PgConnection;
 
 use crate::control::Admin;
 
-/// A change that someone made.
+/// A recorded change.
 #[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
 pub struct AuditEntry {
     /// Key; grows with time.
     pub audit_id: i64,
-    /// When.
+    /// Time of the change.
     pub at: chrono::DateTime<chrono::Utc>,
-    /// Who: the name of a token, or of a user of the host's machine; `oncebox` for a host by
-    /// itself.
+    /// Actor of the change: the name of a token, or of a user of the host's machine. `oncebox`
+    /// stands for a host by itself.
     pub actor: String,
-    /// What was done: `deploy`, `tenant.create`.
+    /// Action, such as `deploy` or `tenant.create`.
     pub action: String,
-    /// To what.
+    /// Object of the action.
     pub subject: String,
-    /// The tenant that it was about, where it was about one.
+    /// Tenant that the change concerns, if any.
     pub tenant: Option<String>,
-    /// What else is worth knowing.
+    /// Further details of the change.
     pub details: Value,
 }
 
-/// What a change is about.
+/// Object of a change.
 pub(crate) struct Subject {
     tenant: Option<String>,
     text: String,
 }
 
 impl Subject {
-    /// Something of no tenant.
+    /// Returns an object that belongs to no tenant.
     pub(crate) fn platform(name: &str) -> Self {
         Self { tenant: None, text: name.to_owned() }
     }
 
-    /// A tenant as a whole.
+    /// Returns a tenant as a whole.
     pub(crate) fn tenant(name: &str) -> Self {
         Self { tenant: Some(name.to_owned()), text: name.to_owned() }
     }
 
-    /// Something of a tenant.
+    /// Returns an object that belongs to a tenant.
     pub(crate) fn of(tenant: &str, name: &str) -> Self {
         Self { tenant: Some(tenant.to_owned()), text: format!("{tenant}/{name}") }
     }
 }
 
 impl Admin {
-    /// The newest changes, of one tenant or of all.
+    /// Returns the newest changes of one tenant, or of all, newest first.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn audit_list(
         &self,
         tenant: Option<&str>,

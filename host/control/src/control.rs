@@ -1,4 +1,4 @@
-//! What a person can do, as one set of functions; every change leaves an audit row in its own
+//! The administrative functions as one set. Every change leaves an audit row in its own
 //! transaction.
 
 use chrono::{DateTime, Utc};
@@ -12,14 +12,15 @@ use crate::{
     tenants::{Tenant, credentials::Credentials, keys::MasterKey},
 };
 
-/// Connections of the host's own login, for its own work; and as many again for requests from
-/// outside.
+/// Maximum of connections of the host's own login for its own work. Requests from outside have
+/// another pool of this size.
 const CONNECTIONS_MAX: u32 = 8;
-/// How long a request from outside waits for what another one holds.
+/// Longest wait of a request from outside for a lock.
 const REQUEST_LOCK_TIMEOUT: &str = "20s";
-/// How long it waits for a connection: longer than others may hold one in waiting.
+/// Longest wait of such a request for a connection: longer than other requests may hold one while
+/// they wait.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the database may take to answer.
+/// Longest wait of the host's own work for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The host's own access to its database, with the master key.
@@ -35,7 +36,7 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Access for one actor; nothing is connected yet.
+    /// Returns access for one actor. Opens no connection.
     pub fn new(options: PgConnectOptions, key: MasterKey, actor: impl Into<String>) -> Self {
         let options = reach::noticing_silence(options.application_name("oncebox host"));
         let migrations = MigrationBounds::default();
@@ -49,50 +50,63 @@ impl Admin {
         }
     }
 
-    /// The same access with other bounds on tenants' migrations.
+    /// Returns this access with other bounds on tenants' migrations.
     pub fn bounding_migrations(self, migrations: MigrationBounds) -> Self {
         Self { migrations, ..self }
     }
 
-    /// The same access for requests from outside, with connections of their own: however many of
-    /// them wait for one another, the host's own work waits for none, and no request waits for
-    /// ever.
+    /// Returns this access for requests from outside, with connections of their own. However many
+    /// of them wait for one another, the host's own work waits for none. No request waits for ever.
     pub fn for_requests(&self) -> Self {
         let options = self.options.clone().options([("lock_timeout", REQUEST_LOCK_TIMEOUT)]);
         Self { pool: pool(&options, REQUEST_TIMEOUT), ..self.clone() }
     }
 
-    /// The same access for someone else, whose name the audit log keeps.
+    /// Returns this access for another actor, whose name the audit log keeps.
     pub fn acting_as(&self, actor: impl Into<String>) -> Self {
         Self { actor: actor.into(), ..self.clone() }
     }
 
-    /// A tenant's secrets.
+    /// Returns a tenant's secrets.
+    ///
+    /// # Errors
+    /// An error where they cannot be unsealed with the master key.
     pub fn credentials(&self, tenant: &Tenant) -> Result<Credentials, InboxError> {
         self.key.credentials(tenant)
     }
 
-    /// Check that the database answers, and that connections to it begin with the options that they
-    /// ask for.
+    /// Checks that the database answers, and that connections to it begin with the requested
+    /// options.
+    ///
+    /// # Errors
+    /// `NoDatabase` or `Unreachable` where it does not answer, `OptionsLost` where a pooler drops
+    /// options.
     pub async fn check_reach(&self) -> Result<(), InboxError> {
         let connection = reach::connect_to_own(&self.options).await?;
-        let _ = connection.close().await; // it exists
+        let _ = connection.close().await; // the database exists
         reach::check_options_arrive(&self.options).await
     }
 
-    /// What time it is in the host's database.
+    /// Returns the time of the host's database.
+    ///
+    /// # Errors
+    /// An error of the database, or its silence for too long.
     pub async fn now(&self) -> Result<DateTime<Utc>, InboxError> {
         Ok(bounded(sqlx::query_scalar("SELECT now()").fetch_one(&self.pool)).await?)
     }
 
-    /// Whether the database answers and holds the host's schema.
+    /// Checks that the database answers and holds the host's schema.
+    ///
+    /// # Errors
+    /// `NotFound` where the schema is missing, `NoDatabase` or `Unreachable` where the database
+    /// does not answer.
     pub async fn check(&self) -> Result<(), InboxError> {
-        // Not the pool: it would try again until its time is up, and then say only that.
+        // Does not use the pool: it would retry until its time is up, and then report only that.
         let mut connection = reach::connect_to_own(&self.options).await?;
         let found: Option<String> = sqlx::query_scalar("SELECT to_regclass('oncebox.inbox')::text")
             .fetch_one(&mut connection)
             .await?;
-        let _ = connection.close().await; // the answer is there
+        let _ = connection.close().await; // the answer has arrived
         found.map(drop).ok_or_else(|| {
             InboxError::NotFound(
                 "the database holds no inbox; run `oncebox migrate` first".to_owned(),
@@ -105,7 +119,10 @@ fn pool(options: &PgConnectOptions, patience: Duration) -> PgPool {
     reach::pool(CONNECTIONS_MAX, patience).connect_lazy_with(options.clone())
 }
 
-/// Whether something of a tenant, or a tenant, can have this name.
+/// Checks that a tenant, or an object of a tenant, can have this name.
+///
+/// # Errors
+/// `Invalid` where it cannot.
 pub fn check_name(kind: &str, name: &str) -> Result<(), InboxError> {
     let sound = name.starts_with(|c: char| c.is_ascii_lowercase())
         && name.len() <= 63

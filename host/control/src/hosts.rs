@@ -1,4 +1,4 @@
-//! The hosts that run, and how far each is with a consumer's deployments.
+//! The hosts that run, and the progress of each with a consumer's deployments.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use oncebox_model::{error::InboxError, status::BreakerState};
 
 use crate::{consumers::start::forget_starts, control::Admin};
 
-/// How far a host is with a generation.
+/// Progress of a host with a generation of deployments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress {
-    /// It loads what is new; what it ran before goes on.
+    /// The host loads the new versions; the earlier ones go on.
     Compiling,
-    /// Its next transaction uses it.
+    /// The next transaction of the host uses the generation.
     Switched,
-    /// It could not load it, and goes on with what it ran before.
+    /// The host could not load the generation, and goes on with the earlier one.
     Failed(String),
 }
 
@@ -28,50 +28,50 @@ impl Progress {
     }
 }
 
-/// A host that was seen lately.
+/// A host with a recent heartbeat.
 #[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
 pub struct Host {
     /// Key; a restart is another host.
     pub host_id: i64,
     /// Name of the machine and id of the process.
     pub name: String,
-    /// When it started.
+    /// Time at which it started.
     pub started_at: DateTime<Utc>,
-    /// When it last said that it lives.
+    /// Time of its last heartbeat.
     pub seen_at: DateTime<Utc>,
 }
 
-/// A host's progress with a consumer.
+/// Progress of a host with a consumer.
 #[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
 pub struct HostProgress {
-    /// The host.
+    /// Id of the host.
     pub host_id: i64,
-    /// Its name.
+    /// Name of the host.
     pub host: String,
-    /// Generation of deployments that it runs.
+    /// Generation of deployments that the host runs.
     pub generation: i64,
-    /// The generation that `state` speaks of.
+    /// Generation that `state` refers to.
     pub next_generation: i64,
     /// `compiling`, `switched` or `failed`.
     pub state: String,
-    /// Why it failed.
+    /// Reason of a failure.
     pub error: Option<String>,
-    /// When it said so.
+    /// Time of the report.
     pub at: DateTime<Utc>,
 }
 
-/// What a host does with a consumer.
+/// State of a consumer on a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunState {
-    /// It loads what the consumer needs.
+    /// The host loads what the consumer needs.
     Starting,
-    /// It waits: for a first deployment, or for something to read.
+    /// The host waits for a first deployment, or for messages to read.
     Idle,
-    /// It reads, or runs what is due.
+    /// The host reads messages, or runs those that are due.
     Running,
-    /// Nothing of the consumer runs.
+    /// The host runs nothing of the consumer.
     Stopped,
-    /// It did not start or ended by itself, and is tried again later and later.
+    /// The consumer did not start or ended by itself. The host retries at growing intervals.
     Failing,
 }
 
@@ -87,56 +87,61 @@ impl RunState {
     }
 }
 
-/// How a host is with a consumer.
+/// Report of a host about a consumer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
-    /// The consumer.
+    /// Id of the consumer.
     pub consumer_id: i32,
-    /// What the host does with it.
+    /// State of the consumer on the host.
     pub state: RunState,
-    /// The consumer's revision that this speaks of: nothing of an older one runs here any more.
+    /// Revision of the consumer that the report is about. Nothing of an older revision runs on this
+    /// host.
     pub revision: i64,
-    /// What is wrong.
+    /// Problem of the consumer on the host, if any.
     pub error: Option<String>,
-    /// Where nothing runs, nothing of an older generation of deployments runs either.
+    /// Generation of deployments at which the consumer rests on this host, where it rests. Nothing
+    /// of an older generation runs either.
     pub rests_at: Option<i64>,
 }
 
-/// How a host that lives is with a consumer, as it says.
+/// Report of a live host about a consumer, as stored.
 #[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
 pub struct HostRun {
-    /// The consumer.
+    /// Id of the consumer.
     pub consumer_id: i32,
-    /// The host.
+    /// Id of the host.
     pub host_id: i64,
-    /// Its name.
+    /// Name of the host.
     pub host: String,
     /// `starting`, `idle`, `running`, `stopped` or `failing`.
     pub state: String,
-    /// The consumer's revision that `state` speaks of; less than none before the host has said
-    /// anything.
+    /// Revision of the consumer that `state` is about; -1 before the first report of the host.
     pub revision: i64,
-    /// What is wrong.
+    /// Problem of the consumer on the host, if any.
     pub error: Option<String>,
 }
 
 /// Deliveries of a consumer that hosts refused, since their message was done already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
 pub struct Duplicates {
-    /// How many, at least: a host adds what it refused every two seconds, and one that dies has not
-    /// added its last.
+    /// Number of refused deliveries, at least. A host adds its count every two seconds, and one
+    /// that dies has not added its last.
     pub refused: i64,
-    /// Since when they are counted.
+    /// Time since which they are counted.
     pub since: DateTime<Utc>,
-    /// When a host added some last; none before the first.
+    /// Time at which a host last added some; none before the first.
     pub last_at: Option<DateTime<Utc>>,
 }
 
-/// A host that was not seen for this long is taken for gone: nobody waits for it.
+/// Time without a heartbeat after which a host counts as gone, as SQL. Nothing waits for such a
+/// host.
 pub(crate) const GONE: &str = "interval '10 seconds'";
 
 impl Admin {
-    /// A host starts.
+    /// Inserts the row of a host that starts, and returns its id.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn host_starts(&self, name: &str) -> Result<i64, InboxError> {
         let insert =
             sqlx::query_scalar("INSERT INTO oncebox.host (name) VALUES ($1) RETURNING host_id")
@@ -144,7 +149,11 @@ impl Admin {
         Ok(insert.fetch_one(&self.pool).await?)
     }
 
-    /// A host lives. Those that have been gone for an hour are forgotten. False: this one was.
+    /// Records a heartbeat of a host, and deletes the rows of hosts that have been gone for an
+    /// hour. Returns false where the row of this host was deleted.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn host_lives(&self, host_id: i64) -> Result<bool, InboxError> {
         let seen = sqlx::query("UPDATE oncebox.host SET seen_at = now() WHERE host_id = $1")
             .bind(host_id)
@@ -156,7 +165,10 @@ impl Admin {
         Ok(seen.rows_affected() > 0)
     }
 
-    /// A host ends.
+    /// Deletes the row of a host that ends, with its marks of consumer starts.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn host_ends(&self, host_id: i64) -> Result<(), InboxError> {
         let mut tx = self.pool.begin().await?;
         forget_starts(&mut tx, host_id).await?;
@@ -167,7 +179,10 @@ impl Admin {
         Ok(tx.commit().await?)
     }
 
-    /// The hosts that live.
+    /// Returns the live hosts, by id.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn hosts(&self) -> Result<Vec<Host>, InboxError> {
         let list = format!(
             "SELECT host_id, name, started_at, seen_at FROM oncebox.host WHERE seen_at > now() - \
@@ -176,8 +191,13 @@ impl Admin {
         Ok(sqlx::query_as(sqlx::AssertSqlSafe(list)).fetch_all(&self.pool).await?)
     }
 
-    /// How far a host is. When every host that lives has switched, what it switched from is fenced
-    /// off everywhere: a host that nobody can reach completes nothing with it any more.
+    /// Records the progress of a host with a generation of a consumer. Once a host has switched,
+    /// raises the required generation to the lowest that a reporting live host runs. When all have
+    /// switched, the earlier generation is fenced off everywhere: a host that is out of reach
+    /// completes nothing with it.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn host_reports(
         &self,
         host_id: i64,
@@ -211,7 +231,10 @@ impl Admin {
         Ok(())
     }
 
-    /// Which circuit breakers of a consumer are not closed on a host.
+    /// Records the circuit breakers of a consumer that are not closed on a host.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn host_breakers(
         &self,
         host_id: i64,
@@ -229,11 +252,11 @@ impl Admin {
         Ok(())
     }
 
-    /// Adds duplicates that a host refused to the counts of their consumers. Those of a consumer
-    /// that was deleted by now are dropped.
+    /// Adds the duplicates that a host refused to the counts of their consumers. Counts of deleted
+    /// consumers are dropped.
     ///
     /// # Errors
-    /// The database does not answer. Whether they were added is not known then.
+    /// The database does not answer. It is then unknown whether the duplicates were added.
     pub async fn add_duplicates(&self, refused: &BTreeMap<i32, u64>) -> Result<(), InboxError> {
         const ADD: &str = "INSERT INTO oncebox.duplicates_refused AS d (consumer_id, refused, \
             since, last_at) \
@@ -248,10 +271,10 @@ impl Admin {
         Ok(())
     }
 
-    /// Returns how many duplicates of a consumer hosts refused.
+    /// Returns the duplicates of a consumer that hosts refused.
     ///
     /// # Errors
-    /// There is no such consumer, or the database does not answer.
+    /// `NotFound` where there is no such consumer, or an error of the host's database.
     pub async fn duplicates(&self, consumer_id: i32) -> Result<Duplicates, InboxError> {
         const DUPLICATES: &str = "SELECT coalesce(d.refused, 0) AS refused, coalesce(d.since, \
             c.created_at) AS since, d.last_at \
@@ -273,7 +296,11 @@ impl Admin {
         Ok(())
     }
 
-    /// How a host is with some consumers. What is said of one that was deleted by now is dropped.
+    /// Records the reports of a host about some consumers. Reports about deleted consumers are
+    /// dropped. Fences off earlier generations of consumers that rest.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn host_runs(&self, host_id: i64, runs: &[Run]) -> Result<(), InboxError> {
         const REPORT: &str = "INSERT INTO oncebox.host_consumer AS r \
                 (host_id, consumer_id, generation, next_generation, state, run_state, \
@@ -309,7 +336,11 @@ impl Admin {
         Ok(())
     }
 
-    /// How the hosts that live are with one consumer, or with all of a tenant, or with all.
+    /// Returns the reports of all live hosts about one consumer, all consumers of a tenant, or all
+    /// consumers.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn runs(
         &self,
         tenant: Option<&str>,
@@ -334,7 +365,10 @@ impl Admin {
             .await?)
     }
 
-    /// How far the hosts that live are with a consumer.
+    /// Returns the progress of all live hosts with a consumer.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn host_progress(&self, consumer_id: i32) -> Result<Vec<HostProgress>, InboxError> {
         let list = format!(
             "SELECT h.host_id, h.name AS host, coalesce(r.generation, 0) AS generation, \

@@ -1,28 +1,28 @@
-//! The control plane: what operators and tenants change while hosts run, each change in one
-//! transaction with its audit row. It meets the inbox in the database alone, and knows no broker, no
+//! The control plane: the changes that operators and tenants make while hosts run, each in one
+//! transaction with its audit row. It meets the inbox only in the database, and knows no broker, no
 //! WebAssembly and no HTTP.
 //!
 //! The modules stand in reading order.
 
-// The host's access to its database, on which everything here is a function.
+// The host's access to its database. Most functions of this crate are methods on it.
 mod control;
-// What was done, and in which name.
+// The audit log: each change and its actor.
 mod audit;
-// Names of callers, and what they may do.
+// Tokens: names of callers, and their rights.
 mod tokens;
-// Tenants: their rows, roles, secrets and ends.
+// Tenants: their rows, roles, secrets and removal.
 mod tenants;
-// Consumers: their policies, and what hosts are to do with them.
+// Consumers: their policies, and the state that hosts must reach with them.
 mod consumers;
-// Versions, and which of them takes an event type.
+// Versions, and the one that handles an event type.
 mod deployments;
-// Messages, as operators see them and act on them.
+// Messages, as operators see and change them.
 mod messages;
-// The hosts that run, and how far each is.
+// The hosts that run, and their progress.
 mod hosts;
-// What the host makes in its own database and in those of tenants.
+// The objects that the host makes in its own database and in those of tenants.
 mod database;
-// Proof on the live database that tenants are kept apart.
+// Checks on the live database that tenants are kept apart.
 mod doctor;
 
 pub use audit::AuditEntry;

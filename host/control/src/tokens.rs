@@ -1,5 +1,5 @@
-//! Tokens of the API: who may change what. A token is random and shown once; the database keeps its
-//! hash.
+//! Tokens of the API, which name their callers and limit them. A token is random and shown once;
+//! the database keeps its hash.
 
 use std::fmt;
 
@@ -11,33 +11,33 @@ use sha2::{Digest, Sha256};
 
 use crate::{audit::Subject, control::Admin};
 
-/// What a token may do. Each role may do what the ones before it may.
+/// Rights of a token. Each role includes the rights of the ones before it.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, sqlx::Type,
 )]
 #[serde(rename_all = "snake_case")]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
 pub enum TokenRole {
-    /// Looks at everything but tokens.
+    /// Right to read everything but tokens.
     Viewer,
-    /// Rolls back, ends deployments and changes shares.
+    /// Right to roll back, end deployments and change shares.
     Operator,
-    /// Uploads and deploys.
+    /// Right to upload and deploy.
     Deployer,
-    /// Makes tenants, consumers and tokens.
+    /// Right to make tenants, consumers and tokens.
     Admin,
 }
 
 /// A token to be made.
 #[derive(Debug, Clone)]
 pub struct NewToken<'a> {
-    /// Whom or what it is for; the audit log keeps it as the actor.
+    /// Name of its holder; the audit log keeps it as the actor.
     pub name: &'a str,
-    /// What it may do.
+    /// Rights of the token.
     pub role: TokenRole,
-    /// The only tenant that it reaches.
+    /// The only tenant that it reaches; all without one.
     pub tenant: Option<&'a str>,
-    /// When it ends by itself.
+    /// Time at which it expires, if ever.
     pub expires_at: Option<DateTime<Utc>>,
 }
 
@@ -46,32 +46,32 @@ pub struct NewToken<'a> {
 pub struct Token {
     /// Key.
     pub token_id: i64,
-    /// Whom or what it is for.
+    /// Name of its holder.
     pub name: String,
-    /// What it may do.
+    /// Rights of the token.
     pub role: TokenRole,
-    /// The only tenant that it reaches.
+    /// The only tenant that it reaches; all without one.
     pub tenant: Option<String>,
-    /// When it was made.
+    /// Time at which it was made.
     pub created_at: DateTime<Utc>,
-    /// By whom.
+    /// Actor that made it.
     pub created_by: String,
-    /// When it ends by itself.
+    /// Time at which it expires, if ever.
     pub expires_at: Option<DateTime<Utc>>,
-    /// When someone ended it.
+    /// Time at which an operator revoked it, if so.
     pub revoked_at: Option<DateTime<Utc>>,
 }
 
-/// The token itself, on its way to whoever asked for it.
+/// The token itself, on its way to the caller that asked for it.
 pub struct TokenSecret(String);
 
 impl TokenSecret {
-    /// `obx_` and 64 hexadecimal digits. The prefix lets scanners find tokens that leaked.
+    /// Generates `obx_` and 64 hexadecimal digits. The prefix lets scanners find leaked tokens.
     fn generate() -> Self {
         Self(format!("{PREFIX}{}", hex::encode(rand::random::<[u8; 32]>())))
     }
 
-    /// The text; whoever has it is its owner.
+    /// Returns the text of the token. Its holder has the rights of the token.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -83,16 +83,16 @@ impl fmt::Debug for TokenSecret {
     }
 }
 
-/// What is known of a token that someone shows.
+/// Result of the check of a presented token.
 #[derive(Debug, Clone)]
 pub enum Shown {
-    /// It is good.
+    /// A valid token.
     Good(Token),
-    /// It was good once.
+    /// A token that has expired.
     Expired,
-    /// Someone ended it.
+    /// A token that was revoked.
     Revoked,
-    /// There is none like it.
+    /// A text that is no token of this installation.
     Unknown,
 }
 
@@ -112,7 +112,10 @@ where
 }
 
 impl Admin {
-    /// Make a token. The answer holds the only copy of it.
+    /// Makes a token, and returns its row and the only copy of it.
+    ///
+    /// # Errors
+    /// `Invalid` for a bad name or an expiry in the past, `NotFound` for an unknown tenant.
     pub async fn create_token(
         &self,
         new: &NewToken<'_>,
@@ -150,7 +153,11 @@ impl Admin {
         Ok((token, secret))
     }
 
-    /// The tokens that reach one tenant only, or all there are; also those that have ended.
+    /// Returns the tokens that reach one tenant only, or all tokens, including expired and revoked
+    /// ones.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown tenant.
     pub async fn tokens(&self, tenant: Option<&str>) -> Result<Vec<Token>, InboxError> {
         if let Some(tenant) = tenant {
             self.tenant(tenant).await?;
@@ -159,8 +166,11 @@ impl Admin {
         Ok(list.bind(tenant).fetch_all(&self.pool).await?)
     }
 
-    /// End a token; with a tenant, one that reaches this tenant only. It is refused from the commit
-    /// on. One that was revoked before stays as it is.
+    /// Revokes a token; with a tenant, only one that reaches this tenant alone. The token is
+    /// refused from the commit on. A token that was revoked before is returned unchanged.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such token.
     pub async fn revoke_token(
         &self,
         tenant: Option<&str>,
@@ -189,9 +199,12 @@ impl Admin {
         Ok(token)
     }
 
-    /// Whose token this is. Found by its hash: how long an index takes tells at most something of
-    /// the hash of a guess, which says nothing of the hash of any token, and there are 2^256 of
-    /// them.
+    /// Returns the row of a presented token, or the reason for which it is refused. The token is
+    /// found by its hash. The time of the index lookup reveals at most something of the hash of a
+    /// guess. That says nothing of the hash of any token, and there are 2^256 of them.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn authenticate(&self, shown: &str) -> Result<Shown, InboxError> {
         if !is_token(shown) {
             return Ok(Shown::Unknown);
@@ -220,7 +233,7 @@ fn hash(token: &str) -> Vec<u8> {
     Sha256::digest(token).to_vec()
 }
 
-/// Anything else need not be looked for.
+/// Returns whether a text has the form of a token. Other texts need no lookup.
 fn is_token(text: &str) -> bool {
     let digits = text.strip_prefix(PREFIX);
     digits.is_some_and(|digits| {

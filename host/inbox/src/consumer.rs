@@ -46,48 +46,53 @@ pub struct ConsumerInbox {
     pub name: String,
     /// Its policy.
     pub policy: Policy,
-    /// Names this process in leases.
+    /// Name of this process in leases.
     pub owner: String,
+    /// Connections of the tenant.
     pub(crate) sessions: Arc<Sessions>,
+    /// Size, mode and serialization of the next transactions.
     pub(crate) pace: Pace,
-    /// Tells retry workers that there is something to do.
+    /// Wakeups for the retry workers.
     pub(crate) due: Arc<Due>,
+    /// Circuit breakers of the handlers' versions on this host.
     pub(crate) breakers: Arc<Breakers>,
     /// Messages that wait for a candidate to be tried on them.
     pub(crate) shadows: Queue,
+    /// Live handlers, replaced with each deployment.
     handlers: watch::Sender<Arc<dyn Handlers>>,
-    /// What payloads have to be.
+    /// Schemas that payloads have to match.
     pub(crate) schemas: Schemas,
-    /// Whoever loads deployments is told here that those that are loaded are stale.
+    /// Signal to the loader of deployments that the loaded ones are stale.
     stale: OnceLock<Arc<Notify>>,
-    /// What payloads are decoded with, where they come in the wire format of a schema registry.
+    /// Decoder of payloads that come in the wire format of a schema registry; unset otherwise.
     pub(crate) decoder: OnceLock<Decoder>,
     /// Longest call of a handler that the host allows, whatever the policy says.
     deadline_max: Option<Duration>,
-    /// Event types that have metrics of their own; a producer can invent any number of them.
+    /// Event types with metrics of their own, of which a producer can invent any number; bounded by
+    /// [`EVENT_TYPES_MAX`].
     event_types: Mutex<HashSet<String>>,
-    /// Deliveries that were refused, since their message was done already; the host takes the count
-    /// away when it reports it.
+    /// Count of refused deliveries whose messages were done already. The host takes the count away
+    /// when it reports it.
     duplicates: Arc<AtomicU64>,
-    /// Leases whose runs ended for no fault of their messages, which the database is still to be
-    /// told.
+    /// Leases whose runs ended for no fault of their messages, still to be reported to the
+    /// database.
     interrupted: Mutex<Vec<Interrupted>>,
 }
 
-/// How long a schema is waited for at a time; it comes all the same.
+/// Longest wait for a schema in one call. The fetch goes on after it.
 const SCHEMA_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a transaction that was refused as stale waits for newer handlers.
+/// Longest wait for newer handlers after a transaction was refused as stale.
 const NEWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Room for a commit to end.
+/// Time for a commit to end, added to the delay of a wakeup.
 const COMMIT: Duration = Duration::from_millis(20);
 
-/// Event types of a consumer with metrics of their own; further ones share `other`.
+/// Number of a consumer's event types with metrics of their own; further ones share `other`.
 const EVENT_TYPES_MAX: usize = 100;
 
 impl ConsumerInbox {
-    /// A consumer with the handlers loaded for it.
+    /// Creates a consumer with its loaded handlers, and compiles the schemas of its policy.
     pub fn new(
         consumer_id: i32,
         tenant: String,
@@ -101,7 +106,8 @@ impl ConsumerInbox {
         Self::with_schemas(consumer_id, tenant, name, policy, owner, sessions, handlers, schemas)
     }
 
-    /// The same with the schemas of its policy, which were compiled where that holds up nobody.
+    /// Creates a consumer with the compiled schemas of its policy. The caller compiles them where
+    /// that holds up no other task.
     #[allow(clippy::too_many_arguments, reason = "those of `new`, and what it would compile")]
     pub fn with_schemas(
         consumer_id: i32,
@@ -123,7 +129,7 @@ impl ConsumerInbox {
         };
         sessions.scheduler().set_caps(sessions.tenant_id, consumer_id, caps);
         let deadline_max = sessions.scheduler().deadline_max(sessions.tenant_id);
-        // A counter that begins with its first case would not be seen to rise.
+        // A counter that appears with its first case would not be seen to rise.
         metrics::counter!("oncebox_suspect_ids_total", "tenant" => tenant.clone(), "consumer" => name.clone()).increment(0);
         metrics::counter!("oncebox_claims_withdrawn_total", "tenant" => tenant.clone(), "consumer" => name.clone()).increment(0);
         Arc::new(Self {
@@ -148,18 +154,19 @@ impl ConsumerInbox {
         })
     }
 
-    /// Its tenant's sessions.
+    /// Returns the sessions of the tenant.
     pub fn sessions(&self) -> &Arc<Sessions> {
         &self.sessions
     }
 
-    /// Decode payloads by the schemas of a registry.
+    /// Sets the decoder of payloads in the wire format of a schema registry. Only the first call
+    /// has an effect.
     pub fn decode_with(&self, decoder: Decoder) {
-        let _ = self.decoder.set(decoder); // there is one for all
+        let _ = self.decoder.set(decoder); // all consumers share one decoder
     }
 
-    /// Have the schemas of payloads at hand. The answer is how many of these messages can be
-    /// decoded now, from the first; an error is that not even that one can.
+    /// Fetches the schemas of payloads and returns how many of these messages, from the first, can
+    /// be decoded now. An error means that the first one cannot.
     pub(crate) async fn prepare<'a>(
         &self,
         payloads: impl Iterator<Item = Option<&'a [u8]>>,
@@ -183,56 +190,59 @@ impl ConsumerInbox {
         Ok(prepared)
     }
 
-    /// Switch to another set of handlers; it takes effect with the next transaction.
+    /// Replaces the handlers, with effect from the next transaction.
     pub fn set_handlers(&self, handlers: Arc<dyn Handlers>) {
         self.handlers.send_replace(handlers);
     }
 
-    /// Whom to tell when a claim was refused because newer deployments are required.
+    /// Registers the loader of deployments, which is notified when a claim is refused because newer
+    /// deployments are required.
     pub fn tell_when_stale(&self, notify: Arc<Notify>) {
-        let _ = self.stale.set(notify); // there is one that loads
+        let _ = self.stale.set(notify); // there is only one loader
     }
 
-    /// Finish the trial of a candidate that runs, and write what shadows found so far.
+    /// Finishes the trial of a candidate that runs, and writes the results of shadows.
     pub async fn finish_shadows(&self) {
         self.shadows.close().await;
     }
 
-    /// Circuit breakers of this consumer on this host that are not closed.
+    /// Returns the circuit breakers of this consumer on this host that are not closed.
     pub fn breakers(&self) -> Vec<BreakerState> {
         self.breakers.states()
     }
 
-    /// The same, where one of them turned since this was last asked.
+    /// Returns the circuit breakers that are not closed, if any breaker changed its state since the
+    /// last call. The first call returns them in any case.
     pub fn breakers_changed(&self) -> Option<Vec<BreakerState>> {
         self.breakers.changed()
     }
 
-    /// What [`ConsumerInbox::breakers_changed`] answered last was told to nobody.
+    /// Marks the last answer of [`ConsumerInbox::breakers_changed`] as unsent, so that the next
+    /// call returns it again.
     pub fn breakers_untold(&self) {
         self.breakers.untold();
     }
 
-    /// Stop handlers that run: their transactions are rolled back, and their messages come again
-    /// with attempts as before. Returns how many transactions were told.
+    /// Stops handlers that run. Their transactions are rolled back, and their messages come again
+    /// with attempts as before. Returns how many transactions were stopped.
     pub fn stop_handlers(&self) -> usize {
         self.sessions.scheduler().stop(self.consumer_id)
     }
 
-    /// The longest call of a handler, where the host or the tenant's limits allow less than the
-    /// policy says.
+    /// Returns the longest call of a handler, where the host or the tenant's limits allow less than
+    /// the policy says.
     pub fn deadline_cut(&self) -> Option<Duration> {
         self.deadline_max
             .filter(|most| *most < Duration::from_millis(self.policy.limits.deadline_ms))
     }
 
-    /// The live handlers.
+    /// Returns the live handlers.
     pub fn handlers(&self) -> Arc<dyn Handlers> {
         self.handlers.borrow().clone()
     }
 
-    /// Ask for newer handlers than those of a generation that was refused, and wait for them.
-    /// False: they did not come in time.
+    /// Requests newer handlers than those of a refused generation, and waits for them. Returns
+    /// false where they do not come in time.
     pub(crate) async fn newer_than(&self, generation: i64) -> bool {
         if let Some(notify) = self.stale.get() {
             notify.notify_one();
@@ -242,24 +252,27 @@ impl ConsumerInbox {
         matches!(tokio::time::timeout(NEWER_TIMEOUT, newer).await, Ok(Ok(_)))
     }
 
-    /// Call the retry workers when what a transaction is about to make due is due. One that does
-    /// not commit calls them in vain; one that takes long to commit is found by the next look.
+    /// Schedules a wakeup of the retry workers for each message that a transaction is about to make
+    /// due. A transaction that does not commit wakes them in vain. The poller finds the messages of
+    /// one that takes long to commit.
     pub(crate) fn due_after(&self, completion: &Completion) {
         completion.delays().for_each(|delay| self.due.after(delay + COMMIT));
     }
 
-    /// Wait to be let in, for up to so many messages. `runs`: handlers may run, and need memory.
+    /// Waits for admission to a transaction of at most `messages` messages. With `runs`, handlers
+    /// may run in it, and it reserves their memory.
     pub(crate) async fn admit(&self, messages: usize, runs: bool) -> Admission {
         let memory = if runs { self.policy.limits.memory_bytes as u64 } else { 0 };
         let messages = messages.try_into().unwrap_or(u32::MAX);
         self.ask(Class::Fair, memory, messages).await
     }
 
-    /// Wait for the tenant's next place, for a short transaction on which a rebalance waits.
+    /// Waits for the tenant's next admission, for a short transaction that a rebalance waits for.
     pub(crate) async fn admit_first(&self) -> Admission {
         self.ask(Class::First, 0, 0).await
     }
 
+    /// Waits for an admission of one class by the host's scheduler.
     async fn ask(&self, class: Class, memory: u64, messages: u32) -> Admission {
         let (tenant_id, consumer_id) = (self.sessions.tenant_id, self.consumer_id);
         self.sessions
@@ -268,35 +281,37 @@ impl ConsumerInbox {
             .await
     }
 
-    /// Wall clock for one call of a handler.
+    /// Returns the wall-clock limit of one call: the handler's or the policy's, within the host's.
     pub(crate) fn deadline(&self, handler: &Arc<dyn Handler>) -> Duration {
         let deadline =
             handler.deadline().unwrap_or(Duration::from_millis(self.policy.limits.deadline_ms));
         self.deadline_max.map_or(deadline, |most| deadline.min(most))
     }
 
-    /// What a message is in order with.
+    /// Returns the number that a message shares with those that it must run in order with; none
+    /// where order does not matter.
     pub(crate) fn ordering(&self, message: &Message) -> Option<i64> {
         key_lock::ordering(self.consumer_id, self.policy.order, message)
     }
 
-    /// `generation` is that of the handlers that were asked where the messages go: those loaded by
-    /// now may be newer, and would speak for a version that is not theirs.
+    /// Returns the claimant with the generation of the handlers that chose where the messages go.
+    /// Handlers loaded since may be newer, and their generation would stand for versions that are
+    /// not theirs.
     pub(crate) fn claimant(&self, generation: i64) -> Claimant {
         Claimant { consumer_id: self.consumer_id, generation, payload: self.policy.payload }
     }
 
-    /// Leases that the database is still to be told of.
+    /// Locks the list of leases that are still to be reported to the database.
     pub(crate) fn interrupted(&self) -> MutexGuard<'_, Vec<Interrupted>> {
         self.interrupted.lock().expect("no panic while held")
     }
 
-    /// Returns the counter of refused duplicates, which is this inbox's alone as long as it counts.
+    /// Returns the counter of refused duplicates; only this inbox adds to it.
     pub fn duplicates(&self) -> Arc<AtomicU64> {
         self.duplicates.clone()
     }
 
-    /// The event type as a label of metrics.
+    /// Returns the event type as a label of metrics, or `other` beyond the bound.
     fn label(&self, event_type: &str) -> String {
         let mut known = self.event_types.lock().expect("no panic while held");
         if known.len() < EVENT_TYPES_MAX && !known.contains(event_type) {
@@ -305,7 +320,7 @@ impl ConsumerInbox {
         if known.contains(event_type) { event_type.to_owned() } else { "other".to_owned() }
     }
 
-    /// Count and log what a claim answered (S0-009, S0-040).
+    /// Counts and logs the answer to a claim (S0-009, S0-040).
     pub(crate) fn count_claim(&self, message: &Message, claimed: &Claimed) {
         let outcome = claimed.name();
         metrics::counter!("oncebox_claims_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
@@ -343,9 +358,9 @@ impl ConsumerInbox {
         }
     }
 
-    /// Count and log a claim that waited in vain for another session's claim of one of these
-    /// messages; it is made again. Which of them it was, PostgreSQL does not tell: their event type
-    /// is named where they have one.
+    /// Counts and logs a claim that waited in vain for another session's claim of one of these
+    /// messages; the claim is repeated. PostgreSQL does not say which message it was. The event
+    /// type is named where all have one.
     pub(crate) fn count_elsewhere<'a>(&self, messages: impl Iterator<Item = &'a Message>) {
         let (mut event_type, mut count) = (None, 0);
         for message in messages {
@@ -369,26 +384,27 @@ impl ConsumerInbox {
         );
     }
 
-    /// Count claims that were written and taken back, since there was no time to run them.
+    /// Counts claims that were written and withdrawn, since there was no time to run them.
     pub(crate) fn count_withdrawn(&self, withdrawn: usize) {
         metrics::counter!("oncebox_claims_withdrawn_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone())
             .increment(withdrawn as u64);
     }
 
-    /// How long a handler took, also one that was stopped.
+    /// Records how long a handler took, also one that was stopped.
     pub(crate) fn count_duration(&self, message: &Message, took: Duration) {
         metrics::histogram!("oncebox_run_duration_seconds", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
             "event_type" => self.label(&message.event_type))
         .record(took);
     }
 
+    /// Counts a message by the disposition that its run, or its parking, gave it.
     pub(crate) fn count_run(&self, message: &Message, disposition: Disposition) {
         metrics::counter!("oncebox_messages_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
             "event_type" => self.label(&message.event_type), "disposition" => disposition.status())
         .increment(1);
     }
 
-    /// Count and log failures whose rows are committed, of these messages.
+    /// Counts and logs failures of these messages whose rows are committed.
     pub(crate) fn tell_failures<'a>(
         &self,
         messages: impl Iterator<Item = &'a Message> + Clone,
@@ -401,8 +417,8 @@ impl ConsumerInbox {
         }
     }
 
-    /// Count and log a failure whose row is committed. One that parks its message is logged as that
-    /// (S1-088).
+    /// Counts and logs a failure whose row is committed. One that parks its message is logged as a
+    /// parked message (S1-088).
     fn log_failure(
         &self,
         message: &Message,
@@ -435,14 +451,14 @@ impl ConsumerInbox {
         );
     }
 
-    /// Count a run that failed, or that ended without an answer.
+    /// Counts a run that failed, or that ended without an answer.
     pub(crate) fn count_failure(&self, event_type: &str, reason: &'static str) {
         metrics::counter!("oncebox_failures_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
             "event_type" => self.label(event_type), "reason" => reason)
         .increment(1);
     }
 
-    /// Count and log a message that is kept for a person.
+    /// Counts and logs a message that is kept for an operator.
     pub(crate) fn log_parked(&self, parked: &Parked<'_>) {
         let Parked { message_id, event_type, trace_id, reason, attempt, error, collides_with } =
             *parked;
@@ -465,26 +481,26 @@ impl ConsumerInbox {
     }
 }
 
-/// A message that is kept for a person, as it is told.
+/// Log entry of a message that is kept for an operator.
 pub(crate) struct Parked<'a> {
-    /// The id of its row.
+    /// Id of its row.
     pub(crate) message_id: &'a str,
     /// Its event type; empty where it has none.
     pub(crate) event_type: &'a str,
-    /// The trace it is part of.
+    /// Trace that it is part of.
     pub(crate) trace_id: Option<&'a str>,
-    /// Why, as its row says.
+    /// Reason in its row.
     pub(crate) reason: &'a str,
-    /// Which run parked it; none where it never ran.
+    /// Number of the run that parked it; none where it never ran.
     pub(crate) attempt: Option<u32>,
-    /// What that run said.
+    /// Error text of that run.
     pub(crate) error: Option<&'a str>,
-    /// The known id that it came with, where another payload has that.
+    /// Known id that it came with, where that id belongs to another payload.
     pub(crate) collides_with: Option<&'a str>,
 }
 
 impl<'a> Parked<'a> {
-    /// One of which no more is known.
+    /// Returns an entry without attempt, error and trace.
     pub(crate) fn new(message_id: &'a str, event_type: &'a str, reason: &'a str) -> Self {
         Self {
             message_id,

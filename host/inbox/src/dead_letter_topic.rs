@@ -1,8 +1,8 @@
 //! Dead letters that are copied to a topic.
 //!
-//! The row comes first, the copy after it: the row says which of its ends was copied, as soon as
-//! the brokers have it. Whoever dies between the two leaves it to be copied again, so that each is
-//! there at least once.
+//! The row comes first, the copy after it. As soon as the brokers have the copy, the row records
+//! which of its failures was copied. A host that dies between the two leaves the row to be copied
+//! again, so each dead letter is copied at least once.
 
 use std::time::Duration;
 
@@ -12,36 +12,40 @@ use sqlx::Row;
 
 use crate::consumer::ConsumerInbox;
 
-/// Dead letters of one look.
+/// Most dead letters that one call reads.
 const LETTERS: i64 = 100;
-/// Bytes of payload of one look; a larger payload comes alone.
+/// Most bytes of payload that one call reads; a larger payload comes alone.
 const BYTES: i64 = 8 << 20;
-/// How long a host may take to copy them, before another one does.
+/// Time that a host has to copy a consumer's dead letters, before another host may.
 const TURN: Duration = Duration::from_secs(60);
 
 /// A dead letter, or a parked message, that is to be copied.
 #[derive(Debug, Clone)]
 pub struct DeadLetter {
-    /// Its id.
+    /// Id of the message.
     pub message_id: String,
     /// Key of the record.
     pub key: Option<Vec<u8>>,
-    /// Headers of the record, and behind them why it is a dead letter.
+    /// Headers of the record, followed by those that say why it is a dead letter.
     pub headers: Headers,
     /// Payload of the record.
     pub payload: Option<Vec<u8>>,
-    /// Whether it came from a topic of dead letters, of whatever consumer: copies of copies could
-    /// go in a circle.
+    /// True for a record from a topic of dead letters, of any consumer: copies of copies could go
+    /// in a circle.
     pub is_copy: bool,
     processed_at: DateTime<Utc>,
 }
 
-/// The header by which a copy is known.
+/// Header that marks a copy, with the name of its consumer.
 const CONSUMER: &str = "oncebox-consumer";
 
 impl ConsumerInbox {
-    /// The oldest dead letters that were not copied to a topic, where it is this host's turn to
-    /// copy them. What was read from that topic is not copied to it.
+    /// Returns the oldest dead letters that were not copied to a topic, where it is this host's
+    /// turn to copy them. Messages that were read from that topic are not copied to it.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the host's database does.
     pub async fn uncopied(&self, topic: &str) -> Result<Vec<DeadLetter>, InboxError> {
         const TAKE: &str = "INSERT INTO oncebox.copying AS c (consumer_id, owner, until) VALUES \
             ($1, $2, now() + $3 * interval '1 second') \
@@ -128,8 +132,12 @@ impl ConsumerInbox {
         })
     }
 
-    /// There is nothing more to copy of these. One that was redriven meanwhile and failed again is
-    /// copied again, as is one that somebody is working on.
+    /// Records that these dead letters are copied. One that was redriven since then and failed
+    /// again is copied again, as is one that another transaction has locked.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the host's database does.
     pub async fn copied(&self, letters: &[&DeadLetter]) -> Result<(), InboxError> {
         const COPIED: &str = "UPDATE oncebox.inbox i SET copied_at = i.processed_at \
             FROM (SELECT x.message_id FROM oncebox.inbox x JOIN unnest($3::text[], \

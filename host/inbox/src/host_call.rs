@@ -1,8 +1,8 @@
 //! Calls of host functions with many parameters, each by its name.
 
-/// Makes the query that calls a function of `oncebox_host`. One list of its parameters and their
-/// values makes both the statement's text, once in a program, and what is bound to it, so that no
-/// value goes to another parameter than the one beside it.
+/// Builds the query that calls a function of `oncebox_host`. One list of parameters and values
+/// yields the statement's text, built once per program, and its bound values. So no value goes to
+/// another parameter than the one beside it.
 macro_rules! host_call {
     ($function:literal { $($parameter:ident: $value:expr),+ $(,)? }) => {{
         static SQL: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
@@ -20,7 +20,7 @@ pub(crate) fn sql(function: &str, parameters: &[&str]) -> String {
     format!("SELECT * FROM oncebox_host.{function}({})", arguments.join(", "))
 }
 
-/// Returns a column of the rows that a function is given as arrays.
+/// Returns one column of the rows that a function takes as arrays.
 pub(crate) fn column<'a, R, V>(rows: &'a [R], value: impl Fn(&'a R) -> V) -> Vec<V> {
     rows.iter().map(value).collect()
 }

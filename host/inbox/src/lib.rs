@@ -1,14 +1,14 @@
-//! The data plane: claim, handle, complete, commit, in one transaction. Knows no broker, no
-//! WebAssembly and no HTTP, and of the control plane what the database says.
+//! The data plane: claim, handle, complete, commit, in one transaction. It knows no broker, no
+//! WebAssembly and no HTTP. Of the control plane it knows only what the database says.
 //!
-//! `batch::process` holds the protocol; everything else is a helper to it. The modules stand in the
-//! order in which a message comes by.
+//! `batch::process` holds the protocol; all other modules serve it. They are declared in the order
+//! in which a message passes through them.
 
 // A consumer as one host runs it.
 mod consumer;
-// The records of one partition: what is run, what is parked, what is settled.
+// The records of one partition, and their way to a run or a parked row.
 mod partition;
-// Who may begin a transaction, when, and for how many messages.
+// Permission to begin a transaction, and the number of its messages.
 mod admission;
 // Connections of a tenant, and transactions on them.
 mod session;
@@ -18,7 +18,7 @@ mod host_call;
 mod batch;
 // Messages that must run in order.
 mod ordering;
-// Messages that are run from the inbox.
+// Messages that run from the inbox.
 pub mod retry;
 // Candidates that are tried on live messages, without an effect.
 mod shadow;

@@ -1,15 +1,15 @@
-//! How much of an inbox is open, and whether that is more than its policy allows.
+//! The open messages of an inbox, and the bounds of the policy that they reach.
 
 use chrono::{DateTime, Utc};
 
 use crate::policy::Alerts;
 
-/// States of what is still to be run, or runs.
+/// States of messages that run or are still to run.
 pub const PENDING: [&str; 4] = ["received", "in_progress", "failed_retryable", "waiting"];
-/// States of what waits for a person.
+/// States of messages that wait for an operator.
 pub const STUCK: [&str; 2] = ["failed_terminal", "parked"];
 
-/// Bounds that a policy can set.
+/// Keys of the bounds in `[alerts]` that a policy can set.
 pub const ALERTS: [&str; 4] = ["pending_age_s", "parked", "dead_letters", "collisions"];
 
 /// Messages of a consumer that are in one state for one reason.
@@ -18,48 +18,48 @@ pub struct Open {
     /// Key of the consumer.
     #[sqlx(rename = "id")]
     pub consumer_id: i32,
-    /// The state: any but `completed`, `skipped` and `discarded`.
+    /// State of the messages: any but `completed`, `skipped` and `discarded`.
     pub status: String,
-    /// Why, without what it says after a colon.
+    /// Reason, without the part after a colon.
     pub reason: Option<String>,
-    /// How many; those of one state are counted up to a bound.
+    /// Number of messages; those of one state are counted up to a bound.
     pub messages: i64,
-    /// When the first of them was received.
+    /// Time at which the first of them was received.
     pub oldest: DateTime<Utc>,
-    /// Seconds since then, by the database's clock.
+    /// Seconds since `oldest`, by the database's clock.
     pub oldest_age_s: f64,
 }
 
-/// What is open in one inbox.
+/// Open messages of one inbox.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Backlog {
-    /// By state and reason.
+    /// Messages by state and reason.
     pub open: Vec<Open>,
 }
 
-/// A bound of the policy that is reached.
+/// A bound of the policy that the inbox has reached.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Alert {
-    /// Its key in `[alerts]`.
+    /// Key of the bound in `[alerts]`.
     pub name: &'static str,
-    /// What is.
+    /// Present value: messages, or seconds for `pending_age_s`.
     pub value: f64,
-    /// From where on it is too much.
+    /// Lowest value that is an alert.
     pub bound: u64,
 }
 
 impl Backlog {
-    /// Messages in this state.
+    /// Counts the messages in a state.
     pub fn messages(&self, status: &str) -> i64 {
         self.open.iter().filter(|open| open.status == status).map(|open| open.messages).sum()
     }
 
-    /// Messages that are still to be run, or run.
+    /// Counts the messages that run or are still to run.
     pub fn pending(&self) -> i64 {
         PENDING.iter().map(|status| self.messages(status)).sum()
     }
 
-    /// Seconds since the oldest of them was received.
+    /// Returns the seconds since the oldest message that runs or is still to run was received.
     pub fn oldest_pending_age_s(&self) -> Option<f64> {
         let pending = self.open.iter().filter(|open| PENDING.contains(&open.status.as_str()));
         pending.map(|open| open.oldest_age_s).reduce(f64::max)
@@ -73,7 +73,7 @@ impl Backlog {
             .sum()
     }
 
-    /// What is more than a policy allows.
+    /// Returns the bounds of a policy that this inbox has reached. A bound of 0 is never reached.
     pub fn alerts(&self, policy: &Alerts) -> Vec<Alert> {
         let values = [
             (

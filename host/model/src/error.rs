@@ -1,4 +1,4 @@
-//! What can go wrong in the inbox, and whose fault it is.
+//! The errors of the inbox, and the side that is to blame for each.
 
 use std::time::Duration;
 
@@ -10,97 +10,98 @@ use crate::{
     tx::{StatementError, answered},
 };
 
-/// An error of the inbox itself. A handler's failure is not one: it becomes a row.
+/// An error of the inbox itself. A handler's failure is no such error: it becomes a row.
 #[derive(Debug, thiserror::Error)]
 pub enum InboxError {
-    /// The database cannot be reached, or a connection broke outside a handler.
+    /// Database that cannot be reached, or a connection that broke outside a handler.
     #[error("the database is not reachable: {}", plain(.0))]
     Unreachable(#[source] sqlx::Error),
-    /// The server answers, and holds no database of this name.
+    /// Server that answers but holds no database of this name.
     #[error("database `{database}` does not exist; `oncebox migrate` creates it")]
     NoDatabase {
-        /// Its name.
+        /// Name of the database.
         database: String,
     },
-    /// The database that a tenant named cannot be reached.
+    /// Database named by a tenant that cannot be reached.
     #[error("the database of tenant `{tenant}` is not reachable: {}", plain(.source))]
     PlaceAway {
-        /// The tenant.
+        /// Name of the tenant.
         tenant: String,
-        /// What the driver says.
+        /// Error of the driver.
         source: sqlx::Error,
     },
-    /// A change is made in the host's database, and a tenant's own does not know of it yet.
+    /// Change that the host's database has and a tenant's own database does not have yet.
     #[error("{text}: {source}")]
     NotThereYet {
-        /// What is to be done about it.
+        /// Advice on what to do.
         text: String,
-        /// Why.
+        /// Cause.
         source: Box<InboxError>,
     },
-    /// The answer to COMMIT was lost. Claiming again finds out what became of it.
+    /// Lost answer to COMMIT. Claiming the messages again reveals whether they were committed.
     #[error("the answer to a commit was lost: {}", plain(.0))]
     CommitUnknown(#[source] sqlx::Error),
-    /// The connection broke alone while a handler ran; its message is suspect now.
+    /// Connection that broke alone while a handler ran; its message becomes suspect.
     #[error("the connection broke while message `{message_id}` ran")]
     LostInHandler {
-        /// The message that ran, or the first of those that ran together.
+        /// Id of the message that ran, or of the first of those that ran together.
         message_id: String,
-        /// From the front of the batch, the messages that ran on it.
+        /// Number of messages, from the front of the batch, that ran on the connection.
         among: usize,
     },
-    /// The connection broke while a handler ran, and others with it: nothing is known of its
-    /// message.
+    /// Connection that broke while a handler ran, and others with it: the break says nothing about
+    /// the message.
     #[error(
         "connections to the database broke, one of them while message `{message_id}` ran; it runs \
             again and nothing is counted"
     )]
     LostInOutage {
-        /// The message that ran, or the first of those that ran together.
+        /// Id of the message that ran, or of the first of those that ran together.
         message_id: String,
-        /// From the front of the batch, the messages that ran on it.
+        /// Number of messages, from the front of the batch, that ran on the connection.
         among: usize,
     },
-    /// Another session holds a claim on one of these messages.
+    /// Claim by another session on one of these messages.
     #[error("a message of the batch is in flight elsewhere")]
     InFlightElsewhere,
-    /// Another process holds a lock of the host's for too long.
+    /// Lock of the host that another process holds for too long.
     #[error("{text}")]
     HostLocked {
-        /// What it is taken for.
+        /// Purpose of the lock.
         purpose: &'static str,
-        /// For operators: who holds it, and what to do.
+        /// Text for operators: the holder of the lock, and what to do.
         text: String,
     },
-    /// The consumer requires a newer generation of deployments than this host has loaded.
+    /// Deployments loaded on this host that are of an older generation than the consumer requires.
     #[error("the deployments loaded here are stale")]
     StaleDeployments,
-    /// The version these messages go to fails too often; they wait at their place.
+    /// Open circuit breaker of the version that these messages go to: it fails too often. The
+    /// messages wait at their place.
     #[error("the circuit breaker of version {version} is open; its messages are offered again in \
         {} ms", again_in.as_millis())]
     BreakerOpen {
         /// The version.
         version: i32,
-        /// When to offer them again.
+        /// Time until the messages may be offered again.
         again_in: Duration,
     },
-    /// The host stopped a transaction before its end. Its messages have lost nothing.
+    /// Transaction that the host stopped before its end. Its messages have lost nothing.
     #[error("{}", match why {
         Stopped::GaveWay => "a transaction held a place that is kept for other tenants for too \
             long and was rolled back; it runs again",
         Stopped::Withdrawn => "a transaction was rolled back: its consumer or tenant is to rest",
     })]
     Stopped {
-        /// Why.
+        /// Cause.
         why: Stopped,
     },
-    /// The tenant's database is away, and someone else tries it.
+    /// Unavailable database of the tenant, while another task tries to connect to it.
     #[error("the database is away; it is tried again in {} ms", again_in.as_millis())]
     DatabaseAway {
-        /// When to try again.
+        /// Time until the next try.
         again_in: Duration,
     },
-    /// Connections begin without the options that they ask for: something stands between the host
+    /// Connections that begin without the options they ask for: a program stands between the host
     /// and PostgreSQL.
     #[error(
         "the startup options {} of a connection do not reach PostgreSQL; a pooler such as \
@@ -109,74 +110,74 @@ pub enum InboxError {
         named(lost)
     )]
     OptionsLost {
-        /// Names of the options.
+        /// Names of the lost options.
         lost: Vec<String>,
     },
-    /// The schema of a payload cannot be asked for.
+    /// Schema registry that cannot be asked for the schema of a payload.
     #[error("{0}")]
     RegistryAway(oncebox_registry::RegistryError),
-    /// The schema of a payload is not at hand yet.
+    /// Schema of a payload that the registry has not delivered in time.
     #[error(
         "the schema registry did not hand out the schema of a message in time; the message runs \
             later"
     )]
     SchemaLate,
-    /// PostgreSQL refused a statement of the host.
+    /// Statement of the host that PostgreSQL refused.
     #[error("the database refused a statement of the host: {}", plain(.0))]
     Refused(#[source] sqlx::Error),
-    /// A setting that cannot work.
+    /// Setting that cannot work.
     #[error("{0}")]
     Invalid(String),
-    /// A policy that cannot work, with every key that is wrong.
+    /// Policy that cannot work, with every key that is wrong.
     #[error("{}", joined(.0))]
     Policy(Vec<Problem>),
-    /// A text of SQL that is refused before anything of it runs.
+    /// Text of SQL that is refused before any of it runs.
     #[error("{what} was not applied: {}", joined(problems))]
     Statements {
-        /// Which text.
+        /// Name of the text.
         what: String,
-        /// Everything that is wrong with it, each with its line.
+        /// All problems of the text, each with its line.
         problems: Vec<Problem>,
     },
-    /// Something named does not exist.
+    /// Named object that does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// What was asked for is in the way of what there is.
+    /// Request that conflicts with the present state.
     #[error("{text}")]
     Conflict {
-        /// Stable, for programs: `conflict`, `version_not_ready`, `component_refused`,
+        /// Stable code for programs: `conflict`, `version_not_ready`, `component_refused`,
         /// `migration_missing`.
         code: &'static str,
-        /// For people.
+        /// Text for readers.
         text: String,
     },
-    /// Something that is kept sealed does not open with this host's master key.
+    /// Sealed value that this host's master key does not open.
     #[error("{0}")]
     Sealed(String),
-    /// A migration failed.
+    /// Migration that failed.
     #[error("a migration failed: {0}")]
     Migration(#[from] MigrateError),
 }
 
-/// How long the messages of a stopped transaction wait before they ask for a place again.
+/// Time that the messages of a stopped transaction wait before they ask for admission again.
 const STOPPED: Duration = Duration::from_millis(250);
 
-/// Who has to do something about it.
+/// The side that has to act on an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
     /// The host or its database; a message's attempts stay untouched.
     Host,
-    /// Whoever called, with what they asked for.
+    /// The caller, with what it asked for.
     Caller,
 }
 
 impl InboxError {
-    /// Something stands in the way, under the code for no particular reason.
+    /// Creates a conflict under the general code `conflict`.
     pub fn conflict(text: impl Into<String>) -> Self {
         Self::Conflict { code: "conflict", text: text.into() }
     }
 
-    /// Whose fault it is.
+    /// Returns the side that is to blame.
     pub fn blame(&self) -> Blame {
         match self {
             Self::Invalid(_)
@@ -188,7 +189,7 @@ impl InboxError {
         }
     }
 
-    /// Whether the same call may succeed later.
+    /// Returns whether repeating the call later may succeed.
     pub fn is_retryable(&self) -> bool {
         self.blame() == Blame::Host
             && !matches!(
@@ -200,8 +201,8 @@ impl InboxError {
             )
     }
 
-    /// Whether the database is away, and may answer the same call later without anybody changing
-    /// anything: as opposed to one that is there and refuses.
+    /// Returns whether the database is unavailable and may answer a repeated call without any
+    /// change by an operator. A database that is available and refuses is a different case.
     pub fn is_away(&self) -> bool {
         match self {
             Self::Unreachable(error)
@@ -216,8 +217,8 @@ impl InboxError {
         }
     }
 
-    /// How long to wait before the same call, where that is known and nothing is wrong with the
-    /// call itself.
+    /// Returns how long to wait before repeating the call. None where that is unknown, or where the
+    /// call itself is wrong.
     pub fn again_in(&self) -> Option<Duration> {
         match self {
             Self::BreakerOpen { again_in, .. } | Self::DatabaseAway { again_in } => Some(*again_in),
@@ -226,22 +227,22 @@ impl InboxError {
         }
     }
 
-    /// Whether it is known that nothing was committed.
+    /// Returns whether it is certain that nothing was committed.
     pub fn is_outcome_known(&self) -> bool {
         !matches!(self, Self::CommitUnknown(_))
     }
 }
 
-/// Whether an error of the driver comes of an outage.
+/// Returns whether an error of the driver comes from an outage.
 fn is_of_outage(error: &sqlx::Error) -> bool {
     match error {
-        // A connection that is refused, broken, cut off in the middle of a message, or not
-        // answered; a name that is not resolved for now.
+        // Connections that are refused, broken, cut off in the middle of a message, or not
+        // answered; a name that does not resolve at the moment.
         sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::Protocol(_) => true,
         sqlx::Error::Database(answer) => answer.code().is_some_and(|code| {
-            // Connections that broke, resources that ran out, operators that intervened, the
-            // system's own trouble; a standby that is about to become the primary, or was it until
-            // now; locks of others.
+            // Classes: connections that broke, exhausted resources, operator intervention, system
+            // errors. Codes: a standby that is about to become the primary or has just stopped
+            // being it, and locks of other transactions.
             ["08", "53", "57", "58"].iter().any(|class| code.starts_with(class))
                 || ["25006", "55P03", "40001", "40P01"].contains(&&*code)
         }),
@@ -257,7 +258,7 @@ fn joined(problems: &[Problem]) -> String {
     problems.iter().map(|problem| problem.text.as_str()).collect::<Vec<_>>().join("; ")
 }
 
-/// What happened, without the driver's frame around it.
+/// Returns the text of an error without the driver's frame around it.
 pub fn plain(error: &sqlx::Error) -> String {
     match error {
         sqlx::Error::Database(answer) => answer.message().to_owned(),

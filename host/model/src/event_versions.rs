@@ -1,14 +1,18 @@
 //! Ranges of event versions, as semantic-version requirements.
 //!
 //! Event versions are written in many ways: `2`, `v2`, `2.1`, `2.1.0`. Missing numbers count as
-//! zero and a leading `v` as nothing. What is no version at all, a date or a word, lies in no
-//! range.
+//! zero, and a leading `v` is ignored. A text that is no version at all, such as a date or a word,
+//! lies in no range.
 
 use semver::{Version, VersionReq};
 
 use crate::error::InboxError;
 
-/// A range, as a deployment names it.
+/// Parses a range, as a deployment names it.
+///
+/// # Errors
+///
+/// [`InboxError::Invalid`] where the text is no range.
 pub fn parse(text: &str) -> Result<VersionReq, InboxError> {
     VersionReq::parse(text).map_err(|error| {
         InboxError::Invalid(format!(
@@ -17,7 +21,7 @@ pub fn parse(text: &str) -> Result<VersionReq, InboxError> {
     })
 }
 
-/// An event's version, where it is one of numbers.
+/// Parses an event's version; none where the text does not consist of numbers.
 pub fn version(text: &str) -> Option<Version> {
     let numbers = text.strip_prefix('v').unwrap_or(text);
     let dots = numbers.split(['-', '+']).next()?.matches('.').count();

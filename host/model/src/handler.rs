@@ -1,4 +1,4 @@
-//! The seam between the inbox and whatever does the work: a component or plain Rust.
+//! The interface between the inbox and a handler: a component or plain Rust.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,14 +12,14 @@ use crate::{
     tx::Tx,
 };
 
-/// Why a message is being run.
+/// The cause of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeliveryKind {
     /// The first run, straight from the broker.
     Live,
     /// A later run, from the inbox.
     Retry,
-    /// A trial run of a candidate, after the live version's; always rolled back.
+    /// A trial run of a candidate, after the run of the live version; always rolled back.
     Shadow,
 }
 
@@ -30,13 +30,13 @@ pub struct Run<'a> {
     pub tenant: &'a str,
     /// The consumer's name.
     pub consumer: &'a str,
-    /// What to handle.
+    /// Message to handle.
     pub message: &'a Message,
-    /// Which run of this message this is, from 1.
+    /// Number of this run among the runs of the message, from 1.
     pub attempt: u32,
-    /// Live, retry or shadow.
+    /// Cause of the run: live, retry or shadow.
     pub kind: DeliveryKind,
-    /// When the host stops this call.
+    /// Time at which the host stops this call.
     pub deadline: Instant,
 }
 
@@ -47,49 +47,51 @@ pub struct BatchRun<'a> {
     pub tenant: &'a str,
     /// The consumer's name.
     pub consumer: &'a str,
-    /// What to handle, in the order of the partition; never empty.
+    /// Messages to handle, in the order of the partition; never empty.
     pub messages: &'a [&'a Message],
-    /// When the host stops this call.
+    /// Time at which the host stops this call.
     pub deadline: Instant,
 }
 
-/// What a handler says of one message.
+/// A handler's answer to one message: optionally a JSON document, or a failure.
 pub type Answer = Result<Option<String>, Failure>;
 
-/// Does the work of a message. Its SQL goes through `tx`, into the transaction that also
-/// holds the claim; it can neither commit nor roll back.
+/// The code that handles messages. Its SQL goes through `tx`, into the transaction that also holds
+/// the claim. A handler can neither commit nor roll back.
 pub trait Handler: Send + Sync + 'static {
-    /// The version that is recorded in the rows it completes.
+    /// Returns the version that is recorded in the rows that the handler completes.
     fn version(&self) -> i32;
 
-    /// Told after the commit what became of a message that it ran for the first time.
+    /// Receives, after the commit, the disposition of a message that the handler ran for the first
+    /// time.
     fn settled(&self, _disposition: Disposition) {}
 
-    /// Whether its runs are counted to be compared with another version's, which needs them to go
-    /// on. Its messages are never held back by a circuit breaker.
+    /// Returns whether its runs are counted for a comparison with another version, which needs the
+    /// runs to go on. A circuit breaker never holds back the messages of such a handler.
     fn is_judged(&self) -> bool {
         false
     }
 
-    /// Wall clock for one call, where it is to be less than the consumer's.
+    /// Returns the time limit of one call, by the wall clock, where it is below the consumer's.
     fn deadline(&self) -> Option<Duration> {
         None
     }
 
-    /// Handle one message. Ok may carry a JSON document, kept in the inbox row.
+    /// Handles one message. `Ok` may carry a JSON document, which the inbox row keeps.
     ///
-    /// The future is dropped at the deadline, or never: everything it holds must be
-    /// undone by a rollback.
+    /// The future is dropped at the deadline, if at all: everything it holds must be undone by a
+    /// rollback.
     fn handle<'a>(&'a self, tx: &'a Tx, run: &'a Run<'a>) -> BoxFuture<'a, Answer>;
 
-    /// Whether the new messages of a transaction go to [`Handler::handle_batch`], all in one call.
+    /// Returns whether the new messages of a transaction go to [`Handler::handle_batch`], all in
+    /// one call.
     fn takes_batches(&self) -> bool {
         false
     }
 
-    /// Handle several messages. One answer for each, in order; an error speaks for none of them and
-    /// says that the call as a whole failed. Only called where [`Handler::takes_batches`]; a single
-    /// message may still go to [`Handler::handle`].
+    /// Handles several messages and returns one answer for each, in order. An error answers none of
+    /// them and means that the call as a whole failed. The host calls it only where
+    /// [`Handler::takes_batches`] is true; a single message may still go to [`Handler::handle`].
     fn handle_batch<'a>(
         &'a self,
         _tx: &'a Tx,
@@ -103,42 +105,42 @@ pub trait Handler: Send + Sync + 'static {
 
 /// The live handlers of one consumer, as loaded at one generation of its deployments.
 pub trait Handlers: Send + Sync + 'static {
-    /// The handler a message goes to, by its event type and version and, where a canary runs, by
-    /// its ordering key. `failed` is the version that failed it before, which takes it again where
-    /// its deployment says so.
+    /// Returns the handler for a message, by its event type and version and, where a canary runs,
+    /// by its ordering key. `failed` is the version that failed the message before. That version
+    /// takes the message again where its deployment says so.
     fn resolve(&self, message: &Message, failed: Option<i32>) -> Option<Arc<dyn Handler>>;
-    /// The candidate that shadows the handler of this message, where there is one.
+    /// Returns the candidate that shadows the handler of this message; none where there is none.
     fn shadow(&self, _message: &Message) -> Option<Arc<Shadow>> {
         None
     }
-    /// Every handler that some message may go to; none where that is not known.
+    /// Returns every handler that a message may go to; empty where that is unknown.
     fn all(&self) -> Vec<Arc<dyn Handler>> {
         Vec::new()
     }
-    /// The generation of deployments this set was loaded at; the claim refuses older ones
-    /// than the consumer requires.
+    /// Returns the generation of deployments that this set was loaded at. The claim refuses a
+    /// generation older than the consumer requires.
     fn generation(&self) -> i64;
 }
 
-/// How long the candidate of a shadow may take for a message, its undoing included, where a deployment says
-/// nothing.
+/// Longest trial of a shadow's candidate with one message, including its undoing, where a
+/// deployment says nothing.
 pub const SHADOW_DURATION_DEFAULT: Duration = Duration::from_millis(250);
 
-/// A candidate, and which messages it is tried on.
+/// A candidate, and the share of messages it is tried on.
 pub struct Shadow {
-    /// The deployment that its findings belong to.
+    /// Key of the deployment that the findings belong to.
     pub deployment_id: i64,
-    /// The candidate; never one that takes batches.
+    /// The candidate; never a handler that takes batches.
     pub handler: Arc<dyn Handler>,
-    /// Share of messages, above 0 and at most 100.
+    /// Share of messages in percent, above 0 and at most 100.
     pub percent: f64,
     /// Longest trial of one message.
     pub duration: Duration,
 }
 
 impl Shadow {
-    /// Whether a message is in the sample. The same message is in it on every host, and stays in it
-    /// while the share grows.
+    /// Returns whether a message is in the sample. A message is in the sample on every host or on
+    /// none, and stays in it while the share grows.
     pub fn samples(&self, message_id: &str) -> bool {
         if self.percent >= 100.0 {
             return true;

@@ -1,11 +1,11 @@
 //! Headers as bytes of an inbox row: never JSON, since names repeat and values hold any byte.
 //!
-//! For each header the length of the name (u16), the name, the length of the value (u32) and the
+//! Each header is the length of its name (u16), the name, the length of its value (u32) and the
 //! value; big-endian.
 
 use crate::record::Headers;
 
-/// Headers as the row keeps them.
+/// Encodes headers as the row keeps them.
 pub fn encode(headers: &Headers) -> Vec<u8> {
     let mut bytes =
         Vec::with_capacity(headers.iter().map(|(name, value)| name.len() + value.len() + 6).sum());
@@ -19,7 +19,7 @@ pub fn encode(headers: &Headers) -> Vec<u8> {
     bytes
 }
 
-/// The headers of a row; stops at the first byte that does not fit the encoding.
+/// Decodes the headers of a row; stops at the first byte that does not fit the encoding.
 pub fn decode(mut bytes: &[u8]) -> Headers {
     let mut headers = Vec::new();
     while let Some((header, rest)) = decode_one(bytes) {

@@ -1,41 +1,41 @@
-//! What everyone speaks of: messages, policies, handlers, outcomes, and the transaction that a
-//! handler may use. Knows no broker, no WebAssembly and no HTTP, and writes no SQL.
+//! Shared types of the host: messages, policies, handlers, outcomes, and the transaction that a
+//! handler may use. The crate knows no broker, no WebAssembly and no HTTP, and writes no SQL.
 //!
 //! The modules stand in reading order.
 
-// A record as a broker has it.
+// A record as a broker delivers it.
 pub mod record;
-// A record that was understood.
+// A decoded record.
 pub mod message;
 // Headers as bytes of a row.
 pub mod headers;
 // From a record to a message.
 pub mod identity;
-// What a consumer is told to do.
+// The instructions of a consumer.
 pub mod policy;
 // Versions of events, and ranges of them.
 pub mod event_versions;
-// The seam between the inbox and what does the work.
+// The interface between the inbox and the handlers.
 pub mod handler;
-// What becomes of a message that ran, and every way in which a run can fail.
+// The results of a run, and every way in which it can fail.
 pub mod outcome;
 // The open transaction, as a handler may use it.
 pub mod tx;
-// What a transaction uses, added up while it runs.
+// The resources that a transaction uses, added up while it runs.
 pub mod meter;
-// What is open in an inbox, and whether that is too much.
+// The open messages of an inbox, and the alerts about them.
 pub mod backlog;
 // States that hosts show.
 pub mod status;
-// What a tenant may have.
+// The limits of a tenant.
 pub mod tenant_limits;
-// Where the sessions of a tenant lead to.
+// The database and login of a tenant's sessions.
 pub mod session_target;
-// How a connection begins, and how long its answers are waited for.
+// Opening a connection, and the time limits on its answers.
 pub mod connect;
-// What can go wrong, and whose fault it is.
+// The errors of the inbox, and the side that is to blame.
 pub mod error;
-// What is wrong with an upload or a policy, for programs and people.
+// A fault of an upload or a policy: a code for programs and a text for readers.
 pub mod problem;
 // Fail points, and defects for the test suite.
 pub mod hooks;

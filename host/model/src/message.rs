@@ -1,4 +1,4 @@
-//! What a handler sees: a record that was understood.
+//! A message as a handler sees it: a decoded record.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ pub struct Message {
     pub id: String,
     /// CloudEvents `source`, or the topic.
     pub source: String,
-    /// Chooses the handler.
+    /// Type of the event; it selects the handler.
     pub event_type: String,
-    /// Version of the event's schema, where the message says.
+    /// Version of the event's schema, where the message carries one.
     pub event_version: Option<String>,
-    /// What must run in order, where the policy names something.
+    /// Key of the messages that must run in order, where the policy names a source.
     pub ordering_key: Option<Vec<u8>>,
     /// The payload as JSON, where it came in the wire format of a schema registry.
     pub decoded: Option<Arc<[u8]>>,
-    /// The version of its aggregate that it makes, where the policy says where that is. Not of a
-    /// message that is run again: its row has it.
+    /// Version of the aggregate that the message creates, where the policy names a source. None for
+    /// a message that is run again: its row holds the version.
     pub sequence: Option<i64>,
     /// Media type of the payload.
     pub content_type: Option<String>,
@@ -30,13 +30,14 @@ pub struct Message {
     pub trace_parent: Option<String>,
     /// SHA-256 of the payload; none for a tombstone.
     pub payload_hash: Option<[u8; 32]>,
-    /// The record it came from. In structured mode of CloudEvents the payload is the
-    /// event's `data` and the attributes stand among the headers, as in binary mode.
+    /// The record of the message. In structured mode of CloudEvents its payload is the event's
+    /// `data`, and the attributes stand among the headers, as in binary mode.
     pub record: Record,
 }
 
 impl Message {
-    /// What a record says of itself when nothing in it is understood.
+    /// Creates a message from a record that could not be decoded: its position is the id, its topic
+    /// the source.
     pub fn undecodable(record: &Record) -> Self {
         Self {
             id: format!("undecodable:{}", record.position()),
@@ -53,21 +54,21 @@ impl Message {
         }
     }
 
-    /// What a handler gets, and where something is looked for: the payload, decoded where that is
-    /// asked for.
+    /// Returns the body that handlers get and that JSON pointers look into: the decoded payload
+    /// where there is one, else the payload itself.
     pub fn body(&self) -> Option<&[u8]> {
         self.decoded.as_deref().or(self.record.payload.as_deref())
     }
 }
 
 impl Message {
-    /// The trace id within the record's `traceparent`.
+    /// Returns the trace id within the record's `traceparent`.
     pub fn trace_id(&self) -> Option<&str> {
         self.trace_parent.as_deref()?.split('-').nth(1)
     }
 }
 
-/// SHA-256 of a payload, as kept in the inbox row.
+/// Computes the SHA-256 of a payload, as the inbox row keeps it.
 pub fn hash_payload(payload: &[u8]) -> [u8; 32] {
     Sha256::digest(payload).into()
 }

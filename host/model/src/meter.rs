@@ -1,5 +1,5 @@
-//! What a transaction uses of the host and of the database, added up while it runs, and whether it
-//! is to stop.
+//! The resources of the host and the database that a transaction uses, added up while it runs, and
+//! the signal for it to stop.
 
 use std::{
     sync::{
@@ -11,28 +11,29 @@ use std::{
 
 use tokio::sync::{Notify, Semaphore};
 
-/// Adds up what one transaction uses.
+/// The counters of one transaction, and its signal to stop.
 #[derive(Debug, Default)]
 pub struct Meter {
     cpu_ns: AtomicU64,
     database_ns: AtomicU64,
     turns: TenantTurns,
-    /// Why its handlers are to stop.
+    /// Reason why its handlers must stop; none while they may go on.
     stopped: OnceLock<Stopped>,
-    /// Told when they are to.
+    /// Signal to its handlers when they must stop.
     stopping: Notify,
 }
 
-/// Why a transaction is stopped before its end. Its messages have lost nothing and run again.
+/// The reason why a transaction is stopped before its end. Its messages have lost nothing and run
+/// again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stopped {
-    /// It held a place that is kept for other tenants for longer than that was lent.
+    /// The transaction held a place kept for other tenants for longer than it was lent.
     GaveWay,
-    /// Its consumer or tenant is to rest.
+    /// Its consumer or tenant must stop.
     Withdrawn,
 }
 
-/// What a transaction used.
+/// The resources that a transaction used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Processor time of its handlers.
@@ -42,41 +43,42 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Both together, in nanoseconds: what a tenant's share is counted in.
+    /// Returns the sum of both times in nanoseconds, the unit in which a tenant's share is counted.
     pub fn cost_ns(self) -> f64 {
         (self.cpu + self.database).as_nanos() as f64
     }
 }
 
 impl Meter {
-    /// A meter of one of a tenant's transactions.
+    /// Creates the meter of one of a tenant's transactions.
     pub fn of(turns: TenantTurns) -> Self {
         Self { turns, ..Self::default() }
     }
 
-    /// What is known of its tenant's handlers.
+    /// Returns the shared state of its tenant's handlers.
     pub fn turns(&self) -> &TenantTurns {
         &self.turns
     }
 
-    /// A handler computed for so long.
+    /// Adds the time that a handler computed.
     pub fn add_cpu(&self, time: Duration) {
         self.cpu_ns.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// A statement was under way for so long.
+    /// Adds the time that a statement was under way.
     pub fn add_database(&self, time: Duration) {
         self.database_ns.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Tell the handlers of this transaction to stop. False: they were told already.
+    /// Signals the handlers of this transaction to stop. Returns false where they already had the
+    /// signal.
     pub fn stop(&self, why: Stopped) -> bool {
         let is_first = self.stopped.set(why).is_ok();
         self.stopping.notify_waiters();
         is_first
     }
 
-    /// Wait until the transaction is told to stop.
+    /// Waits until the transaction is signalled to stop, and returns the reason.
     pub async fn stopped(&self) -> Stopped {
         loop {
             let told = self.stopping.notified();
@@ -87,27 +89,27 @@ impl Meter {
         }
     }
 
-    /// What was used so far.
+    /// Returns the resources used so far.
     pub fn usage(&self) -> Usage {
         let nanos = |of: &AtomicU64| Duration::from_nanos(of.load(Ordering::Relaxed));
         Usage { cpu: nanos(&self.cpu_ns), database: nanos(&self.database_ns) }
     }
 }
 
-/// How many handlers that compute are polled at the same time: as many as there are processors but
-/// one, and at least one.
+/// Returns how many computing handlers are polled at once: one fewer than there are processors, and
+/// at least one.
 pub fn turns() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).saturating_sub(1).max(1)
 }
 
-/// What is known of a tenant's handlers, shared by all of its transactions.
+/// The state of a tenant's handlers, shared by all of its transactions.
 #[derive(Debug, Clone)]
 pub struct TenantTurns {
-    /// Places in the queue for turns: as many as there are turns, so that tenants alternate however
-    /// many handlers of each compute.
+    /// Places in the queue for turns, as many as there are turns. Tenants therefore alternate,
+    /// however many handlers of each compute.
     pub places: Arc<Semaphore>,
-    /// Whether the one that was polled last computes. Handlers begin with it: otherwise the first
-    /// polls of many that begin together took no turn.
+    /// True where the handler that was polled last computes. New handlers start with this value.
+    /// Otherwise the first polls of many handlers that begin together would take no turn.
     pub computes: Arc<AtomicBool>,
 }
 

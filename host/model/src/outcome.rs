@@ -1,8 +1,8 @@
-//! What becomes of a message that ran, and every way in which a run can fail.
+//! The disposition of a message that ran, and every way in which a run can fail.
 
 use std::time::Duration;
 
-/// What became of a message that ran.
+/// The disposition of a message that ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disposition {
     /// Its effect is committed.
@@ -11,20 +11,20 @@ pub enum Disposition {
     FailedRetryable,
     /// It is a dead letter.
     FailedTerminal,
-    /// It waits for a person.
+    /// It waits for an operator.
     Parked,
-    /// Nobody takes it, and its consumer says that this is well; or its aggregate is past its
-    /// version.
+    /// No deployment takes it, and its consumer's policy permits that; or its aggregate is already
+    /// past its version.
     Skipped,
 }
 
 impl Disposition {
-    /// Whether messages behind it, of its key, have to wait.
+    /// Returns whether later messages of its key have to wait.
     pub fn is_open(self) -> bool {
         !matches!(self, Self::Completed | Self::Skipped)
     }
 
-    /// The status of its row.
+    /// Returns the status of its row.
     pub fn status(self) -> &'static str {
         match self {
             Self::Completed => "completed",
@@ -36,17 +36,17 @@ impl Disposition {
     }
 }
 
-/// A run that did not succeed: its kind, and a text for people.
+/// A run that did not succeed: its kind, and a text for readers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// What happened.
+    /// Kind of the failure.
     pub kind: FailureKind,
-    /// For people; kept in `last_error`.
+    /// Text for readers; kept in `last_error`.
     pub text: String,
 }
 
 impl Failure {
-    /// A failure of this kind with its text.
+    /// Creates a failure of a kind with its text.
     pub fn new(kind: FailureKind, text: impl Into<String>) -> Self {
         Self { kind, text: text.into() }
     }
@@ -72,29 +72,29 @@ pub enum FailureKind {
     Limit,
     /// Deadlock, serialization failure or lock timeout, also when run alone.
     Contention,
-    /// The handler asked to be run again, perhaps after a delay of its own choice.
+    /// The handler asked for another run, perhaps after a delay of its own choice.
     Retry {
-        /// Overrides the consumer's backoff.
+        /// Delay that overrides the consumer's backoff.
         delay: Option<Duration>,
     },
     /// The handler will never take this message.
     Reject,
-    /// The handler wants a person to look.
+    /// The handler asked for an operator.
     Park,
     /// The handler failed with a text of its own.
     Other,
-    /// What the handler returned could not be kept.
+    /// The result of the handler could not be kept.
     BadResult,
     /// The connection or the process died while the message ran, repeatedly.
     Crashed,
     /// No deployment takes this event type.
     NoRoute,
-    /// Its payload is not what its schema says.
+    /// The payload does not match its schema.
     Schema,
 }
 
 impl FailureKind {
-    /// The kind's name in rows, logs and metrics.
+    /// Returns the kind's name in rows, logs and metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Trap => "trap",
@@ -115,12 +115,12 @@ impl FailureKind {
         }
     }
 
-    /// Whether the handler itself said what is to become of the message.
+    /// Returns whether the handler itself decided what happens to the message.
     pub fn is_decision(&self) -> bool {
         matches!(self, Self::Retry { .. } | Self::Reject | Self::Park)
     }
 
-    /// What the inbox row says under `reason`: the kind, with the SQLSTATE where there is one.
+    /// Returns the `reason` of the inbox row: the kind, with the SQLSTATE where there is one.
     pub fn reason(&self) -> String {
         match self {
             Self::Sql { sqlstate } => format!("sql_error:{sqlstate}"),

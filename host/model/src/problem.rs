@@ -1,18 +1,19 @@
-//! What keeps an upload from being deployed, in words for whoever uploaded it.
+//! A problem that keeps an upload from being deployed, in words for its author.
 
 use serde::{Deserialize, Serialize};
 
-/// One reason. The code is stable, for programs; the text is one line that says what to do.
+/// One problem of an upload, a policy or a text of SQL. The code is stable, for programs; the text
+/// is one line that says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// Such as `import_not_given`.
+    /// Stable code, such as `import_not_given`.
     pub code: String,
-    /// What is wrong, and what to do about it.
+    /// Description of the fault, and of what to do about it.
     pub text: String,
 }
 
 impl Problem {
-    /// A problem of this code.
+    /// Creates a problem of a code.
     pub fn new(code: &str, text: impl Into<String>) -> Self {
         Self { code: code.to_owned(), text: text.into() }
     }

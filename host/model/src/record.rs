@@ -1,17 +1,17 @@
-//! What comes from a broker.
+//! A record as a broker delivers it.
 
 use std::sync::Arc;
 
 /// Header names and their values, in the record's order; names may repeat.
 pub type Headers = Vec<(String, Vec<u8>)>;
 
-/// A raw record of a partitioned log, before anyone has looked into it.
+/// A raw record of a partitioned log, before it is decoded.
 #[derive(Debug, Clone)]
 pub struct Record {
     /// Topic the record was read from.
     pub topic: Arc<str>,
-    /// The broker's own id of the topic, which a re-created topic of the same name does
-    /// not share. None where the broker does not tell.
+    /// The broker's own id of the topic, which a re-created topic of that name does not share. None
+    /// where the broker reports no id.
     pub topic_id: Option<Arc<str>>,
     /// Partition of the topic.
     pub partition: i32,
@@ -28,7 +28,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Bytes this record holds in memory, for prefetch limits.
+    /// Returns the bytes that this record holds in memory, for prefetch limits.
     pub fn size(&self) -> usize {
         let headers: usize =
             self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
@@ -38,8 +38,8 @@ impl Record {
             + 64
     }
 
-    /// Its place: topic, topic id where there is one, partition and offset. Without the topic id a
-    /// topic that is deleted and made again would be taken for its predecessor.
+    /// Returns the position: topic, topic id where there is one, partition and offset. Without the
+    /// topic id, a topic that is deleted and created again would be taken for its predecessor.
     pub fn position(&self) -> String {
         let Self { topic, partition, offset, .. } = self;
         match &self.topic_id {
@@ -48,7 +48,7 @@ impl Record {
         }
     }
 
-    /// The last value of a header, compared without regard to case.
+    /// Returns the last value of a header, compared without regard to case.
     pub fn header(&self, name: &str) -> Option<&[u8]> {
         self.headers
             .iter()

@@ -1,26 +1,26 @@
-//! Where the sessions of a tenant lead to.
+//! The database, login and limits of a tenant's sessions.
 
 use sqlx::{PgPool, postgres::PgConnectOptions};
 
 use crate::tenant_limits::TenantLimits;
 
-/// What a host needs to open sessions of a tenant, as the tenant's row had it. Never shown, never
-/// logged: it holds the password.
+/// The data that a host needs to open sessions of a tenant, as the tenant's row had it. Never shown
+/// and never logged: it holds the password.
 pub struct SessionTarget {
     /// Key of the tenant.
     pub tenant_id: i32,
-    /// Its name.
+    /// Name of the tenant.
     pub tenant: String,
-    /// The revision that `limits` are of.
+    /// Revision of the tenant's row that `limits` belong to.
     pub revision: i64,
-    /// What the host gives it.
+    /// Limits that the host sets for the tenant.
     pub limits: TenantLimits,
-    /// The database with its inbox and its tables, as the login that handlers run as, with its
-    /// password.
+    /// Connection to the database with the tenant's inbox and tables, as the login that handlers
+    /// run as, with its password.
     pub options: PgConnectOptions,
-    /// What is bound to every host function that is called in its sessions.
+    /// Secret that is bound to every host function called in the tenant's sessions.
     pub secret: [u8; 32],
-    /// Schema of its tables.
+    /// Schema of the tenant's tables.
     pub schema: String,
     /// Connections of the host's own login in that database.
     pub pool: PgPool,

@@ -9,8 +9,8 @@ pub struct BreakerState {
     pub version_id: i32,
     /// `open` or `half_open`.
     pub state: &'static str,
-    /// Milliseconds until it lets a message probe; none while one does.
+    /// Milliseconds until it lets a message probe; none while one probes.
     pub probes_in_ms: Option<u64>,
-    /// How long it stays open the next time, milliseconds.
+    /// Milliseconds for which it stays open the next time.
     pub pause_ms: u64,
 }

@@ -1,4 +1,4 @@
-//! What a tenant may have, and what cannot be said of that.
+//! The limits of a tenant, and the rules for changing them.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -8,42 +8,42 @@ use crate::{
     policy::{is_pattern, topic_fault},
 };
 
-/// What each host gives a tenant, over all of its consumers. Over a limit messages wait; they do
-/// not fail.
+/// The limits that each host applies to a tenant, over all of its consumers. Over a limit messages
+/// wait; they do not fail.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TenantLimits {
-    /// Its share of a busy host against the other tenants', 1 to 10,000; of two tenants that both
-    /// have something to do, one with twice the weight gets twice the time.
+    /// Share of a busy host against the other tenants', 1 to 10,000. Of two busy tenants, one with
+    /// twice the weight gets twice the time.
     pub weight: u32,
     /// Database connections; none for the host's own bound.
     pub connections_max: Option<usize>,
-    /// Transactions, hence instances of handlers, at the same time; none for the host's own bound
-    /// on a tenant.
+    /// Concurrent transactions, hence instances of handlers; none for the host's own bound on a
+    /// tenant.
     pub transactions_max: Option<usize>,
-    /// Bytes of guests' memory together; none for the host's own bound.
+    /// Bytes of memory of all guests together; none for the host's own bound.
     pub memory_bytes_max: Option<u64>,
     /// Longest call of a handler, milliseconds, whatever a policy says; none for the host's own
     /// bound.
     pub deadline_ms_max: Option<u64>,
-    /// Messages a second, over all of its consumers; none for as many as come.
+    /// Messages a second, over all of the tenant's consumers; none for no bound.
     pub messages_per_second: Option<u32>,
-    /// Topics that tokens of the tenant may name in policies: whole names, or beginnings with a `*`
-    /// behind them; none for `oncebox.<tenant>.*`. Whoever runs the host is not bound by it.
+    /// Topics that tokens of the tenant may name in policies: whole names, or beginnings followed
+    /// by `*`; none for `oncebox.<tenant>.*`. The operator of the host is not bound by it.
     pub topics_allowed: Option<Vec<String>>,
 }
 
 impl TenantLimits {
-    /// What tokens of the tenant may name: what an operator said, or what bears the tenant's name.
-    /// Brokers know nothing of tenants, so what nobody said anything of is nobody's but the
-    /// operator's to give.
+    /// Returns the topics that tokens of the tenant may name: the operator's list or, without one,
+    /// the topics that bear the tenant's name. Brokers know nothing of tenants, so any other topic
+    /// is the operator's alone to give.
     pub fn topics_allowed(&self, tenant: &str) -> Vec<String> {
         self.topics_allowed.clone().unwrap_or_else(|| vec![format!("oncebox.{tenant}.*")])
     }
 
-    /// Whether a token of the tenant may name a topic. A regular expression stands for topics that
-    /// nobody knows, so that none is allowed; nor is what it would compile to any tenant's to
-    /// choose.
+    /// Returns whether a token of the tenant may name a topic. No regular expression is allowed,
+    /// since it stands for unknown topics. Nor may a tenant choose what a regular expression
+    /// compiles to.
     pub fn allows_topic(&self, tenant: &str, topic: &str) -> bool {
         let allowed = self.topics_allowed(tenant);
         let matches = |pattern: &String| match pattern.strip_suffix('*') {
@@ -68,7 +68,7 @@ impl Default for TenantLimits {
     }
 }
 
-/// A limit's name with the least and the most it can be, and whether it can be none.
+/// Name of each limit, its least and greatest value, and whether it may be none.
 const BOUNDS: &[(&str, u64, u64, bool)] = &[
     ("weight", 1, 10_000, false),
     ("connections_max", 1, 10_000, true),
@@ -79,7 +79,11 @@ const BOUNDS: &[(&str, u64, u64, bool)] = &[
 ];
 
 impl TenantLimits {
-    /// These limits with some changed. Every problem is named.
+    /// Returns these limits with some changed.
+    ///
+    /// # Errors
+    ///
+    /// [`InboxError::Invalid`] with every problem of the changes.
     pub fn changed(&self, changes: &Map<String, Value>) -> Result<Self, InboxError> {
         let problems: Vec<_> =
             changes.iter().filter_map(|(name, value)| problem(name, value)).collect();
@@ -96,12 +100,12 @@ impl TenantLimits {
     }
 }
 
-/// Whether a name of a topic may be this, or begin so.
+/// Returns whether a text may be the name of a topic, or the beginning of one.
 fn is_topic_part(text: &str) -> bool {
     !is_pattern(text) && (topic_fault(text).is_none() || [".", ".."].contains(&text))
 }
 
-/// Topics that a tenant's tokens may name, at most.
+/// Maximum number of entries of `topics_allowed`.
 const TOPICS_MAX: usize = 1_000;
 
 fn problem(name: &str, value: &Value) -> Option<String> {

@@ -10,25 +10,26 @@ use tokio::sync::{Mutex, MutexGuard};
 
 use crate::meter::Meter;
 
-/// How often the server is asked whether it still knows a session whose handler sends nothing.
+/// Interval at which the host asks the server whether it still knows a session whose handler sends
+/// nothing.
 const PULSE: Duration = Duration::from_secs(1);
 
-/// Since when a database has left a question of this host without an answer.
+/// The time since which a database has left a question of this host unanswered.
 #[derive(Debug, Default)]
 pub struct Silence(Lock<Option<Instant>>);
 
 impl Silence {
-    /// Something is asked.
+    /// Notes that the host asks the database something.
     pub fn asked(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(Instant::now);
     }
 
-    /// Something was answered: the database is there, whatever else was asked.
+    /// Notes that the database answered something: it is there, whatever else was asked.
     pub fn answered(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// For how long, if something is asked.
+    /// Returns how long the database has been silent; none while no question is open.
     pub fn lasts(&self) -> Option<Duration> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).map(|since| since.elapsed())
     }
@@ -45,20 +46,21 @@ pub struct Tx {
 /// The connection and what is known about the transaction on it.
 struct State {
     connection: PgConnection,
-    /// A statement was sent and its answer not read to the end: the future that ran it
-    /// was dropped. Nothing may be sent on this connection again.
+    /// True while a statement was sent and its answer is not read to the end. It stays true where
+    /// the future that ran the statement was dropped. Nothing may be sent on this connection again
+    /// then.
     in_flight: bool,
-    /// The connection itself failed.
+    /// True where the connection itself failed.
     broken: bool,
-    /// Code of a guest has made it forget what was prepared on it: good for the rest of the
-    /// transaction at most.
+    /// True where a guest's code has made the session forget its prepared statements. The
+    /// connection then serves for the rest of the transaction at most.
     forgot: bool,
     /// The statement that put the transaction into its aborted state.
     error: Option<StatementError>,
     /// Statements that were sent.
     statements: u64,
-    /// The first deadlock or its like since the run began, also when the handler has rolled back to
-    /// a savepoint since.
+    /// First contention error, such as a deadlock, since the run began. It stays where the handler
+    /// has rolled back to a savepoint since.
     contention: Option<StatementError>,
 }
 
@@ -67,34 +69,37 @@ struct State {
 pub struct StatementError {
     /// PostgreSQL's five-character code.
     pub sqlstate: String,
-    /// Its message.
+    /// PostgreSQL's message.
     pub message: String,
-    /// The constraint it names, if any.
+    /// Name of the violated constraint, where PostgreSQL names one.
     pub constraint: Option<String>,
 }
 
 impl StatementError {
-    /// Deadlock, serialization failure or lock timeout: nobody's fault, worth another try.
+    /// Returns whether the error is contention, which is no fault of the handler's and worth
+    /// another try.
     pub fn is_contention(&self) -> bool {
         is_contention(&self.sqlstate)
     }
 }
 
-/// What PostgreSQL answers to a statement that was prepared and is so no more.
+/// PostgreSQL's code for a prepared statement that its session has lost.
 pub const UNKNOWN_STATEMENT: &str = "26000";
 
-/// Deadlock, serialization failure, lock timeout, and a lock table that is full.
+/// Returns whether a code means contention: a deadlock, a serialization failure, a lock timeout, or
+/// a lock table that is full.
 pub fn is_contention(sqlstate: &str) -> bool {
     matches!(sqlstate, "40001" | "40P01" | "55P03" | "53200")
 }
 
 impl Tx {
-    /// A handle on the transaction that was begun on this connection.
+    /// Creates a handle on the transaction that was begun on a connection.
     pub fn on(connection: PgConnection) -> Self {
         Self::metered(connection, Arc::default(), Arc::default())
     }
 
-    /// The same, whose statements are added up by a meter, and noted as questions to the database.
+    /// Creates a handle whose statements are added up by a meter and noted as questions to the
+    /// database.
     pub fn metered(connection: PgConnection, meter: Arc<Meter>, silence: Arc<Silence>) -> Self {
         let state = State {
             connection,
@@ -108,13 +113,13 @@ impl Tx {
         Self { state: Arc::new(Mutex::new(state)), meter, silence }
     }
 
-    /// What adds up its statements, and what its handlers compute.
+    /// Returns the meter of its statements and of its handlers' computing time.
     pub fn meter(&self) -> &Arc<Meter> {
         &self.meter
     }
 
-    /// Start a statement. Call [`Statement::finish`] when its answer has been read; a
-    /// statement that is dropped before that condemns the connection.
+    /// Starts a statement. Call [`Statement::finish`] when its answer has been read: a statement
+    /// that is dropped before that condemns the connection.
     pub async fn statement(&self) -> Statement<'_> {
         let mut state = self.state.lock().await;
         state.in_flight = true;
@@ -123,27 +128,28 @@ impl Tx {
         Statement { state, meter: &self.meter, silence: &self.silence, sent: Instant::now() }
     }
 
-    /// Statements sent so far, the host's included.
+    /// Returns the number of statements sent so far, the host's included.
     pub async fn statements(&self) -> u64 {
         self.state.lock().await.statements
     }
 
-    /// The first error since the transaction was last sound; the transaction is aborted.
+    /// Returns the first error since the transaction was last sound; none while it is not aborted.
     pub async fn error(&self) -> Option<StatementError> {
         self.state.lock().await.error.clone()
     }
 
-    /// Wait until the connection is found to be lost, which nobody hears of while a handler sends
-    /// nothing. Asks the server every `PULSE`, where no statement is under way. Dropping this in
-    /// the middle of a question condemns the connection: wait for [`Tx::idle`] before.
+    /// Waits until the connection is found to be lost, which would otherwise stay unnoticed while a
+    /// handler sends nothing. Asks the server every `PULSE`, where no statement is under way.
+    /// Dropping this future in the middle of a question condemns the connection: wait for
+    /// [`Tx::idle`] before.
     pub async fn lost(&self) {
         loop {
             tokio::time::sleep(PULSE).await;
             let Ok(mut state) = self.state.try_lock() else { continue };
             if !state.broken && !state.in_flight {
                 state.in_flight = true;
-                // A message that asks for an answer and nothing else, in a transaction that failed
-                // as well.
+                // A ping asks for an answer and nothing else; it also works in a transaction that
+                // failed.
                 let answer = state.connection.ping().await;
                 state.in_flight = false;
                 state.broken |= answer.is_err();
@@ -154,44 +160,45 @@ impl Tx {
         }
     }
 
-    /// Wait for the end of what is under way on the connection.
+    /// Waits until nothing is under way on the connection.
     pub async fn idle(&self) {
         drop(self.state.lock().await);
     }
 
-    /// A handler is about to run.
+    /// Prepares for the run of a handler: forgets earlier contention.
     pub async fn run_begins(&self) {
         self.state.lock().await.contention = None;
     }
 
-    /// What a handler that failed may have failed of, although it rolled back to a savepoint.
+    /// Returns the contention error that may have caused a handler's failure, although the handler
+    /// rolled back to a savepoint.
     pub async fn contention(&self) -> Option<StatementError> {
         self.state.lock().await.contention.clone()
     }
 
-    /// Forget the error after a rollback to a savepoint.
+    /// Forgets the error after a rollback to a savepoint.
     pub async fn recovered(&self) {
         self.state.lock().await.error = None;
     }
 
-    /// Whether the connection can no longer be used.
+    /// Returns whether the connection is unusable.
     pub async fn is_broken(&self) -> bool {
         let state = self.state.lock().await;
         state.broken || state.in_flight
     }
 
-    /// Whether code of a guest has made the session forget what was prepared on it.
+    /// Returns whether a guest's code has made the session forget its prepared statements.
     pub async fn has_forgotten(&self) -> bool {
         self.state.lock().await.forgot
     }
 
-    /// Whether a statement was abandoned half way, as opposed to a connection that failed.
+    /// Returns whether a statement was abandoned half way, as opposed to a connection that failed.
     pub async fn is_abandoned(&self) -> bool {
         let state = self.state.lock().await;
         state.in_flight && !state.broken
     }
 
-    /// The connection back, when no clone is left and it is sound.
+    /// Returns the connection when no clone is left and it is sound.
     pub fn into_connection(self) -> Option<PgConnection> {
         let state = Arc::into_inner(self.state)?.into_inner();
         (!state.broken && !state.in_flight && !state.forgot).then_some(state.connection)
@@ -207,20 +214,22 @@ pub struct Statement<'a> {
 }
 
 impl Drop for Statement<'_> {
-    /// Also where it was abandoned: PostgreSQL worked on it.
+    /// Adds the statement's time to the meter. An abandoned statement counts as well: PostgreSQL
+    /// worked on it.
     fn drop(&mut self) {
         self.meter.add_database(self.sent.elapsed());
     }
 }
 
 impl Statement<'_> {
-    /// The connection to run it on.
+    /// Returns the connection to run the statement on.
     pub fn connection(&mut self) -> &mut PgConnection {
         &mut self.state.connection
     }
 
-    /// The answer has been read to the end. An error answered by PostgreSQL aborts the
-    /// transaction; any other error means that the connection is lost.
+    /// Ends the statement, whose answer has been read to the end. An error answered by PostgreSQL
+    /// aborts the transaction. An error of the client's own leaves the connection sound. Any other
+    /// error means that the connection is lost.
     pub fn finish(mut self, error: Option<&sqlx::Error>) {
         self.state.in_flight = false;
         match error {
@@ -240,8 +249,8 @@ impl Statement<'_> {
     }
 }
 
-/// The error PostgreSQL answered while the connection lives, if it is one. FATAL and
-/// worse end the connection, and no SQL of a tenant can raise them.
+/// Returns the error that PostgreSQL answered, where the connection lives on. FATAL and worse end
+/// the connection, and no SQL of a tenant can raise them.
 pub fn answered(error: &sqlx::Error) -> Option<StatementError> {
     let database = error.as_database_error()?.try_downcast_ref::<PgDatabaseError>()?;
     if matches!(database.severity(), PgSeverity::Fatal | PgSeverity::Panic) {
@@ -254,11 +263,11 @@ pub fn answered(error: &sqlx::Error) -> Option<StatementError> {
     })
 }
 
-/// How long a statement of the host may take on the client's side. The server's own timeouts are
-/// far below; this one notices a server that nothing is heard of any more.
+/// Longest time of a statement of the host on the client's side. The server's own timeouts are far
+/// below; this one notices a server that has gone silent.
 const HOST_STATEMENT_MAX: Duration = Duration::from_secs(60);
 
-/// The answer to a statement of the host, or the error that none came.
+/// Returns the answer to a statement of the host, or an error where none comes in time.
 pub async fn bounded<T>(
     answer: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Result<T, sqlx::Error> {
@@ -266,7 +275,7 @@ pub async fn bounded<T>(
     tokio::time::timeout(HOST_STATEMENT_MAX, answer).await.map_err(silence)?
 }
 
-/// An error made on this side of the connection, which is as sound as before.
+/// Returns whether an error arose on this side of the connection, which stays sound.
 fn is_local(error: &sqlx::Error) -> bool {
     use sqlx::Error as E;
     matches!(

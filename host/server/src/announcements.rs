@@ -1,5 +1,5 @@
-//! Notifications of deployments. Only a hint that it is worth looking now: whoever misses one looks
-//! a moment later by itself.
+//! Notifications of deployments. Each is only a hint: a host that misses one finds the change with
+//! its next poll.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,10 +7,10 @@ use oncebox_control::{Admin, CHANNEL};
 use sqlx::postgres::PgListener;
 use tokio::sync::Notify;
 
-/// Pause before a listener that broke is started again.
+/// Pause before a listener that failed is started again.
 const TROUBLE: Duration = Duration::from_secs(1);
 
-/// Pass notifications on, until this is dropped.
+/// Forwards notifications of deployments to `notify`, until this future is dropped.
 pub(crate) async fn listen(admin: Admin, notify: Arc<Notify>) {
     loop {
         if let Err(error) = listen_once(&admin, &notify).await {

@@ -1,5 +1,5 @@
-//! What a host needs before it can begin, and may find away: its database and a broker. Both are
-//! waited for, while `/readyz` says why; what no waiting mends ends the process.
+//! The database and the brokers that a host needs before it can begin. The host waits for both, and
+//! `/readyz` states the reason. An error that waiting cannot mend ends the process.
 
 use std::{
     collections::BTreeMap,
@@ -19,19 +19,19 @@ use tokio::sync::watch;
 
 use crate::{config::Config, http, http::Readiness, report, serve};
 
-/// The first pause between two tries; it doubles.
+/// First pause between two tries; it doubles with each.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
-/// The longest one.
+/// Longest pause between two tries.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// How long a broker may take to answer.
+/// Longest wait for a broker's answer.
 const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the client is asked for one more event.
+/// Longest wait for one more event of the client.
 const EVENT_TIMEOUT: Duration = Duration::from_millis(100);
-/// Events that are looked at after a try; many brokers may fail faster than that.
+/// Most events that are read after a try; many brokers may fail faster than that.
 const EVENTS_MAX: usize = 1_000;
 
-/// Try something until it succeeds, or fails of what is not away. Readiness and the log say what is
-/// waited for.
+/// Repeats an attempt until it succeeds, or fails with an error that waiting cannot mend. Readiness
+/// and the log state what the host waits for.
 pub(crate) async fn wait<F: Future<Output = Result<()>>>(
     readiness: &watch::Sender<Readiness>,
     attempt: impl Fn() -> F,
@@ -49,16 +49,16 @@ pub(crate) async fn wait<F: Future<Output = Result<()>>>(
     }
 }
 
-/// Bring the database up to date.
+/// Brings the database up to date.
 pub(crate) async fn database(config: &Config) -> Result<()> {
     serve::migrate(config).await
 }
 
-/// A client to ask brokers with.
+/// A client that queries brokers.
 pub(crate) type Client = BaseConsumer<Refusal>;
 
-/// Why no connection to a broker comes about that accepts one: the error and what librdkafka says
-/// of it. A question fails as if the broker were away; why, librdkafka tells in an event.
+/// The last refusal of a broker: the error and librdkafka's text. A query fails as if the broker
+/// were unavailable; librdkafka reports the cause in an event.
 #[derive(Default)]
 pub(crate) struct Refusal(Mutex<Option<(KafkaError, String)>>);
 
@@ -75,18 +75,19 @@ impl ClientContext for Refusal {
 
     fn error(&self, error: KafkaError, reason: &str) {
         let refusal = match error.rdkafka_error_code() {
-            // It follows each of the others.
+            // librdkafka reports it after each of the others.
             Some(RDKafkaErrorCode::AllBrokersDown) => return,
             Some(RDKafkaErrorCode::SSL) => Some((error, reason.to_owned())),
             _ if !is_broker_away(&error) => Some((error, reason.to_owned())),
-            // The broker went away meanwhile.
+            // The broker became unavailable after an earlier refusal.
             _ => None,
         };
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = refusal;
     }
 }
 
-/// A client to ask brokers with. A property that it does not take is an error at once.
+/// Makes a client that queries brokers. A property that librdkafka does not accept is an error at
+/// once.
 pub(crate) fn brokers(properties: &BTreeMap<String, String>) -> Result<Arc<Client>> {
     let mut config = ClientConfig::new();
     for (name, value) in oncebox_kafka::CONNECTION {
@@ -98,7 +99,7 @@ pub(crate) fn brokers(properties: &BTreeMap<String, String>) -> Result<Arc<Clien
     // librdkafka would repeat every refused connection on standard error.
     config.set_log_level(RDKafkaLogLevel::Emerg);
     config.create_with_context(Refusal::default()).map(Arc::new).map_err(|error| match error {
-        // Its text shows the value, which may be a password.
+        // The error's own text shows the value, which may be a password.
         KafkaError::ClientConfig(_, _, name, _) => {
             anyhow!(
                 "kafka property `{name}` is unknown or its value is not accepted; check \
@@ -112,7 +113,7 @@ pub(crate) fn brokers(properties: &BTreeMap<String, String>) -> Result<Arc<Clien
     })
 }
 
-/// Whether a broker answers.
+/// Checks that a broker answers a query for metadata.
 pub(crate) async fn answered(client: Arc<Client>, brokers: &str) -> Result<()> {
     let brokers = brokers.to_owned();
     let asked = tokio::task::spawn_blocking(move || {
@@ -128,7 +129,7 @@ pub(crate) async fn answered(client: Arc<Client>, brokers: &str) -> Result<()> {
     asked.await?
 }
 
-/// Why no broker answered, and what to do about it.
+/// Returns the error for brokers that did not answer: the cause, and what to check.
 fn unanswered(
     error: KafkaError,
     refusal: Option<(KafkaError, String)>,
@@ -157,8 +158,8 @@ fn unanswered(
     }
 }
 
-/// Whether an error is that something is away, which waiting mends, as opposed to what only a
-/// person does.
+/// Returns whether an error means that the database or the brokers are unavailable, which waiting
+/// mends. Other errors need an operator.
 fn is_away(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let of_database = cause.downcast_ref::<InboxError>().is_some_and(InboxError::is_away);
@@ -166,7 +167,8 @@ fn is_away(error: &anyhow::Error) -> bool {
     })
 }
 
-/// A broker that refuses who asks will refuse again.
+/// Returns whether an error means that a broker is unavailable. A broker that refuses this host's
+/// credentials is not: it refuses them again.
 fn is_broker_away(error: &KafkaError) -> bool {
     let refusals = [
         RDKafkaErrorCode::Authentication,
@@ -181,8 +183,8 @@ fn is_broker_away(error: &KafkaError) -> bool {
 mod tests {
     use super::*;
 
-    /// What could go wrong: a wrong password is waited for as if the brokers were away, or brokers
-    /// that are away end the host.
+    /// Could fail so: the host waits for brokers that refuse its password as if they were
+    /// unavailable, or brokers that are unavailable end the host.
     #[test]
     fn only_a_refusal_ends_the_wait() {
         let transport = || KafkaError::MetadataFetch(RDKafkaErrorCode::BrokerTransportFailure);

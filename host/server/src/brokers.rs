@@ -1,4 +1,5 @@
-//! How this process reaches the brokers: for consumers, and for those who ask where a group stands.
+//! This process's access to the brokers: for consumers, and for requests that read a group's
+//! positions.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +11,14 @@ use oncebox_model::policy::Policy;
 
 use crate::config::Config;
 
-/// Properties of the host's configuration that every client starts from.
+/// The properties of the host's configuration that every client starts from.
 #[derive(Clone)]
 pub(crate) struct Kafka {
     properties: BTreeMap<String, String>,
 }
 
 impl Kafka {
-    /// As the configuration says; brokers must be named.
+    /// Reads the properties from the configuration, which must name brokers.
     pub(crate) fn of(config: &Config) -> Result<Self> {
         let mut properties = config.kafka.properties.clone();
         if !config.kafka.brokers.is_empty() {
@@ -29,12 +30,12 @@ impl Kafka {
         Ok(Self { properties })
     }
 
-    /// The host's own properties.
+    /// Returns the host's own properties.
     pub(crate) fn properties(&self) -> &BTreeMap<String, String> {
         &self.properties
     }
 
-    /// What a consumer's client is made from.
+    /// Returns the settings that a consumer's client is made from.
     pub(crate) fn config(&self, tenant: &str, consumer: &str, policy: &Policy) -> ConsumerConfig {
         ConsumerConfig {
             tenant: tenant.to_owned(),

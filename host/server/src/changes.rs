@@ -1,5 +1,5 @@
-//! What was asked of a consumer and needs more than stopping it: the end of a drain, a seek, a
-//! removal. Any host carries it out; whoever dies on the way leaves the rest to another.
+//! Changes of a consumer that need more than stopping it: the end of a drain, a seek, a removal.
+//! Any host carries them out. If a host dies on the way, another host does the rest.
 
 use anyhow::{Context, Result};
 use oncebox_control::{LastOfConsumer, RemovalTurn, SeekInHand, SeekTurn, Standing};
@@ -9,13 +9,14 @@ use serde_json::{Value, json};
 
 use crate::supervisor::Supervisor;
 
-/// Attempts to delete a group that still has members, one a second: longer than sessions usually
-/// last.
+/// Most attempts to delete a group that still has members, one a second: longer than sessions
+/// usually last.
 const GROUP_ATTEMPTS: u32 = 60;
-/// Batches of rows that go before others have their turn.
+/// Batches of rows that are deleted before other consumers' changes have their turn.
 const BATCHES: usize = 20;
 
-/// Do what there is to do now. The answer is what it waits for.
+/// Carries out the next step of a consumer's change. Returns the text of what the change waits for,
+/// if anything.
 pub(crate) async fn carry_out(host: &Supervisor, standing: &Standing) -> Result<Option<String>> {
     let _permit = host.changes.acquire().await.context("the host ends")?;
     match standing.state.as_str() {
@@ -83,7 +84,8 @@ async fn end(host: &Supervisor, last: LastOfConsumer) -> Result<Option<String>> 
     Ok(None)
 }
 
-/// What became of the group, and whether it has members that may be gone soon.
+/// Deletes the consumer's Kafka group. Returns the result for the audit log, and whether the group
+/// has members that may soon be gone.
 async fn remove_group(host: &Supervisor, last: &LastOfConsumer) -> (Value, bool) {
     let consumer = &last.consumer;
     let policy = match consumer.policy() {

@@ -1,8 +1,8 @@
 //! A host's components: checked, compiled by a few workers, kept while they are of use.
 //!
-//! Whoever asks for a component, an upload, a deployment or a switch, asks for the same job:
-//! nothing is compiled twice at a time. How far it is stands in its row, where other hosts and
-//! people see it.
+//! An upload, a deployment and a switch that need one component share one job: nothing is compiled
+//! twice at a time. The component's row holds the state of the job, for other hosts and for
+//! operators.
 
 mod job;
 mod kept;
@@ -25,13 +25,13 @@ use tokio_util::sync::CancellationToken;
 pub use job::Failure;
 use kept::Kept;
 
-/// Uploads that wait for a worker. More wait in their rows.
+/// Most uploads that wait for a worker in memory. More wait in their rows.
 const WAITING_MAX: usize = 256;
-/// Uploads that are looked at at the same time; each may take a second and its size in memory.
+/// Uploads that are checked at a time. Each may take a second, and its size in memory.
 const CHECKS_MAX: usize = 2;
-/// How long an upload waits to be looked at.
+/// Longest wait of an upload for its check.
 const CHECK_WAIT: Duration = Duration::from_secs(30);
-/// How often rows are looked at for what others left behind.
+/// Pause between two searches for rows that other hosts left unfinished.
 const SWEEP: Duration = Duration::from_secs(5);
 
 /// The components of one host. Clones share them.
@@ -44,7 +44,7 @@ struct Inner {
     admin: Admin,
     runtime: Runtime,
     workers_max: usize,
-    /// The host's row, once it has one.
+    /// Id of the host's row, once it has one.
     host_id: OnceLock<i64>,
     checks: Semaphore,
     stop: CancellationToken,
@@ -53,13 +53,13 @@ struct Inner {
 
 /// SHA-256 of a component.
 type Digest = Vec<u8>;
-/// What became of a job; none while it waits or runs.
+/// The result of a job; none while it waits or runs.
 type Outcome = Option<Result<LoadedComponent, Failure>>;
 
 #[derive(Default)]
 struct State {
     jobs: HashMap<Digest, Job>,
-    /// Jobs that a deployment waits for come first.
+    /// Jobs that a deployment waits for; they run first.
     urgent: VecDeque<Digest>,
     uploads: VecDeque<Digest>,
     workers: usize,
@@ -72,13 +72,14 @@ struct Job {
     done: watch::Sender<Outcome>,
 }
 
-/// No worker is free and too much waits already.
+/// The error of a full queue: no worker is free, and too many components wait already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("too many components wait to be checked or compiled; try again in a minute")]
 pub struct Busy;
 
 impl Compilations {
-    /// Nothing runs until something is asked for.
+    /// Creates the components of a host, with at least one worker. Nothing runs until a component
+    /// is submitted or loaded.
     pub fn new(admin: Admin, runtime: Runtime, workers_max: usize) -> Self {
         let inner = Inner {
             admin,
@@ -92,17 +93,21 @@ impl Compilations {
         Self { inner: Arc::new(inner) }
     }
 
-    /// From now on rows name this host as the one that compiles.
+    /// Sets the host's row, which rows of components name as the one that compiles.
     pub fn on_host(&self, host_id: i64) {
         let _ = self.inner.host_id.set(host_id); // a process is one host
     }
 
-    /// What runs the components.
+    /// Returns the runtime that runs the components.
     pub fn runtime(&self) -> &Runtime {
         &self.inner.runtime
     }
 
-    /// Look at an upload, off the threads that serve requests.
+    /// Checks an upload, off the threads that serve requests.
+    ///
+    /// # Errors
+    /// [`Busy`] where no check was free for 30 s. The inner error lists what is wrong with the
+    /// component.
     pub async fn check(&self, bytes: Vec<u8>) -> Result<Result<Inspected, Vec<Problem>>, Busy> {
         let _turn = timeout(CHECK_WAIT, self.inner.checks.acquire())
             .await
@@ -118,8 +123,11 @@ impl Compilations {
         }))
     }
 
-    /// Compile an upload when its turn comes; its row says how far it is. Busy leaves it queued in
-    /// its row, where it is found later.
+    /// Queues an upload for compilation; its row holds the state.
+    ///
+    /// # Errors
+    /// [`Busy`] where too many wait. The upload stays queued in its row, where [`Self::run`] finds
+    /// it later.
     pub fn submit(&self, digest: &[u8]) -> Result<(), Busy> {
         let mut state = self.inner.state();
         if state.jobs.contains_key(digest) {
@@ -133,7 +141,11 @@ impl Compilations {
         Ok(())
     }
 
-    /// A component that a deployment needs: kept, from the cache, or compiled before any upload.
+    /// Returns a component that a deployment needs: kept in memory, from the cache, or compiled
+    /// before any upload.
+    ///
+    /// # Errors
+    /// The component does not fit, or this host could not compile it now.
     pub async fn loaded(&self, digest: &[u8]) -> Result<LoadedComponent> {
         if let Some(component) = self.inner.state().kept.get(digest) {
             return Ok(component);
@@ -150,7 +162,7 @@ impl Compilations {
             };
             match done.wait_for(Option::is_some).await.map(|outcome| outcome.clone()) {
                 Ok(Some(Ok(component))) => return Ok(component),
-                // An upload's job left it to another host; this host needs it as well.
+                // An upload's job left the component to another host; this host needs it as well.
                 Ok(Some(Err(Failure::Elsewhere | Failure::Done))) => {}
                 Ok(Some(Err(failure))) => return Err(failure.into()),
                 Ok(None) | Err(_) => {
@@ -160,8 +172,8 @@ impl Compilations {
         }
     }
 
-    /// Take over what other hosts left behind and let go what nobody needs, until told to stop.
-    /// Then what is being compiled is given back.
+    /// Takes over jobs that other hosts left unfinished and forgets components that are not needed,
+    /// until told to stop. It then returns running compilations to the queue.
     pub async fn run(&self, stop: CancellationToken) {
         while timeout(SWEEP, stop.cancelled()).await.is_err() {
             if let Err(error) = self.sweep().await {
@@ -185,7 +197,7 @@ impl Compilations {
         Ok(())
     }
 
-    /// One more worker, if there is work for it.
+    /// Starts one more worker, if a job waits and the limit allows it.
     fn work(&self, state: &mut State) {
         let waiting = state.urgent.len() + state.uploads.len();
         if state.workers < self.inner.workers_max && waiting > 0 {
@@ -202,7 +214,7 @@ impl Inner {
 
     async fn look_into_cache(&self, digest: &[u8]) -> Result<Option<LoadedComponent>> {
         let bytes = self.admin.component(digest).await?;
-        // Whatever is wrong with it, the job says in better words.
+        // An error is dropped here: the job reports it in better words.
         let found = self.runtime.load_cached(&bytes).await.ok().flatten();
         if let Some(component) = &found {
             self.state().kept.put(digest, component);
@@ -210,7 +222,7 @@ impl Inner {
         Ok(found)
     }
 
-    /// One job after the other until none is left.
+    /// Runs one job after the other until none is left.
     async fn work(self: Arc<Self>) {
         loop {
             let next = {
@@ -224,7 +236,7 @@ impl Inner {
                 }
             };
             let (digest, is_urgent) = next;
-            // A task of its own: what panics in it ends the job and not the worker.
+            // A task of its own: a panic in it ends the job and not the worker.
             let job = tokio::spawn({
                 let (inner, digest) = (self.clone(), digest.clone());
                 async move { inner.run(&digest, is_urgent).await }
@@ -238,7 +250,8 @@ impl Inner {
 }
 
 impl State {
-    /// The job of a component; a new one, unless there is one.
+    /// Subscribes to the job of a component, and queues one unless there is one. An urgent request
+    /// moves a waiting upload's job to the urgent queue.
     fn ask(&mut self, digest: &[u8], is_urgent: bool) -> watch::Receiver<Outcome> {
         let job = self.jobs.entry(digest.to_vec()).or_insert_with(|| {
             let queue = if is_urgent { &mut self.urgent } else { &mut self.uploads };

@@ -17,7 +17,7 @@ use oncebox_runtime::Compiler;
 use serde::Deserialize;
 use sqlx::postgres::PgConnectOptions;
 
-/// What one host is told. Tenants, consumers and deployments are rows, not configuration.
+/// The configuration of one host. Tenants, consumers and deployments are rows, not configuration.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
@@ -27,17 +27,17 @@ pub struct Config {
     pub kafka: Kafka,
     /// The schema registry.
     pub schema_registry: SchemaRegistry,
-    /// Keys.
+    /// The master key and the one before it.
     pub keys: Keys,
-    /// Running components.
+    /// Limits of running and compiling components.
     pub runtime: Runtime,
-    /// Health and metrics.
+    /// The address of health and metrics.
     pub http: Http,
-    /// The API.
+    /// The address and the certificate of the API.
     pub api: Api,
-    /// Logs.
+    /// The form and the level of log lines.
     pub log: Log,
-    /// The end of the process.
+    /// The drain at the end of the process.
     pub shutdown: Shutdown,
 }
 
@@ -47,22 +47,22 @@ pub struct Config {
 pub struct Database {
     /// URL of the host's own login.
     pub url: String,
-    /// Connections of all tenants together.
+    /// Most connections of all tenants together.
     pub connections_max: usize,
-    /// Longest statement of a guest.
+    /// Longest statement of a guest, in milliseconds.
     pub statement_timeout_ms: u64,
-    /// Longest wait for a lock.
+    /// Longest wait for a lock, in milliseconds.
     pub lock_timeout_ms: u64,
-    /// Longest pause between two statements of an open transaction.
+    /// Longest pause between two statements of an open transaction, in milliseconds.
     pub idle_in_transaction_timeout_ms: u64,
-    /// Longest wait of a tenant's migration for a lock, behind which messages queue.
+    /// Longest wait of a tenant's migration for a lock, in milliseconds; messages queue behind it.
     pub migration_lock_timeout_ms: u64,
-    /// Times that a tenant's migration is tried which meets locks of others.
+    /// Most tries of a tenant's migration that meets locks of other sessions.
     pub migration_attempts_max: u32,
-    /// Longest statement of a tenant's migration.
+    /// Longest statement of a tenant's migration, in milliseconds.
     pub migration_statement_timeout_ms: u64,
-    /// After how long out of reach of a consumer's database this host leaves the consumer's group;
-    /// 0 for never.
+    /// Time without reach of a consumer's database, in milliseconds, after which this host leaves
+    /// the consumer's group; 0 for never.
     pub leave_after_ms: u64,
 }
 
@@ -105,12 +105,12 @@ impl std::fmt::Debug for Database {
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Kafka {
-    /// `bootstrap.servers`.
+    /// `bootstrap.servers` of every client.
     pub brokers: String,
-    /// After how long with nothing to do a consumer leaves its group until there is something to
+    /// Idle time, in milliseconds, after which a consumer leaves its group until it has records to
     /// read; 0 for never.
     pub idle_after_ms: u64,
-    /// Any property of librdkafka, for every consumer.
+    /// Any properties of librdkafka, for every consumer.
     pub properties: BTreeMap<String, String>,
 }
 
@@ -136,7 +136,7 @@ impl std::fmt::Debug for Kafka {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SchemaRegistry {
-    /// Where `/schemas/ids/…` begins; empty for none.
+    /// URL below which `/schemas/ids/…` is; empty for none.
     pub url: String,
     /// User of basic authentication; empty for none.
     pub username: String,
@@ -147,7 +147,7 @@ pub struct SchemaRegistry {
 }
 
 impl SchemaRegistry {
-    /// What payloads are decoded with, where there is a registry.
+    /// Returns the decoder of payloads, where a registry is configured.
     pub(crate) fn decoder(&self) -> Result<Option<Decoder>> {
         if self.url.is_empty() {
             return Ok(None);
@@ -198,12 +198,12 @@ impl SchemaRegistry {
 pub struct Keys {
     /// File with the master key, 64 hexadecimal digits.
     pub master_key_file: Option<PathBuf>,
-    /// The key itself; only from the environment.
+    /// The master key itself; only from the environment.
     #[serde(skip)]
     pub master_key: Option<String>,
     /// File with the key before this one, while `oncebox keys rotate` changes it.
     pub previous_master_key_file: Option<PathBuf>,
-    /// That key itself; only from the environment.
+    /// The previous master key itself; only from the environment.
     #[serde(skip)]
     pub previous_master_key: Option<String>,
 }
@@ -221,27 +221,29 @@ impl std::fmt::Debug for Keys {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Runtime {
-    /// Instances at the same time; never less than the connections.
+    /// Most component instances at a time; never less than the connections.
     pub instances_max: u32,
-    /// Transactions of all tenants at the same time; none for as many as there are connections,
-    /// which is also the most.
+    /// Most transactions of all tenants at a time. None stands for the number of connections, which
+    /// is also the upper limit.
     pub transactions_max: Option<usize>,
-    /// Transactions of one tenant at the same time, where its limits say nothing and the host has
-    /// other tenants; none for half of all.
+    /// Most transactions of one tenant at a time, where its limits say nothing and the host has
+    /// other tenants. None stands for half of all.
     pub tenant_transactions_max: Option<usize>,
-    /// Longest call of a handler, whatever a policy says. A tenant's limits may say less.
+    /// Longest call of a handler, in milliseconds, whatever a policy says. A tenant's limits may
+    /// say less.
     pub deadline_ms_max: u64,
-    /// Bytes of all guests' memory together, each instance counted with what its consumer allows.
+    /// Most bytes of all guests' memory together; each instance counts with the limit of its
+    /// consumer.
     pub memory_bytes_max: u64,
-    /// Folder for compiled code; none for memory only.
+    /// Folder of the cache of compiled code; none keeps it in memory only.
     pub cache_dir: Option<PathBuf>,
-    /// Largest component.
+    /// Largest component, in bytes.
     pub component_bytes_max: usize,
-    /// Components that are compiled at the same time.
+    /// Most components that are compiled at a time.
     pub compile_workers: usize,
-    /// Address space of a process that compiles.
+    /// Address space of a process that compiles, in bytes.
     pub compile_memory_bytes_max: u64,
-    /// Longest compilation.
+    /// Longest compilation, in milliseconds.
     pub compile_timeout_ms: u64,
 }
 
@@ -263,7 +265,7 @@ impl Default for Runtime {
 }
 
 impl Runtime {
-    /// The process that compiles for a host: this program once more.
+    /// Returns the process that compiles for this host: a second run of this program.
     pub(crate) fn compiler(&self) -> Compiler {
         Compiler::own(self.compile_memory_bytes_max, Duration::from_millis(self.compile_timeout_ms))
     }
@@ -275,7 +277,7 @@ impl Runtime {
 pub struct Http {
     /// Address of `/healthz`, `/readyz` and `/metrics`.
     pub listen: SocketAddr,
-    /// Whether somebody chose it; `oncebox dev` takes a free one otherwise.
+    /// Whether the configuration names the address; `oncebox dev` takes a free one otherwise.
     #[serde(skip)]
     pub(crate) is_chosen: bool,
 }
@@ -292,16 +294,16 @@ impl Default for Http {
 pub struct Api {
     /// Address of the API.
     pub listen: SocketAddr,
-    /// Whether somebody chose it; `oncebox dev` takes a free one otherwise.
+    /// Whether the configuration names the address; `oncebox dev` takes a free one otherwise.
     #[serde(skip)]
     pub(crate) is_chosen: bool,
-    /// Certificate and those it was signed by, PEM.
+    /// File with the certificate and those that signed it, PEM.
     pub tls_certificate_file: Option<PathBuf>,
-    /// Its private key, PEM.
+    /// File with the certificate's private key, PEM.
     pub tls_key_file: Option<PathBuf>,
-    /// How long a request other than an upload may take.
+    /// Longest request other than an upload, in milliseconds.
     pub request_timeout_ms: u64,
-    /// Whether a token is asked for; only `oncebox dev` does without.
+    /// Whether requests need a token; only `oncebox dev` does without.
     #[serde(skip, default = "tokens")]
     pub(crate) mode: oncebox_admin::Mode,
 }
@@ -325,7 +327,7 @@ impl Default for Api {
 }
 
 impl Api {
-    /// The certificate and its key; one is nothing without the other.
+    /// Returns the certificate and its key. One without the other is an error.
     pub(crate) fn certificate(&self) -> Result<Option<(&Path, &Path)>> {
         match (&self.tls_certificate_file, &self.tls_key_file) {
             (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
@@ -356,7 +358,7 @@ impl Default for Log {
     }
 }
 
-/// How log lines look.
+/// The form of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LogFormat {
@@ -372,7 +374,7 @@ pub enum LogFormat {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Shutdown {
-    /// How long the work that runs may take after SIGTERM.
+    /// Longest time that running work may take after SIGTERM, in milliseconds.
     pub drain_ms: u64,
 }
 
@@ -382,7 +384,7 @@ impl Default for Shutdown {
     }
 }
 
-/// A setting's path and the variable that overrides it.
+/// Section and key of each setting, with the variable that overrides it.
 const OVERRIDES: &[(&str, &str, &str)] = &[
     ("database", "url", "ONCEBOX_DATABASE_URL"),
     ("database", "connections_max", "ONCEBOX_DATABASE_CONNECTIONS_MAX"),
@@ -430,7 +432,10 @@ const OVERRIDES: &[(&str, &str, &str)] = &[
 ];
 
 impl Config {
-    /// Read the file, if there is one, and the environment over it.
+    /// Reads the file, if there is one, and the environment over it.
+    ///
+    /// # Errors
+    /// The file cannot be read, or a setting of the file or the environment does not fit.
     pub fn load(file: Option<&Path>) -> Result<Self> {
         let mut table = match file {
             None => toml::Table::new(),
@@ -438,7 +443,7 @@ impl Config {
                 let text = std::fs::read_to_string(path).with_context(|| {
                     format!("failed to read the configuration `{}`", path.display())
                 })?;
-                // Parsed once as it stands, so that an error points into the file.
+                // The file alone is parsed first, so that an error points into the file.
                 toml::from_str::<Self>(&text).map_err(|error| {
                     anyhow!(
                         "failed to read the configuration `{}`, {}",
@@ -465,7 +470,10 @@ impl Config {
         Ok(config)
     }
 
-    /// How to reach the database.
+    /// Returns the options of a connection to the database.
+    ///
+    /// # Errors
+    /// `database.url` is missing or is not a PostgreSQL URL.
     pub fn connect_options(&self) -> Result<PgConnectOptions> {
         if self.database.url.is_empty() {
             bail!(
@@ -473,7 +481,7 @@ impl Config {
                     `oncebox dev` in this folder"
             );
         }
-        // The parser takes any scheme, and its own message would repeat the URL, and the password
+        // The parser accepts any scheme, and its own message would repeat the URL and the password
         // in it.
         let is_ours = ["postgres://", "postgresql://"]
             .iter()
@@ -485,7 +493,10 @@ impl Config {
         )
     }
 
-    /// The master key, with the one before it where there is one.
+    /// Returns the master key, with the one before it where there is one.
+    ///
+    /// # Errors
+    /// No master key is configured, or a key cannot be read.
     pub fn master_key(&self) -> Result<MasterKey> {
         let Keys { master_key, master_key_file, previous_master_key, previous_master_key_file } =
             &self.keys;
@@ -505,7 +516,11 @@ impl Config {
         )
     }
 
-    /// The functions of a person's commands.
+    /// Returns the administration that an operator's commands use, with the user's name as the
+    /// actor.
+    ///
+    /// # Errors
+    /// The database or the master key is not configured.
     pub fn admin(&self) -> Result<Admin> {
         let actor = std::env::var("USER").unwrap_or_else(|_| "cli".to_owned());
         let Database {
@@ -523,7 +538,7 @@ impl Config {
             .bounding_migrations(migrations))
     }
 
-    /// What all tenants of the host share.
+    /// Returns the limits that all tenants of the host share.
     pub fn host_bounds(&self) -> HostBounds {
         let connections_max = self.database.connections_max;
         let transactions_max = self
@@ -541,7 +556,7 @@ impl Config {
         }
     }
 
-    /// Settings of tenants' sessions.
+    /// Returns the settings of tenants' sessions.
     pub fn session_settings(&self) -> SessionSettings {
         let Database {
             statement_timeout_ms, lock_timeout_ms, idle_in_transaction_timeout_ms, ..
@@ -550,7 +565,7 @@ impl Config {
     }
 }
 
-/// A key that is given itself, or by its file.
+/// Reads a key from its value, or else from its file.
 fn read_key(key: &Option<String>, file: &Option<PathBuf>, what: &str) -> Result<Option<MasterKey>> {
     let text = match (key, file) {
         (Some(key), _) => key.clone(),
@@ -561,7 +576,8 @@ fn read_key(key: &Option<String>, file: &Option<PathBuf>, what: &str) -> Result<
     Ok(Some(MasterKey::parse(&text)?))
 }
 
-/// The file was read without an error before, so that the variable is to blame.
+/// Returns the error for a setting that the environment overrides. The file was read without an
+/// error before, so the variable is at fault.
 fn from_environment(error: &toml::de::Error) -> anyhow::Error {
     let place = error.to_string();
     let blamed =
@@ -573,7 +589,7 @@ fn from_environment(error: &toml::de::Error) -> anyhow::Error {
     )
 }
 
-/// Put a value of the environment where the file would have it: as a number where it is one.
+/// Puts a value of the environment into the table, as an integer where it is one.
 fn set(table: &mut toml::Table, section: &str, key: &str, value: &str) {
     let section = table.entry(section).or_insert_with(|| toml::Table::new().into());
     let value = value.parse::<i64>().map_or_else(|_| value.into(), toml::Value::from);

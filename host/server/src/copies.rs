@@ -1,4 +1,4 @@
-//! Copies of dead letters, where a policy names a topic for them.
+//! Copies of dead letters, for consumers whose policy names a topic for them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,17 +10,18 @@ use tokio_util::sync::CancellationToken;
 
 use crate::report;
 
-/// Pause between two looks.
+/// Pause between two searches for dead letters without a copy.
 const EVERY: Duration = Duration::from_secs(2);
-/// Pause after trouble.
+/// Pause after a failure.
 const TROUBLE: Duration = Duration::from_secs(10);
-/// Consumers whose dead letters are copied at the same time; each has a client of its own for it.
+/// Limits the consumers whose dead letters are copied at a time; each has a client of its own for
+/// it.
 static COPYING: Semaphore = Semaphore::const_new(4);
 /// The header of a copy that lacks the payload.
 const TOO_LARGE: (&str, &[u8]) = ("oncebox-payload", b"too-large");
 
-/// Copy dead letters to a topic until told to stop. What fails is tried again; nothing else waits
-/// for it.
+/// Copies dead letters to a topic until told to stop. Copies that fail are tried again; nothing
+/// else waits for them.
 pub(crate) async fn copy(
     inbox: Arc<ConsumerInbox>,
     config: ConsumerConfig,
@@ -62,7 +63,7 @@ async fn copy_all(
     stop: &CancellationToken,
     copied: &metrics::Counter,
 ) -> Result<()> {
-    // Before anything is read: what waits holds no payloads.
+    // Before anything is read: a consumer that waits here holds no payloads.
     let _place = tokio::select! {
         place = COPYING.acquire() => place?,
         () = stop.cancelled() => return Ok(()),
@@ -85,21 +86,21 @@ async fn copy_all(
         answer = sent.failure.map_or(Ok(()), |error| Err(error.into()));
         letters = inbox.uncopied(topic).await?;
     }
-    // It waits for its threads.
+    // Dropping a producer waits for its threads.
     tokio::task::spawn_blocking(move || drop(producer));
     answer
 }
 
-/// What became of letters.
+/// The results of sending dead letters.
 #[derive(Default)]
 struct Sent<'a> {
-    /// Those with which nothing is to be done any more.
+    /// Letters that need no further try.
     done: Vec<&'a DeadLetter>,
-    /// How many of them the brokers have.
+    /// Number of letters in `done` that the brokers have accepted.
     copied: u64,
-    /// Those among them that they take in no way.
+    /// Letters in `done` that the brokers refuse in any form.
     refused: Vec<(&'a DeadLetter, ProduceError)>,
-    /// Why others are not there.
+    /// The reason that the other letters were not sent.
     failure: Option<ProduceError>,
 }
 
@@ -109,7 +110,7 @@ async fn send<'a>(producer: &Producer, topic: &str, letters: &'a [DeadLetter]) -
     let mut all = Sent { done: copies, ..Sent::default() };
     for (letter, mut sent) in letters.iter().copied().zip(producer.send(topic, &records).await) {
         if sent == Err(ProduceError::TooLarge) {
-            // Perhaps one of those that went with it.
+            // Another record of its batch may have been too large.
             sent = alone(producer, topic, &record(letter)).await;
         }
         if sent == Err(ProduceError::TooLarge) {

@@ -1,15 +1,16 @@
-//! Tenants that are being deleted, carried on by whichever host lives: whoever began it may be
-//! gone.
+//! Tenants that are being deleted. Any living host carries a deletion on, since the process that
+//! began it may be gone.
 
 use std::time::Duration;
 
 use oncebox_control::Admin;
 use oncebox_model::InboxError;
 
-/// How often is looked for any.
+/// Pause between two searches for tenants that are being deleted.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// Carry on what was begun, until this is dropped. Every step may be cut off and done again.
+/// Carries on deletions of tenants, until this future is dropped. Every step may be interrupted and
+/// done again.
 pub(crate) async fn carry_on(admin: Admin) {
     let admin = admin.acting_as("oncebox");
     loop {

@@ -15,16 +15,16 @@ use oncebox_control::Admin;
 pub(crate) struct Duplicates(Mutex<Vec<(i32, Arc<AtomicU64>)>>);
 
 impl Duplicates {
-    /// Watches a counter of a consumer for as long as another has it.
+    /// Watches a consumer's counter of refused duplicates for as long as the consumer holds it.
     pub(crate) fn watch(&self, consumer_id: i32, refused: Arc<AtomicU64>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push((consumer_id, refused));
     }
 
-    /// Returns what was counted since the last call, by consumer.
+    /// Returns the duplicates counted since the last call, by consumer.
     fn take(&self) -> BTreeMap<i32, u64> {
         let mut taken = BTreeMap::new();
         self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|(consumer_id, refused)| {
-            // Asked first: a counter that only this list has counts no more.
+            // Read before the swap: a counter that only this list holds counts no more.
             let is_counting = Arc::strong_count(refused) > 1;
             match refused.swap(0, Ordering::AcqRel) {
                 0 => {}
@@ -35,14 +35,15 @@ impl Duplicates {
         taken
     }
 
-    /// Adds what was counted since the last time to the consumers' rows, in one statement; none
-    /// where nothing was.
+    /// Adds the duplicates counted since the last call to the consumers' counts, in one statement.
+    /// Without any, it sends none.
     pub(crate) async fn report(&self, admin: &Admin) {
         let taken = self.take();
         if taken.is_empty() {
             return;
         }
-        // It is not added again, since it may have been: the count stays a lower bound.
+        // The counts are not sent again, since the database may have added them: they stay a lower
+        // bound.
         if let Err(error) = admin.add_duplicates(&taken).await {
             tracing::warn!(%error, duplicates = taken.values().sum::<u64>(), "failed to report \
                 refused duplicates");

@@ -1,5 +1,5 @@
-//! The consumers of a host: what each is to do, what it does, and the next step from the one to the
-//! other. Nothing here waits or asks anybody.
+//! The consumers of a host: the desired and the actual state of each, and the next step from the
+//! one to the other. Nothing here waits or does I/O.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -13,26 +13,27 @@ use crate::{
     tasks::Done,
 };
 
-/// Longest pause before a failed consumer is started again.
+/// Longest pause before a failed consumer is started again. A consumer that has run for longer
+/// counts as healthy.
 const RESTART_MAX: Duration = Duration::from_secs(60);
-/// Pause between two looks whether a change can be carried out.
+/// Pause between two tries to carry out a change.
 const CHANGE_AGAIN: Duration = Duration::from_millis(700);
 
-/// A consumer that did not start or ended by itself, until it is tried again.
+/// The failure of a consumer that did not start or ended by itself, until its next try.
 struct Failing {
     failures: u32,
     again_at: Instant,
-    /// What the rows said when it failed; when they say something else, it is tried at once.
+    /// Version of the rows when it failed; with another version, the host tries at once.
     version: (i64, i64, i64),
     error: String,
 }
 
-/// A consumer that runs, and what it was started for.
+/// A consumer that runs, with the state that it was started for.
 pub(crate) struct Current {
     pub(crate) running: Running,
     pub(crate) consumer: Consumer,
     pub(crate) work: Work,
-    /// Of the rows that it was started for.
+    /// Revision of the consumer's row that it was started for.
     pub(crate) revision: i64,
     pub(crate) tenant_revision: i64,
     since: Instant,
@@ -53,7 +54,7 @@ impl Current {
         }
     }
 
-    /// Whether it does what it should, but for its deployments.
+    /// Returns whether the consumer runs as its rows say, apart from its deployments.
     fn fits(&self, standing: &Standing) -> bool {
         self.work == standing.work()
             && self.revision == standing.revision
@@ -61,15 +62,15 @@ impl Current {
     }
 }
 
-/// What a host does with one consumer.
+/// The state of one consumer on this host.
 enum State {
-    /// Nothing of it runs.
+    /// No part of it runs.
     Stopped,
     /// A task loads and starts it.
     Starting,
     /// It runs.
     Running(Box<Current>),
-    /// A task brings what ran for this revision to its end.
+    /// A task stops the run of this revision.
     Stopping { revision: i64 },
 }
 
@@ -77,45 +78,46 @@ struct Member {
     standing: Standing,
     state: State,
     failing: Option<Failing>,
-    /// What a change that is carried out here waits for.
+    /// Text of what a change that this host carries out waits for.
     note: Option<String>,
     is_changing: bool,
     change_due: Instant,
     was_tried: bool,
     is_gone: bool,
-    /// Whether the metric says that it is quarantined.
+    /// Whether the metric shows it as quarantined.
     is_told_quarantined: bool,
 }
 
-/// What is to be done for a consumer now.
+/// The next step for a consumer.
 pub(crate) enum Step {
-    /// Load it and start it.
+    /// Loads and starts it.
     Start(Standing),
-    /// Load its deployments, beside what runs.
+    /// Loads its deployments, while it runs.
     Load(Consumer),
-    /// Bring what runs to its end.
+    /// Stops its run.
     Stop(Box<Current>, Urgency),
-    /// Carry out what was asked for: the end of a drain, a seek, a removal.
+    /// Carries out a change: the end of a drain, a seek, a removal.
     Change(Standing),
-    /// Look how its canary does.
+    /// Judges its canary.
     Judge(Box<Consumer>),
 }
 
-/// How long what runs may go on when it is stopped.
+/// The time that running messages have when a consumer is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Urgency {
-    /// Until the messages that are under way are done, within reason.
+    /// Until the running messages are done, within limits.
     Finish,
-    /// No longer than stopping takes: nothing is wanted of the tenant or the consumer any more.
+    /// No longer than stopping takes: the tenant or the consumer is to do nothing more.
     Now,
 }
 
-/// All consumers.
+/// All consumers of a host.
 #[derive(Default)]
 pub(crate) struct Fleet(HashMap<i32, Member>);
 
 impl Fleet {
-    /// What the rows say now.
+    /// Records the desired states that were just read. A consumer without a row is gone, and is
+    /// forgotten once nothing of it runs.
     pub(crate) fn see(&mut self, standings: Vec<Standing>) {
         self.0.values_mut().for_each(|member| member.is_gone = true);
         for standing in standings {
@@ -130,17 +132,17 @@ impl Fleet {
         });
     }
 
-    /// What there is to do. Each step is begun by whoever asks.
+    /// Returns the steps that are due. The caller must begin each of them.
     pub(crate) fn steps(&mut self, now: Instant) -> Vec<(i32, Step)> {
         self.0.iter_mut().filter_map(|(id, member)| Some((*id, member.step(now)?))).collect()
     }
 
-    /// How this host is with each.
+    /// Returns this host's status for each consumer.
     pub(crate) fn runs(&self) -> impl Iterator<Item = Run> {
         self.0.values().filter(|member| !member.is_gone).map(Member::run)
     }
 
-    /// Circuit breakers of consumers in which one turned since this was last asked.
+    /// Returns the breaker states of consumers in which a breaker changed since the last call.
     pub(crate) fn breakers_changed(&self) -> Vec<(i32, Vec<BreakerState>)> {
         let running = self.0.iter().filter_map(|(id, member)| match &member.state {
             State::Running(current) => Some((*id, current.running.breakers_changed()?)),
@@ -149,7 +151,7 @@ impl Fleet {
         running.collect()
     }
 
-    /// What that answered last, of one consumer or of all, was told to nobody.
+    /// Marks the last answer of [`Self::breakers_changed`] as unsent, for one consumer or for all.
     pub(crate) fn breakers_untold(&self, only: Option<i32>) {
         for (_, member) in self.0.iter().filter(|(id, _)| only.is_none_or(|only| only == **id)) {
             if let State::Running(current) = &member.state {
@@ -158,7 +160,7 @@ impl Fleet {
         }
     }
 
-    /// Consumers that were never tried yet.
+    /// Returns the number of consumers that should run and were never tried.
     pub(crate) fn first_starts(&self) -> usize {
         self.0
             .values()
@@ -166,9 +168,10 @@ impl Fleet {
             .count()
     }
 
-    /// New handlers for what runs. The generation that is used from now on, where something runs;
-    /// else why not. They were loaded for a revision of the consumer, whose limits they have: what
-    /// was started since for another has loaded its own.
+    /// Switches a running consumer to new handlers. Returns the generation in use from its next
+    /// transaction on, none where nothing was switched, or the load error. The handlers were loaded
+    /// for a revision of the consumer and have its limits. A consumer that was started for another
+    /// revision since then has loaded its own.
     pub(crate) fn switch(
         &mut self,
         id: i32,
@@ -198,8 +201,8 @@ impl Fleet {
         }
     }
 
-    /// What a task brings. The answer is how far this host is with the consumer's deployments,
-    /// where that changed.
+    /// Applies the result of a task. Returns this host's progress with the consumer's deployments,
+    /// where it changed.
     pub(crate) fn take(&mut self, done: Done) -> Option<(i32, i64, Progress)> {
         let id = done.consumer_id();
         let member = self.0.get_mut(&id)?;
@@ -225,7 +228,7 @@ impl Fleet {
         None
     }
 
-    /// Everything that runs, to be brought to its end.
+    /// Returns every running consumer, to be drained.
     pub(crate) fn into_running(self) -> impl Iterator<Item = Running> {
         self.0.into_values().filter_map(|member| match member.state {
             State::Running(current) => Some(current.running),
@@ -257,7 +260,7 @@ impl Member {
             .map(|quarantine| quarantine.text(&self.standing.tenant, &self.standing.name))
     }
 
-    /// Alerts look at the metric.
+    /// Sets the quarantine metric where its value changed. Alerts read it.
     fn tell_quarantine(&mut self) {
         let is_quarantined = self.standing.quarantine.is_some() && !self.is_gone;
         if is_quarantined != self.is_told_quarantined {
@@ -285,7 +288,7 @@ impl Member {
                 (self.failing, self.was_tried) = (None, true);
                 None
             }
-            // What runs goes on; what does not is left alone.
+            // A quarantined consumer that runs goes on; one that is stopped is not started.
             State::Stopped if self.standing.quarantine.is_some() => {
                 self.was_tried = true;
                 None
@@ -307,7 +310,7 @@ impl Member {
                 Some(Step::Load(current.consumer.clone()))
             }
             State::Running(current) => {
-                // Only what has run for a while is well again.
+                // Only a consumer that has run for a while counts as healthy.
                 if current.since.elapsed() > RESTART_MAX {
                     self.failing = None;
                 }
@@ -332,18 +335,18 @@ impl Member {
         }
     }
 
-    /// One that ended by itself is brought to its end like any other, and started again later and
-    /// later.
+    /// Marks a consumer that ended by itself as failed. It is then stopped like any other, and
+    /// started again after growing pauses.
     fn notice_end(&mut self) {
         let State::Running(current) = &mut self.state else { return };
         if let Status::Ended(error) = current.running.status() {
-            // What it was started for is over: it fits nothing any more.
+            // A revision that matches no row, so that the consumer is stopped.
             current.revision = current.revision.min(self.standing.revision) - 1;
             self.failed(self.standing.generation, error);
         }
     }
 
-    /// Whether a host has to carry something out that was asked for.
+    /// Returns whether a host has to carry out a drain's end, a seek or a removal.
     fn wants_change(&self) -> bool {
         if self.is_gone {
             return false;
@@ -388,7 +391,7 @@ impl Member {
         self.failing = Some(Failing { failures, again_at: Instant::now() + pause, version, error });
     }
 
-    /// How this host is with it.
+    /// Returns this host's status for the consumer.
     fn run(&self) -> Run {
         let Standing { consumer_id, revision, generation, state, .. } = &self.standing;
         let rests = self.work() == Work::Rest;
@@ -401,7 +404,8 @@ impl Member {
             State::Stopping { revision } => {
                 (if error.is_some() { RunState::Failing } else { RunState::Running }, *revision)
             }
-            // It failed at what it is started for again; what failed before that is over.
+            // It failed with the version that it is started for again; an error of an earlier
+            // version no longer counts.
             State::Starting
                 if self
                     .failing
@@ -425,7 +429,7 @@ impl Member {
         };
         let is_still = rests && matches!(self.state, State::Stopped);
         let error = match &self.state {
-            // Handlers that cannot be loaded; what went wrong before it ran is over.
+            // Handlers that cannot be loaded; an error from before this run no longer counts.
             State::Running(current) if current.running.generation() < self.standing.generation => {
                 error
             }

@@ -1,4 +1,4 @@
-//! From a consumer's deployments to handlers that can run.
+//! Loads a consumer's deployments as handlers that can run.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::{
     routes::{Counts, Deployed, Routes},
 };
 
-/// Makes handlers of the host's components.
+/// The loader that makes handlers of the host's components.
 pub(crate) struct Loader {
     admin: Admin,
     components: Compilations,
@@ -25,23 +25,25 @@ impl Loader {
         Self { admin, components, recorder: None, counts: Arc::default() }
     }
 
-    /// The same, with everything that handlers do kept by a recorder, where there is one.
+    /// Returns this loader with a recorder, where there is one, that records everything handlers
+    /// do.
     pub(crate) fn recorded_by(self, recorder: Option<Recorder>) -> Self {
         Self { recorder, ..self }
     }
 
-    /// What components are loaded from.
+    /// Returns the store that components are loaded from.
     pub(crate) fn components(&self) -> &Compilations {
         &self.components
     }
 
-    /// What became of the runs of canaries and of what they are compared with.
+    /// Returns the outcomes of canaries' runs, and of the runs they are compared with.
     pub(crate) fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Everything that is live for a consumer, compiled. All of it or an error: a host that cannot
-    /// run a deployment goes on with what it has.
+    /// Loads every live deployment of a consumer, compiled. It returns all of them or an error: a
+    /// host that cannot run a deployment goes on with those it has. A shadow that fails to load is
+    /// left out.
     pub(crate) async fn load(
         &self,
         tenant: &Tenant,
@@ -61,7 +63,7 @@ impl Loader {
             let counts = counts.filter(|_| deployment.role != Role::Shadow);
             let deployed = self.deployed(tenant, &deployment, policy, counts).await;
             if let (Role::Shadow, Err(error)) = (deployment.role, &deployed) {
-                // What is live does not wait for what is tried.
+                // Live deployments do not wait for a candidate on trial.
                 tracing::warn!(
                     deployment = deployment.deployment_id,
                     error = format!("{error:#}"),

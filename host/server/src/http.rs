@@ -12,10 +12,11 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 
-/// What `/readyz` answers: when the host last looked at what it is to do, or why it is not ready.
+/// The answer of `/readyz`: the time of the host's last look at its consumers, or the reason that
+/// it is not ready.
 pub(crate) type Readiness = Result<Instant, String>;
 
-/// Say how the host is from now on, with a line in the log where that is news.
+/// Sets the host's readiness, and logs a change of it.
 pub(crate) fn announce(to: &watch::Sender<Readiness>, readiness: Readiness) {
     let before = to.send_replace(readiness.clone());
     match (&before, &readiness) {
@@ -26,7 +27,7 @@ pub(crate) fn announce(to: &watch::Sender<Readiness>, readiness: Readiness) {
     }
 }
 
-/// A host whose loop has not come round for this long hangs.
+/// Time after which a host whose loop has not come round counts as hung.
 const STALE: Duration = Duration::from_secs(30);
 
 struct Shared {
@@ -34,7 +35,7 @@ struct Shared {
     readiness: watch::Receiver<Readiness>,
 }
 
-/// Bind before anything else starts, so that a taken address is an error at once.
+/// Binds the address, before anything else starts, so that a taken address is an error at once.
 pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
     let bound = TcpListener::bind(address).await;
     bound.with_context(|| {
@@ -48,20 +49,21 @@ pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener> {
 /// Upper bounds of the buckets of histograms, in seconds.
 const BUCKETS: [f64; 8] = [0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0];
 
-/// How often observations are put into their buckets, also where nobody asks for them.
+/// Pause between two sortings of observations into their buckets; they happen also where nothing
+/// scrapes the metrics.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// Where this process keeps its metrics.
+/// Installs the recorder of this process's metrics.
 pub(crate) fn recorder() -> Result<PrometheusHandle> {
     let builder =
         PrometheusBuilder::new().set_buckets(&BUCKETS).context("failed to set up the metrics")?;
     builder.install_recorder().context("failed to install the metrics recorder")
 }
 
-/// How long answers may still take at the end.
+/// Longest time that open requests may take at the end.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Serve until told to stop.
+/// Serves health, readiness and metrics until told to stop.
 pub(crate) async fn serve(
     listener: TcpListener,
     metrics: PrometheusHandle,
@@ -88,8 +90,8 @@ pub(crate) async fn serve(
     kept.abort();
 }
 
-/// The samples that say something: a gauge that has ended, as of a partition that was given up, is
-/// not a number.
+/// Returns the rendered samples without those that are not a number: gauges that have ended, as of
+/// a revoked partition.
 fn told(rendered: &str) -> String {
     rendered
         .split_inclusive('\n')

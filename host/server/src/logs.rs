@@ -8,7 +8,7 @@ use tracing_subscriber::{EnvFilter, layer::SubscriberExt, util::SubscriberInitEx
 
 use crate::config::{Log, LogFormat};
 
-/// Start logging. Once per process.
+/// Starts logging; callable once per process.
 pub(crate) fn start(log: &Log) -> Result<()> {
     let is_level = log.level.parse::<LevelFilter>().is_ok();
     ensure!(
@@ -16,7 +16,7 @@ pub(crate) fn start(log: &Log) -> Result<()> {
         "`log.level` is `{}`; use error, warn, info, debug or trace",
         log.level
     );
-    // Notices of the database and of migrations that are up to date are nobody's news.
+    // Notices of the database, such as of migrations that are up to date, would only be noise.
     let directives = if log.level.contains('=') {
         log.level.clone()
     } else {

@@ -18,11 +18,11 @@ use oncebox_model::record::{Headers, Record};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// The `identity` of a consumer's policy that finds what [`FileMessage::record`] writes.
+/// The `identity` of a consumer's policy that reads the headers of [`FileMessage::record`].
 pub(crate) const IDENTITY: &str =
     "identity.id = [{header = 'message-id'}]\nidentity.event_type = [{header = 'event-type'}]\n";
 
-/// Longest id and event type, bytes: what the inbox takes.
+/// Longest id and event type, in bytes, that the inbox accepts.
 const ID_BYTES_MAX: usize = 512;
 
 /// One message of a file.
@@ -30,29 +30,29 @@ const ID_BYTES_MAX: usize = 512;
 pub(crate) struct FileMessage {
     /// Identity for deduplication.
     pub(crate) id: String,
-    /// Chooses the handler.
+    /// Event type, which selects the handler.
     pub(crate) event_type: String,
     /// The payload's bytes; none is a tombstone.
     pub(crate) payload: Option<Vec<u8>>,
     /// The record's key.
     pub(crate) key: Option<String>,
-    /// Where it came from; without it, the topic.
+    /// Source of the message; without it, the topic.
     pub(crate) source: Option<String>,
     /// Media type of the payload.
     pub(crate) content_type: Option<String>,
-    /// Milliseconds since the Unix epoch; without it, whoever sends it decides.
+    /// Milliseconds since the Unix epoch; without it, the sender decides.
     pub(crate) timestamp_ms: Option<i64>,
     /// Further headers, by name.
     pub(crate) headers: BTreeMap<String, String>,
 }
 
-/// An object as it is written.
+/// An object as a file holds it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an object with `id` and `event_type`")]
 struct Written {
     id: String,
     event_type: String,
-    /// `null` is a payload, a missing one is a tombstone.
+    /// JSON of the payload: `null` is a payload, a missing member is a tombstone.
     #[serde(default, deserialize_with = "present")]
     payload: Option<Box<RawValue>>,
     payload_base64: Option<String>,
@@ -68,7 +68,7 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawV
     Box::<RawValue>::deserialize(deserializer).map(Some)
 }
 
-/// The messages of a file, in order; `-` is standard input. There is at least one.
+/// Reads the messages of a file, in order; `-` is standard input. There is at least one.
 pub(crate) fn read(path: &Path) -> Result<Vec<FileMessage>> {
     let mut bytes = Vec::new();
     if path == Path::new("-") {
@@ -88,7 +88,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<FileMessage>> {
     parse(&text).with_context(|| format!("{name} cannot be used as messages"))
 }
 
-/// The messages of a text. An error names the object, counted from 1, and the line.
+/// Parses the messages of a text. An error names the object, counted from 1, and the line.
 pub(crate) fn parse(text: &str) -> Result<Vec<FileMessage>> {
     let mut messages = Vec::new();
     for written in serde_json::Deserializer::from_str(text).into_iter::<Written>() {
@@ -104,7 +104,7 @@ pub(crate) fn parse(text: &str) -> Result<Vec<FileMessage>> {
     Ok(messages)
 }
 
-/// The line comes first, as everywhere.
+/// Returns the text of a JSON error with its line first, as other errors have it.
 fn place(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let what = text.rfind(" at line ").map_or(text.as_str(), |end| &text[..end]);
@@ -143,7 +143,7 @@ impl Written {
 }
 
 impl FileMessage {
-    /// The message as an object of a file, whatever it was read from; one line.
+    /// Returns the message as an object of a file, on one line, whatever it was read from.
     pub(crate) fn json(&self) -> serde_json::Value {
         let mut object = serde_json::json!({ "id": self.id, "event_type": self.event_type, "headers": self.headers });
         let members = [
@@ -164,7 +164,8 @@ impl FileMessage {
         object
     }
 
-    /// The headers it travels with: its own, then those that carry what Kafka has no field for.
+    /// Returns the headers of the message's record: its own, then those for the members that Kafka
+    /// has no field for.
     pub(crate) fn wire_headers(&self) -> Headers {
         let own = self.headers.iter().map(|(name, value)| (name.as_str(), Some(value)));
         let carried = [
@@ -178,7 +179,7 @@ impl FileMessage {
             .collect()
     }
 
-    /// The record that a broker would hand over at this position.
+    /// Returns the record that a broker would deliver at this position.
     pub(crate) fn record(&self, topic: &Arc<str>, partition: i32, offset: i64) -> Record {
         Record {
             topic: topic.clone(),

@@ -1,10 +1,10 @@
 //! The Kafka half of a consumer: closed while there is nothing to read, open otherwise.
 //!
-//! Closed, it is a line in the books of the watcher that its brokers have in this host. It opens
-//! when the watcher sees something to read or cannot tell, and closes when it had nothing to do for
-//! a while and the group has read everything, on every host. The order of closing leaves no gap: it
-//! is watched before it leaves its group, from offsets that were committed, so whatever comes
-//! meanwhile opens it again.
+//! A closed consumer is an entry of the lag watcher that its brokers have in this host. It opens
+//! when the watcher finds records to read or cannot tell. It closes when it had nothing to do for a
+//! while and the group has read everything, on every host. The order of closing leaves no gap: the
+//! consumer is watched before it leaves its group, from offsets that were committed. So records
+//! that arrive in between open it again.
 
 use std::{
     sync::{
@@ -28,42 +28,42 @@ use tokio::{
 
 use crate::starts::{Mark, Proving, Trial};
 
-/// How long the first look at a consumer's topics may take.
+/// Longest wait for the first lag of a consumer's topics.
 const FIRST_LOOK: Duration = Duration::from_secs(3);
-/// How long what runs may take when it closes.
+/// Longest drain of running messages when a consumer closes.
 const CLOSE: Duration = Duration::from_secs(20);
-/// The same when its database is out of reach: little of that will come to an end.
+/// Longest drain when its database is out of reach: few of the messages can finish then.
 const LEAVE: Duration = Duration::from_secs(2);
-/// How often the database is asked meanwhile, and how often a consumer that never rests looks
-/// whether it is away.
+/// Pause between two questions to a database that is out of reach. Also the pause between two such
+/// checks of a consumer that never closes.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// Time beyond a drain's own, for the task to say that it is over.
+/// Time beyond a drain's own, in which the task reports its end.
 const MARGIN: Duration = Duration::from_secs(3);
-/// Openings at the same time, of those that have something to read and of the others.
+/// Most openings at a time: of consumers that have records to read, and of the others, each.
 const AT_ONCE: usize = 8;
-/// How long an opening counts as one when there is something to read: a host that comes back to
-/// many busy consumers starts 32 of them a second.
+/// Time for which an opening holds its permit when there are records to read. A host that returns
+/// to many busy consumers starts 32 of them a second.
 const HOLD_EAGER: Duration = Duration::from_millis(250);
-/// The same when that cannot be told, or when only the group's offsets are to be kept: it counts
-/// until it has joined its group, but no longer than this.
+/// Longest time for which an opening holds its permit when the lag is unknown, or when only the
+/// group's offsets are to be kept. It ends earlier once the consumer has joined its group.
 const HOLD_CAREFUL: Duration = Duration::from_secs(10);
-/// Kafka forgets the offsets of a group that has been empty for `offsets.retention.minutes`, seven
-/// days by default, and the group would read everything again, also what the inbox has long
-/// dropped. So an idle consumer joins its group this often, which begins that time anew, and leaves
-/// it again.
+/// Interval at which an idle consumer joins its group and leaves it again, which restarts the
+/// retention of its offsets. Kafka forgets the offsets of a group that has been empty for
+/// `offsets.retention.minutes`, seven days by default. The group would then read everything again,
+/// also messages that the inbox has long dropped.
 const KEEP: Duration = Duration::from_secs(12 * 3_600);
-/// The same for the first time after a start: nobody knows how long the group has been empty.
+/// The first such interval after a start: how long the group has been empty is not known then.
 const KEEP_FIRST: Duration = Duration::from_secs(3_600);
-/// How long a consumer that opened only to keep its offsets stays.
+/// Idle time after which a consumer that opened only to keep its offsets closes.
 const KEEP_OPEN: Duration = Duration::from_millis(500);
 
-/// What all consumers of a host share for opening and closing.
+/// The watchers, limits and permits that all consumers of a host share for opening and closing.
 pub(crate) struct Openings {
     watchers: Watchers,
-    /// After how long without anything to do a consumer closes; none for never.
+    /// Idle time after which a consumer closes; none for never.
     idle_after: Option<Duration>,
-    /// After how long without an answer of its database, and out of its reach, it closes; none for
-    /// never.
+    /// Time without an answer of its database, while it is out of reach, after which a consumer
+    /// closes; none for never.
     leave_after: Option<Duration>,
     keep: (Duration, Duration),
     eager: Arc<Semaphore>,
@@ -71,7 +71,7 @@ pub(crate) struct Openings {
 }
 
 impl Openings {
-    /// Zero stands for never.
+    /// Creates the shared part with both times; zero stands for never.
     pub(crate) fn new(idle_after: Duration, leave_after: Duration) -> Arc<Self> {
         Self::with(idle_after, leave_after, (KEEP_FIRST, KEEP))
     }
@@ -93,9 +93,10 @@ impl Openings {
 
 /// The database of a consumer's inbox, as far as this host reaches it.
 pub(crate) trait Database: Send + Sync {
-    /// For how long it has left a question without an answer; none while it has not.
+    /// Returns for how long the database has left a question unanswered; none while no question is
+    /// open.
     fn silent_for(&self) -> Option<Duration>;
-    /// Ask it whether it answers.
+    /// Asks the database, and returns whether it answers.
     fn answers(&self) -> BoxFuture<'_, bool>;
 }
 
@@ -116,11 +117,11 @@ pub(crate) struct Reading {
     is_open: Arc<AtomicBool>,
 }
 
-/// How it ended.
+/// The result of a Kafka half that ended.
 type Ended = Result<Drained, ConsumerError>;
 
 impl Reading {
-    /// Begin to read, or to watch. Must be called on a tokio runtime.
+    /// Begins to read, or to watch. It must be called on a tokio runtime.
     pub(crate) fn start(
         openings: Arc<Openings>,
         config: ConsumerConfig,
@@ -131,15 +132,17 @@ impl Reading {
     ) -> Result<Self, ConsumerError> {
         config.check()?;
         let is_proven = Arc::<AtomicBool>::default();
-        // One that never closes opens here, so that a property that is refused is refused here.
+        // A consumer that never closes opens here, so that a refused property is an error of this
+        // call.
         let never_closes = openings.idle_after.is_none() || config.has_patterns();
         let first = match never_closes {
             true => {
                 let proving = Proving::new(inbox.clone(), mark, config.has_patterns(), &is_proven);
                 Some((Consumer::start(config.clone(), proving.clone())?, proving))
             }
-            // Its own client is made under another mark, when it opens. This one is held until it
-            // is watched, which makes a client for the first consumer of its brokers.
+            // The client of any other is made under another mark, when the consumer opens. This
+            // mark is held until the consumer is watched, which makes a client for the first
+            // consumer of its brokers.
             false => None,
         };
         let watched = if never_closes { None } else { Some(openings.watchers.watch(&config)?) };
@@ -160,12 +163,12 @@ impl Reading {
         Ok(Self { drain, ended, is_open })
     }
 
-    /// Whether it is a member of its group, or becomes one.
+    /// Returns whether the consumer is a member of its group, or becomes one.
     pub(crate) fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Acquire)
     }
 
-    /// Why it ended by itself, if it did.
+    /// Returns the error with which the task ended by itself, if it did.
     pub(crate) fn failure(&self) -> Option<ConsumerError> {
         if let Some(ended) = &*self.ended.borrow() {
             return Some(ended.as_ref().err().cloned().unwrap_or(ConsumerError::Panicked));
@@ -173,7 +176,7 @@ impl Reading {
         self.ended.has_changed().err().map(|_| ConsumerError::Panicked)
     }
 
-    /// Finish what runs, commit, leave the group.
+    /// Finishes running messages, commits the offsets and leaves the group.
     pub(crate) async fn drain(&self, within: Duration) -> Drained {
         self.drain.send_replace(Some(within));
         let mut ended = self.ended.clone();
@@ -184,28 +187,28 @@ impl Reading {
     }
 }
 
-/// Why a consumer opens.
+/// The reason that a consumer opens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Why {
-    /// There is something to read.
+    /// Records to read.
     Something,
-    /// It cannot be told whether there is.
+    /// Unknown lag.
     Blind,
-    /// Its group's offsets are to be kept.
+    /// Offsets of its group that must be kept.
     Keep,
 }
 
-/// Why a consumer closed.
+/// The reason that a consumer closed.
 enum Closed {
-    /// Nothing to do; it is watched.
+    /// Nothing to do; the lag is watched.
     Idle(LagWatch),
-    /// Its database is out of this host's reach; another host may reach it.
+    /// A database out of this host's reach; another host may reach it.
     CutOff,
-    /// It was told to.
+    /// A request to drain, with its result.
     Drained(Drained),
 }
 
-/// The task that opens and closes.
+/// The task that opens and closes a consumer.
 struct Task {
     openings: Arc<Openings>,
     config: ConsumerConfig,
@@ -213,7 +216,7 @@ struct Task {
     database: Arc<dyn Database>,
     drain: watch::Receiver<Option<Duration>>,
     is_open: Arc<AtomicBool>,
-    /// Under which its client is made; none in tests of this alone.
+    /// The trial under which its client is made; none in tests of this module alone.
     trial: Option<Trial>,
     is_proven: Arc<AtomicBool>,
 }
@@ -233,7 +236,7 @@ impl Task {
         loop {
             let why = match watched.take() {
                 Some(resting) => self.rest(resting, keep).await,
-                // What came meanwhile is not known.
+                // The records that arrived while the database was out of reach are not known.
                 None => self.database_is_back().await.then_some(Why::Blind),
             };
             let Some(why) = why else { return Ok(Drained::Clean) };
@@ -248,7 +251,7 @@ impl Task {
         }
     }
 
-    /// Wait until the database answers. False: told to drain.
+    /// Waits until the database answers. Returns false where the consumer was told to drain.
     async fn database_is_back(&self) -> bool {
         let _counted = Counted::new("cut_off");
         let back = async {
@@ -266,8 +269,8 @@ impl Task {
         }
     }
 
-    /// Leave the group where the database has been out of reach for too long. Whoever takes over
-    /// meets the claims of what still runs here.
+    /// Leaves the group where the database has been out of reach for too long, and returns whether
+    /// it did. The host that takes over meets the claims of messages that still run here.
     async fn left(&self, handle: &ConsumerHandle) -> bool {
         let Some(silent_for) =
             self.database.silent_for().filter(|_| !hooks::sabotage("cut_off_stays"))
@@ -289,7 +292,7 @@ impl Task {
         true
     }
 
-    /// Wait for a reason to open. None: told to drain.
+    /// Waits for a reason to open. Returns none where the consumer was told to drain.
     async fn rest(&mut self, mut watched: LagWatch, keep: Duration) -> Option<Why> {
         let _counted = Counted::new("idle");
         let drain = self.drain.clone();
@@ -300,7 +303,7 @@ impl Task {
         }
     }
 
-    /// A place among those that open. None: told to drain.
+    /// Acquires a permit to open. Returns none where the consumer was told to drain.
     async fn permit(&mut self, why: Why) -> Option<OwnedSemaphorePermit> {
         let places =
             if why == Why::Something { &self.openings.eager } else { &self.openings.careful };
@@ -311,8 +314,8 @@ impl Task {
         }
     }
 
-    /// The mark under which its client is made, where this process has not survived that yet. None:
-    /// told to drain.
+    /// Writes the mark under which the client is made, unless this process has survived such a
+    /// start before. The outer option is none where the consumer was told to drain.
     async fn mark(&mut self) -> Result<Option<Option<Mark>>, ConsumerError> {
         let Some(trial) = self.trial.as_ref().filter(|_| !self.is_proven.load(Ordering::Acquire))
         else {
@@ -339,7 +342,7 @@ impl Task {
         Ok(handle)
     }
 
-    /// Join the group and read until there is nothing more to do.
+    /// Joins the group and reads until there is nothing more to do.
     async fn open(
         &mut self,
         why: Why,
@@ -395,13 +398,14 @@ impl Task {
             if !status.partitions.is_empty() || opened_at.elapsed() >= hold {
                 permit = None;
             }
-            // One that is to keep offsets has to have joined.
+            // A consumer that opened to keep its offsets must have joined its group.
             let has_joined = !status.partitions.is_empty() || opened_at.elapsed() >= HOLD_CAREFUL;
             if quiet.is_over(&status)
                 && (has_joined || why != Why::Keep)
                 && let Some(watched) = self.nothing_left().await
             {
-                // What does not end in time goes on alone; whoever runs it next meets its claim.
+                // Messages that do not end in time run on; the host that runs one next meets its
+                // claim.
                 handle.drain(CLOSE).await;
                 return Ok(Closed::Idle(watched));
             }
@@ -413,13 +417,13 @@ impl Task {
         if why == Why::Keep { idle_after.min(KEEP_OPEN) } else { idle_after }
     }
 
-    /// Whether the whole group has read everything. The answer is watched from then on.
+    /// Returns a watch of the group's lag, if the whole group has read everything.
     async fn nothing_left(&self) -> Option<LagWatch> {
         let mut watched = self.openings.watchers.watch(&self.config).ok()?;
         matches!(watched.first(FIRST_LOOK).await, Lag::CaughtUp { .. }).then_some(watched)
     }
 
-    /// Read, but for when the database is out of reach, until told to drain.
+    /// Reads until told to drain, except while the database is out of reach.
     async fn read_for_ever(&mut self, mut handle: ConsumerHandle) -> Ended {
         loop {
             {
@@ -449,12 +453,12 @@ impl Task {
     }
 }
 
-/// Wait until told to drain. That the one who tells is gone says so, too.
+/// Waits until told to drain; a dropped sender counts as that, too.
 async fn asked(mut drain: watch::Receiver<Option<Duration>>) {
     let _ = drain.wait_for(Option::is_some).await;
 }
 
-/// Why a consumer that is watched is to open.
+/// Waits until a watched consumer must open, and returns the reason.
 async fn reason(watched: &mut LagWatch, keep: Duration) -> Why {
     if watched.first(FIRST_LOOK).await == Lag::Pending {
         return Why::Blind;
@@ -463,13 +467,13 @@ async fn reason(watched: &mut LagWatch, keep: Duration) -> Why {
         let kept = tokio::time::sleep(keep.mul_f64(0.5 + rand::random::<f64>() / 2.0));
         tokio::select! {
             lag = watched.until_behind() => return if lag == Lag::Behind { Why::Something } else { Why::Blind },
-            // Where nothing is committed there is nothing to forget.
+            // A group without committed offsets has none to lose.
             () = kept => if watched.has_committed() { return Why::Keep },
         }
     }
 }
 
-/// For how long nothing has happened.
+/// The time since a consumer's partitions last changed or had work.
 struct Quiet {
     idle_after: Duration,
     since: Instant,
@@ -481,12 +485,13 @@ impl Quiet {
         Self { idle_after, since: Instant::now(), seen: Vec::new() }
     }
 
-    /// How often to look.
+    /// Returns the pause between two checks.
     fn step(&self) -> Duration {
         (self.idle_after / 8).clamp(Duration::from_millis(25), Duration::from_secs(5))
     }
 
-    /// Whether nothing has happened for long enough. After a yes it is a while until the next.
+    /// Returns whether nothing has happened for long enough. After a yes, a quarter of the idle
+    /// time passes before the next.
     fn is_over(&mut self, status: &ConsumerStatus) -> bool {
         let seen: Vec<_> = status
             .partitions
@@ -508,7 +513,7 @@ impl Quiet {
     }
 }
 
-/// One consumer of this host in the metric of them, until it is dropped.
+/// One consumer's entry in the gauge of consumers by state, until it is dropped.
 struct Counted(&'static str);
 
 impl Counted {

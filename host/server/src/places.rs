@@ -1,7 +1,8 @@
-//! The databases that tenants named: kept at what the host's database says, and up to date.
+//! The databases that tenants named: kept up to date, with the state that the host's database
+//! holds.
 //!
-//! All of it is done beside the supervisor's loop, in a task for each tenant: a database that is
-//! away costs its own tenant, and nobody waits for it.
+//! All of it is done beside the supervisor's loop, in a task for each tenant. A database that is
+//! unavailable delays its own tenant only.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -15,18 +16,20 @@ use tokio::{
 
 use crate::report;
 
-/// How often the host's database is asked whether something changed.
+/// Pause between two polls of the host's database for changes.
 const POLL: Duration = Duration::from_millis(500);
-/// How often a tenant's database is looked at when nothing did: somebody may have meddled with it.
+/// Pause between two checks of a tenant's database without a change: it may have been altered from
+/// outside.
 const LOOK: Duration = Duration::from_secs(60);
-/// How often it is checked from the ground up, and gets its partitions ahead of time.
+/// Pause between two full preparations of a tenant's database, which also make its partitions ahead
+/// of time.
 const PREPARE: Duration = Duration::from_secs(600);
-/// Longest pause after a look that failed.
+/// Longest pause after a check that failed.
 const AGAIN_MAX: Duration = Duration::from_secs(15);
-/// Databases that are looked at at the same time. One that is away takes up its place for seconds.
+/// Most databases that are checked at a time. One that is unavailable holds its permit for seconds.
 const AT_ONCE: usize = 32;
 
-/// What this host knows of a tenant's database.
+/// This host's knowledge of a tenant's database.
 struct Known {
     state: String,
     look_due: Instant,
@@ -35,11 +38,12 @@ struct Known {
     is_busy: bool,
 }
 
-/// A look that came to its end: the tenant, what it had to bring there, whether it was from the
-/// ground up.
+/// A finished check: the tenant with the state it had to bring there, whether it was a full
+/// preparation, and its result.
 type Looked = (Drift, bool, Result<(), InboxError>);
 
-/// Keep them until aborted. What is broken off is done again by whoever looks next.
+/// Keeps the tenants' databases up to date until aborted. Another host's next check repeats work
+/// that was interrupted.
 pub(crate) async fn keep(admin: Admin) {
     let mut known: HashMap<String, Known> = HashMap::new();
     let mut looks: JoinSet<Looked> = JoinSet::new();
@@ -57,7 +61,7 @@ pub(crate) async fn keep(admin: Admin) {
     }
 }
 
-/// Begin what is due.
+/// Begins the checks that are due.
 fn begin(
     admin: &Admin,
     known: &mut HashMap<String, Known>,
@@ -89,7 +93,7 @@ async fn look(admin: &Admin, tenant: &str, from_the_ground: bool) -> Result<(), 
         Err(InboxError::NotFound(_)) => return Ok(()), // deleted meanwhile
         tenant => tenant?,
     };
-    // What is being deleted is not brought up to date.
+    // A tenant that is being deleted gets no full preparation.
     if from_the_ground && tenant.state != "deleting" {
         admin.prepare_place(&tenant).await
     } else {

@@ -1,4 +1,4 @@
-//! This host among the hosts: that it lives, and how far it is with each consumer.
+//! This host's heartbeat, and its reports on each consumer, in the host's database.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use crate::{
     compilations::Compilations, duplicates::Duplicates, starts::Starts, supervisor::answered,
 };
 
-/// How often a host says that it lives.
+/// Pause between two heartbeats of a host.
 const BEAT: Duration = Duration::from_secs(2);
 
 /// The host's rows.
@@ -22,15 +22,15 @@ pub(crate) struct Presence {
     duplicates: Arc<Duplicates>,
     name: String,
     host_id: Option<i64>,
-    /// The host's row while it is written, in a task: nobody may stop waiting for it in the middle,
-    /// and leave a row that is no host's.
+    /// The task that writes the host's row. A caller that stops waiting in the middle must not
+    /// leave a row that belongs to no host.
     row: Option<JoinHandle<Result<i64, InboxError>>>,
     beat_due: Instant,
-    /// What was said of each consumer last.
+    /// The last reported status of each consumer.
     said: HashMap<i32, Run>,
 }
 
-/// Says how far this host is with deployments, from wherever they are loaded.
+/// Reports this host's progress with deployments, from wherever they are loaded.
 #[derive(Clone)]
 pub(crate) struct Reporter {
     admin: Admin,
@@ -58,9 +58,9 @@ impl Presence {
         }
     }
 
-    /// Say that this host lives, where it is time. One that was silent for so long that it was
-    /// forgotten begins again: true, as it is the first time; nothing that was said before is known
-    /// any more.
+    /// Sends the heartbeat, where it is due. A host that was silent for so long that its row was
+    /// deleted begins again. Returns true then, as it does the first time: every earlier report is
+    /// lost.
     pub(crate) async fn beat(&mut self) -> Result<bool, InboxError> {
         if self.beat_due > Instant::now() {
             return Ok(false);
@@ -82,7 +82,7 @@ impl Presence {
         Ok(!is_known)
     }
 
-    /// Write the host's row, or wait for the one that is being written.
+    /// Writes the host's row, or waits for the task that is writing it.
     async fn write_row(&mut self) -> Result<i64, InboxError> {
         let row = self.row.get_or_insert_with(|| {
             let (admin, name) = (self.admin.clone(), self.name.clone());
@@ -95,7 +95,7 @@ impl Presence {
         })
     }
 
-    /// Say how this host is with each consumer, where that changed.
+    /// Writes this host's status of each consumer, where it changed.
     pub(crate) async fn say(&mut self, runs: impl Iterator<Item = Run>) -> Result<(), InboxError> {
         let Some(host_id) = self.host_id else { return Ok(()) };
         let runs: HashMap<i32, Run> = runs.map(|run| (run.consumer_id, run)).collect();
@@ -111,18 +111,18 @@ impl Presence {
         Ok(())
     }
 
-    /// Whoever says how far this host is.
+    /// Returns a reporter of this host's progress, for tasks beside the loop.
     pub(crate) fn reporter(&self) -> Reporter {
         Reporter { admin: self.admin.clone(), host_id: self.host_id }
     }
 
-    /// Say how far this host is with a consumer.
+    /// Reports this host's progress with a consumer's deployments.
     pub(crate) async fn report(&self, consumer_id: i32, generation: i64, progress: Progress) {
         self.reporter().report(consumer_id, generation, progress).await;
     }
 
-    /// Say which circuit breakers of a consumer are not closed here. Only people look at it. False:
-    /// nobody could be told.
+    /// Writes the circuit breakers of a consumer that are not closed here; operators read them.
+    /// Returns false where they could not be written.
     pub(crate) async fn report_breakers(
         &self,
         consumer_id: i32,
@@ -136,7 +136,7 @@ impl Presence {
         .is_ok()
     }
 
-    /// Nobody is to wait for this host any more.
+    /// Removes this host's rows, so that nothing waits for it any longer.
     pub(crate) async fn end(&mut self) {
         self.duplicates.report(&self.admin).await;
         if self.row.is_some() {
@@ -153,8 +153,8 @@ impl Presence {
 }
 
 impl Reporter {
-    /// Say how far this host is with a consumer. Whoever waits for it waits a little longer when
-    /// this is lost; nothing else depends on it.
+    /// Reports this host's progress with a consumer's deployments. A caller that waits for it waits
+    /// a little longer when the report is lost; nothing else depends on it.
     pub(crate) async fn report(&self, consumer_id: i32, generation: i64, progress: Progress) {
         let Some(host_id) = self.host_id else { return };
         if let Err(error) =

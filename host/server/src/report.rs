@@ -1,10 +1,10 @@
-//! Errors for people.
+//! Errors as text for operators.
 
 use oncebox_model::InboxError;
 
 use crate::cli::Unfit;
 
-/// An error in one line, and below it the reasons where there are several.
+/// Returns an error in one line, followed by a line for each reason where there are several.
 pub(crate) fn lines(error: &anyhow::Error) -> Vec<String> {
     if let Some(InboxError::Policy(problems)) = error.downcast_ref()
         && problems.len() > 1
@@ -29,7 +29,7 @@ pub(crate) fn lines(error: &anyhow::Error) -> Vec<String> {
     lines
 }
 
-/// An error with its causes and what to do about it, in one line whatever the causes wrote.
+/// Returns an error with its causes and a remedy in one line, whatever line breaks the causes have.
 pub(crate) fn one_line(error: &anyhow::Error) -> String {
     let mut texts: Vec<String> = Vec::new();
     let mut remedy = "";

@@ -1,4 +1,4 @@
-//! The live deployments of a consumer, loaded: which of them takes a message.
+//! The live deployments of a consumer, loaded, and the choice of the one that takes a message.
 
 use std::{
     cell::LazyCell,
@@ -22,22 +22,22 @@ use sha2::{Digest, Sha256};
 /// A consumer's handlers at one generation.
 pub(crate) struct Routes {
     generation: i64,
-    /// Slots of one event type: those with a range first, the newest before the older.
+    /// Slots of one event type: those with a range first, each kind from the newest to the oldest.
     exact: HashMap<String, Vec<Entry>>,
-    /// Slots of many event types, the longest common beginning first; `*` is the shortest, it has
-    /// none.
+    /// Slots of many event types, the longest common prefix first. `*` has an empty prefix, so it
+    /// is last.
     prefixes: Vec<(String, Vec<Entry>)>,
     has_canary: bool,
 }
 
-/// What is live in a slot.
+/// The live deployments of a slot.
 struct Entry {
     versions: Option<VersionReq>,
     stable: Arc<Deployed>,
     canary: Option<Canary>,
-    /// A candidate that is tried on what the stable version completed.
+    /// A candidate that is tried on messages that the stable version completed.
     shadow: Option<Arc<Shadow>>,
-    /// Superseded versions that messages which failed on them go back to.
+    /// Superseded versions, to which messages that failed on them return.
     pinned: HashMap<i32, Arc<Deployed>>,
 }
 
@@ -53,13 +53,13 @@ pub(crate) struct Deployed {
     retries: Retries,
     deadline: Duration,
     handler: Box<dyn Handler>,
-    /// Where a canary is compared with the stable version.
+    /// Counts of outcomes, where a canary is compared with the stable version.
     counts: Option<Arc<Counts>>,
     /// Whether a canary's guard judges it.
     is_judged: bool,
 }
 
-/// Runs per deployment since they were last taken.
+/// Completed and failed runs by deployment, since they were last taken.
 #[derive(Default)]
 pub(crate) struct Counts(Mutex<HashMap<i64, (i64, i64)>>);
 
@@ -70,7 +70,7 @@ impl Counts {
         *count = (count.0 + completed, count.1 + failed);
     }
 
-    /// All of them, which are forgotten.
+    /// Takes all counts, which start again at zero.
     pub(crate) fn take(&self) -> Vec<Outcomes> {
         let counts = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         let outcome =
@@ -78,7 +78,7 @@ impl Counts {
         counts.into_iter().map(outcome).collect()
     }
 
-    /// Those that could not be written.
+    /// Adds counts again that could not be written.
     pub(crate) fn put_back(&self, outcomes: &[Outcomes]) {
         for outcome in outcomes {
             self.add(outcome.deployment_id, outcome.completed, outcome.failed);
@@ -143,8 +143,8 @@ impl Handler for Deployed {
 }
 
 impl Routes {
-    /// Deployments that are loaded, with what each is loaded from. Live ones first, then those that
-    /// messages may be pinned to.
+    /// Builds the routes of a generation from deployments and their loaded handlers. Live
+    /// deployments come first, then those that messages may be pinned to.
     pub(crate) fn new(generation: i64, loaded: Vec<(Deployment, Arc<Deployed>)>) -> Self {
         let mut routes =
             Self { generation, exact: HashMap::new(), prefixes: Vec::new(), has_canary: false };
@@ -204,13 +204,13 @@ impl Routes {
         }
     }
 
-    /// Whether a canary is compared here.
+    /// Returns whether a slot has a canary.
     pub(crate) fn has_canary(&self) -> bool {
         self.has_canary
     }
 
-    /// The most specific slot that takes a message: its own event type before one that begins like
-    /// it, a range of event versions before none.
+    /// Returns the most specific slot that takes a message: its own event type before a prefix, a
+    /// range of event versions before none.
     fn entry(&self, message: &Message) -> Option<&Entry> {
         // Most slots have no range, so most messages need not be parsed.
         let version =
@@ -235,8 +235,8 @@ impl Handlers for Routes {
     fn shadow(&self, message: &Message) -> Option<Arc<Shadow>> {
         let entry = self.entry(message)?;
         let shadow = entry.shadow.as_ref()?;
-        // Compared is what the stable version did, and a call for several messages is nobody's in
-        // particular.
+        // The comparison is with the stable version's own run; a call for several messages belongs
+        // to none of them alone.
         let taken = entry.choose(message, None);
         (Arc::ptr_eq(taken, &entry.stable) && !taken.takes_batches()).then(|| shadow.clone())
     }
@@ -252,8 +252,8 @@ impl Handlers for Routes {
     }
 }
 
-/// A candidate, bounded by the deployment's `limits.deadline_ms` or by what a trial may take at
-/// most.
+/// Returns a candidate as a shadow, bounded by the deployment's `limits.deadline_ms` or else by the
+/// default of a trial.
 fn shadow(deployment: &Deployment, deployed: &Arc<Deployed>) -> Option<Arc<Shadow>> {
     if deployed.takes_batches() {
         tracing::warn!(
@@ -295,9 +295,9 @@ impl Entry {
     }
 }
 
-/// Where an ordering key stands between 0 and 100, for one canary: the same key always in the same
-/// place, so that it never goes back while the canary's share grows. A message without a key stands
-/// by its id.
+/// Returns the position of a message's ordering key between 0 and 100, for one canary. A key always
+/// has one position, so it never goes back while the canary's share grows. A message without a key
+/// takes the position of its id.
 fn share(canary: i64, message: &Message) -> f64 {
     let key = message
         .ordering_key
@@ -373,8 +373,8 @@ mod tests {
         Routes::new(1, deployments.into_iter().map(load).collect())
     }
 
-    /// What could go wrong: one that a message may go to is not among all of them, so that its
-    /// messages wait for others.
+    /// Could fail so: a handler that a message may go to is missing from `all`, and its messages
+    /// wait for others.
     #[test]
     fn all_are_those_that_some_message_may_go_to() {
         let canary =

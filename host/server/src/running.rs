@@ -1,4 +1,5 @@
-//! One consumer as this host runs it: its inbox, its place in the Kafka group, its retry workers.
+//! One consumer as this host runs it: its inbox, its membership in the Kafka group, its retry
+//! workers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,13 +25,14 @@ use crate::{
     supervisor::Supervisor,
 };
 
-/// How often handlers are stopped of a consumer that is to end: one more may have begun meanwhile.
+/// Pause between two stops of the handlers of a consumer that must end: another may have begun in
+/// between.
 const STOP_AGAIN: Duration = Duration::from_millis(250);
 
-/// What a started consumer does now.
+/// The status of a started consumer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Status {
-    /// It reads, or runs what is due.
+    /// It reads, or runs due messages.
     Running,
     /// It ended by itself, for this reason.
     Ended(String),
@@ -39,27 +41,27 @@ pub(crate) enum Status {
 /// A consumer that runs here.
 pub(crate) struct Running {
     inbox: Arc<ConsumerInbox>,
-    /// None where nothing is to be read.
+    /// The Kafka half; none for a consumer that reads nothing.
     reading: Option<Reading>,
     routes: Arc<Routes>,
     workers: Vec<JoinHandle<()>>,
     stop: CancellationToken,
 }
 
-/// What a consumer is started with.
+/// The parts that a consumer is started with.
 pub(crate) struct Prepared {
     pub(crate) routes: Arc<Routes>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) schemas: Schemas,
-    /// Under which its client is made, again and again.
+    /// The trial under which its client is made, at each opening.
     pub(crate) trial: Trial,
-    /// The mark of this start, where it makes a client or is watched.
+    /// The mark of this start, for a consumer that makes a client or is watched.
     pub(crate) mark: Option<Mark>,
 }
 
 impl Running {
-    /// Start to consume, or, of a consumer that is drained, only to run what is due. `look` is told
-    /// when claims are refused because newer deployments are required.
+    /// Starts a consumer, or only its retry workers where it is drained. It notifies `look` when
+    /// claims are refused because newer deployments are required.
     pub(crate) fn start(
         host: &Supervisor,
         consumer: &Consumer,
@@ -131,40 +133,39 @@ impl Running {
         Ok(Self { inbox, reading, routes, workers, stop })
     }
 
-    /// Its circuit breakers that are not closed, where one of them turned since this was last
-    /// asked.
+    /// Returns the circuit breakers that are not closed, if any changed since the last call.
     pub(crate) fn breakers_changed(&self) -> Option<Vec<BreakerState>> {
         self.inbox.breakers_changed()
     }
 
-    /// What that answered last was told to nobody.
+    /// Marks the last answer of [`Self::breakers_changed`] as unsent.
     pub(crate) fn breakers_untold(&self) {
         self.inbox.breakers_untold();
     }
 
-    /// The generation of deployments that its next transaction uses.
+    /// Returns the generation of deployments that its next transaction uses.
     pub(crate) fn generation(&self) -> i64 {
         self.routes.generation()
     }
 
-    /// Whether it is not a member of its Kafka group, since there is nothing to read.
+    /// Returns whether the consumer is outside its Kafka group because there is nothing to read.
     pub(crate) fn is_idle(&self) -> bool {
         self.reading.as_ref().is_some_and(|reading| !reading.is_open())
     }
 
-    /// Whether a canary runs here.
+    /// Returns whether the consumer has a canary.
     pub(crate) fn has_canary(&self) -> bool {
         self.routes.has_canary()
     }
 
-    /// Use other deployments, from the next transaction on.
+    /// Switches to other deployments from the next transaction on, and returns their generation.
     pub(crate) fn switch(&mut self, routes: Arc<Routes>) -> i64 {
         self.routes = routes.clone();
         self.inbox.set_handlers(routes);
         self.generation()
     }
 
-    /// What it does now.
+    /// Returns whether the consumer runs, or the error with which it ended.
     pub(crate) fn status(&self) -> Status {
         if self.workers.iter().any(JoinHandle::is_finished) {
             return Status::Ended("a worker panicked; see the log".to_owned());
@@ -175,8 +176,9 @@ impl Running {
         }
     }
 
-    /// Finish what runs. A handler that runs for longer than `patience` is stopped: its transaction
-    /// is rolled back, and its message comes again. True: all of it came to its end in time.
+    /// Drains the consumer, and stops handlers that run for longer than `patience`: their
+    /// transactions are rolled back, and their messages are redelivered. Returns whether everything
+    /// ended in time.
     pub(crate) async fn drain_within(self, patience: Duration, within: Duration) -> bool {
         let inbox = self.inbox.clone();
         let stop = async {
@@ -200,7 +202,7 @@ impl Running {
         }
     }
 
-    /// Finish what runs. True: all of it came to its end in time.
+    /// Finishes running messages, and returns whether all of them ended within the time.
     pub(crate) async fn drain(self, within: Duration) -> bool {
         self.stop.cancel();
         let workers = tokio::time::timeout(within, futures::future::join_all(self.workers));

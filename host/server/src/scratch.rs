@@ -1,5 +1,6 @@
 //! A database of its own for one command: the host's schema, a tenant with the handler's tables, a
-//! consumer and the handler as a deployment, made by the same functions as anywhere else.
+//! consumer and the handler as a deployment. The functions that make them are those of any other
+//! host.
 
 use std::path::PathBuf;
 
@@ -14,38 +15,38 @@ use crate::{
     local::postgres::{PostgresOptions, PrivatePostgres},
 };
 
-/// Where a handler is tried.
+/// The tenant in which a handler is tried.
 pub(crate) const TENANT: &str = "scratch";
-/// Its only consumer.
+/// The tenant's only consumer.
 pub(crate) const CONSUMER: &str = "scratch";
-/// The database that others are copied from.
+/// The database that is the template of copies.
 pub(crate) const DATABASE: &str = "postgres";
 
 /// A private PostgreSQL in the system's folder for temporary files. It is stopped and removed with
 /// this value.
 pub(crate) struct Scratch {
     postgres: Option<PrivatePostgres>,
-    /// The master key of what is made in it.
+    /// The master key of the database.
     pub(crate) key: String,
-    /// A folder that goes with it.
+    /// The folder of the server, removed with this value.
     pub(crate) dir: PathBuf,
 }
 
-/// What is to be tried.
+/// The handler to try.
 pub(crate) struct Subject<'a> {
     /// Name of the handler.
     pub(crate) handler: &'a str,
     /// The component.
     pub(crate) component: &'a [u8],
-    /// Files with its tables.
+    /// SQL files with the handler's tables.
     pub(crate) schema: &'a [PathBuf],
-    /// What it reads through `config`.
+    /// Settings that the handler reads through `config`.
     pub(crate) settings: &'a [(String, String)],
     /// The consumer's policy.
     pub(crate) policy: &'a Policy,
 }
 
-/// What was made for it.
+/// The tenant and the consumer that were made for a handler.
 pub(crate) struct Furnished {
     pub(crate) admin: Admin,
     pub(crate) tenant: Tenant,
@@ -53,11 +54,11 @@ pub(crate) struct Furnished {
 }
 
 impl Scratch {
-    /// Start an empty one; takes about a second.
+    /// Starts an empty server, in about a second.
     pub(crate) async fn start() -> Result<Self> {
         let dir = std::env::temp_dir()
             .join(format!("oncebox-{}", hex::encode(rand::random::<[u8; 6]>())));
-        // Nothing in it outlives the command, so nothing has to survive the machine.
+        // Its data does not outlive the command, so none of it must survive a crash of the machine.
         let options = ["fsync", "synchronous_commit", "full_page_writes"]
             .iter()
             .fold(PostgresOptions::new(dir.join("postgres")), |options, setting| {
@@ -72,24 +73,24 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// How to reach a database of it.
+    /// Returns the options of a connection to one of its databases.
     pub(crate) fn options(&self, database: &str) -> Result<PgConnectOptions> {
         let postgres = self.postgres.as_ref().context("the private PostgreSQL is gone")?;
         Ok(postgres.connect_options().database(database))
     }
 
-    /// A URL for another process.
+    /// Returns the URL of one of its databases, for another process.
     pub(crate) fn url(&self, database: &str) -> Result<String> {
         let url = self.postgres.as_ref().context("the private PostgreSQL is gone")?.url();
         Ok(url.replacen("/postgres?", &format!("/{database}?"), 1))
     }
 
-    /// The functions of a person's commands on a database of it.
+    /// Returns the administration of one of its databases.
     pub(crate) fn admin(&self, database: &str) -> Result<Admin> {
         Ok(Admin::new(self.options(database)?, MasterKey::parse(&self.key)?, "scratch"))
     }
 
-    /// Make everything a handler needs to run.
+    /// Makes everything that a handler needs to run.
     pub(crate) async fn furnish(&self, subject: &Subject<'_>) -> Result<Furnished> {
         let admin = self.admin(DATABASE)?;
         schema::migrate(&self.options(DATABASE)?)
@@ -111,13 +112,13 @@ impl Scratch {
         Ok(Furnished { admin, tenant, consumer })
     }
 
-    /// A copy of the furnished database, in which nothing has happened yet. Nobody may be connected
-    /// to the original.
+    /// Copies the furnished database, in which no message has been handled yet. The original must
+    /// have no open connection.
     pub(crate) async fn copy(&self, name: &str) -> Result<()> {
         self.execute(&format!("CREATE DATABASE {name} TEMPLATE {DATABASE}")).await
     }
 
-    /// Give a copy up.
+    /// Drops a copy.
     pub(crate) async fn drop_copy(&self, name: &str) -> Result<()> {
         self.execute(&format!("DROP DATABASE {name} WITH (FORCE)")).await
     }
@@ -139,14 +140,15 @@ impl Drop for Scratch {
     }
 }
 
-/// The tenant that could not be made is nobody's; the file is the user's.
+/// Rewrites the error of a tenant that could not be made: the user has named a schema file, not
+/// that tenant.
 fn about_schema(error: &anyhow::Error) -> anyhow::Error {
     let text = crate::report::one_line(error);
     let tenant = format!("tenant `{TENANT}` was not created, because of ");
     anyhow::anyhow!("{}", text.replacen(&tenant, "the schema cannot be used: ", 1))
 }
 
-/// Run a command that has something to clean up, also when it is interrupted.
+/// Runs a command that has to clean up, also when it is interrupted.
 pub(crate) async fn interruptible<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {

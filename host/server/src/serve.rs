@@ -19,10 +19,10 @@ use crate::{
     http, open::Openings, supervisor::Supervisor, uploads::Uploads,
 };
 
-/// How long requests of the API may still take at the end.
+/// Longest time that open requests of the API may take at the end.
 const API_GRACE: Duration = Duration::from_secs(5);
 
-/// Serve until SIGTERM or SIGINT, then drain.
+/// Serves until SIGTERM or SIGINT, then drains.
 pub(crate) async fn serve(config: &Config) -> Result<()> {
     let stop = CancellationToken::new();
     let signals = tokio::spawn(cancel_on_signal(stop.clone()));
@@ -31,8 +31,8 @@ pub(crate) async fn serve(config: &Config) -> Result<()> {
     outcome
 }
 
-/// Serve until told to stop, then drain. What the configuration says wrong ends it at once; a
-/// database or a broker that is away is waited for.
+/// Serves until told to stop, then drains. An error of the configuration ends it at once; it waits
+/// for a database or a broker that is unavailable.
 pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Result<()> {
     let metrics = http::recorder()?;
     let admin = config.admin()?;
@@ -48,8 +48,8 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     .await?;
     let api_url = api_listener.url();
     let runtime = Runtime::new(RuntimeConfig {
-        // A transaction that was let in never waits for an instance, which would count against a
-        // deadline; neither does it while components are started for a trial.
+        // A transaction that was admitted never waits for an instance, which would count against
+        // its deadline; neither does it while components are started for a trial.
         instances_max: config
             .runtime
             .instances_max
@@ -76,7 +76,7 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
             false
         }
     };
-    // Not here: a client that ends waits for its threads.
+    // On another thread: dropping a client waits for its threads.
     tokio::task::spawn_blocking(move || drop(brokers));
     if is_told_to_stop {
         http_stop.cancel();
@@ -113,7 +113,7 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     deleting.abort();
     http_stop.cancel();
     compiling.await?;
-    // A client that keeps its request open does not keep the process.
+    // A client that keeps its request open does not keep the process from ending.
     if let Ok(ended) = tokio::time::timeout(Duration::from_secs(1), http).await {
         ended?;
     }
@@ -150,18 +150,18 @@ fn api(
     .with_brokers(Arc::new(kafka))
 }
 
-/// Create the database, unless it exists; its name where it was created. Nothing is created for a
-/// configuration that could not go on with it.
+/// Creates the database, unless it exists, and returns its name where it was created. It creates
+/// none for a configuration that could not serve with it.
 pub(crate) async fn create_database(config: &Config) -> Result<Option<String>> {
     let options = config.connect_options()?;
     config.master_key()?;
     schema::create_database(&options).await.context("failed to prepare the database")
 }
 
-/// Bring the database up to date and say what could not be closed.
+/// Brings the database up to date and logs the privileges that could not be revoked.
 pub(crate) async fn migrate(config: &Config) -> Result<()> {
     let (options, admin) = (config.connect_options()?, config.admin()?);
-    // Before anything is made under the wrong name.
+    // Before anything is made: a pooler in between would drop the options of connections.
     admin.check_reach().await.context("failed to prepare the database")?;
     let open = schema::migrate(&options).await.context("failed to prepare the database")?;
     for what in &open {
@@ -174,7 +174,7 @@ pub(crate) async fn migrate(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Cancel on the first SIGTERM or SIGINT.
+/// Cancels the token on the first SIGTERM or SIGINT.
 pub(crate) async fn cancel_on_signal(stop: CancellationToken) -> Result<()> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {

@@ -12,7 +12,7 @@ use oncebox_model::InboxError;
 
 use crate::supervisor::Supervisor;
 
-/// By tenant: its sessions, also those that are on their way out.
+/// The sessions by tenant, also those of earlier revisions that are still in use.
 #[derive(Default)]
 pub(crate) struct TenantSessions(Mutex<HashMap<i32, Vec<Known>>>);
 
@@ -25,7 +25,7 @@ struct Known {
 }
 
 impl TenantSessions {
-    /// The sessions of a tenant as its row is: after a change they are made anew.
+    /// Returns the sessions of a tenant at its row's revision. It makes new ones after a change.
     pub(crate) fn of(&self, host: &Supervisor, tenant: &Tenant) -> Result<Arc<Sessions>> {
         let mut known = self.known();
         known.retain(|tenant_id, known| {
@@ -53,8 +53,9 @@ impl TenantSessions {
         Ok(sessions)
     }
 
-    /// Let what runs log in with the present credentials: what comes to its end after a change
-    /// needs connections until then. What waits is let in by the present limits.
+    /// Gives running sessions the present credentials, and the scheduler the present limits. After
+    /// a change, consumers that are stopping still need connections. Waiting transactions are
+    /// admitted by the present limits.
     pub(crate) async fn renew(
         &self,
         admin: &Admin,
@@ -67,7 +68,7 @@ impl TenantSessions {
                 tenant => tenant?,
             };
             scheduler.set_limits(tenant.tenant_id, tenant.revision, &tenant.name, &tenant.limits);
-            // One tenant's trouble is not the others'.
+            // A failure for one tenant must not stop the others.
             match admin.credentials(&tenant) {
                 Ok(credentials) => self.renewed(&tenant, |sessions| {
                     sessions.renew(&credentials.guest_password, credentials.secret);

@@ -1,5 +1,5 @@
-//! The marks under which consumers are started: written before, taken away when the start was
-//! survived. What they are for is told where they are judged, in `oncebox_control`.
+//! The marks under which consumers are started: written before a start, and taken away once this
+//! process has survived it. `oncebox_control` judges the marks, and explains their purpose there.
 
 use std::{
     sync::{
@@ -19,24 +19,25 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-/// How long a start waits for another host that tries the same policy: until that is taken for
-/// gone, and a little more.
+/// Longest wait of a start for another host that tries the same policy: until that host is taken
+/// for gone, and a little more.
 const ELSEWHERE_MAX: Duration = Duration::from_secs(20);
-/// How often it asks meanwhile.
+/// Pause between two questions in that time.
 const ASK: Duration = Duration::from_millis(300);
-/// How long a mark stays where nothing proves that its start was survived: brokers may be away, or
-/// other hosts have all partitions.
+/// Longest stay of a mark where nothing proves that its start was survived: brokers may be
+/// unavailable, or other hosts have all partitions.
 const PROOF_MAX: Duration = Duration::from_secs(5);
-/// How long a partition that opens waits for the proof to be written.
+/// Longest wait of an opening partition until the proof is written.
 const WRITE_MAX: Duration = Duration::from_secs(5);
-/// Statements of this kind at the same time.
+/// Most statements about marks at a time.
 const TURNS_MAX: usize = 3;
-/// How often it is tried to take a mark away.
+/// Most tries to take a mark away.
 const TAKE_AWAY_MAX: u32 = 60;
-/// Pause between two tries.
+/// Pause between two tries to take a mark away.
 const TAKE_AWAY_AGAIN: Duration = Duration::from_secs(1);
 
-/// What of a host decides about what it survives: the program, and the native library in it.
+/// Returns the parts of a host that decide whether it survives a start: the versions of the program
+/// and of its native library.
 fn build() -> &'static str {
     static BUILD: OnceLock<String> = OnceLock::new();
     BUILD.get_or_init(|| {
@@ -48,17 +49,17 @@ fn build() -> &'static str {
     })
 }
 
-/// The starts of a host.
+/// The starts of a host's consumers.
 pub(crate) struct Starts {
     admin: Admin,
     /// The host's name.
     host: String,
-    /// The host's row.
+    /// Id of the host's row; 0 until it has one.
     host_id: AtomicI64,
-    /// The only one of this host that starts what no host survived yet.
+    /// Permit for a start that no host has survived yet; this host runs one at a time.
     alone: Arc<Semaphore>,
-    /// Questions and answers at the same time: a host that starts thousands leaves connections to
-    /// everything else.
+    /// Permits for statements about marks: a host that starts thousands of consumers leaves
+    /// connections to other work.
     turns: Semaphore,
 }
 
@@ -73,7 +74,7 @@ impl Starts {
         })
     }
 
-    /// From now on marks bear this host's row.
+    /// Sets the host's row, which later marks name.
     pub(crate) fn on_host(&self, host_id: i64) {
         self.host_id.store(host_id, Ordering::Release);
     }
@@ -84,19 +85,19 @@ impl Starts {
         Ok(self.admin.begin_start(host, of, build(), is_alone).await?)
     }
 
-    /// Wait for marks that are being written, for a while: one that comes after the end of the
-    /// host's row would be taken for that of a host that died.
+    /// Waits for marks that are being written, for a limited time. A mark that is written after the
+    /// end of the host's row would count as that of a host that died.
     pub(crate) async fn quiet(&self) {
         let _ = timeout(WRITE_MAX, self.turns.acquire_many(TURNS_MAX as u32)).await;
     }
 
     async fn end(&self, start: &Start, proven_by: Option<&str>) -> Result<(), InboxError> {
-        // It is closed by nobody.
+        // The semaphore is never closed.
         let _turn = self.turns.acquire().await;
         self.admin.end_start(start, proven_by).await
     }
 
-    /// A consumer as its row said when it was read.
+    /// Returns the trial of a consumer, with the state of the row that was read.
     pub(crate) fn trial(self: &Arc<Self>, consumer: &Consumer) -> Trial {
         let Consumer { consumer_id, revision, tenant, name, .. } = consumer;
         Trial {
@@ -109,7 +110,7 @@ impl Starts {
     }
 }
 
-/// A consumer that is to be started.
+/// A consumer to start, at one revision of its policy.
 #[derive(Clone)]
 pub(crate) struct Trial {
     starts: Arc<Starts>,
@@ -120,14 +121,14 @@ pub(crate) struct Trial {
 }
 
 impl Trial {
-    /// Write the mark. An error says why it must not be started now.
+    /// Writes the mark of a start. An error states why the consumer must not be started now.
     pub(crate) async fn begin(&self) -> Result<Mark> {
         let Self { starts, tenant, name, .. } = self;
         let deadline = Instant::now() + ELSEWHERE_MAX;
         let mut alone = None;
         loop {
-            // In a task of its own: whoever stops waiting may do so while the mark is committed.
-            // The task brings it all the same, and it is taken away.
+            // In a task of its own: a caller may stop waiting while the mark is committed. The task
+            // then still gets the mark, and drops it, which takes it away.
             match tokio::spawn(self.clone().ask(alone.take())).await?? {
                 Turn::Begun(mark) => return Ok(mark),
                 Turn::Alone => alone = Some(starts.alone.clone().acquire_owned().await?),
@@ -148,7 +149,8 @@ impl Trial {
         Ok(match turn {
             StartTurn::Begin(start) => Turn::Begun(Mark { starts, start, alone, is_over: false }),
             StartTurn::Alone => Turn::Alone,
-            // Whoever waits keeps nobody else from starting.
+            // The permit is dropped here: a start that waits for another host blocks no other
+            // start.
             StartTurn::Elsewhere(host) => Turn::Elsewhere(host),
             StartTurn::Changed => {
                 bail!("the policy of consumer `{tenant}/{name}` was changed meanwhile")
@@ -158,13 +160,13 @@ impl Trial {
     }
 }
 
-/// Whether a start may begin.
+/// The answer to a start that asks to begin.
 enum Turn {
-    /// It may.
+    /// Permission, with the mark.
     Begun(Mark),
-    /// Once no other of this host does that no host survived yet.
+    /// Permission once this host runs no other start that no host has survived yet.
     Alone,
-    /// Once this host has tried it.
+    /// Permission once the named host has tried the start.
     Elsewhere(String),
 }
 
@@ -172,15 +174,15 @@ enum Turn {
 pub(crate) struct Mark {
     starts: Arc<Starts>,
     start: Start,
-    /// Kept until the mark says nothing more of this part.
+    /// Permit for the part of a start that this host runs alone; held until that part is over.
     alone: Option<OwnedSemaphorePermit>,
     is_over: bool,
 }
 
 impl Mark {
-    /// The native library has taken what it was handed: its answer to a subscription comes after it
-    /// has compiled the patterns. With patterns, or where a host ended here before, nothing is
-    /// taken for granted until partitions come.
+    /// Ends the part of the start that this host runs alone, once the native library has processed
+    /// the subscription. The library answers a subscription after it has compiled the patterns.
+    /// With patterns, or where a host ended here before, only partitions count as proof.
     async fn settle(&mut self, has_patterns: bool) {
         if self.alone.is_none() || has_patterns || self.start.is_suspected {
             return;
@@ -191,7 +193,7 @@ impl Mark {
         }
     }
 
-    /// It was survived whole.
+    /// Writes that the whole start was survived, and returns whether that was written.
     async fn survived(mut self) -> bool {
         let ended = timeout(WRITE_MAX, self.starts.end(&self.start, Some(build()))).await;
         self.is_over = matches!(ended, Ok(Ok(())));
@@ -229,12 +231,12 @@ impl Drop for Mark {
 }
 
 /// An inbox whose first partition proves that the start was survived: the subscription was
-/// processed, the group joined, and nothing of a message ran yet.
+/// processed, the group joined, and no message ran yet.
 pub(crate) struct Proving {
     inbox: Arc<dyn Inbox>,
     mark: Mutex<Option<Mark>>,
     has_patterns: bool,
-    /// Of this process: what was survived here once need not be marked again.
+    /// Whether this process has survived such a start; a later one needs no mark.
     is_proven: Arc<std::sync::atomic::AtomicBool>,
 }
 
@@ -248,14 +250,14 @@ impl Proving {
         Arc::new(Self { inbox, mark: Mutex::new(mark), has_patterns, is_proven: is_proven.clone() })
     }
 
-    /// The client was made and has subscribed.
+    /// Records that the client was made and has subscribed.
     pub(crate) async fn started(&self) {
         if let Some(mark) = &mut *self.mark.lock().await {
             mark.settle(self.has_patterns).await;
         }
     }
 
-    /// Take the mark away where nothing came that proves anything.
+    /// Takes the mark away after a while without a proof.
     pub(crate) async fn give_up_later(self: Arc<Self>) {
         sleep(PROOF_MAX).await;
         drop(self.mark.lock().await.take());

@@ -1,8 +1,8 @@
-//! Makes what the rows say so: starts consumers, stops them, switches their handlers, carries out
-//! what changes them, and starts again what fails.
+//! Brings the consumers to the state that their rows demand: starts and stops them, switches their
+//! handlers, carries out changes, and restarts those that fail.
 //!
-//! One loop owns the fleet of consumers and never waits for any of them: whatever takes its time
-//! happens in tasks beside it, and what those bring is put in place between two of its rounds.
+//! One loop owns the fleet of consumers and never waits for any of them. Slow work runs in tasks
+//! beside it, and the loop applies their results between two of its rounds.
 
 use std::{
     collections::HashMap,
@@ -43,51 +43,53 @@ use crate::{
     wakeups,
 };
 
-/// How often rows are looked at when nobody says that they changed.
+/// Pause between two reads of the rows without a notification.
 const POLL: Duration = Duration::from_millis(500);
-/// How often partitions are made ahead of time.
+/// Pause between two makings of partitions ahead of time.
 const PARTITIONS: Duration = Duration::from_secs(600);
-/// How often the triggers that shadows need are looked at.
+/// Pause between two checks of the triggers that shadows need.
 const CAPTURE: Duration = Duration::from_secs(2);
-/// How long the loop waits for one answer of the database.
+/// Longest wait of the loop for one answer of the database.
 const ANSWER_MAX: Duration = Duration::from_secs(15);
-/// A host is ready when it has tried to start what it found, and after this long in any case: one
-/// consumer that takes its time keeps nobody from it.
+/// Time after which a host is ready in any case. Before that it is ready once it has tried to start
+/// each consumer; one slow consumer does not keep it from that for longer.
 const FIRST_STARTS: Duration = Duration::from_secs(10);
-/// Consumers that are loaded at the same time. Each asks the database some questions.
+/// Most consumers whose rows are read for a start at a time. Each read is a query of the host's
+/// database.
 const STARTS_MAX: usize = 16;
-/// Changes that are carried out at the same time. Each holds connections of the host's login.
+/// Most changes that are carried out at a time. Each holds connections of the host's login.
 const CHANGES_MAX: usize = 2;
 
-/// What all consumers of a host share.
+/// The parts of a host that all its consumers share.
 pub(crate) struct Supervisor {
     pub(crate) admin: Admin,
     pub(crate) loader: Loader,
     pub(crate) budget: Arc<Budget>,
     pub(crate) settings: SessionSettings,
     pub(crate) kafka: Kafka,
-    /// For consumers whose payloads come in the wire format of a schema registry.
+    /// Decoder for consumers whose payloads are in the wire format of a schema registry.
     pub(crate) decoder: Option<Decoder>,
     pub(crate) owner: String,
-    /// What consumers open and close with.
+    /// Watchers and limits for opening and closing consumers.
     pub(crate) openings: Arc<Openings>,
-    /// Tells retry workers what is due.
+    /// Poller that notifies retry workers of due messages.
     pub(crate) lookout: Arc<Lookout>,
     pub(crate) readiness: watch::Sender<Readiness>,
     pub(crate) sessions: TenantSessions,
-    /// Deployments and states that changed, and claims that were refused because they had.
+    /// Notification of changed deployments and states, and of claims that were refused because of a
+    /// change.
     pub(crate) look: Arc<Notify>,
     pub(crate) starts: Semaphore,
     pub(crate) changes: Semaphore,
-    /// Marks of starts, which tell a host that comes back what ended the one before.
+    /// Marks of starts, which tell a host that comes back why the process before it ended.
     starting: Arc<Starts>,
-    /// Duplicates that consumers refused, to be reported.
+    /// Duplicates that consumers refused, until they are reported.
     pub(crate) duplicates: Arc<Duplicates>,
     group_attempts: Mutex<HashMap<i32, u32>>,
 }
 
 impl Supervisor {
-    /// What a host runs with.
+    /// Creates the supervisor of a host from its parts.
     #[allow(
         clippy::too_many_arguments,
         reason = "each is a part of the host, made by whoever starts it"
@@ -106,7 +108,7 @@ impl Supervisor {
         let admin = admin.acting_as("oncebox");
         Self {
             starting: Starts::new(admin.clone(), owner.clone()),
-            // What a host does by itself is nobody's in the audit log.
+            // The audit log names no user for actions of the host itself.
             admin,
             loader,
             budget,
@@ -126,7 +128,7 @@ impl Supervisor {
         }
     }
 
-    /// Run until told to stop, then drain everything.
+    /// Runs until told to stop, then drains everything.
     pub(crate) async fn run(self, stop: CancellationToken, drain: Duration) -> Drained {
         let host = Arc::new(self);
         let mut presence = Presence::new(
@@ -155,7 +157,7 @@ impl Supervisor {
                 () = host.look.notified() => look_due = Instant::now(),
                 done = tasks.next() => {
                     host.put_in_place(&mut fleet, &presence, done).await;
-                    // Those that ended meanwhile need no round of their own.
+                    // Tasks that ended in between need no round of their own.
                     while let Some(done) = tasks.try_next() {
                         host.put_in_place(&mut fleet, &presence, done).await;
                     }
@@ -174,8 +176,8 @@ impl Supervisor {
         drained
     }
 
-    /// See what the rows say, where it is time, begin to make it so, and say how far it is. The
-    /// answer is whether it was time.
+    /// Reads the rows where that is due, begins the steps they demand, and reports the status.
+    /// Returns whether the read was due.
     async fn round(
         &self,
         fleet: &mut Fleet,
@@ -204,8 +206,8 @@ impl Supervisor {
             fleet.see(standings);
         }
         let mut judged = Vec::new();
-        // All of them before the first wait, so that nothing is left half begun when this is given
-        // up.
+        // All steps begin before the first wait, so that none is left half begun when this future
+        // is dropped.
         for (consumer_id, step) in fleet.steps(Instant::now()) {
             match step {
                 Step::Judge(consumer) => judged.push(consumer),
@@ -224,8 +226,8 @@ impl Supervisor {
         Ok(is_due)
     }
 
-    /// Readiness is about the host: the database answers, its loops come round. What is wrong with
-    /// a consumer is said of the consumer.
+    /// Sets readiness, which is about the host: the database answers, and its loops come round. A
+    /// consumer's failure is reported for the consumer.
     fn judge_self(&self, fleet: &Fleet, began: Instant, looked: Result<bool>) {
         let starting = fleet.first_starts();
         self.announce(match looked {
@@ -242,7 +244,7 @@ impl Supervisor {
         http::announce(&self.readiness, readiness);
     }
 
-    /// Count what canaries did, and withdraw those that fail too often.
+    /// Counts the outcomes of canaries, and withdraws those that fail too often.
     async fn judge(&self, consumer: &Consumer) -> Result<()> {
         let counts = self.loader.counts().take();
         if !counts.is_empty()
@@ -268,8 +270,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Use what a task brings: new handlers from the next transaction on, everywhere in this
-    /// process.
+    /// Applies the result of a task. New handlers are in use from the next transaction on,
+    /// everywhere in this process.
     async fn put_in_place(&self, fleet: &mut Fleet, presence: &Presence, done: Done) {
         if let Done::Loaded { consumer, made_for, routes } = done {
             let (id, generation) = (consumer.consumer_id, consumer.generation);
@@ -290,7 +292,7 @@ impl Supervisor {
         }
     }
 
-    /// Count another attempt to delete a group.
+    /// Counts another attempt to delete a consumer's group, and returns the number of attempts.
     pub(crate) fn group_attempt(&self, consumer_id: i32) -> u32 {
         let mut attempts = self.group_attempts.lock().unwrap_or_else(PoisonError::into_inner);
         let attempts = attempts.entry(consumer_id).or_default();
@@ -298,11 +300,11 @@ impl Supervisor {
         *attempts
     }
 
-    /// Load a consumer and start it.
+    /// Loads a consumer and starts it.
     pub(crate) async fn start(&self, consumer: &Consumer, work: Work) -> Result<Running> {
         let policy = consumer.policy()?;
         let tenant = self.admin.tenant(&consumer.tenant).await?;
-        // Here, where nobody else waits for it: a tenant's own database may be away.
+        // Here, where no other consumer waits for it: a tenant's own database may be unavailable.
         self.admin.prepare_place(&tenant).await?;
         let routes = self.loader.load(&tenant, consumer, &policy).await?;
         let sessions = self.sessions.of(self, &tenant)?;
@@ -312,7 +314,7 @@ impl Supervisor {
         if let Some(quarantine) = &consumer.quarantine {
             bail!(quarantine.text(&consumer.tenant, &consumer.name));
         }
-        // Last: whatever takes its time happens before. One that reads nothing makes no client.
+        // Last: slow work comes before it. A consumer that reads nothing makes no client.
         let mark = match work {
             Work::Read => Some(trial.begin().await?),
             Work::Retry | Work::Rest => None,
@@ -330,8 +332,8 @@ impl Supervisor {
     }
 }
 
-/// The database's answer, or that there is none: on a connection that something in between has
-/// forgotten, none would ever come, and the loop would wait for it.
+/// Returns the database's answer, or an error after a limited wait. On a connection that a
+/// middlebox has forgotten, no answer would ever come, and the loop would wait for it.
 pub(crate) async fn answered<T>(
     asked: impl Future<Output = Result<T, InboxError>>,
 ) -> Result<T, InboxError> {
@@ -348,9 +350,9 @@ async fn make_partitions(admin: Admin) {
     }
 }
 
-/// Keep the triggers that capture row changes on the tables of tenants with a shadow, and on no
-/// others. Whatever a host leaves half done when it dies, the next look of any host puts right. One
-/// statement names the tenants where there is something to look at, which are few.
+/// Keeps the triggers that capture row changes on the tables of tenants with a shadow, and on no
+/// others. The next check of any host repairs changes that a host left half done when it died. One
+/// statement names the tenants that need a check, which are few.
 async fn keep_capture(admin: Admin) {
     loop {
         match admin.tenants_with_capture().await {

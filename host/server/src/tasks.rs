@@ -1,5 +1,5 @@
-//! What the supervisor does beside its loop: loading, starting, bringing to an end, carrying out
-//! changes. A task that panics is a failure of its consumer, and of nothing else.
+//! The supervisor's tasks beside its loop: loading, starting, stopping, carrying out changes. A
+//! task that panics is a failure of its consumer only.
 
 use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
@@ -18,28 +18,28 @@ use crate::{
     supervisor::Supervisor,
 };
 
-/// How long a consumer that is stopped may finish what it runs: longer than its partitions may.
+/// Longest drain of a consumer that is stopped: longer than the drain of its partitions.
 const STOP: Duration = Duration::from_secs(30);
 
-/// How long handlers that run may go on when their consumer is stopped.
+/// Time that running handlers have when their consumer is stopped.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long they may when the tenant or the consumer is to do nothing any more.
+/// Time that they have when the tenant or the consumer is to do nothing more.
 const PATIENCE_SUSPENDED: Duration = Duration::from_secs(1);
 
-/// What a task brings.
+/// The result of a task.
 pub(crate) enum Done {
-    /// A consumer was started, or not.
+    /// A started consumer, or the reason that it did not start.
     Started { consumer_id: i32, started: Result<Box<Current>, String> },
-    /// Deployments were loaded.
+    /// Loaded deployments, or the error of loading them.
     Loaded { consumer: Box<Consumer>, made_for: i64, routes: Result<Arc<Routes>> },
-    /// Nothing of a consumer runs any more.
+    /// A stopped consumer.
     Stopped { consumer_id: i32 },
-    /// A change was carried out, or waits for something.
+    /// A change that was carried out, or the text of what it waits for.
     Changed { consumer_id: i32, note: Option<String> },
 }
 
 impl Done {
-    /// What it is about.
+    /// Returns the id of the consumer that the result is about.
     pub(crate) fn consumer_id(&self) -> i32 {
         match self {
             Self::Started { consumer_id, .. }
@@ -50,7 +50,7 @@ impl Done {
     }
 }
 
-/// What there is to say of a task that panicked.
+/// The purpose of a task, for the result of one that panicked.
 enum Meant {
     Start(i32),
     Load(Box<Consumer>),
@@ -61,7 +61,7 @@ enum Meant {
 /// The tasks of a supervisor.
 pub(crate) struct Tasks {
     host: Arc<Supervisor>,
-    /// How long everything may take at the end.
+    /// Longest drain of all consumers at the end.
     within: Duration,
     running: JoinSet<Done>,
     meant: HashMap<Id, (Meant, AbortHandle)>,
@@ -72,7 +72,7 @@ impl Tasks {
         Self { host, within, running: JoinSet::new(), meant: HashMap::new() }
     }
 
-    /// Begin a step.
+    /// Begins the task of a step.
     pub(crate) fn begin(&mut self, presence: &Presence, consumer_id: i32, step: Step) {
         let (host, reporter) = (self.host.clone(), presence.reporter());
         match step {
@@ -110,7 +110,7 @@ impl Tasks {
         self.meant.insert(handle.id(), (meant, handle));
     }
 
-    /// What the next task brings; waits for ever where there is none.
+    /// Waits for the result of the next task; without a task, for ever.
     pub(crate) async fn next(&mut self) -> Done {
         match self.running.join_next_with_id().await {
             Some(ended) => self.ended(ended),
@@ -118,7 +118,7 @@ impl Tasks {
         }
     }
 
-    /// What another task has brought already.
+    /// Returns the result of another task that has already ended.
     pub(crate) fn try_next(&mut self) -> Option<Done> {
         let ended = self.running.try_join_next_with_id()?;
         Some(self.ended(ended))
@@ -149,8 +149,8 @@ impl Tasks {
         }
     }
 
-    /// Finish what runs, everywhere at once. What is being loaded is dropped; what is being stopped
-    /// or changed comes to its end.
+    /// Drains all consumers at once. Loading tasks are aborted; stopping and changing tasks run to
+    /// their end.
     pub(crate) async fn drain(mut self, fleet: Fleet) -> Drained {
         let within = self.within;
         let loading = self
@@ -177,23 +177,23 @@ impl Tasks {
     }
 }
 
-/// The row of a consumer. So many at a time ask for theirs when a host starts; nobody holds a place
-/// meanwhile for what depends on a tenant, its database or a compilation.
+/// Reads the row of a consumer. A limited number of starts read theirs at a time. None holds its
+/// permit while it waits for a tenant, its database or a compilation.
 async fn newest(host: &Supervisor, consumer_id: i32) -> Result<Consumer> {
     let _permit = host.starts.acquire().await.context("the host ends")?;
     host.admin.consumer_by_id(consumer_id).await?.context("the consumer is gone")
 }
 
-/// Load and start what the rows say now.
+/// Loads and starts a consumer as its rows say now.
 async fn start(host: &Supervisor, reporter: &Reporter, standing: Standing) -> Result<Box<Current>> {
     let consumer = newest(host, standing.consumer_id).await?;
     reporter.report(consumer.consumer_id, consumer.generation, Progress::Compiling).await;
     let running = host.start(&consumer, standing.work()).await?;
-    // No wait from here on: a task that is given up would leave it running.
+    // No await from here on: an aborted task would leave the consumer running.
     Ok(Box::new(Current::new(running, consumer, &standing)))
 }
 
-/// Load the newest deployments of a consumer that runs.
+/// Loads the newest deployments of a running consumer.
 async fn load(
     host: &Supervisor,
     reporter: &Reporter,
@@ -203,7 +203,7 @@ async fn load(
         let newest = newest(host, consumer.consumer_id).await?;
         reporter.report(newest.consumer_id, newest.generation, Progress::Compiling).await;
         let tenant = host.admin.tenant(&newest.tenant).await?;
-        // Its policy may be newer than what runs, which is started anew for that.
+        // The row's policy may be newer than the running one; for that, the consumer is restarted.
         let routes = host.loader.load(&tenant, &newest, &consumer.policy()?).await?;
         anyhow::Ok((newest, routes))
     };

@@ -1,11 +1,11 @@
-//! What a terminal is shown. Ids, keys, payloads and errors hold what producers and tenants like; a
-//! terminal obeys some of it: escape sequences move its cursor and change its settings, and
-//! bidirectional controls reorder a line.
+//! Text that is safe for a terminal. Ids, keys, payloads and errors hold any characters of
+//! producers and tenants. A terminal obeys some of them: escape sequences move its cursor and
+//! change its settings, and bidirectional controls reorder a line.
 
 use std::borrow::Cow;
 
-/// Whether a character is written as its number instead. Line ends and tabs are ours to print, but
-/// for cells of tables.
+/// Returns whether a character is written as its number instead. Line ends and tabs are the
+/// program's own, except in cells of tables.
 fn is_hidden(c: char) -> bool {
     let formats = matches!(c,
         '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
@@ -27,40 +27,41 @@ fn escape(text: &str, is_hidden: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(text.chars().map(escaped).collect())
 }
 
-/// Lines without anything that a terminal obeys or hides.
+/// Returns lines without any character that a terminal obeys or hides.
 pub(crate) fn lines(text: &str) -> Cow<'_, str> {
     escape(text, is_hidden)
 }
 
-/// The same of a text that is to stay on one line.
+/// Returns a text for one line, without any character that a terminal obeys or hides, line ends and
+/// tabs included.
 pub(crate) fn cell(text: &str) -> Cow<'_, str> {
     escape(text, |c| c == '\n' || c == '\t' || is_hidden(c))
 }
 
-/// Print a line as a terminal may be shown it. In the modules behind this one it stands for the
-/// standard library's.
+/// Prints a line that is safe for a terminal. In the modules declared after this one it replaces
+/// the standard library's macro.
 macro_rules! println {
     () => { std::println!() };
     ($($argument:tt)*) => { std::println!("{}", crate::terminal::lines(&format!($($argument)*))) };
 }
 
-/// The same for the standard error.
+/// Prints a line that is safe for a terminal to standard error.
 macro_rules! eprintln {
     () => { std::eprintln!() };
     ($($argument:tt)*) => { std::eprintln!("{}", crate::terminal::lines(&format!($($argument)*))) };
 }
 
-/// Print a text without a line end, in the same way.
+/// Prints a text that is safe for a terminal, without a line end.
 macro_rules! print {
     ($($argument:tt)*) => { std::print!("{}", crate::terminal::lines(&format!($($argument)*))) };
 }
 
-/// The same for the standard error.
+/// Prints a text that is safe for a terminal to standard error, without a line end.
 macro_rules! eprint {
     ($($argument:tt)*) => { std::eprint!("{}", crate::terminal::lines(&format!($($argument)*))) };
 }
 
-/// Show a text beside a bar.
+/// Shows a text beside a progress bar.
 pub(crate) fn tell(bar: &indicatif::ProgressBar, text: &str) {
     bar.set_message(cell(text).into_owned());
 }

@@ -1,4 +1,4 @@
-//! What the API asks of the runtime and of the broker's client.
+//! The runtime and the broker's client, as the API uses them.
 
 use bytes::Bytes;
 use oncebox_admin::{Checked, Checking, Components, Problem, Unchecked};
@@ -6,7 +6,7 @@ use oncebox_model::policy::Policy;
 
 use crate::{cli::check_kafka, compilations::Compilations};
 
-/// Uploads as this process looks at them and compiles them.
+/// Uploads, as this process checks and compiles them.
 pub(crate) struct Uploads {
     pub(crate) components: Compilations,
 }
@@ -41,7 +41,7 @@ impl Components for Uploads {
 
     fn submit(&self, digest: [u8; 32]) {
         if let Err(busy) = self.components.submit(&digest) {
-            // It is queued in its row, where it is found later.
+            // It stays queued in its row, where the host finds it later.
             tracing::warn!(%busy, digest = hex::encode(digest), "a component waits to be compiled");
         }
     }

@@ -1,17 +1,16 @@
-//! What wakes the parts of a host that rest, and what lets them rest again: one task for all
-//! consumers.
+//! One task for all consumers of a host, which wakes retry workers and closes unused connections.
 
 use std::{sync::Arc, time::Duration};
 
 use oncebox_inbox::{Budget, Lookout};
 use tokio_util::sync::CancellationToken;
 
-/// How long a tenant's connection may be unused before it is closed.
+/// Longest time that a tenant's connection stays unused before it is closed.
 const UNUSED: Duration = Duration::from_secs(30);
-/// How often unused connections are looked for.
+/// Pause between two searches for unused connections.
 const SWEEP: Duration = Duration::from_secs(5);
 
-/// Tell retry workers what is due, and close connections that nobody uses, until told to stop.
+/// Notifies retry workers of due messages, and closes unused connections, until told to stop.
 pub(crate) async fn run(lookout: Arc<Lookout>, budget: Arc<Budget>, stop: CancellationToken) {
     let sweeping = async {
         loop {

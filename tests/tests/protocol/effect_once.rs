@@ -67,7 +67,7 @@ async fn a_failure_before_commit_leaves_nothing_and_redelivery_runs() {
 }
 
 async fn a_failure_before_commit_leaves_nothing_and_redelivery_runs_of(world: World) {
-    let consumer = world.simple("", "").await;
+    let consumer = world.simple("", "batch = { duration_ms = 60000 }").await;
     let (host, records) = (world.host(&consumer), [record(0, "a", ""), record(1, "b", "gate b")]);
     let mut partition = open(&host, 0).await;
     let offered = records.clone();

@@ -1,5 +1,6 @@
-//! The end of a consumer: its rows go in batches, each a transaction of its own, so that nobody
-//! waits for them and a host that dies on the way leaves the rest to another. The audit log stays.
+//! Deletion of a consumer. Its rows are removed in batches, each in its own transaction, so that no
+//! caller waits for them. A host that dies on the way leaves the rest to another host. The audit
+//! log stays.
 
 use oncebox_model::{error::InboxError, hooks};
 use serde_json::{Value, json};
@@ -14,32 +15,31 @@ use crate::{
     control::Admin,
 };
 
-/// Rows of the inbox that go in one transaction.
+/// Inbox rows that are removed in one transaction.
 const BATCH: i64 = 5_000;
 
-/// How far the removal of a consumer is.
+/// The progress of a consumer's removal.
 pub enum RemovalTurn {
-    /// Nothing to do: it is gone, or another host is at it.
+    /// None: the consumer is gone, or another host removes it.
     None,
-    /// These hosts still run something of it.
+    /// Waiting for these hosts, which still run the consumer.
     Waits(Vec<String>),
-    /// Some rows went; there may be more.
+    /// Number of rows that were removed; more may be left.
     Removed(u64),
-    /// The inbox holds nothing of it any more; its own row is next.
+    /// The inbox is empty; the consumer's own row is next.
     Last(Box<LastOfConsumer>),
 }
 
-/// A consumer without rows in the inbox, while nobody else removes it.
+/// A consumer without inbox rows, under a lock that keeps other hosts from removing it.
 pub struct LastOfConsumer {
-    /// The consumer, with its policy.
+    /// Consumer, with its policy.
     pub consumer: Consumer,
     admin: Admin,
     tx: sqlx::Transaction<'static, Postgres>,
 }
 
 impl Admin {
-    /// Remove some of what is left of a consumer that is being deleted, once no host that lives
-    /// runs it.
+    /// Removes some of the rows of a consumer that is being deleted, once no live host runs it.
     pub async fn removal_turn(&self, standing: &Standing) -> Result<RemovalTurn, InboxError> {
         let consumer_id = standing.consumer_id;
         let mut tx = self.pool.begin().await?;
@@ -70,8 +70,8 @@ impl Admin {
         Ok(RemovalTurn::Last(Box::new(LastOfConsumer { consumer, admin: self.clone(), tx })))
     }
 
-    /// Claims are denied since the consumer's state says so, and so are completions: nothing comes
-    /// after.
+    /// Removes a batch of the consumer's messages, and after the last batch what is stored beside
+    /// them. The consumer's state denies claims and completions, so no rows are added.
     async fn remove_some(&self, tenant: &str, consumer_id: i32) -> Result<u64, InboxError> {
         const REMOVE: &str = "DELETE FROM oncebox.inbox i USING (SELECT message_id, \
             retention_class, bucket FROM oncebox.inbox \
@@ -79,7 +79,7 @@ impl Admin {
             WHERE i.consumer_id = $1 AND i.message_id = d.message_id AND i.retention_class = \
             d.retention_class AND i.bucket = d.bucket";
         let tenant = self.tenant(tenant).await?;
-        // In a database of the tenant's own the state has to be known before anything goes.
+        // A tenant's own database must have the state before any row is removed there.
         self.mirror(&tenant).await?;
         let place = self.place(&tenant)?;
         let removed = sqlx::query(REMOVE)
@@ -95,7 +95,7 @@ impl Admin {
     }
 }
 
-/// What is kept of a consumer's messages beside their rows, once those are gone.
+/// Removes what is stored beside a consumer's messages, once the messages are gone.
 pub(crate) async fn remove_beside_messages(
     place: &PgPool,
     consumer_id: i32,
@@ -114,7 +114,7 @@ pub(crate) async fn remove_beside_messages(
 }
 
 impl LastOfConsumer {
-    /// Its deployments and its own row go. `details` are kept in the audit log.
+    /// Removes the consumer's deployments and its own row. `details` are kept in the audit log.
     pub async fn remove(mut self, details: Value) -> Result<(), InboxError> {
         let Consumer { consumer_id, tenant, name, .. } = &self.consumer;
         hooks::point("consumer:delete:last");

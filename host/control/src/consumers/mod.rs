@@ -1,14 +1,14 @@
-//! Consumers' rows: what their tenants subscribed to, and how.
+//! Consumers' rows: subscriptions of tenants, with their policies.
 
-// What hosts are to do with a consumer.
+// The work that hosts do for a consumer.
 pub(crate) mod state;
-// Starts that kill the process, and the quarantine of what they start.
+// Starts that end the process, and the quarantine of their consumers.
 pub(crate) mod start;
 // Another policy while hosts run, and its consequences.
 pub(crate) mod policy_change;
-// Other offsets.
+// Changes of a group's offsets.
 pub(crate) mod seek;
-// End a consumer.
+// Deletion of a consumer.
 pub(crate) mod delete;
 
 use oncebox_model::{error::InboxError, policy::Policy};
@@ -33,41 +33,42 @@ use crate::{
 pub struct Consumer {
     /// Key.
     pub consumer_id: i32,
-    /// Its tenant.
+    /// Key of its tenant.
     #[serde(skip)]
     pub tenant_id: i32,
     /// Name of its tenant.
     pub tenant: String,
     /// Name.
     pub name: String,
-    /// Policy, as kept.
+    /// Policy, as stored.
     #[serde(serialize_with = "without_secrets")]
     pub policy: Value,
-    /// `running`, `paused`, `draining` or `deleting`.
+    /// State: `running`, `paused`, `draining` or `deleting`.
     pub state: String,
-    /// Grows with every change of policy or state.
+    /// Number of the latest change of policy or state.
     pub revision: i64,
     /// Generation of its deployments.
     pub generation: i64,
-    /// Offsets that its group is to be set to, until that is done.
+    /// Offsets to set in its group; none once they are set.
     #[sqlx(json(nullable))]
     pub seek: Option<Seek>,
-    /// State of its tenant: of one that is not `active`, no consumer runs.
+    /// State of its tenant; a consumer runs only while this is `active`.
     pub tenant_state: String,
-    /// Why no host starts it, where that is so.
+    /// Quarantine that keeps hosts from starting it, if any.
     #[sqlx(json(nullable))]
     pub quarantine: Option<Quarantine>,
-    /// When it was created.
+    /// Time of creation.
     pub created_at: chrono::DateTime<chrono::Utc>,
 }
 
 impl Consumer {
-    /// The policy for people: without the values of Kafka's properties, which may be passwords.
+    /// Returns the policy for operators, without the values of Kafka's properties, which may be
+    /// passwords.
     pub fn policy_shown(&self) -> Value {
         shown(&self.policy)
     }
 
-    /// The policy, typed.
+    /// Returns the policy, parsed.
     pub fn policy(&self) -> Result<Policy, InboxError> {
         serde_json::from_value(self.policy.clone()).map_err(|error| {
             InboxError::Invalid(format!(
@@ -78,7 +79,7 @@ impl Consumer {
     }
 }
 
-/// All of it, before `what` of them.
+/// Builds a statement for all columns of a consumer, with a condition `what`.
 fn select(what: &str) -> sqlx::AssertSqlSafe<String> {
     sqlx::AssertSqlSafe(format!(
         "SELECT c.consumer_id, c.tenant_id, t.name AS tenant, c.name, c.policy, c.state, \
@@ -90,7 +91,7 @@ fn select(what: &str) -> sqlx::AssertSqlSafe<String> {
 }
 
 impl Admin {
-    /// Create a consumer with its policy.
+    /// Creates a consumer with its policy.
     pub async fn create_consumer(
         &self,
         tenant: &str,
@@ -103,7 +104,8 @@ impl Admin {
         if tenant.state == "deleting" {
             return Err(InboxError::conflict(format!("tenant `{}` is being deleted", tenant.name)));
         }
-        // Before the row: from then on hosts claim messages of it.
+        // The partitions exist before the row does: with the row, hosts begin to claim messages of
+        // it.
         schema::ensure_partitions_for(&self.pool, &[policy.retention.class()]).await?;
         let mut tx = self.pool.begin().await?;
         group_is_free(&mut tx, &tenant.name, name, policy).await?;
@@ -122,12 +124,12 @@ impl Admin {
         self.consumer(&tenant.name, name).await
     }
 
-    /// All consumers, by tenant and name.
+    /// Lists all consumers, by tenant and name.
     pub async fn consumers(&self) -> Result<Vec<Consumer>, InboxError> {
         Ok(sqlx::query_as(select("ORDER BY t.name, c.name")).fetch_all(&self.pool).await?)
     }
 
-    /// One consumer.
+    /// Returns one consumer.
     pub async fn consumer(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
         let one = select("WHERE t.name = $1 AND c.name = $2");
         let found = sqlx::query_as(one).bind(tenant).bind(name).fetch_optional(&self.pool).await?;
@@ -139,15 +141,15 @@ impl Admin {
         })
     }
 
-    /// One consumer by its key, which a consumer of the same name that is made later does not have.
+    /// Reads a consumer by its key. A later consumer with an equal name has another key.
     pub async fn consumer_by_id(&self, consumer_id: i32) -> Result<Option<Consumer>, InboxError> {
         let one = select("WHERE c.consumer_id = $1");
         Ok(sqlx::query_as(one).bind(consumer_id).fetch_optional(&self.pool).await?)
     }
 }
 
-/// A consumer as an open transaction sees it. Whoever holds its lock must not wait for another
-/// connection: all of them may be held by those who wait for the lock.
+/// Reads a consumer in an open transaction. A caller that holds the consumer's lock must not wait
+/// for another connection: all connections may be held by callers that wait for the lock.
 pub(crate) async fn consumer_in(
     connection: &mut PgConnection,
     consumer: &Consumer,
@@ -162,8 +164,9 @@ pub(crate) async fn consumer_in(
     })
 }
 
-/// Two consumers in one group would share out each other's partitions, and one could move or delete
-/// the offsets of the other. The lock keeps two that come at the same time apart.
+/// Checks that the policy's Kafka group belongs to no other consumer, and locks groups until the
+/// transaction ends. Two consumers in one group would share their partitions, and one could move or
+/// delete the offsets of the other. The lock keeps two concurrent changes apart.
 pub(crate) async fn group_is_free(
     connection: &mut PgConnection,
     tenant: &str,
@@ -184,7 +187,7 @@ pub(crate) async fn group_is_free(
         .fetch_optional(connection)
         .await?;
     match taken {
-        // Whose it is, is not everybody's to know.
+        // The owner's name is not shown to every caller.
         Some(_) => Err(InboxError::conflict(format!(
             "the kafka group `{group}` is another consumer's; set another `kafka.group`"
         ))),
@@ -192,7 +195,7 @@ pub(crate) async fn group_is_free(
     }
 }
 
-/// What stands for a value that is not shown.
+/// Placeholder for a value that is not shown.
 pub(crate) const HIDDEN: &str = "…";
 
 pub(crate) fn shown(policy: &Value) -> Value {

@@ -1,5 +1,5 @@
-//! Another policy for a consumer that is there: what changes, what follows from it, and the change
-//! itself.
+//! A change of the policy of an existing consumer: the differences, their consequences, and the
+//! change itself.
 
 use std::collections::BTreeMap;
 
@@ -20,38 +20,39 @@ use crate::{
 /// One key of a policy that changes.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct PolicyDifference {
-    /// The key, with dots.
+    /// Key, with dots.
     pub key: String,
-    /// Its value before; none where it was not there. Values of `kafka.properties` are not shown.
+    /// Value before; none where the key was absent. Values of `kafka.properties` are not shown.
     pub before: Option<Value>,
-    /// Its value after.
+    /// Value after; none where the key is absent.
     pub after: Option<Value>,
 }
 
-/// What follows from a change, beyond what it says.
+/// A consequence of a change, beyond the changed value itself.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Consequence {
-    /// The key that it follows from.
+    /// Changed key that causes it.
     pub key: &'static str,
-    /// For people.
+    /// Text for the operator.
     pub text: String,
 }
 
-/// A change of a policy, made or not.
+/// A change of a policy, made or proposed.
 #[derive(Debug, Clone)]
 pub struct PolicyChange {
-    /// The consumer, as it is now.
+    /// Consumer; with the new policy where the change is made.
     pub consumer: Consumer,
-    /// What changes.
+    /// Keys that change.
     pub differences: Vec<PolicyDifference>,
-    /// What somebody has to accept first.
+    /// Consequences that an operator must accept first.
     pub consequences: Vec<Consequence>,
-    /// Whether it was made. What has consequences is made only where they are accepted.
+    /// Whether the change is made. A change with consequences is made only where they are accepted.
     pub is_made: bool,
 }
 
 impl Admin {
-    /// Give a consumer another policy. Hosts finish the batches that they run with the old one.
+    /// Sets the policy of a consumer. Hosts finish the batches that they run under the policy
+    /// before.
     pub async fn set_policy(
         &self,
         tenant: &str,
@@ -60,7 +61,8 @@ impl Admin {
         accept: bool,
     ) -> Result<PolicyChange, InboxError> {
         let consumer = self.consumer(tenant, name).await?;
-        // Before the lock: whoever waits for a place holds no connection and no row.
+        // Before the lock: a caller that waits for a slot holds neither a connection nor a row
+        // lock.
         policy.check_apart().await?;
         let mut tx = self.pool.begin().await?;
         let (state, ..) = lock(&mut tx, &consumer).await?;
@@ -69,11 +71,11 @@ impl Admin {
                 "consumer `{tenant}/{name}` is being deleted"
             )));
         }
-        // As it is under the lock.
+        // The row under the lock.
         let consumer = consumer_in(&mut tx, &consumer).await?;
         keep_hidden(&mut policy, &consumer.policy)?;
         policy.check_but_schemas()?;
-        // A policy that cannot be read any more is what a change is needed for most.
+        // A policy that cannot be read is the one that needs a change most.
         let before = consumer.policy();
         let differences = differences(
             &before.as_ref().map_or_else(|_| consumer.policy.clone(), |before| json!(before)),
@@ -103,7 +105,8 @@ impl Admin {
     }
 }
 
-/// Whoever changes a policy that was shown to them sends back what stands for a value: it stays.
+/// Restores hidden values. A caller that changes a policy that it was shown sends back the
+/// placeholder, which leaves the stored value.
 fn keep_hidden(policy: &mut Policy, before: &Value) -> Result<(), InboxError> {
     for (name, value) in policy.kafka.properties.iter_mut().filter(|(_, value)| *value == HIDDEN) {
         let known = before
@@ -120,7 +123,7 @@ fn keep_hidden(policy: &mut Policy, before: &Value) -> Result<(), InboxError> {
     Ok(())
 }
 
-/// The keys that differ, in order.
+/// Returns the keys that differ, in order.
 pub fn differences(before: &Value, after: &Value) -> Vec<PolicyDifference> {
     let (old, new) = (leaves(before), leaves(after));
     let (old_shown, new_shown) = (leaves(&shown(before)), leaves(&shown(after)));
@@ -134,7 +137,7 @@ pub fn differences(before: &Value, after: &Value) -> Vec<PolicyDifference> {
     differs.map(difference).collect()
 }
 
-/// Values that are no tables, by their keys.
+/// Collects the values that are not objects, by their dotted keys.
 fn leaves(value: &Value) -> BTreeMap<String, Value> {
     fn walk(prefix: &str, value: &Value, found: &mut BTreeMap<String, Value>) {
         match value {
@@ -264,8 +267,9 @@ fn consequences(consumer: &Consumer, before: &Policy, after: &Policy) -> Vec<Con
     all
 }
 
-/// Rows are where their class is, and a claim looks there alone: rows that moved while a host that
-/// nobody can reach still claims in the old class would be claimed twice.
+/// Returns the error for a change of `retention`. Rows stay in their retention class, and a claim
+/// looks only there. If rows moved while an unreachable host still claims in the former class, they
+/// would be claimed twice.
 fn refuse_retention(consumer: &Consumer, difference: &PolicyDifference) -> InboxError {
     let text =
         |value: &Option<Value>| value.as_ref().and_then(Value::as_str).unwrap_or("7d").to_owned();
@@ -281,7 +285,8 @@ fn refuse_retention(consumer: &Consumer, difference: &PolicyDifference) -> Inbox
     ))
 }
 
-/// A deployment may run under less than its consumer allows, never under more.
+/// Checks that no live deployment has a limit above the policy's. A deployment may run under lower
+/// limits than its consumer, never under higher ones.
 async fn check_deployments(
     connection: &mut PgConnection,
     consumer: &Consumer,

@@ -1,6 +1,6 @@
-//! Setting the offsets of a consumer's group. What they are set to is in the row until it is done,
-//! and as long as it is there no host runs the consumer: whoever dies on the way leaves the rest to
-//! another, and setting them twice is setting them once.
+//! Changes of the offsets of a consumer's group. The target offsets are in the row until they are
+//! set, and until then no host runs the consumer. If a host dies on the way, another host completes
+//! the seek. Setting the offsets twice has the effect of setting them once.
 
 use chrono::{DateTime, Utc};
 use oncebox_model::error::InboxError;
@@ -17,51 +17,51 @@ use crate::{
     control::Admin,
 };
 
-/// Where the group is to go on.
+/// The offsets at which a group is to continue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seek {
-    /// The next offset of each partition that is set.
+    /// Next offset of each partition that is set.
     pub offsets: Vec<SeekOffset>,
-    /// Who asked for it.
+    /// Actor that requested it.
     pub by: String,
-    /// When.
+    /// Time of the request.
     pub at: DateTime<Utc>,
 }
 
 /// The next offset of a partition.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SeekOffset {
-    /// The topic.
+    /// Topic.
     pub topic: String,
-    /// The partition.
+    /// Partition.
     pub partition: i32,
-    /// The offset of the record that is read next.
+    /// Offset of the record that is read next.
     pub offset: i64,
 }
 
-/// What there is to do for a seek.
+/// The work on a seek.
 pub enum SeekTurn {
-    /// Nothing: it is done, or another host is at it.
+    /// None: the seek is complete, or another host works on it.
     None,
-    /// These hosts still run something of the consumer.
+    /// Waiting for these hosts, which still run the consumer.
     Waits(Vec<String>),
-    /// It is this host's turn.
+    /// The caller's work.
     Ours(Box<SeekInHand>),
 }
 
-/// A seek that nobody else carries out or takes back while this is held.
+/// A seek that no other host carries out or cancels while this is held.
 pub struct SeekInHand {
-    /// The consumer, with its policy.
+    /// Consumer, with its policy.
     pub consumer: Consumer,
-    /// What to set.
+    /// Offsets to set.
     pub offsets: Vec<SeekOffset>,
     admin: Admin,
     tx: sqlx::Transaction<'static, Postgres>,
 }
 
 impl Admin {
-    /// Ask for a seek. The same one again changes nothing; another one, while it is under way, is
-    /// refused.
+    /// Requests a seek. A repeated request with equal offsets changes nothing. Another one is
+    /// refused while the first is under way.
     pub async fn begin_seek(
         &self,
         tenant: &str,
@@ -104,7 +104,7 @@ impl Admin {
         self.consumer(tenant, name).await
     }
 
-    /// Take a seek back that is not done yet. Waits for a host that is just about to do it.
+    /// Cancels a seek that is not complete. Waits for a host that is about to carry it out.
     pub async fn cancel_seek(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
         let consumer = self.consumer(tenant, name).await?;
         let mut tx = self.pool.begin().await?;
@@ -118,10 +118,10 @@ impl Admin {
         self.consumer(tenant, name).await
     }
 
-    /// Take a seek in hand, once no host that lives runs anything of the consumer.
+    /// Takes a seek for this host, once no live host runs the consumer.
     pub async fn seek_turn(&self, consumer_id: i32) -> Result<SeekTurn, InboxError> {
         let mut tx = self.pool.begin().await?;
-        // A host that stops in the middle must not hold it for ever.
+        // A host that stops in the middle must not hold the lock for ever.
         sqlx::query("SET LOCAL idle_in_transaction_session_timeout = '60s'")
             .execute(&mut *tx)
             .await?;
@@ -147,7 +147,7 @@ impl Admin {
 }
 
 impl SeekInHand {
-    /// The brokers have it; the consumer goes on as before.
+    /// Records that the brokers have the offsets. The consumer then continues.
     pub async fn done(mut self) -> Result<(), InboxError> {
         let Consumer { consumer_id, tenant, name, .. } = &self.consumer;
         clear(&mut self.tx, *consumer_id).await?;

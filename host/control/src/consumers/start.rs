@@ -1,13 +1,15 @@
 //! Starts of consumers, one of which may end the process: no row of a tenant ends a host twice.
 //!
-//! A host writes a mark, starts the consumer, and takes the mark away when it has survived that.
-//! Whoever comes next finds the marks of hosts that are gone and judges them. A policy that no host
-//! of this build has survived yet is *unproven*: one host at a time tries it, and each host tries
-//! one such consumer at a time, so that the mark of a host that ended in that part names the one it
-//! was about, which is *quarantined*: no host starts it until its policy is another, or an operator
-//! resumes it. A host that ended later in a start, or in that of a policy that was survived before,
-//! may have had any reason, such as a power cut: what it was starting is suspected, and quarantined
-//! when that comes again.
+//! A host writes a mark, starts the consumer, and removes the mark once it has survived the start.
+//! Other hosts find the marks of hosts that are gone, and evaluate them. A policy that no host of
+//! this build has survived yet is *unproven*. One host at a time tries such a policy, and each host
+//! tries one such consumer at a time. The mark of a host that ended in that part therefore names
+//! the cause. That consumer is *quarantined*: no host starts it until its policy changes or an
+//! operator resumes it.
+//!
+//! A host may also end later in a start, or in the start of a policy that was survived before. That
+//! may have any reason, such as a power cut. The consumer is then suspected, and quarantined when
+//! it happens again.
 
 use chrono::{DateTime, Utc};
 use oncebox_model::{error::InboxError, hooks};
@@ -18,32 +20,32 @@ use crate::{audit::Subject, control::Admin, hosts::GONE};
 
 /// Hosts in a row that may end during the start of a policy that was survived before.
 const SUSPICIONS_MAX: i32 = 3;
-/// The same of one that no host survived yet.
+/// Hosts in a row that may end during the start of a policy that no host has survived.
 const SUSPICIONS_UNPROVEN_MAX: i32 = 2;
-/// Hosts that a consumer may end before another policy does not release it any more, and only an
-/// operator does.
+/// Hosts that a consumer may end until another policy does not release it, and only an operator
+/// does.
 pub const DEATHS_MAX: i32 = 3;
 
-/// A consumer that no host starts, since its start ended one.
+/// The quarantine of a consumer that no host starts, because its start ended a host.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Quarantine {
-    /// Since when.
+    /// Time at which it began.
     pub at: DateTime<Utc>,
-    /// The host that ended: the name of the machine and the id of the process.
+    /// Host that ended: the name of the machine and the id of the process.
     pub host: String,
-    /// Hosts that it ended so far.
+    /// Number of hosts that the consumer has ended.
     pub deaths: i32,
 }
 
-/// A [`Quarantine`] in a query of `oncebox.consumer c` that has `oncebox.consumer_start s` joined:
-/// null for none.
+/// Column of a [`Quarantine`] in a query of `oncebox.consumer c` with `oncebox.consumer_start s`
+/// joined: null for none.
 pub(crate) const QUARANTINE: &str = "CASE WHEN s.quarantined_revision = c.policy_revision OR \
     s.quarantined_revision IS NOT NULL AND s.deaths >= 3 \
     THEN jsonb_build_object('at', s.quarantined_at, 'host', s.quarantined_host, 'deaths', \
     s.deaths) END AS quarantine";
 
 impl Quarantine {
-    /// What happened, and what to do.
+    /// Explains the quarantine, with the operator's options.
     pub fn text(&self, tenant: &str, consumer: &str) -> String {
         let Self { at, host, deaths } = self;
         let by_policy = if *deaths < DEATHS_MAX { "change its policy, or " } else { "" };
@@ -56,44 +58,44 @@ impl Quarantine {
     }
 }
 
-/// What a host is to do that wants to start a consumer.
+/// The answer to a host that asks to start a consumer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StartTurn {
     /// Start it; the mark is written.
     Begin(Start),
-    /// It is unproven: ask again as the only one of this host that starts such a consumer.
+    /// Its policy is unproven: ask again as the only start of such a consumer on this host.
     Alone,
-    /// Another host is trying it; ask again.
+    /// Another host, named here, tries it; ask again.
     Elsewhere(String),
-    /// Its policy is another by now, or it is gone.
+    /// The policy has changed, or the consumer is gone.
     Changed,
-    /// Leave it.
+    /// Do not start it.
     Quarantined(Quarantine),
 }
 
 /// A start under a mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Start {
-    /// The consumer.
+    /// Key of the consumer.
     pub consumer_id: i32,
-    /// The host.
+    /// Key of the host.
     pub host_id: i64,
-    /// The policy, by its revision.
+    /// Revision of the policy.
     pub policy_revision: i64,
-    /// No host of this build survived it yet.
+    /// Whether no host of this build has survived the policy yet.
     pub is_unproven: bool,
-    /// A host ended during its start before.
+    /// Whether a host has ended during an earlier start of it.
     pub is_suspected: bool,
 }
 
-/// A consumer that is quarantined from now on.
+/// A consumer that is newly quarantined.
 #[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub struct Quarantined {
     /// Name of its tenant.
     pub tenant: String,
-    /// Its name.
+    /// Name of the consumer.
     pub consumer: String,
-    /// The host that ended.
+    /// Host that ended.
     pub host: String,
 }
 
@@ -125,8 +127,8 @@ impl Known {
 }
 
 impl Admin {
-    /// A host wants to start a consumer whose row it read at a revision. The mark is committed
-    /// before this answers.
+    /// Asks to start a consumer whose row the host read at a revision. The mark is committed before
+    /// this returns.
     pub async fn begin_start(
         &self,
         (host_id, host): (i64, &str),
@@ -149,8 +151,8 @@ impl Admin {
             excluded.policy_revision, is_unproven = excluded.is_unproven, \
                 is_settling = false, started_at = now()";
         let mut tx = self.pool.begin().await?;
-        // Before any row: whoever judges the dead holds this table against everybody, and then
-        // changes rows.
+        // This lock comes before any row: an evaluation of gone hosts locks the table against all
+        // others, and then changes rows.
         sqlx::query("LOCK TABLE oncebox.start_mark IN ROW EXCLUSIVE MODE")
             .execute(&mut *tx)
             .await?;
@@ -202,7 +204,7 @@ impl Admin {
         }))
     }
 
-    /// The part is over that one consumer of a host has to itself.
+    /// Ends that part of a start which one consumer of a host has to itself.
     pub async fn start_settles(&self, start: &Start) -> Result<(), InboxError> {
         const SETTLES: &str = "UPDATE oncebox.start_mark SET is_settling = true WHERE consumer_id \
             = $1 AND host_id = $2";
@@ -214,9 +216,9 @@ impl Admin {
         Ok(())
     }
 
-    /// A start is over, and the host lives: where it was so silent that it was taken for gone, what
-    /// followed from that is undone. With a build: the start was survived whole, which is known
-    /// from now on.
+    /// Ends a start that the host has survived. Where the host was silent for so long that it was
+    /// taken for gone, the consequences are undone. With `proven_by`, the build has survived the
+    /// whole start, and the policy is proven for it.
     pub async fn end_start(
         &self,
         start: &Start,
@@ -238,7 +240,7 @@ impl Admin {
         const OVER: &str = "DELETE FROM oncebox.start_mark WHERE consumer_id = $1 AND host_id = $2";
         let over =
             sqlx::query(OVER).bind(start.consumer_id).bind(start.host_id).execute(&mut *tx).await?;
-        // Where the mark is gone, this host was taken for gone with it.
+        // A missing mark means that another host took this host for gone.
         if proven_by.is_some() || over.rows_affected() == 0 {
             let survived = sqlx::query(SURVIVED)
                 .bind(start.consumer_id)
@@ -250,7 +252,8 @@ impl Admin {
         Ok(tx.commit().await?)
     }
 
-    /// Judge the marks of hosts that are gone. What is quarantined by that, once.
+    /// Evaluates the marks of hosts that are gone. Returns each consumer that is quarantined by
+    /// that, once.
     pub async fn judge_gone_starts(&self) -> Result<Vec<Quarantined>, InboxError> {
         let gone = format!(
             "FROM oncebox.start_mark m WHERE NOT EXISTS (SELECT FROM oncebox.host h WHERE \
@@ -301,8 +304,8 @@ impl Admin {
         Ok(quarantined)
     }
 
-    /// Let hosts start a quarantined consumer again, which is an operator's to decide. False: it is
-    /// none.
+    /// Releases a quarantined consumer for starts, on an operator's decision. Returns false where
+    /// it is not quarantined.
     pub async fn release_consumer(&self, tenant: &str, name: &str) -> Result<bool, InboxError> {
         let consumer = self.consumer(tenant, name).await?;
         if consumer.quarantine.is_none() {
@@ -331,7 +334,7 @@ impl Admin {
     }
 }
 
-/// What a host was starting is over with it: it ends by itself.
+/// Deletes the start marks of a host that ends by itself, so that they are not evaluated.
 pub(crate) async fn forget_starts(
     connection: &mut PgConnection,
     host_id: i64,

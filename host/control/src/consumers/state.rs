@@ -1,6 +1,6 @@
-//! What hosts are to do with a consumer: run it, rest, finish what is open, or forget it. A change
-//! is one transaction that raises the consumer's revision; a host compares that with what it does,
-//! and acts.
+//! The work of hosts for a consumer: run it, stop, finish open messages, or delete it. A change is
+//! one transaction that raises the consumer's revision. A host compares that with the revision it
+//! runs, and acts.
 
 use oncebox_model::{error::InboxError, hooks};
 use serde_json::json;
@@ -16,51 +16,51 @@ use crate::{
     hosts::GONE,
 };
 
-/// What the rows say of a consumer, without its policy: hosts ask for all of them twice a second.
+/// A consumer's rows without its policy. Hosts read those of all consumers twice a second.
 #[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub struct Standing {
-    /// The consumer.
+    /// Key of the consumer.
     pub consumer_id: i32,
-    /// Its tenant.
+    /// Key of its tenant.
     pub tenant_id: i32,
     /// Name of its tenant.
     pub tenant: String,
-    /// Its name.
+    /// Name of the consumer.
     pub name: String,
-    /// `running`, `paused`, `draining` or `deleting`.
+    /// State: `running`, `paused`, `draining` or `deleting`.
     pub state: String,
-    /// Grows with every change of policy or state.
+    /// Number of the latest change of policy or state.
     pub revision: i64,
     /// Generation of its deployments.
     pub generation: i64,
     /// Whether its group's offsets are to be set.
     pub is_sought: bool,
-    /// `active`, `suspended` or `deleting`.
+    /// State of its tenant: `active`, `suspended` or `deleting`.
     pub tenant_state: String,
-    /// Grows with every change of the tenant that hosts have to hear of.
+    /// Number of the latest change of the tenant that hosts must observe.
     pub tenant_revision: i64,
-    /// Why no host starts it, where that is so. What runs goes on.
+    /// Quarantine that keeps hosts from starting it, if any. A consumer that runs goes on.
     #[sqlx(json(nullable))]
     pub quarantine: Option<Quarantine>,
 }
 
-/// What a host does with a consumer.
+/// The work of a host for a consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
-    /// Reads its topics and runs what is due.
+    /// Reading its topics, and running messages that are due.
     Read,
-    /// Runs what is due, and reads nothing.
+    /// Running messages that are due, without reading.
     Retry,
-    /// Nothing.
+    /// None.
     Rest,
 }
 
 impl Standing {
-    /// What hosts are to do.
+    /// Returns the work that hosts do for the consumer.
     pub fn work(&self) -> Work {
         match self.state.as_str() {
             _ if self.tenant_state != "active" || self.is_sought => Work::Rest,
-            // Without a deployment there is nothing to hand messages to.
+            // Without a deployment no handler takes messages.
             _ if self.generation == 0 => Work::Rest,
             "running" => Work::Read,
             "draining" => Work::Retry,
@@ -68,17 +68,18 @@ impl Standing {
         }
     }
 
-    /// What a host's work with it depends on; while this is the same, what runs may go on.
+    /// Returns the revisions on which a host's work depends. While they do not change, running work
+    /// goes on.
     pub fn version(&self) -> (i64, i64, i64) {
         (self.revision, self.generation, self.tenant_revision)
     }
 }
 
-/// Open messages are counted up to here: whoever waits for none need not know how many there are.
+/// Most open messages that are counted: a caller that waits for zero needs no exact number.
 const OPEN_MAX: i64 = 10_000;
 
 impl Admin {
-    /// What hosts are to do with each consumer.
+    /// Lists the desired work for each consumer.
     pub async fn standings(&self) -> Result<Vec<Standing>, InboxError> {
         let list = format!(
             "SELECT c.consumer_id, c.tenant_id, t.name AS tenant, c.name, c.state, c.revision, \
@@ -92,29 +93,31 @@ impl Admin {
         Ok(sqlx::query_as(sqlx::AssertSqlSafe(list)).fetch_all(&self.pool).await?)
     }
 
-    /// Hosts finish the batches that they run, leave the group, and let retries rest.
+    /// Pauses a consumer: hosts finish the batches that they run, leave the group, and stop
+    /// retries.
     pub async fn pause_consumer(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
         self.change_state(tenant, name, "paused", "consumer.pause").await
     }
 
-    /// Hosts run it again.
+    /// Resumes a consumer: hosts run it again.
     pub async fn resume_consumer(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
         self.change_state(tenant, name, "running", "consumer.resume").await
     }
 
-    /// Hosts read no further records and finish what is in the inbox; then the consumer is
-    /// `paused`.
+    /// Drains a consumer: hosts read no further records and finish the messages in the inbox. Then
+    /// its state is `paused`.
     pub async fn drain_consumer(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
         self.change_state(tenant, name, "draining", "consumer.drain").await
     }
 
-    /// Nothing is claimed or completed for it any more, wherever a host may be; its rows go by and
-    /// by.
+    /// Begins to delete a consumer. From the commit on, no host claims or completes a message for
+    /// it, wherever the host is. Its rows are removed step by step.
     pub async fn delete_consumer(&self, tenant: &str, name: &str) -> Result<Consumer, InboxError> {
         self.change_state(tenant, name, "deleting", "consumer.delete").await
     }
 
-    /// What is so already stays so, without a trace.
+    /// Sets the state of a consumer. Setting the present state changes nothing and writes no audit
+    /// row.
     async fn change_state(
         &self,
         tenant: &str,
@@ -144,7 +147,7 @@ impl Admin {
                     pause it"
             )));
         }
-        // Whatever the group was to be set to is of no interest to one that goes.
+        // A consumer that is deleted needs no seek.
         const SET: &str = "UPDATE oncebox.consumer SET state = $2, revision = revision + 1, \
             seek = CASE WHEN $2 <> 'deleting' THEN seek END WHERE consumer_id = $1";
         sqlx::query(SET).bind(consumer.consumer_id).bind(to).execute(&mut *tx).await?;
@@ -154,7 +157,8 @@ impl Admin {
         self.consumer(tenant, name).await
     }
 
-    /// Messages of a consumer that are still to be run; more than 10,000 are counted as one more.
+    /// Counts the messages of a consumer that are still to be run; 10,001 stands for more than
+    /// 10,000.
     pub async fn open_messages(&self, consumer: &Consumer) -> Result<i64, InboxError> {
         self.open_of(&consumer.tenant, consumer.consumer_id).await
     }
@@ -170,12 +174,12 @@ impl Admin {
             .await?)
     }
 
-    /// Make a consumer whose messages are all settled `paused`. True: it is done, by this host or
-    /// by another.
+    /// Sets a drained consumer to `paused`, once all its messages are settled. Returns true where
+    /// that is done, by this host or by another.
     pub async fn finish_drain(&self, standing: &Standing) -> Result<bool, InboxError> {
         let Standing { consumer_id, tenant, name, revision, .. } = standing;
         let mut tx = self.pool.begin().await?;
-        // Once every host has heard of it, only retry workers change the inbox, and they add
+        // Once every host has seen the revision, only retry workers change the inbox, and they add
         // nothing.
         if !late_hosts(&mut tx, *consumer_id, *revision, false).await?.is_empty()
             || self.open_of(tenant, *consumer_id).await? > 0
@@ -194,8 +198,8 @@ impl Admin {
     }
 }
 
-/// Lock a consumer's row against other changes: its state, its generation, and whether it is being
-/// sought.
+/// Locks a consumer's row against other changes. Returns its state, its generation, and whether it
+/// has a seek.
 pub(crate) async fn lock(
     connection: &mut PgConnection,
     consumer: &Consumer,
@@ -211,8 +215,8 @@ pub(crate) async fn lock(
     })
 }
 
-/// Hosts that live and have not yet done what a revision asks for; with `stopped`, those that still
-/// run anything of the consumer.
+/// Lists live hosts that have not reached a revision; with `stopped`, also those that still run
+/// anything of the consumer.
 pub(crate) async fn late_hosts(
     connection: &mut PgConnection,
     consumer_id: i32,

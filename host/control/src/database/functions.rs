@@ -1,12 +1,14 @@
-//! The functions of the host's schemas: a file each in `host/inbox/sql`, with the current text only, applied
-//! after the numbered migrations.
+//! The functions of the host's schemas: one file each in `host/inbox/sql`, with the current text
+//! only, applied after the numbered migrations.
 //!
-//! The table `oncebox.function` records the text of each function that was applied, and the schema
-//! number of the program that applied it. A text is applied where the record, or what PostgreSQL
-//! holds, differs from the file; a function without a file is dropped. A program with a lower number
-//! than the record's changes nothing, so that an older host that starts later never puts an older
-//! text back. All of it is one transaction, record and privileges included: a host that dies in the
-//! middle leaves what was there, and the next one does it again.
+//! The table `oncebox.function` records the text of each applied function, and the schema number of
+//! the program that applied it. A text is applied where the record, or the function in PostgreSQL,
+//! differs from the file. A function without a file is dropped.
+//!
+//! A program with a lower number than the record's changes nothing. So an older host that starts
+//! later never puts an older text back. Everything happens in one transaction, record and
+//! privileges included. A host that dies in the middle leaves the earlier state, and the next host
+//! repeats the work.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -17,7 +19,7 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use super::schema::GRANTS;
 
 /// The number of this program's schema. A release whose migrations or functions differ from those
-/// of the release before has a higher one: of two programs with one number, the one that starts
+/// of the release before has a higher one. Of two programs with one number, the one that starts
 /// last leaves its texts.
 pub const SCHEMA_NUMBER: i32 = 1;
 
@@ -27,10 +29,10 @@ macro_rules! texts {
     };
 }
 
-/// A function in the language SQL stands after those that it calls: PostgreSQL looks for them when
-/// it is made.
+/// Texts of the functions, in the order in which they are applied. A function in the language SQL
+/// follows those that it calls: PostgreSQL resolves them when it creates the function.
 static TEXTS: &[&str] = texts![
-    // Who calls, and the path of a message.
+    // The check of the caller, and the path of a message.
     "authorize",
     "claim",
     "restore_records",
@@ -59,7 +61,7 @@ static TEXTS: &[&str] = texts![
     "capture_row",
     "capture_missing",
     "captured",
-    // What operators and tenants do.
+    // Actions of operators and tenants.
     "remedy",
     "revise",
     "migration_applied",
@@ -71,13 +73,13 @@ static TEXTS: &[&str] = texts![
     "was_restored",
 ];
 
-/// What PostgreSQL answers where a function cannot be replaced: its result or the names of its
-/// parameters differ, or it was made by hand and belongs to another role. The owner of the schema
-/// may drop it all the same.
+/// SQLSTATEs that PostgreSQL returns when it cannot replace a function. Its result or the names of
+/// its parameters differ (42P13), or it was made by hand and belongs to another role (42501). The
+/// owner of the schema may nevertheless drop such a function.
 const NOT_REPLACEABLE: [&str; 2] = ["42P13", "42501"];
 
-/// What PostgreSQL keeps of each function: text, rights, settings. A second function of one name
-/// makes another hash.
+/// Query for each function's hash in PostgreSQL: text, rights, settings and number of arguments. A
+/// second function of one name changes the hash.
 const DEFINITIONS: &str = "SELECT n.nspname || '.' || p.proname AS name, \
         sha256(convert_to(string_agg(row(p.prosrc, p.prosecdef, p.proconfig, p.pronargs)::text, '' \
         ORDER BY p.oid), 'UTF8')) AS hash \
@@ -89,7 +91,7 @@ const DEFINITIONS: &str = "SELECT n.nspname || '.' || p.proname AS name, \
 pub struct Functions {
     /// The schema's number.
     pub schema_number: i32,
-    /// A `CREATE OR REPLACE FUNCTION` each, in the order in which they are applied.
+    /// One `CREATE OR REPLACE FUNCTION` statement each, in the order in which they are applied.
     pub texts: Vec<Cow<'static, str>>,
 }
 
@@ -97,12 +99,12 @@ pub struct Functions {
 struct Applied {
     hash: Vec<u8>,
     schema_number: i32,
-    /// Whether PostgreSQL holds it as it was applied.
+    /// Whether the function in PostgreSQL is as it was applied.
     is_intact: bool,
 }
 
 impl Functions {
-    /// The functions of this program.
+    /// Returns the functions of this program.
     pub fn of_this_program() -> Self {
         let texts = TEXTS.iter().copied().map(Cow::Borrowed).collect();
         Self { schema_number: SCHEMA_NUMBER, texts }
@@ -121,7 +123,8 @@ impl Functions {
         Ok(newest > Some(self.schema_number))
     }
 
-    /// Returns whether the database lacks something that [`apply`](Self::apply) would do.
+    /// Returns whether the record or a function differs from the state that [`apply`](Self::apply)
+    /// leaves.
     pub(crate) async fn are_behind(
         &self,
         connection: &mut PgConnection,
@@ -135,16 +138,16 @@ impl Functions {
         Ok(is_lower || is_gone || self.texts.iter().any(|text| differs(text, &applied)))
     }
 
-    /// Brings the functions of a database to the texts of this program, unless a program with a
-    /// higher schema number was there before, and gives them their privileges.
+    /// Brings the functions of a database to the texts of this program, and grants their
+    /// privileges. Changes nothing where a program with a higher schema number was there before.
     ///
     /// # Errors
-    /// `Refused` where PostgreSQL refuses a text, or to drop a function that others depend on.
-    /// Nothing is changed then.
+    /// `Refused` where PostgreSQL refuses a text, or refuses to drop a function that others depend
+    /// on. Nothing is changed then.
     pub async fn apply(&self, connection: &mut PgConnection) -> Result<(), InboxError> {
         let mut tx = connection.begin().await?;
-        // Two programs come one after the other, also where one has lost the lock of the
-        // migrations with a connection of its own; the record is read after that.
+        // Two programs take turns, even where one has lost the lock of the migrations together with
+        // its connection. The record is read after this lock.
         tx.execute("LOCK TABLE oncebox.function IN SHARE ROW EXCLUSIVE MODE").await?;
         if self.are_superseded(&mut tx).await? {
             return Ok(tx.rollback().await?);
@@ -161,7 +164,7 @@ impl Functions {
             replace(&mut tx, text).await?;
             record(&mut tx, text, self.schema_number).await?;
         }
-        // Also of those that stay: a program that only drops one has superseded the others too.
+        // Includes functions that stay: a program that only drops one supersedes the others too.
         sqlx::query("UPDATE oncebox.function SET schema_number = $1 WHERE schema_number < $1")
             .bind(self.schema_number)
             .execute(&mut *tx)
@@ -170,14 +173,14 @@ impl Functions {
         Ok(tx.commit().await?)
     }
 
-    /// Functions that were applied and have no text any more.
+    /// Returns the names of applied functions that have no text in this program.
     fn gone<'a>(&self, applied: &'a HashMap<String, Applied>) -> Vec<&'a str> {
         let is_gone = |name: &&str| !self.texts.iter().any(|text| name_of(text) == *name);
         applied.keys().map(String::as_str).filter(is_gone).collect()
     }
 }
 
-/// Schema and name of the function that a text makes.
+/// Returns schema and name of the function that a text makes.
 fn name_of(text: &str) -> &str {
     let (_, head) = text.split_once("CREATE OR REPLACE FUNCTION ").expect("a function's text");
     head.split_once('(').expect("a function has parameters").0.trim()
@@ -187,20 +190,20 @@ fn hash_of(text: &str) -> Vec<u8> {
     Sha256::digest(text).to_vec()
 }
 
-/// Whether a function is to be applied.
+/// Returns whether a function must be applied: it is missing, altered, or of another text.
 fn differs(text: &str, applied: &HashMap<String, Applied>) -> bool {
     applied
         .get(name_of(text))
         .is_none_or(|function| !function.is_intact || function.hash != hash_of(text))
 }
 
-/// Returns whether the database records its functions; one that is new does not yet.
+/// Returns whether the database has the record of its functions. A new database lacks it.
 async fn has_record(connection: &mut PgConnection) -> Result<bool, InboxError> {
     const RECORD: &str = "SELECT to_regclass('oncebox.function') IS NOT NULL";
     Ok(sqlx::query_scalar(RECORD).fetch_one(connection).await?)
 }
 
-/// Reads the record, by the functions' names.
+/// Reads the record of applied functions, by name.
 async fn applied(connection: &mut PgConnection) -> Result<HashMap<String, Applied>, InboxError> {
     let query = format!(
         "SELECT f.name, f.hash, f.schema_number, coalesce(d.hash = f.definition_hash, false) FROM \
@@ -214,8 +217,8 @@ async fn applied(connection: &mut PgConnection) -> Result<HashMap<String, Applie
     Ok(applied.collect())
 }
 
-/// Replaces a function. Where its signature changed, drops what there is of its name and makes it
-/// anew: it must not be there twice.
+/// Replaces a function. Where its signature changed, drops all functions of its name and creates
+/// it, so that no second one remains.
 async fn replace(connection: &mut PgConnection, text: &str) -> Result<(), InboxError> {
     const HOW_MANY: &str = "SELECT count(*) FROM pg_proc p JOIN pg_namespace n ON n.oid = \
         p.pronamespace WHERE n.nspname || '.' || p.proname = $1";
@@ -242,7 +245,7 @@ async fn make_anew(connection: &mut PgConnection, text: &str) -> Result<(), Inbo
     Ok(())
 }
 
-/// Drops every function of a name, and nothing that depends on one.
+/// Drops every function of a name. Fails where another object depends on one.
 async fn drop_all(connection: &mut PgConnection, name: &str) -> Result<(), InboxError> {
     const DROPS: &str = "SELECT format('DROP ROUTINE %s', p.oid::regprocedure) FROM pg_proc p JOIN \
         pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname || '.' || p.proname = $1";
@@ -306,11 +309,11 @@ mod tests {
         }
     }
 
-    /// Texts that went out with a release, by its schema number: each release adds its line.
+    /// Hashes of released texts, by schema number: each release adds its line.
     const RELEASED: &[(i32, &str)] = &[];
 
-    // What could go wrong: a release changes a text under the number of the one before, whose hosts
-    // then put the older text back.
+    // Danger: a release changes a text under the number of the one before, whose hosts then put the
+    // older text back.
     #[test]
     fn released_texts_have_a_number_of_their_own() {
         let mut all = Sha256::new();

@@ -1,54 +1,54 @@
-//! The host's own advisory locks, and how long they are waited for.
+//! The host's own advisory locks, and their waiting times.
 //!
-//! An advisory lock of two numbers says in the first one whose it is (table `oncebox.consumer`): a
-//! consumer's number for its messages, the same below zero for what these are in order with, zero
-//! for the host. So no id and no key that anybody makes up names a lock of the host's.
+//! The first number of an advisory lock names its owner (table `oncebox.consumer`). A consumer's
+//! number is for its messages, and its negative for the keys that order them. Zero is the host. So
+//! no id and no key that a sender chooses names a lock of the host.
 
 use std::time::Duration;
 
 use oncebox_model::{error::InboxError, hooks, tx::answered};
 use sqlx::{AssertSqlSafe, Executor, PgConnection};
 
-/// The first number of a lock of the host's.
+/// The first number of every lock of the host.
 const SPACE: i32 = 0;
 
-/// How long a lock of the host's is waited for. Whoever holds one does little under it.
+/// Longest wait for most locks of the host. A holder does little work under one.
 const WAIT: Duration = Duration::from_secs(20);
 
-/// How long the migrations of another host are waited for.
+/// Longest wait for the migrations of another host.
 pub(crate) const MIGRATION_WAIT: Duration = Duration::from_secs(45);
 
-/// How long another writer of a mirror is waited for: less than the database has to answer.
+/// Longest wait for another writer of a mirror: less than the time that the database has to answer.
 const MIRROR_WAIT: Duration = Duration::from_secs(8);
 
-/// What PostgreSQL answers when a lock was waited for in vain.
+/// SQLSTATE of a lock that was not available in time.
 const LOCK_TIMEOUT: &str = "55P03";
 
-/// Every lock of the host's.
+/// A lock of the host, named by the work that its holder does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HostLock {
-    /// The schema is brought up to date.
+    /// Migration of the schema.
     Migrate,
-    /// Lists of privileges are written.
+    /// A change of privilege lists.
     Grants,
-    /// A consumer takes a Kafka group.
+    /// Assignment of a Kafka group to a consumer.
     Groups,
-    /// Partitions of the inbox are made.
+    /// Creation of inbox partitions.
     Partitions,
-    /// A migration of this tenant's own is applied.
+    /// A migration of this tenant's own tables.
     TenantMigration(i32),
-    /// The mirror of this tenant is written in the tenant's own database.
+    /// A write of this tenant's mirror, in the tenant's own database.
     Mirror(i32),
-    /// This tenant is being taken away.
+    /// Removal of this tenant.
     Removal(i32),
 }
 
-/// What each kind of lock has of the second number; the rest is the tenant's.
+/// Factor of the tenant in the second number. The remainder is the kind of lock.
 const KINDS: i32 = 16;
 
 impl HostLock {
-    /// The second number of the lock. Tenants' numbers are the database's to give; two that are
-    /// 2^28 apart share a lock.
+    /// Returns the second number of the lock. The database assigns the tenants' numbers. Two
+    /// tenants that are 2^28 apart share a lock.
     fn number(self) -> i32 {
         let (kind, tenant_id) = match self {
             Self::Migrate => (1, 0),
@@ -62,7 +62,7 @@ impl HostLock {
         tenant_id.wrapping_mul(KINDS).wrapping_add(kind)
     }
 
-    /// What is done under it.
+    /// Returns the work that is done under the lock, as a phrase for error texts.
     fn purpose(self) -> &'static str {
         match self {
             Self::Migrate => "bring the database up to date",
@@ -75,7 +75,7 @@ impl HostLock {
         }
     }
 
-    /// How long it is waited for.
+    /// Returns the longest wait for the lock.
     fn wait(self) -> Duration {
         match self {
             Self::Migrate => MIGRATION_WAIT,
@@ -84,15 +84,15 @@ impl HostLock {
         }
     }
 
-    /// The lock's two numbers, as arguments of PostgreSQL's functions.
+    /// Returns the lock's two numbers, as arguments of PostgreSQL's functions.
     pub(crate) fn numbers(self) -> String {
         let space = if hooks::sabotage("host_locks_among_messages") { 1 } else { SPACE };
         format!("{space}, {}", self.number())
     }
 }
 
-/// Take a lock until the end of the transaction that is open. One that others hold for too long is
-/// an error that names them, and the transaction is as sound as before.
+/// Takes a lock until the end of the open transaction. Where others hold it for too long, the error
+/// names them, and the transaction stays usable.
 pub(crate) async fn take(connection: &mut PgConnection, lock: HostLock) -> Result<(), InboxError> {
     let wait = lock.wait();
     let before: String = sqlx::query_scalar("SELECT current_setting('lock_timeout')")
@@ -114,7 +114,7 @@ pub(crate) async fn take(connection: &mut PgConnection, lock: HostLock) -> Resul
     Err(held(connection, lock).await)
 }
 
-/// Take a lock until the connection ends.
+/// Takes a lock until the connection ends.
 pub(crate) async fn take_for_session(
     connection: &mut PgConnection,
     lock: HostLock,
@@ -134,7 +134,7 @@ pub(crate) async fn take_for_session(
     Err(held(connection, lock).await)
 }
 
-/// Take a lock until the connection ends, where nobody has it.
+/// Takes a lock until the connection ends, if it is free. Returns whether it was.
 pub(crate) async fn try_for_session(
     connection: &mut PgConnection,
     lock: HostLock,
@@ -143,7 +143,7 @@ pub(crate) async fn try_for_session(
     Ok(sqlx::query_scalar(take).fetch_one(connection).await?)
 }
 
-/// Releases a lock of this session, before the session ends.
+/// Releases a lock of this session before the session ends.
 pub(crate) async fn release_for_session(
     connection: &mut PgConnection,
     lock: HostLock,
@@ -153,12 +153,12 @@ pub(crate) async fn release_for_session(
     Ok(())
 }
 
-/// Whether PostgreSQL gave up waiting for a lock.
+/// Returns whether PostgreSQL gave up waiting for a lock.
 pub(crate) fn is_lock_timeout(error: &sqlx::Error) -> bool {
     answered(error).is_some_and(|answer| answer.sqlstate == LOCK_TIMEOUT)
 }
 
-/// The error for a lock that others held for too long.
+/// Returns the error for a lock that others held for too long.
 async fn held(connection: &mut PgConnection, lock: HostLock) -> InboxError {
     const HOLDERS: &str = "SELECT coalesce(string_agg(format('process %s of `%s`%s, %s for %s s', \
         l.pid, a.usename, \
@@ -170,7 +170,7 @@ async fn held(connection: &mut PgConnection, lock: HostLock) -> InboxError {
         WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT oid FROM pg_database \
         WHERE datname = current_database()) \
           AND l.classid = $1::bigint::oid AND l.objid = $2::bigint::oid AND l.objsubid = 2";
-    // PostgreSQL shows the numbers without their signs.
+    // `pg_locks` shows the numbers without their signs.
     let shown = |number: i32| i64::from(number.cast_unsigned());
     let query = sqlx::query_scalar(HOLDERS).bind(shown(SPACE)).bind(shown(lock.number()));
     let holders: String = match query.fetch_one(connection).await {

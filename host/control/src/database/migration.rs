@@ -21,14 +21,15 @@ use crate::{
     tenants::Tenant,
 };
 
-/// What a tenant's migration may take of the server.
+/// Limits of a tenant's migration on the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MigrationBounds {
-    /// Longest wait for a lock, milliseconds. Whatever else wants the table queues behind it.
+    /// Longest wait for a lock, milliseconds. Every other session that wants the table queues
+    /// behind it.
     pub lock_timeout_ms: u64,
-    /// Times that a migration is tried which meets locks of others.
+    /// Number of attempts for a migration that meets locks of other sessions.
     pub attempts_max: u32,
-    /// Longest statement, milliseconds.
+    /// Longest duration of a statement, milliseconds.
     pub statement_timeout_ms: u64,
 }
 
@@ -38,30 +39,30 @@ impl Default for MigrationBounds {
     }
 }
 
-/// Pause before a migration is tried again; it doubles.
+/// Shortest pause before another attempt. It doubles with each attempt.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
-/// The longest one.
+/// Longest pause before another attempt.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// How often the holder of a lock is looked for while a migration waits.
+/// Interval at which the holder of a lock is queried while a migration waits.
 const LOOK: Duration = Duration::from_millis(50);
-/// Name of the sessions that apply migrations, in `pg_stat_activity`.
+/// Application name of the sessions that apply migrations, in `pg_stat_activity`.
 const SESSION_NAME: &str = "oncebox migration";
 
 /// A migration that a tenant's schema holds.
 #[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
 pub struct Migration {
-    /// Its name, unique within the tenant.
+    /// Name, unique within the tenant.
     pub name: String,
     /// SHA-256 of its text.
     #[serde(serialize_with = "hex::serde::serialize")]
     pub digest: Vec<u8>,
-    /// When it was applied.
+    /// Time at which it was applied.
     pub applied_at: chrono::DateTime<chrono::Utc>,
-    /// Who applied it.
+    /// Actor that applied it.
     pub applied_by: String,
 }
 
-/// A migration that is to be applied.
+/// A migration to be applied.
 struct NewMigration<'a> {
     name: &'a str,
     /// SHA-256 of its text.
@@ -70,10 +71,14 @@ struct NewMigration<'a> {
 }
 
 impl Admin {
-    /// Apply a tenant's own DDL under a name, as the owner of its schema, over a short connection
-    /// of its own: its statements and their record, or neither. False: the schema holds it already.
-    /// The same name with another text is refused, and so is a text with statements that are not
-    /// for a schema.
+    /// Applies a tenant's own DDL under a name, as the owner of its schema, over a short connection
+    /// of its own. The statements and their record are committed together or not at all. Returns
+    /// false where the schema holds the migration already.
+    ///
+    /// # Errors
+    /// `Conflict` for a name that was applied with another text, while another migration of the
+    /// tenant runs, and after the last attempt for a lock. `Statements` for statements that do not
+    /// belong in a schema. `Invalid` for a bad name, and where PostgreSQL refuses a statement.
     pub async fn apply_migration(
         &self,
         tenant: &Tenant,
@@ -92,8 +97,8 @@ impl Admin {
         let place = self.place(tenant)?;
         let mut turn = take_turn(&place.pool, tenant).await?;
         let applied = self.apply_in_turn(tenant, &place, &migration).await;
-        // With an answer, so that the next migration finds the turn free. PostgreSQL releases the
-        // lock of a closed connection only a while later.
+        // Waits for the answer, so that the next migration finds the turn free. PostgreSQL releases
+        // the lock of a closed connection only a while later.
         let lock = HostLock::TenantMigration(tenant.tenant_id);
         let _ = locks::release_for_session(&mut turn, lock).await;
         let _ = turn.close().await; // the turn ends either way
@@ -105,7 +110,7 @@ impl Admin {
         Ok(is_new)
     }
 
-    /// Applies the statements of a migration whose turn it is. Returns whether they were new.
+    /// Applies the statements of a migration that has the turn. Returns whether they were new.
     async fn apply_in_turn(
         &self,
         tenant: &Tenant,
@@ -114,19 +119,19 @@ impl Admin {
     ) -> Result<bool, InboxError> {
         let NewMigration { name, digest, statements } = migration;
         let credentials = self.credentials(tenant)?;
-        // Another host's may have ended just before.
+        // A migration of another host may have finished just before.
         if self.is_applied(tenant, name, digest).await? {
             return Ok(false);
         }
         let MigrationBounds { lock_timeout_ms, statement_timeout_ms, .. } = self.migrations;
-        // Statements are told from each other by what a backslash in quotes means.
+        // The meaning of a backslash in quotes decides where a statement ends.
         let options = [
             ("search_path", tenant.schema_name.clone()),
             ("standard_conforming_strings", "on".to_owned()),
             ("lock_timeout", lock_timeout_ms.to_string()),
             ("statement_timeout", statement_timeout_ms.to_string()),
             ("idle_in_transaction_session_timeout", "60s".to_owned()),
-            // A migration whose host died ends, and with it its locks.
+            // A migration ends soon after its host dies, and releases its locks.
             ("client_connection_check_interval", "500".to_owned()),
         ];
         let options = place
@@ -148,13 +153,13 @@ impl Admin {
                 digest,
             )
             .await;
-        let _ = connection.close().await; // what is not committed by now never is
+        let _ = connection.close().await; // work that is not committed by now never is
         applied.map_err(|refusal| refusal.into_error(&format!("migration `{name}`")))?;
         Ok(true)
     }
 
-    /// Whether the tenant's schema holds a migration with this text; one of the same name with
-    /// another is an error.
+    /// Returns whether the tenant's schema holds a migration of this name and text. A migration of
+    /// this name with another text is a `Conflict`.
     async fn is_applied(
         &self,
         tenant: &Tenant,
@@ -172,8 +177,8 @@ impl Admin {
         }
     }
 
-    /// Applies a migration, again after a pause where a lock was not to be had in time. Nothing of
-    /// a migration is kept, and no lock of it, while it pauses.
+    /// Applies a migration, and retries after a pause where a lock was not available in time.
+    /// During a pause, none of its work and none of its locks remain.
     async fn try_migration(
         &self,
         connection: &mut PgConnection,
@@ -221,10 +226,11 @@ impl Admin {
     ) -> Result<(), Refusal> {
         const APPLIED: &str = "SELECT oncebox_host.migration_applied($1, $2, $3, $4)";
         connection.execute("BEGIN").await?;
-        // Nobody wants rows of the tenant's statements, so none is taken into memory.
+        // Rows of the tenant's statements are not needed, so none is taken into memory.
         connection.set_row_bytes_max(0);
         for statement in statements {
-            // Alone and over the extended protocol, which takes no second statement beside it.
+            // Each statement is sent alone over the extended protocol, which takes no second
+            // statement beside it.
             let query = sqlx::query(sqlx::AssertSqlSafe(statement.text.clone())).persistent(false);
             query.execute(&mut *connection).await.map_err(|error| Refusal {
                 line: Some(statement.line),
@@ -233,8 +239,7 @@ impl Admin {
             })?;
         }
         connection.set_row_bytes_max(usize::MAX);
-        // Constraints that wait for the end are the migration's own, and their errors are read
-        // here.
+        // Deferred constraints belong to the migration, and their errors are read here.
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE").await?;
         sqlx::query(APPLIED)
             .bind(&secret[..])
@@ -247,12 +252,17 @@ impl Admin {
         Ok(())
     }
 
-    /// The migrations that a tenant's schema holds, in the order in which they were applied.
+    /// Returns the migrations that a tenant's schema holds, in the order in which they were
+    /// applied.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown tenant, or an error of its database.
     pub async fn migrations(&self, tenant: &str) -> Result<Vec<Migration>, InboxError> {
         self.migrations_held(&self.tenant(tenant).await?).await
     }
 
-    /// The same, of a tenant whose row is at hand.
+    /// Returns the migrations that the schema of a loaded tenant holds, in the order in which they
+    /// were applied.
     pub(crate) async fn migrations_held(
         &self,
         tenant: &Tenant,
@@ -264,9 +274,9 @@ impl Admin {
     }
 }
 
-/// The turn of a tenant's migration, which ends with its connection; an error while another one is
-/// applied. That one goes on to its end, within its bounds, where its request was given up, and the
-/// same name and text is answered by what became of it.
+/// Takes the turn of a tenant's migration, which lasts as long as the returned connection. Fails
+/// with `Conflict` while another migration is applied. That migration goes on within its bounds
+/// even where its request was given up. A later request with its name and text learns the result.
 async fn take_turn(pool: &PgPool, tenant: &Tenant) -> Result<PgConnection, InboxError> {
     let mut turn = pool.acquire().await?.detach();
     if locks::try_for_session(&mut turn, HostLock::TenantMigration(tenant.tenant_id)).await? {
@@ -280,24 +290,25 @@ async fn take_turn(pool: &PgPool, tenant: &Tenant) -> Result<PgConnection, Inbox
     )))
 }
 
-/// What PostgreSQL says against a migration.
+/// An error of PostgreSQL against a migration.
 struct Refusal {
-    /// The line of the statement that it was said to.
+    /// Line of the refused statement, from 1.
     line: Option<usize>,
     error: sqlx::Error,
-    /// Set where it was tried for the last time.
+    /// Set after the last attempt.
     busy: Option<Busy>,
 }
 
-/// What stood in the way of a migration.
+/// The obstacle of a migration that was given up.
 struct Busy {
     attempts: u32,
-    /// Who held the lock, as far as that was seen.
+    /// Description of the session that held the lock, as far as it was seen.
     holder: Option<String>,
 }
 
 impl Refusal {
-    /// Whether it met locks of others: another try may find none.
+    /// Returns whether the error comes from locks of other sessions. Another attempt may find them
+    /// free.
     fn is_busy(&self) -> bool {
         tx::answered(&self.error)
             .is_some_and(|answer| matches!(answer.sqlstate.as_str(), "55P03" | "40P01"))
@@ -317,7 +328,7 @@ impl Refusal {
     }
 }
 
-/// Keeps in mind who holds the lock that a session waits for. Never ends.
+/// Records the holder of the lock that a session waits for, at every [`LOOK`]. Never returns.
 async fn look_for_holder(
     pool: &PgPool,
     backend: i32,

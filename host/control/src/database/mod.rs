@@ -1,16 +1,16 @@
-//! Databases: what the host makes in its own and in those of tenants.
+//! Databases: the objects that the host makes in its own database and in those of tenants.
 
-// How the host's own login reaches a database.
+// Connections of the host's own login to a database.
 pub(crate) mod reach;
-// Locks of the host's own, a closed list.
+// The host's own advisory locks, a closed list.
 pub(crate) mod locks;
 // The host's own schema.
 pub mod schema;
-// Functions of the host's schemas, each with its file.
+// Functions of the host's schemas, each in its own file.
 pub(crate) mod functions;
 // The database that holds a tenant's inbox and its tables.
 pub(crate) mod tenant_database;
 // Migrations of a tenant's own tables.
 pub(crate) mod migration;
-// What statements such a migration may hold.
+// Checks of the statements that such a migration holds.
 pub(crate) mod statements;

@@ -1,6 +1,5 @@
-//! How the host's own login reaches a database: whether what its connections ask of the server when
-//! they begin arrived, and how a connection on which nothing is heard any more is told from one that
-//! is slow.
+//! Connections of the host's own login to a database. The host checks that the options of its
+//! connections arrive at the server, and tells a silent connection from a slow one.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -17,14 +16,14 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions, PgRow},
 };
 
-/// How long a connection that rested may take to say that it is there.
+/// Longest wait for the ping of an idle connection.
 const PING_MAX: Duration = Duration::from_secs(2);
-/// How long the host waits for an answer on a connection of its own login, but for migrations. No
-/// other statement of it takes as long; without a bound a connection that a firewall has forgotten
-/// would be waited for, and counted as in use, for ever.
+/// Longest wait for an answer on a connection of the host's login, except for migrations. No other
+/// statement takes that long. Without a bound, a connection that a firewall has dropped would stay
+/// in use for ever.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
-/// Options that are sent to find out whether such options arrive: values that no server has by
-/// itself.
+/// Options that the host sends to learn whether options arrive: values that no server has by
+/// default.
 const ASKED: [(&str, &str); 5] = [
     ("search_path", "oncebox_asked"),
     ("statement_timeout", "54321"),
@@ -33,8 +32,9 @@ const ASKED: [(&str, &str); 5] = [
     ("default_transaction_read_only", "on"),
 ];
 
-/// The connections of the host's login. One that rested is asked whether it is there before it is
-/// used, and not for long; where one does not answer, those that are as old are not asked at all.
+/// Returns the options of a pool for the host's login. An idle connection is pinged before use, for
+/// at most [`PING_MAX`]. After one stays silent, those that were opened before that moment are
+/// dropped without a ping.
 pub(crate) fn pool(connections_max: u32, patience: Duration) -> PgPoolOptions {
     let fell_silent: Arc<Mutex<Option<Instant>>> = Arc::default();
     let options: PoolOptions<Postgres> = PgPoolOptions::new()
@@ -60,26 +60,27 @@ pub(crate) fn pool(connections_max: u32, patience: Duration) -> PgPoolOptions {
     })
 }
 
-/// Options of the host's login, by which neither side waits for the other for ever.
+/// Adds the options of the host's login by which neither side waits for the other for ever.
 pub(crate) fn noticing_silence(options: PgConnectOptions) -> PgConnectOptions {
     options.options(NOTICE_SILENCE).answer_timeout(ANSWER_MAX)
 }
 
-/// Check that a connection to this database begins with the options that it asks for. A pooler in
-/// between drops them, and with them everything that the host's sessions rest on.
+/// Checks that a connection to this database begins with the requested options. A pooler in between
+/// drops them, and with them the settings that the host's sessions depend on.
 pub(crate) async fn check_options_arrive(options: &PgConnectOptions) -> Result<(), InboxError> {
-    // Whoever looks at the database sees that nothing is about to be changed by this.
+    // The session is read-only (`default_transaction_read_only`), so an observer sees that it
+    // changes nothing.
     let mut connection = connect(&options.clone().options(ASKED)).await?;
     let found = ASKED
         .map(|(name, _)| {
             format!("(SELECT setting FROM pg_catalog.pg_settings WHERE name = '{name}')")
         })
         .join(", ");
-    // By the simple protocol: a pooler may hand out a connection on which statements of others are
-    // prepared.
+    // Uses the simple protocol: a pooler may hand out a connection on which another client has
+    // prepared statements.
     let row: PgRow =
         connection.fetch_one(sqlx::raw_sql(sqlx::AssertSqlSafe(format!("SELECT {found}")))).await?;
-    let _ = connection.close().await; // the answer is there
+    let _ = connection.close().await; // the answer has arrived
     let mut lost = Vec::new();
     for (nth, (name, value)) in ASKED.iter().enumerate() {
         if row.try_get::<Option<&str>, _>(nth)? != Some(value) {
@@ -89,14 +90,13 @@ pub(crate) async fn check_options_arrive(options: &PgConnectOptions) -> Result<(
     if lost.is_empty() { Ok(()) } else { Err(InboxError::OptionsLost { lost }) }
 }
 
-/// Open a connection to the host's own database, or say that it does not
-/// exist.
+/// Opens a connection to the host's own database. Returns `NoDatabase` where it does not exist.
 pub(crate) async fn connect_to_own(options: &PgConnectOptions) -> Result<PgConnection, InboxError> {
     connect(options).await.map_err(|error| match error {
         InboxError::Unreachable(sqlx::Error::Database(answer))
             if answer.code().is_some_and(|code| code == NO_DATABASE) =>
         {
-            // By default that of the login's name.
+            // The default name is that of the login.
             let database = options.get_database().unwrap_or_else(|| options.get_username());
             InboxError::NoDatabase { database: database.to_owned() }
         }
@@ -104,5 +104,5 @@ pub(crate) async fn connect_to_own(options: &PgConnectOptions) -> Result<PgConne
     })
 }
 
-/// What PostgreSQL answers when it holds no database of a name.
+/// SQLSTATE of a database that does not exist.
 const NO_DATABASE: &str = "3D000";

@@ -1,4 +1,5 @@
-//! The host's own schema: the role that owns it, its migrations, and what is taken from PUBLIC.
+//! The host's own schema: the role that owns it, its migrations, and the privileges that are
+//! revoked from PUBLIC.
 
 use oncebox_model::{
     connect::connect,
@@ -6,7 +7,8 @@ use oncebox_model::{
     tx::answered,
 };
 use sqlx::{
-    Connection, Executor, PgConnection, PgPool, migrate::MigrateError, postgres::PgConnectOptions,
+    ConnectOptions, Connection, Executor, PgConnection, PgPool, migrate::MigrateError,
+    postgres::PgConnectOptions,
 };
 
 use crate::{
@@ -20,15 +22,16 @@ use crate::{
 
 pub(crate) static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../../migrations");
 
-/// Functions of `pg_catalog` that reach past a role, out of a transaction or into another session.
-/// Taken from PUBLIC where this login may.
+/// Statements that revoke functions of `pg_catalog` from PUBLIC, where this login may. These
+/// functions reach past a role, out of a transaction or into another session.
 const REVOKE_FUNCTIONS: &str = include_str!("revoke_functions.sql");
-/// Which those are.
+/// Query for the oids of those functions.
 pub(crate) const REVOKED_FUNCTIONS: &str = include_str!("revoked_functions.sql");
 
-/// Takes the host's functions from PUBLIC, which may execute whatever is new, and gives tenants what
-/// they call. Only what is missing is changed: every grant writes a list that has an entry for each
-/// tenant, and with hundreds of them a host that grants all again takes a minute to start.
+/// Statements that revoke the host's functions from PUBLIC, which may execute every new function,
+/// and grant tenants the ones that they call. Only missing changes are made: every grant writes a
+/// list with an entry for each tenant. With hundreds of tenants, a host that grants everything
+/// again takes a minute to start.
 pub(crate) const GRANTS: &str = "DO $$ DECLARE g record; BEGIN \
     FOR g IN SELECT p.oid::regprocedure AS function FROM pg_proc p \
         WHERE p.pronamespace IN ('oncebox'::regnamespace, 'oncebox_host'::regnamespace) \
@@ -61,18 +64,17 @@ pub(crate) const GRANTS: &str = "DO $$ DECLARE g record; BEGIN \
         EXECUTE format('GRANT USAGE ON SCHEMA oncebox_host TO %s', g.roles); \
     END LOOP; END $$";
 
-/// Databases that a server has from its beginning, to connect to while the one that is wanted is
-/// created.
+/// Databases that every new server has. The host connects to one of them to create its own.
 const FIRST_DATABASES: [&str; 2] = ["postgres", "template1"];
 
-/// Create the database, unless it exists; its name where it was created.
+/// Creates the database unless it exists. Returns its name where it was created.
 ///
 /// # Errors
-/// `Conflict` where this login may not create it, with the statement for one that may.
+/// `Conflict` where this login may not create it, with the statement for a login that may.
 pub async fn create_database(options: &PgConnectOptions) -> Result<Option<String>, InboxError> {
     let database = match reach::connect_to_own(options).await {
         Ok(connection) => {
-            let _ = connection.close().await; // it exists
+            let _ = connection.close().await; // the database exists
             return Ok(None);
         }
         Err(InboxError::NoDatabase { database }) => database,
@@ -81,19 +83,21 @@ pub async fn create_database(options: &PgConnectOptions) -> Result<Option<String
     let create = format!("CREATE DATABASE {}", quoted(&database));
     let mut refusal = None;
     for first in FIRST_DATABASES {
-        let created = match connect(&options.clone().database(first)).await {
+        let created = match connect(&options.clone().database(first).disable_statement_logging())
+            .await
+        {
             Ok(mut connection) => {
                 let created =
                     connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(create.clone()))).await;
-                let _ = connection.close().await; // what it was for is done
+                let _ = connection.close().await; // its work is done
                 created.map(drop).map_err(InboxError::Refused)
             }
-            // A login may be shut out of one of them.
+            // A login may lack access to one of them.
             Err(error) => Err(error),
         };
         match created {
             Ok(()) => return Ok(Some(database)),
-            // Another process was faster.
+            // Another process created it first.
             Err(InboxError::Refused(error))
                 if answered(&error).is_some_and(|answer| answer.sqlstate == DUPLICATE_DATABASE) =>
             {
@@ -115,24 +119,25 @@ pub async fn create_database(options: &PgConnectOptions) -> Result<Option<String
     )))
 }
 
-/// What PostgreSQL answers when a database of this name exists.
+/// SQLSTATE of a database that exists already.
 const DUPLICATE_DATABASE: &str = "42P04";
 
-/// A name as SQL.
+/// Returns a name as a quoted SQL identifier.
 pub(crate) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// Brings a database up to date. Safe to repeat, and to run from several hosts at once. Returns what
-/// this login was not allowed to close.
+/// Brings a database up to date. Safe to repeat, and to run from several hosts at once. Returns the
+/// steps against PUBLIC that this login may not carry out.
 ///
 /// # Errors
-/// `Invalid` where the database was made by other migrations.
+/// `Invalid` where the database was made by other migrations. `HostLocked` where another process
+/// holds a lock for too long.
 pub async fn migrate(options: &PgConnectOptions) -> Result<Vec<String>, InboxError> {
     migrate_with(options, &Functions::of_this_program()).await
 }
 
-/// Brings a database up to date as a program with these functions does: for tests of how releases
+/// Brings a database up to date as a program with these functions does. For tests of how releases
 /// meet.
 ///
 /// # Errors
@@ -141,23 +146,25 @@ pub async fn migrate_with(
     options: &PgConnectOptions,
     functions: &Functions,
 ) -> Result<Vec<String>, InboxError> {
+    // A statement that takes long is expected here; the driver would log its whole text.
+    let options = &options.clone().disable_statement_logging();
     let mut admin = PgConnection::connect_with(options).await?;
     locks::take_for_session(&mut admin, HostLock::Migrate).await?;
     let owner = owner_role(&mut admin).await?;
     let wait = format!("{}ms", MIGRATION_WAIT.as_millis());
     let settings =
         [("role", owner.as_str()), ("search_path", "oncebox"), ("lock_timeout", wait.as_str())];
-    // An index of a large inbox is made for as long as that takes.
+    // No answer timeout: building an index of a large inbox takes as long as it takes.
     let mut migrator = PgConnection::connect_with(
         &options.clone().options(settings).answer_timeout(std::time::Duration::MAX),
     )
     .await?;
-    // Migrations write lists of privileges, and functions that have one.
+    // Migrations write privilege lists, and functions that have one.
     lock_grants_for_session(&mut migrator).await?;
-    // A host that is older than the database takes it as it is.
+    // A host that is older than the database leaves it as it is.
     if !functions.are_superseded(&mut migrator).await? {
-        // What `run` does, in a form that a task can do: its bounds hold for no lifetime in
-        // particular.
+        // `run_direct` does the work of `run` in a form that a task can hold: its bounds are not
+        // tied to one lifetime.
         MIGRATIONS.run_direct(None, &mut migrator, false).await.map_err(explained)?;
         functions.apply(&mut migrator).await?;
     }
@@ -168,7 +175,8 @@ pub async fn migrate_with(
     Ok(open)
 }
 
-/// Says what to do about a migration that waited for too long, or that this program does not know.
+/// Returns the error of a migration with advice where it waited for too long, or where this program
+/// does not know it.
 fn explained(error: MigrateError) -> InboxError {
     match &error {
         MigrateError::VersionMissing(_) | MigrateError::VersionMismatch(_) => {
@@ -195,8 +203,8 @@ fn explained(error: MigrateError) -> InboxError {
     }
 }
 
-/// Returns whether a database lacks migrations or functions of this program. One that a newer
-/// program has brought up to date is not behind: old code survives what that changed.
+/// Returns whether a database lacks migrations or functions of this program. A database that a
+/// newer program has brought up to date is not behind: old code survives such changes.
 pub(crate) async fn is_behind(connection: &mut PgConnection) -> Result<bool, InboxError> {
     let has_table: bool =
         sqlx::query_scalar("SELECT to_regclass('oncebox._sqlx_migrations') IS NOT NULL")
@@ -216,8 +224,8 @@ pub(crate) async fn is_behind(connection: &mut PgConnection) -> Result<bool, Inb
     Ok(!functions.are_superseded(connection).await? && functions.are_behind(connection).await?)
 }
 
-/// In a tenant's own database, what a shadow found speaks of deployments that are rows of the
-/// host's.
+/// Drops the foreign keys from shadow results to deployments in a tenant's own database. The
+/// deployments are rows of the host's database.
 pub(crate) async fn let_deployments_be_elsewhere(pool: &PgPool) -> Result<(), InboxError> {
     const BOUND: &str = "SELECT format('ALTER TABLE %s DROP CONSTRAINT IF EXISTS %I', \
         conrelid::regclass, conname) FROM pg_constraint \
@@ -230,8 +238,8 @@ pub(crate) async fn let_deployments_be_elsewhere(pool: &PgPool) -> Result<(), In
     Ok(())
 }
 
-/// The role without login that owns the host's schemas. Its name is random, since roles belong to
-/// the whole cluster.
+/// Returns the role without login that owns the host's schemas, and creates it with the schemas
+/// where they are missing. Its name is random, since roles belong to the whole cluster.
 async fn owner_role(admin: &mut PgConnection) -> Result<String, InboxError> {
     const OWNER: &str =
         "SELECT pg_get_userbyid(nspowner)::text FROM pg_namespace WHERE nspname = 'oncebox'";
@@ -248,8 +256,8 @@ async fn owner_role(admin: &mut PgConnection) -> Result<String, InboxError> {
     Ok(owner)
 }
 
-/// Close what PostgreSQL leaves open to every role. Each step is tried by itself: on a managed
-/// database some are not allowed.
+/// Revokes privileges that PostgreSQL gives to every role. Each step is tried by itself: on a
+/// managed database some are not allowed. Returns the steps that failed.
 async fn close_public(admin: &mut PgConnection, owner: &str) -> Vec<String> {
     let database: String = match sqlx::query_scalar("SELECT quote_ident(current_database())")
         .fetch_one(&mut *admin)
@@ -298,22 +306,29 @@ async fn close_public(admin: &mut PgConnection, owner: &str) -> Vec<String> {
     open
 }
 
-/// Buckets for which partitions are made: the present one and two ahead.
+/// Number of buckets ahead of the present one for which partitions are made.
 pub(crate) const BUCKETS_AHEAD: i32 = 2;
 
-/// Which of them there are not.
+/// Query for the partitions of those buckets that are missing.
 pub(crate) const MISSING_PARTITIONS: &str = include_str!("missing_partitions.sql");
 
-/// Make the inbox's partitions of the present and the next buckets, of each retention class that a
-/// consumer has. The answer is how many were made.
+/// Makes the inbox's partitions of the present and the next buckets, for each retention class that
+/// a consumer has. Returns the number of partitions that were missing.
 ///
-/// A class that nobody uses has none: every session plans its first claim over all partitions there
-/// are, and all their indexes.
+/// A class without a consumer gets no partition: every session plans its first claim over all
+/// existing partitions and their indexes.
+///
+/// # Errors
+/// `HostLocked` where another process makes partitions for too long, or an error of the database.
 pub async fn ensure_partitions(pool: &PgPool) -> Result<usize, InboxError> {
     ensure_partitions_for(pool, &[]).await
 }
 
-/// The same, and of these classes, which consumers will have whose rows are not there yet.
+/// Makes the partitions of [`ensure_partitions`], and those of the given classes. Consumers whose
+/// rows are still to come use these classes.
+///
+/// # Errors
+/// As [`ensure_partitions`].
 pub async fn ensure_partitions_for(pool: &PgPool, classes: &[i16]) -> Result<usize, InboxError> {
     let missing: Vec<(String, String, String, String)> = sqlx::query_as(MISSING_PARTITIONS)
         .bind(BUCKETS_AHEAD)
@@ -321,7 +336,7 @@ pub async fn ensure_partitions_for(pool: &PgPool, classes: &[i16]) -> Result<usi
         .fetch_all(pool)
         .await?;
     for (parent, name, from, to) in &missing {
-        // ATTACH takes a lock that claims do not wait for; CREATE … PARTITION OF would stop them.
+        // ATTACH takes a lock that claims do not wait for; CREATE … PARTITION OF would block them.
         let sql = format!(
             "SET LOCAL lock_timeout = '5s'; CREATE TABLE IF NOT EXISTS oncebox.{name} (LIKE \
                 oncebox.inbox INCLUDING DEFAULTS INCLUDING CONSTRAINTS); \

@@ -1,4 +1,4 @@
-//! Canaries: what became of their runs, and the verdict over them.
+//! Canaries: counts of their runs, and the verdict over them.
 
 use oncebox_model::{error::InboxError, policy::PayloadPolicy};
 use sqlx::PgConnection;
@@ -14,34 +14,35 @@ use crate::{
     },
 };
 
-/// Runs of a deployment that ended since the last count.
+/// Counts of a deployment's runs that ended since the last report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outcomes {
-    /// The deployment.
+    /// Key of the deployment.
     pub deployment_id: i64,
     /// Runs that completed.
     pub completed: i64,
-    /// Runs that did not.
+    /// Runs that did not complete.
     pub failed: i64,
 }
 
-/// How a canary compares with the stable deployment of its slot, over its window.
+/// Failure counts of a canary and of the stable deployment of its slot, over the guard's window.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, sqlx::FromRow)]
 pub struct CanaryRates {
-    /// The canary.
+    /// Key of the canary.
     pub deployment_id: i64,
-    /// Its runs that completed.
+    /// Runs of the canary that completed.
     pub completed: i64,
-    /// Its runs that did not.
+    /// Runs of the canary that did not complete.
     pub failed: i64,
     /// Runs of the stable deployment that completed.
     pub stable_completed: i64,
-    /// And that did not.
+    /// Runs of the stable deployment that did not complete.
     pub stable_failed: i64,
 }
 
 impl CanaryRates {
-    /// Why the guard ends the canary, if it does.
+    /// Returns the reason for which the guard ends the canary; none while the canary is within the
+    /// guard.
     pub fn breach(&self, guard: &Guard) -> Option<String> {
         let runs = self.completed + self.failed;
         let stable_runs = self.stable_completed + self.stable_failed;
@@ -63,19 +64,20 @@ fn percent(part: i64, whole: i64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
 }
 
-/// A canary that was withdrawn by its guard.
+/// A canary that its guard withdrew.
 #[derive(Debug, Clone)]
 pub struct Withdrawn {
-    /// The canary.
+    /// The withdrawn canary.
     pub deployment: Deployment,
-    /// Why.
+    /// Reason for the withdrawal.
     pub reason: String,
-    /// Messages that it had failed and that the stable version runs again.
+    /// Messages that the canary had failed and that the stable version runs again.
     pub redriven: u64,
 }
 
 impl Admin {
-    /// Count runs of a slot in which a canary runs.
+    /// Adds the counts of runs in slots that have a canary. Deletes counts that are older than a
+    /// day.
     pub async fn count_outcomes(&self, outcomes: &[Outcomes]) -> Result<(), InboxError> {
         const COUNT: &str = "INSERT INTO oncebox.deployment_outcome AS o (deployment_id, at, \
             completed, failed) \
@@ -84,7 +86,7 @@ impl Admin {
             ON CONFLICT (deployment_id, at) DO UPDATE SET completed = o.completed + \
             excluded.completed, failed = o.failed + excluded.failed";
         let mut outcomes = outcomes.to_vec();
-        // In one order, so that two hosts do not wait for each other.
+        // Rows are locked in the order of their keys, so that two hosts do not wait for each other.
         outcomes.sort_by_key(|outcome| outcome.deployment_id);
         let query = sqlx::query(COUNT)
             .bind(outcomes.iter().map(|o| o.deployment_id).collect::<Vec<_>>())
@@ -97,7 +99,8 @@ impl Admin {
         Ok(())
     }
 
-    /// How a canary does, over the window of its guard.
+    /// Sums the runs of a canary and of its stable deployment, over the window of the canary's
+    /// guard.
     pub async fn canary_rates(&self, canary: &Deployment) -> Result<CanaryRates, InboxError> {
         const RATES: &str = "SELECT $1::bigint AS deployment_id, \
                 coalesce(sum(o.completed) FILTER (WHERE o.deployment_id = $1), 0)::bigint AS \
@@ -121,8 +124,8 @@ impl Admin {
             .await?)
     }
 
-    /// Look at the canaries of a consumer, and withdraw those that fail too often. Any host may do
-    /// it, and several at once.
+    /// Withdraws those canaries of a consumer that fail too often, and returns them. Any host may
+    /// call this, and several at once.
     pub async fn judge_canaries(&self, consumer: &Consumer) -> Result<Vec<Withdrawn>, InboxError> {
         const CANARIES: &str =
             "WHERE d.consumer_id = $1 AND d.role = 'canary' AND d.ended_at IS NULL";
@@ -143,7 +146,7 @@ impl Admin {
     ) -> Result<Option<Withdrawn>, InboxError> {
         let mut tx = self.pool.begin().await?;
         let mut change = Change::begin(&mut tx, consumer).await?;
-        // Another host, or a person, may have been faster.
+        // Another host or an operator may have ended the canary first.
         let deployment = match change.live_by_id(canary.deployment_id).await {
             Ok(deployment) => deployment,
             Err(InboxError::Conflict { .. }) => return Ok(None),
@@ -164,15 +167,15 @@ impl Admin {
         let redriven =
             self.redrive_withdrawn(&mut tx, consumer, &deployment).await?.unwrap_or_default();
         tx.commit().await?;
-        // Who calls this waits for no tenant's database: the announcement is what makes a host look
-        // there.
+        // The caller waits for no tenant's database. The announcement makes a host read the
+        // deployments and update that database.
         self.announce(consumer).await;
         Ok(Some(Withdrawn { deployment, reason, redriven }))
     }
 
-    /// Run again what a withdrawn deployment failed, in the transaction that withdraws it, where
-    /// that reaches the messages. None: they are in the tenant's own database, and the transaction
-    /// leaves a mark.
+    /// Redrives the messages that a withdrawn deployment failed, in the transaction that withdraws
+    /// it. Returns none where the messages are in the tenant's own database, which that transaction
+    /// does not reach. The transaction then sets `redrive_pending`.
     pub(crate) async fn redrive_withdrawn(
         &self,
         connection: &mut PgConnection,
@@ -196,8 +199,9 @@ impl Admin {
     }
 }
 
-/// Run again what a withdrawn deployment failed, with the version that is live. Rows that kept no
-/// payload cannot be run again; messages that it holds under a lease come again by themselves.
+/// Redrives the messages that a withdrawn deployment failed, with the live version. Rows that kept
+/// no payload cannot run again, unless they wait for a retry. Messages under a lease return without
+/// this.
 pub(crate) async fn redrive(
     connection: &mut PgConnection,
     consumer_id: i32,
@@ -212,7 +216,8 @@ pub(crate) async fn redrive(
             AND i.version_id = $2 AND i.status IN ('failed_retryable', 'failed_terminal', \
             'parked') AND i.received_at >= $3 \
             AND (i.status = 'failed_retryable' OR $4)";
-    // What it failed long ago, under an earlier deployment, was someone's decision by now.
+    // Messages received before this deployment began are left out: they failed under an earlier
+    // deployment, and an operator has decided about them.
     let redrive = sqlx::query(REDRIVE)
         .bind(consumer_id)
         .bind(withdrawn.version_id)

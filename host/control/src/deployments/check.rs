@@ -1,4 +1,4 @@
-//! What can be said against a deployment.
+//! Checks of a new deployment.
 
 use oncebox_model::{
     error::InboxError,
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{consumers::Consumer, control::check_name};
 
-/// What can be said of a deployment without a look at the database.
+/// Checks the parts of a deployment that need no query: names, event versions, share and guard.
 pub(super) fn check(new: &NewDeployment) -> Result<(), InboxError> {
     check_name("handler", &new.handler)?;
     check_event_type(&new.slot.event_type)?;
@@ -87,7 +87,7 @@ fn check_guard(guard: &Guard) -> Result<(), InboxError> {
     Ok(())
 }
 
-/// A deployment may run under less than its consumer allows, never under more.
+/// Checks that every limit of a deployment is at most its consumer's.
 pub(crate) fn check_limits(limits: &Map<String, Value>, policy: &Policy) -> Result<(), InboxError> {
     let allowed = json!(policy.limits);
     for (key, value) in limits {
@@ -113,7 +113,8 @@ pub(crate) fn check_limits(limits: &Map<String, Value>, policy: &Policy) -> Resu
     Ok(())
 }
 
-/// A component that has more memory at its start than it may use would fail every message.
+/// Checks that the component's initial memory fits the limit. Otherwise it would fail every
+/// message.
 pub(super) fn check_memory(version: &Version, limits: &Limits) -> Result<(), InboxError> {
     let needed = version
         .report
@@ -151,7 +152,7 @@ pub(super) async fn check_migration(
     Err(InboxError::Conflict { code: "migration_missing", text })
 }
 
-/// Whether the slot has room for the role.
+/// Checks that the slot has room for the role, and that the version may run in it.
 pub(super) async fn check_slot(
     change: &mut Change<'_>,
     new: &NewDeployment,

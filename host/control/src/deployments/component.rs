@@ -1,9 +1,9 @@
-//! How far a component is from its upload to the moment it can run: queued, compiling, ready or
+//! The state of a component between its upload and its first run: queued, compiling, ready or
 //! failed.
 //!
-//! A compilation that ends its host must not be tried for ever, so its start is counted and
-//! committed before it begins. Whoever compiles keeps a session open for it: where that has ended,
-//! or says nothing any more, the next one takes it over.
+//! A compilation that ends its host must not be tried for ever. Its start is therefore counted and
+//! committed before it begins. The compiling process keeps a session open for it. Once that session
+//! has ended, or its process is silent for too long, another host takes the component over.
 
 use oncebox_model::{connect::connect, error::InboxError, problem::Problem};
 use serde_json::json;
@@ -11,12 +11,11 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use crate::control::Admin;
 
-/// Starts of a compilation that never came to an end.
+/// Most starts of a compilation that did not end.
 const STARTS_MAX: i32 = 3;
 
-/// Nobody works on it any more: the session that was kept open for it has ended, or its host said
-/// nothing for too long, or has ended. A login that may not see when others' sessions began goes by
-/// the process id alone.
+/// Condition of an abandoned compilation: its session has ended, or its host has ended or is silent
+/// for too long. A login that may not see when other sessions began goes by the process id alone.
 const ABANDONED: &str = "(c.state_at < now() - interval '30 seconds' OR c.host_id IS NOT NULL AND \
     NOT EXISTS \
     (SELECT FROM oncebox.host h WHERE h.host_id = c.host_id AND h.seen_at > now() - interval '30 \
@@ -24,37 +23,37 @@ const ABANDONED: &str = "(c.state_at < now() - interval '30 seconds' OR c.host_i
     OR c.session_pid IS NOT NULL AND NOT EXISTS (SELECT FROM pg_catalog.pg_stat_activity a \
         WHERE a.pid = c.session_pid AND coalesce(a.backend_start = c.session_began_at, true)))";
 
-/// The session that the row of a compilation names. The component is free again when this is
-/// dropped, or ends with its process.
+/// The session that the row of a compilation names. The component is free again when this value is
+/// dropped, or when its process ends.
 #[derive(Debug)]
 pub struct CompilationClaim {
     session: PgConnection,
-    /// The server's process that serves it.
+    /// Process id of the server process for the session.
     pid: i32,
 }
 
-/// Whether a host may compile a component.
+/// The answer to a host that asks to compile a component.
 #[derive(Debug)]
 pub enum Begun {
-    /// It is compiling now, and the caller's to finish, who keeps this until then.
+    /// The caller compiles it, and keeps the claim until it ends the compilation.
     Yours(CompilationClaim),
-    /// It was compiled before, here or elsewhere.
+    /// The component is already compiled, here or elsewhere.
     Ready,
-    /// It was found not to fit.
+    /// The component was refused, for these reasons.
     Failed(Vec<Problem>),
-    /// Another host compiles it.
+    /// Another host compiles the component.
     Elsewhere,
 }
 
-/// How a compilation ended.
+/// The result of a compilation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Compiled {
-    /// It can be deployed.
+    /// The component can be deployed.
     Ready {
-        /// How long it took, milliseconds.
+        /// Duration of the compilation, milliseconds.
         compile_ms: i64,
     },
-    /// It cannot, for these reasons.
+    /// The component cannot be deployed, for these reasons.
     Failed(Vec<Problem>),
     /// The host could not go on. The component is queued again and the start does not count.
     GivenBack,
@@ -69,8 +68,9 @@ struct Row {
 }
 
 impl Admin {
-    /// Take a component to compile it, unless that is done or being done. The start is committed
-    /// when this returns. `host_id` is none in a process that is no host.
+    /// Takes a component for compilation, unless it is compiled, refused, or being compiled
+    /// elsewhere. The start is committed when this returns. `host_id` is none in a process that is
+    /// no host.
     pub async fn begin_compiling(
         &self,
         digest: &[u8],
@@ -124,8 +124,8 @@ impl Admin {
         Ok(CompilationClaim { session, pid })
     }
 
-    /// The compilation goes on; said every few seconds. A session that broke is replaced, unless
-    /// somebody else has taken the component over meanwhile.
+    /// Reports that a compilation goes on; call it every few seconds. Replaces a session that
+    /// broke, unless another process has taken the component over.
     pub async fn compiling_goes_on(
         &self,
         digest: &[u8],
@@ -151,8 +151,8 @@ impl Admin {
         Ok(())
     }
 
-    /// The end of a compilation. False: another host has taken it over in the meantime, and says
-    /// what becomes of it.
+    /// Records the result of a compilation. Returns false where another host has taken the
+    /// component over; that host then records its result.
     pub async fn end_compiling(
         &self,
         digest: &[u8],
@@ -178,7 +178,7 @@ impl Admin {
         Ok(end.execute(&self.pool).await?.rows_affected() > 0)
     }
 
-    /// Components that wait for a host: queued for some seconds without anyone beginning, or
+    /// Lists components that wait for a host: queued for five seconds without a start, or
     /// abandoned.
     pub async fn unfinished_components(&self, limit: i64) -> Result<Vec<Vec<u8>>, InboxError> {
         let list = format!(
@@ -189,7 +189,8 @@ impl Admin {
         Ok(sqlx::query_scalar(AssertSqlSafe(list)).bind(limit).fetch_all(&self.pool).await?)
     }
 
-    /// What every slot runs, and what it ran before, which a rollback goes back to.
+    /// Lists the digests of components that hosts keep loaded: those of live deployments, and of
+    /// the deployment before in each slot, to which a rollback returns.
     pub async fn warm_components(&self) -> Result<Vec<Vec<u8>>, InboxError> {
         const WARM: &str = "SELECT DISTINCT v.digest FROM ( \
                 SELECT d.version_id, d.ended_at, row_number() OVER (PARTITION BY d.consumer_id, \

@@ -1,8 +1,9 @@
-//! Changes of what is live: deploy, canary, shadow, promote, roll back, end. Each is one
-//! transaction that raises the consumer's generation; a host learns of it by asking, and switches
-//! between two transactions of its own. What withdraws a version also raises the generation that
-//! claims must show, so that no host, however far away, completes anything with it in a transaction
-//! that begins later.
+//! Changes of the live deployments: deploy, canary, shadow, promote, roll back, end.
+//!
+//! Each change is one transaction that raises the consumer's generation. A host learns of it by
+//! polling, and switches between two of its own transactions. A change that withdraws a version
+//! also raises the generation that claims must show. No host, however far away, then completes a
+//! message with that version in a transaction that begins later.
 
 use oncebox_model::{
     error::InboxError,
@@ -22,7 +23,7 @@ use crate::{
     },
 };
 
-/// How a deployment ends.
+/// The way in which a deployment ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EndedHow {
     Superseded,
@@ -46,12 +47,12 @@ impl EndedHow {
 pub(crate) struct Change<'a> {
     pub(crate) connection: &'a mut PgConnection,
     pub(crate) consumer_id: i32,
-    /// The generation that the change makes.
+    /// Generation that the change creates.
     pub(crate) generation: i64,
 }
 
 impl Admin {
-    /// Make a version live in its slot, whatever its role.
+    /// Makes a version live in its slot, in any role.
     pub async fn deploy(
         &self,
         tenant: &str,
@@ -92,7 +93,8 @@ impl Admin {
         self.deployment(consumer.consumer_id, deployment_id).await
     }
 
-    /// Give a canary or a shadow another share. A canary's keys stay its keys while it grows.
+    /// Sets the share of a canary or a shadow. A canary keeps its ordering keys while its share
+    /// grows.
     pub async fn set_percent(
         &self,
         tenant: &str,
@@ -129,7 +131,7 @@ impl Admin {
         self.deployment(consumer.consumer_id, deployment_id).await
     }
 
-    /// A canary takes everything of its slot.
+    /// Makes a canary the stable deployment of its slot.
     pub async fn promote(
         &self,
         tenant: &str,
@@ -162,8 +164,8 @@ impl Admin {
         self.deployment(consumer.consumer_id, live).await
     }
 
-    /// Take a deployment away. Messages of a slot whose stable deployment is taken away go to a
-    /// wider slot, or have no handler.
+    /// Ends a deployment. Messages of a slot without a stable deployment go to a wider slot, or
+    /// have no handler.
     pub async fn end_deployment(
         &self,
         tenant: &str,
@@ -204,9 +206,9 @@ impl Admin {
         self.deployment(consumer.consumer_id, deployment_id).await
     }
 
-    /// What a withdrawal requires of claims, also where the tenant's claims are made. Until it
-    /// stands there, nobody is told that nothing begins with the withdrawn version any more; hosts
-    /// repeat it.
+    /// Writes the generation that claims must show into the tenant's own database, where the claims
+    /// are made. Until that succeeds, the call reports an error: a host may still begin a
+    /// transaction with the withdrawn version. Hosts repeat the write.
     pub(super) async fn fence_place(&self, consumer: &Consumer) -> Result<(), InboxError> {
         let text = || {
             format!(
@@ -221,8 +223,8 @@ impl Admin {
         fenced.map_err(|source| InboxError::NotThereYet { text: text(), source: Box::new(source) })
     }
 
-    /// Tell the hosts to look. Only a hint, and after the commit: they ask by themselves as well,
-    /// and a queue of notifications that is full must not stop a deployment.
+    /// Notifies the hosts that deployments changed. Call it after the commit. The notification is
+    /// only a hint, because hosts also poll: a full notification queue must not stop a deployment.
     pub(crate) async fn announce(&self, consumer: &Consumer) {
         let notify = sqlx::query("SELECT pg_notify($1, $2)")
             .bind(CHANNEL)
@@ -263,7 +265,7 @@ impl Admin {
         Ok(insert.fetch_one(&mut *change.connection).await?)
     }
 
-    /// The same version, settings and limits, as a new row.
+    /// Inserts a new row with the version, settings and limits of the deployment `of`.
     pub(super) async fn insert_again(
         &self,
         change: &mut Change<'_>,
@@ -287,11 +289,11 @@ impl Admin {
     }
 }
 
-/// What hosts listen to.
+/// Notification channel on which hosts listen for changes.
 pub const CHANNEL: &str = "oncebox_deployments";
 
 impl<'a> Change<'a> {
-    /// Lock the consumer: changes of its deployments come one after the other.
+    /// Locks the consumer's row, so that changes of its deployments run one after the other.
     pub(crate) async fn begin(
         connection: &'a mut PgConnection,
         consumer: &Consumer,
@@ -306,7 +308,7 @@ impl<'a> Change<'a> {
         Ok(Self { connection, consumer_id: consumer.consumer_id, generation: generation + 1 })
     }
 
-    /// The live deployment of a slot and role.
+    /// Reads the live deployment of a slot and role.
     pub(crate) async fn live(
         &mut self,
         slot: &Slot,
@@ -322,7 +324,7 @@ impl<'a> Change<'a> {
         Ok(query.fetch_optional(&mut *self.connection).await?)
     }
 
-    /// A deployment that has not ended.
+    /// Reads a deployment by its key, and refuses one that has ended.
     pub(crate) async fn live_by_id(
         &mut self,
         deployment_id: i64,
@@ -344,7 +346,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// End the live deployment of a slot and role, where there is one.
+    /// Ends the live deployment of a slot and role, where there is one.
     async fn end_live(
         &mut self,
         slot: &Slot,
@@ -371,7 +373,8 @@ impl<'a> Change<'a> {
         Ok(())
     }
 
-    /// The new generation; with `fence`, claims of older ones are refused from the commit on.
+    /// Writes the new generation to the consumer's row. With `fence`, claims of older generations
+    /// are refused from the commit on.
     pub(crate) async fn finish(&mut self, fence: bool) -> Result<(), InboxError> {
         const RAISE: &str = "UPDATE oncebox.consumer SET generation = $2, \
             generation_required = CASE WHEN $3 THEN $2 ELSE generation_required END WHERE \
@@ -390,7 +393,7 @@ fn action(role: Role) -> &'static str {
     }
 }
 
-/// The consumer's limits with a deployment's over them.
+/// Returns the consumer's limits, overridden by those of a deployment.
 pub fn limits(policy: &Policy, over: &Value) -> Result<Limits, InboxError> {
     let mut limits = json!(policy.limits);
     if let (Some(limits), Some(over)) = (limits.as_object_mut(), over.as_object()) {

@@ -1,22 +1,22 @@
-//! Which version of a handler takes an event type: what a deployment says, and what is live.
+//! Deployments: rows that say which version of a handler takes an event type, and which are live.
 
 // Uploads.
 pub(crate) mod version;
-// Their compiled forms, and which host compiles.
+// Their compiled forms, and the hosts that compile them.
 pub(crate) mod component;
-// What can be said against a deployment.
+// Checks of a new deployment.
 pub(crate) mod check;
 // Deploy, promote, end.
 pub(crate) mod deploy;
-// Back to a version before.
+// Rollback to an earlier version.
 pub(crate) mod rollback;
-// Deployments that could take the same message.
+// Deployments that can take one message under several consumers.
 pub(crate) mod overlap;
-// Compare a canary with the stable version, and withdraw it.
+// Comparison of a canary with the stable version, and its withdrawal.
 pub(crate) mod canary;
-// Triggers that capture what a handler changes.
+// Triggers that capture row changes of a handler.
 pub(crate) mod shadow_install;
-// What a shadow found.
+// Results of a shadow.
 pub(crate) mod shadow_report;
 
 use oncebox_model::error::InboxError;
@@ -25,20 +25,21 @@ use serde_json::{Map, Value};
 
 use crate::control::Admin;
 
-/// What a deployment is for.
+/// The purpose of a deployment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Takes what no canary takes.
+    /// The deployment for everything that no canary takes.
     Stable,
-    /// Takes a share of the ordering keys.
+    /// A deployment for a share of the ordering keys.
     Canary,
-    /// Runs on a share of the messages after the stable version, and never has an effect.
+    /// A deployment that runs on a share of the messages after the stable version, and never has an
+    /// effect.
     Shadow,
 }
 
 impl Role {
-    /// As rows say it.
+    /// Returns the name of the role in rows.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stable => "stable",
@@ -59,19 +60,19 @@ impl TryFrom<String> for Role {
     }
 }
 
-/// Which version runs a message again after it failed.
+/// The version that runs a message again after it failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Retries {
-    /// The one that is live by then.
+    /// The version that is live at the time of the retry.
     #[default]
     Live,
-    /// The one that failed, unless it was withdrawn.
+    /// The version that failed the message, unless it was withdrawn.
     Pinned,
 }
 
 impl Retries {
-    /// As rows say it.
+    /// Returns the name of the choice in rows.
     pub fn name(self) -> &'static str {
         match self {
             Self::Live => "live",
@@ -88,16 +89,16 @@ impl TryFrom<String> for Retries {
     }
 }
 
-/// What ends a canary by itself: over the window, a failure rate above the stable version's by more
-/// than the margin.
+/// The condition that ends a canary: a failure rate over the window that exceeds the stable
+/// version's by more than the margin.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Guard {
-    /// Percentage points that the canary may fail more often than the stable version.
+    /// Percentage points by which the canary's failure rate may exceed the stable version's.
     pub margin_percent: f64,
-    /// Seconds that are looked at.
+    /// Length of the window, seconds.
     pub window_s: u32,
-    /// Runs of the canary within the window before it is judged.
+    /// Runs of the canary within the window before a verdict.
     pub messages_min: u32,
 }
 
@@ -107,12 +108,13 @@ impl Default for Guard {
     }
 }
 
-/// The place of a deployment: an event type and a range of event versions.
+/// The messages that a deployment is for: an event type and a range of event versions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::FromRow)]
 pub struct Slot {
-    /// The event type; `orders.*` for all that begin with `orders.`; `*` for all.
+    /// Event type; `orders.*` for all that begin with `orders.`; `*` for all.
     pub event_type: String,
-    /// A semantic-version requirement such as `>=2, <4`. None takes every version, and none.
+    /// Semantic-version requirement such as `>=2, <4`. None takes every version, and messages
+    /// without one.
     pub event_versions: Option<String>,
 }
 
@@ -128,30 +130,30 @@ impl std::fmt::Display for Slot {
 /// A deployment to be made.
 #[derive(Debug, Clone)]
 pub struct NewDeployment {
-    /// Where.
+    /// Event type and versions.
     pub slot: Slot,
     /// Name of the handler.
     pub handler: String,
-    /// SHA-256 of the version's component in hexadecimal digits, or enough of the first of them.
+    /// SHA-256 of the version's component in hexadecimal digits, or enough of its first digits.
     pub version: String,
-    /// What the handler reads through `config`.
+    /// Settings that the handler reads through `config`.
     pub settings: Map<String, Value>,
-    /// Caps, where they are to be below the consumer's.
+    /// Limits below the consumer's.
     pub limits: Map<String, Value>,
     /// Name of the migration that the tenant's schema must hold.
     pub requires_migration: Option<String>,
-    /// Which version runs a message again.
+    /// Version that runs a failed message again.
     pub retries: Retries,
-    /// What it is for.
+    /// Purpose of the deployment.
     pub role: Role,
-    /// Share of ordering keys of a canary, of messages of a shadow: more than 0, at most 100.
+    /// Share of a canary's ordering keys, or of a shadow's messages: more than 0, at most 100.
     pub percent: Option<f64>,
-    /// What ends a canary by itself.
+    /// Condition that ends a canary.
     pub guard: Option<Guard>,
 }
 
 impl NewDeployment {
-    /// A version, for a slot, with nothing special about it.
+    /// Builds a stable deployment of a version for all versions of an event type, with defaults.
     pub fn stable(event_type: &str, handler: &str, version: &str) -> Self {
         Self {
             slot: Slot { event_type: event_type.to_owned(), event_versions: None },
@@ -173,14 +175,14 @@ impl NewDeployment {
 pub struct Deployment {
     /// Key.
     pub deployment_id: i64,
-    /// Where.
+    /// Event type and versions.
     #[sqlx(flatten)]
     #[serde(flatten)]
     pub slot: Slot,
-    /// What it is for.
+    /// Purpose of the deployment.
     #[sqlx(try_from = "String")]
     pub role: Role,
-    /// Share that it takes, where it is no stable one.
+    /// Share of a canary or a shadow, percent.
     pub percent: Option<f64>,
     /// Name of the handler.
     pub handler: String,
@@ -191,39 +193,39 @@ pub struct Deployment {
     pub digest: Vec<u8>,
     /// Settings that the handler reads through `config`.
     pub settings: Value,
-    /// Caps below the consumer's.
+    /// Limits below the consumer's.
     pub limits: Value,
-    /// The migration that the tenant's schema must hold.
+    /// Name of the migration that the tenant's schema must hold.
     pub requires_migration: Option<String>,
-    /// Which version runs a message again.
+    /// Version that runs a failed message again.
     #[sqlx(try_from = "String")]
     pub retries: Retries,
-    /// What ends a canary by itself.
+    /// Condition that ends a canary.
     #[sqlx(json(nullable))]
     pub guard: Option<Guard>,
-    /// Generation of the consumer that it began with: a host that runs this one or a later one has
-    /// it.
+    /// Generation of the consumer with which the deployment began. A host that runs this generation
+    /// or a later one has loaded it.
     pub generation: i64,
-    /// When it began.
+    /// Time at which it began.
     pub created_at: chrono::DateTime<chrono::Utc>,
-    /// Who made it.
+    /// Actor that made it.
     pub created_by: String,
-    /// When it ended.
+    /// Time at which it ended; none while it is live.
     pub ended_at: Option<chrono::DateTime<chrono::Utc>>,
-    /// `superseded`, `rolled_back`, `promoted` or `ended`.
+    /// Kind of its end: `superseded`, `rolled_back`, `promoted` or `ended`.
     pub ended_how: Option<String>,
-    /// Why, where someone said.
+    /// Reason for its end, where the operator or the guard gave one.
     pub ended_reason: Option<String>,
 }
 
-/// The live deployments of a consumer, and their generation.
+/// The live deployments of a consumer, with their generation.
 #[derive(Debug, Clone)]
 pub struct Deployments {
-    /// Grows with every change.
+    /// Generation of the consumer; it grows with every change.
     pub generation: i64,
-    /// One of each slot and role.
+    /// Live deployments, one of each slot and role.
     pub live: Vec<Deployment>,
-    /// What live ones superseded and messages that failed on it may be pinned to, newest first.
+    /// Superseded deployments to which failed messages may be pinned, newest first.
     pub pinned: Vec<Deployment>,
 }
 
@@ -235,7 +237,7 @@ pub(crate) const DEPLOYMENT: &str = "SELECT d.deployment_id, d.event_type, d.eve
     FROM oncebox.deployment d JOIN oncebox.version v USING (version_id) JOIN oncebox.handler h \
     USING (handler_id) ";
 
-/// A query for deployments.
+/// Builds a query for deployments, with a condition.
 pub(crate) fn select<'q>(
     condition: &str,
 ) -> sqlx::query::QueryAs<
@@ -248,18 +250,18 @@ pub(crate) fn select<'q>(
 }
 
 impl Admin {
-    /// What a host loads for a consumer.
+    /// Returns the deployments that a host loads for a consumer, from one snapshot.
     pub async fn deployments(&self, consumer_id: i32) -> Result<Deployments, InboxError> {
         const LIVE: &str =
             "WHERE d.consumer_id = $1 AND d.ended_at IS NULL ORDER BY d.deployment_id";
-        // The version before the live one may still fail messages on another host; older ones count
+        // The version before the live one may still fail messages on another host. Older ones count
         // as long as a message waits for them.
         const PINNED: &str = "WHERE d.consumer_id = $1 AND d.role = 'stable' AND d.retries = \
             'pinned' AND d.ended_how = 'superseded' \
             AND (d.ended_at > now() - interval '10 minutes' OR d.version_id = ANY ($2)) ORDER BY \
             d.deployment_id DESC";
         let awaited = self.versions_awaited(consumer_id).await?;
-        // One snapshot: the generation speaks for exactly these rows.
+        // One snapshot, so that the generation belongs to exactly these rows.
         let mut tx =
             self.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
         let generation =
@@ -271,7 +273,8 @@ impl Admin {
         Ok(Deployments { generation, live, pinned })
     }
 
-    /// Versions that were live, that retries are pinned to, and that a message waits for.
+    /// Lists superseded versions to which retries are pinned and for which a message waits. Lists
+    /// all pinned versions while a tenant's own database does not answer.
     async fn versions_awaited(&self, consumer_id: i32) -> Result<Vec<i32>, InboxError> {
         const PINNED: &str = "SELECT DISTINCT version_id FROM oncebox.deployment \
             WHERE consumer_id = $1 AND role = 'stable' AND retries = 'pinned' AND ended_how = \
@@ -300,7 +303,8 @@ impl Admin {
         }
     }
 
-    /// The deployments of a consumer, newest first: those that are live, or all there ever were.
+    /// Lists the deployments of a consumer, newest first: the live ones, or with `history` also
+    /// those that ended. At most 1,000.
     pub async fn deployment_list(
         &self,
         consumer_id: i32,
@@ -311,7 +315,7 @@ impl Admin {
         Ok(select(LIST).bind(consumer_id).bind(history).fetch_all(&self.pool).await?)
     }
 
-    /// One deployment of a consumer.
+    /// Returns one deployment of a consumer.
     pub async fn deployment(
         &self,
         consumer_id: i32,

@@ -1,6 +1,6 @@
-//! Whether the scope of deduplication is that of the effect: a message is claimed once for each
-//! consumer, so two consumers that hand the same messages to the same handler have its effect
-//! twice.
+//! Consumers that share a handler and topics. The scope of deduplication is the consumer: a message
+//! is claimed once for each. Two consumers that hand a message to one handler therefore have its
+//! effect twice.
 
 use oncebox_model::error::InboxError;
 use sqlx::FromRow;
@@ -19,8 +19,8 @@ struct Other {
 }
 
 impl Admin {
-    /// What whoever deploys should know about the same handler behind other consumers of the
-    /// tenant. Shared tables are safe as long as each message comes to them through one consumer.
+    /// Returns warnings about other consumers of the tenant that hand messages to the deployment's
+    /// handler. Shared tables are safe as long as each message comes to them through one consumer.
     /// S1-053.
     pub async fn scope_warnings(
         &self,
@@ -61,7 +61,7 @@ impl Admin {
     }
 }
 
-/// Whether an event type can be taken by both.
+/// Returns whether two event types, or patterns of them, have a type in common.
 fn overlap(one: &str, other: &str) -> bool {
     match (one.strip_suffix('*'), other.strip_suffix('*')) {
         (None, None) => one == other,

@@ -1,4 +1,4 @@
-//! Back to a version before, at once and everywhere.
+//! Rollback to an earlier version, at once and on every host.
 
 use oncebox_model::error::InboxError;
 use serde_json::json;
@@ -12,23 +12,23 @@ use super::{
 };
 use crate::{audit::Subject, control::Admin};
 
-/// What a rollback did.
+/// The result of a rollback.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Rollback {
-    /// What was withdrawn.
+    /// Deployment that was withdrawn.
     pub withdrawn: Deployment,
-    /// What is live instead: for a canary, the stable deployment that was there.
+    /// Deployment that is live instead; for a canary, the stable deployment of its slot.
     pub live: Deployment,
-    /// Migrations that were applied since `live` was deployed first; they stay.
+    /// Names of migrations that were applied since `live` was first deployed; they stay.
     pub migrations_kept: Vec<String>,
-    /// Messages that the withdrawn version had failed and that run again now.
+    /// Messages that the withdrawn version had failed and that run again.
     pub redriven: u64,
 }
 
 impl Admin {
-    /// Go back: to the version before, or to a named one that was deployed here before. Where a
-    /// canary runs, it is the canary that is withdrawn. With `redrive`, what the withdrawn version
-    /// failed runs again.
+    /// Rolls a slot back to the version before, or to a named one that was deployed there before.
+    /// Where a canary runs, the rollback withdraws the canary. With `redrive`, messages that the
+    /// withdrawn version failed run again.
     pub async fn rollback(
         &self,
         tenant: &str,
@@ -80,7 +80,8 @@ impl Admin {
 }
 
 impl Change<'_> {
-    /// What a rollback goes to.
+    /// Finds the earlier deployment that a rollback restores. Without `to`, it skips deployments
+    /// that were rolled back, and those that equal the live one.
     async fn target(
         &mut self,
         slot: &Slot,

@@ -1,5 +1,5 @@
-//! The triggers that capture row changes: on every table of a tenant while one of its consumers has
-//! a shadow, on none otherwise.
+//! The triggers that capture row changes. They are on every table of a tenant while one of its
+//! consumers has a shadow, and on no table otherwise.
 
 use std::time::Duration;
 
@@ -15,14 +15,15 @@ use crate::{
     tenants::{Tenant, lock_grants},
 };
 
-/// Longest wait for a table. Everyone who wants to write to it waits behind this one meanwhile.
+/// Longest wait for a table's lock, milliseconds. Other writers of the table queue behind this
+/// wait.
 const LOCK_TIMEOUT_MS: u32 = 100;
 /// Tries for one table, and the pause between them.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Triggers of one event run in the order of their names: this one before those of the tenant, so
-/// that what they change is seen after what made them run.
+/// Name of the trigger. PostgreSQL runs triggers of one event in the order of their names. This one
+/// runs before those of the tenant, so their changes are captured after the change that fired them.
 const TRIGGER: &str = "\"RI_oncebox_capture\"";
 
 const MISSING: &str = "SELECT t::text FROM oncebox.capture_missing($1) AS t";
@@ -31,10 +32,10 @@ const INSTALLED: &str = "SELECT c.relname::text FROM pg_trigger g JOIN pg_class 
     WHERE n.nspname = $1 AND g.tgname = 'RI_oncebox_capture' AND NOT c.relispartition ORDER BY 1";
 
 impl Admin {
-    /// Make the triggers of a tenant's tables what its live shadows ask for. Safe to repeat, and to
-    /// run from several hosts at once; called when a shadow begins or ends, and every now and then,
-    /// for tables that came later and for hosts that died half way. The answer names tables that
-    /// are still to be done, because others use them all the time.
+    /// Installs or removes the triggers of a tenant, as its live shadows require. Safe to repeat,
+    /// and to run on several hosts at once. Hosts call it when a shadow begins or ends. They also
+    /// repeat it at intervals, for tables that were created later and for hosts that died half way.
+    /// Returns the tables that are left, because other sessions hold them all the time.
     pub async fn reconcile_capture(&self, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
         const WANTED: &str = "SELECT EXISTS (SELECT FROM oncebox.deployment d JOIN \
             oncebox.consumer c USING (consumer_id) \
@@ -44,10 +45,10 @@ impl Admin {
         if wanted { self.install_capture(tenant).await } else { self.remove_capture(tenant).await }
     }
 
-    /// Tenants whose triggers may have to be put or taken away: those with a shadow, those whose
-    /// shadow ended lately, and those of the host's own database that have a trigger, whatever left
-    /// it there. A tenant with a database of its own is looked at there for an hour after its
-    /// shadow.
+    /// Lists tenants whose triggers may have to be installed or removed: those with a shadow, and
+    /// those whose shadow ended in the last hour. It also lists tenants in the host's own database
+    /// that have a trigger for any other reason. A tenant with its own database is listed only for
+    /// the hour after its shadow.
     pub async fn tenants_with_capture(&self) -> Result<Vec<Tenant>, InboxError> {
         const WITH_CAPTURE: &str = "SELECT t.* FROM oncebox.tenant t WHERE EXISTS (SELECT FROM \
             oncebox.consumer c JOIN oncebox.deployment d USING (consumer_id) \
@@ -59,7 +60,7 @@ impl Admin {
         Ok(sqlx::query_as(WITH_CAPTURE).fetch_all(&self.pool).await?)
     }
 
-    /// Tables of a tenant without the trigger.
+    /// Lists the tables of a tenant without the trigger.
     pub(crate) async fn uncaptured_tables(
         &self,
         tenant: &Tenant,
@@ -67,14 +68,15 @@ impl Admin {
         self.tables(MISSING, tenant).await
     }
 
-    /// Put the trigger on every table of a tenant that is without it.
+    /// Installs the trigger on every table of a tenant without it. Returns the tables that are
+    /// left.
     pub async fn install_capture(&self, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
         let missing = self.uncaptured_tables(tenant).await?;
         if missing.is_empty() {
             return Ok(missing);
         }
-        // The owner makes the trigger, so it must reach the function; it can do nothing with it but
-        // that.
+        // The owner creates the trigger, so it needs access to the function. That access allows
+        // nothing else.
         let owner = quoted(&tenant.owner_login);
         let grant = format!(
             "GRANT USAGE ON SCHEMA oncebox_host TO {owner}; GRANT EXECUTE ON FUNCTION \
@@ -84,7 +86,7 @@ impl Admin {
         lock_grants(&mut tx).await?;
         tx.execute(sqlx::raw_sql(AssertSqlSafe(grant))).await?;
         tx.commit().await?;
-        // A trigger of that name that does not work is one that was switched off.
+        // A trigger of that name that does not work was disabled.
         self.as_owner(tenant, &missing, |table| {
             format!(
                 "DROP TRIGGER IF EXISTS {TRIGGER} ON {table}; \
@@ -96,7 +98,8 @@ impl Admin {
         .await
     }
 
-    /// Take the trigger from every table of a tenant that has it.
+    /// Removes the trigger from every table of a tenant that has it. Returns the tables that are
+    /// left.
     pub async fn remove_capture(&self, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
         let installed = self.tables(INSTALLED, tenant).await?;
         if installed.is_empty() {
@@ -119,8 +122,8 @@ impl Admin {
             .await?)
     }
 
-    /// One statement for each table, over a short connection of the owner's; the answer names those
-    /// that others held for too long.
+    /// Runs one statement for each table, over a short connection of the owner. Returns the tables
+    /// that other sessions held for too long.
     async fn as_owner(
         &self,
         tenant: &Tenant,
@@ -150,8 +153,8 @@ impl Admin {
     }
 }
 
-/// Whether the statement could be run: somebody else may hold the table, and is not kept waiting
-/// for long.
+/// Runs a statement on a table and returns whether it is done. Another session may hold the table,
+/// and then waits behind this one for [`LOCK_TIMEOUT_MS`] at most.
 async fn change(connection: &mut PgConnection, sql: &str, table: &str) -> Result<bool, InboxError> {
     for number in 1..=TRIES {
         let Err(error) = connection.execute(sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))).await
@@ -160,7 +163,7 @@ async fn change(connection: &mut PgConnection, sql: &str, table: &str) -> Result
         };
         match answered(&error) {
             Some(answer) if is_contention(&answer.sqlstate) => {}
-            // It was dropped, or another host was faster.
+            // The table was dropped, or another host was faster.
             Some(answer) if matches!(answer.sqlstate.as_str(), "42P01" | "42710" | "XX000") => {
                 return Ok(true);
             }

@@ -1,4 +1,4 @@
-//! What a shadow found, for people and programs.
+//! Results of a shadow, for operators and programs.
 
 use oncebox_model::error::InboxError;
 use serde_json::Value;
@@ -6,88 +6,89 @@ use sqlx::types::chrono::{DateTime, Utc};
 
 use crate::control::Admin;
 
-/// Sums and the newest differences of one shadow. Every message that was sampled and completed is
-/// one of `same`, `differ`, `failed` and `skipped`.
+/// Sums and newest differences of one shadow. Every sampled message that the live version completed
+/// counts once: in `same`, `differ`, `failed` or `skipped`.
 #[derive(Debug, Clone, Default, serde::Serialize)]
 pub struct ShadowReport {
-    /// The deployment.
+    /// Key of the shadow's deployment.
     pub deployment_id: i64,
     /// Messages in the sample that the live version completed.
     pub messages: i64,
-    /// Both versions answered and changed the same.
+    /// Messages for which both versions gave equal answers and made equal changes.
     pub same: i64,
-    /// They did not.
+    /// Messages for which the answers or the changes differ.
     pub differ: i64,
-    /// The candidate failed where the live version did not.
+    /// Messages that the candidate failed and the live version did not.
     pub failed: i64,
-    /// Not compared.
+    /// Messages that were not compared, by reason.
     pub skipped: Vec<ShadowSkipped>,
     /// Tables of the tenant without the trigger that captures their changes, while the shadow is
-    /// live: no message is compared until there is none.
+    /// live. No message is compared while any table is listed.
     pub uncaptured_tables: Vec<String>,
-    /// Wall clock of the live version, of the messages that were compared, microseconds.
+    /// Wall-clock time of the live version for the compared messages, microseconds.
     pub live_us: i64,
-    /// The same of the candidate.
+    /// Wall-clock time of the candidate for the compared messages, microseconds.
     pub candidate_us: i64,
-    /// Statements of the live version, of the messages that were compared.
+    /// Statements of the live version for the compared messages.
     pub live_statements: i64,
-    /// The same of the candidate.
+    /// Statements of the candidate for the compared messages.
     pub candidate_statements: i64,
-    /// When the first and the last sums were written; none: nothing was compared yet.
+    /// Time at which the first sums were written; none before the first comparison.
     pub first_at: Option<DateTime<Utc>>,
-    /// See `first_at`.
+    /// Time at which the last sums were written; none before the first comparison.
     pub last_at: Option<DateTime<Utc>>,
-    /// In how many messages something differs in the same way, most first.
+    /// Ways in which messages differ, with the number of messages of each, most first.
     pub sums: Vec<ShadowSum>,
     /// The newest differences, newest first.
     pub differences: Vec<ShadowDifference>,
 }
 
-/// Messages that were not compared.
+/// Messages that were not compared for one reason.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct ShadowSkipped {
-    /// A stable name.
+    /// Stable name of the reason.
     pub reason: String,
-    /// What it means.
+    /// Meaning of the reason, for operators.
     pub meaning: &'static str,
-    /// How many.
+    /// Number of messages.
     pub messages: i64,
 }
 
 /// One way in which messages differ.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, sqlx::FromRow)]
 pub struct ShadowSum {
-    /// The table; empty where the outcome differs.
+    /// Table with the difference; empty where the outcome differs.
     pub table: String,
-    /// inserted, updated, deleted, or outcome.
+    /// Kind of change: inserted, updated, deleted, or outcome.
     pub change: String,
-    /// The column; empty where only one version has the row; `result` or `failure` of an outcome.
+    /// Column with the difference; empty where only one version has the row. `result` or `failure`
+    /// for an outcome.
     pub column: String,
-    /// How many messages.
+    /// Number of messages that differ in this way.
     pub messages: i64,
 }
 
-/// One difference in one message. Values are as PostgreSQL writes them, cut after a kibibyte, and
-/// absent where the consumer's policy keeps no payloads.
+/// One difference in one message. Values are in PostgreSQL's text form, cut after a kibibyte. They
+/// are absent where the consumer's policy keeps no payloads.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, sqlx::FromRow)]
 pub struct ShadowDifference {
-    /// When it was written.
+    /// Time at which the difference was written.
     pub at: DateTime<Utc>,
-    /// The message.
+    /// Id of the message.
     pub message_id: String,
-    /// As in [`ShadowSum`].
+    /// Table, as in [`ShadowSum`].
     pub table: String,
-    /// As in [`ShadowSum`].
+    /// Kind of change, as in [`ShadowSum`].
     pub change: String,
-    /// As in [`ShadowSum`].
+    /// Column, as in [`ShadowSum`].
     pub column: String,
-    /// The row's primary key, as a JSON object.
+    /// Primary key of the row, as a JSON object.
     pub row_key: Option<String>,
-    /// The value before both runs.
+    /// Value before both runs.
     pub before: Option<String>,
-    /// After the live version.
+    /// Value after the run of the live version.
     pub live: Option<String>,
-    /// After the candidate.
+    /// Value after the run of the candidate.
     pub candidate: Option<String>,
 }
 
@@ -107,7 +108,8 @@ struct Total {
 }
 
 impl Admin {
-    /// What a shadow has found so far; nothing, where it has found nothing yet.
+    /// Returns the results of a shadow so far; an empty report before the first comparison. Refuses
+    /// a deployment that is not a shadow.
     pub async fn shadow_report(&self, deployment_id: i64) -> Result<ShadowReport, InboxError> {
         const ROLE: &str = "SELECT d.role, c.tenant_id, d.ended_at IS NULL FROM oncebox.deployment \
             d JOIN oncebox.consumer c USING (consumer_id) WHERE d.deployment_id = $1";
@@ -127,7 +129,7 @@ impl Admin {
                 )));
             }
         }
-        // What it found speaks of the tenant's rows, and is kept beside them.
+        // The results contain the tenant's row values, so they are stored in the tenant's database.
         const TENANT: &str = "SELECT * FROM oncebox.tenant WHERE tenant_id = $1";
         let tenant = sqlx::query_as(TENANT)
             .bind(found.as_ref().map(|(_, tenant_id, _)| *tenant_id))
@@ -178,7 +180,7 @@ impl Admin {
     }
 }
 
-/// The reasons for which messages are not compared, and what they mean.
+/// Reasons for which messages are not compared, with their meaning.
 const REASONS: &[(&str, &str)] = &[
     ("queue_full", "the host was behind with trials"),
     ("no_connection", "no connection to the database was to spare"),
@@ -194,7 +196,8 @@ const REASONS: &[(&str, &str)] = &[
     ("database", "the connection to the database broke, or the database was not well"),
 ];
 
-/// What is known of the reasons, for people.
+/// Returns each reason with its number of messages and its meaning. The meaning of an unknown
+/// reason is empty.
 fn reasons(counts: &Value) -> Vec<(String, i64, &'static str)> {
     let known = |name: &str| {
         REASONS.iter().find(|(reason, _)| *reason == name).map_or("", |(_, meaning)| *meaning)

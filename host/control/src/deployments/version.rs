@@ -1,4 +1,4 @@
-//! Versions: uploads of a handler, each known by what is in it.
+//! Versions: uploads of a handler, each identified by the digest of its component.
 
 use oncebox_model::error::InboxError;
 use serde_json::Value;
@@ -11,16 +11,16 @@ use crate::{
     deployments::{Deployment, NewDeployment},
 };
 
-/// A component that passed every check that can be made without compiling it.
+/// A component that passed every check that is possible without compiling it.
 #[derive(Debug, Clone, Copy)]
 pub struct NewVersion<'a> {
-    /// Its bytes.
+    /// The component's bytes.
     pub component: &'a [u8],
-    /// SHA-256 of the core module that was uploaded, where it was one.
+    /// SHA-256 of the uploaded core module; none where the upload was a component.
     pub source_digest: Option<[u8; 32]>,
-    /// What it is: imports, languages, sizes. Null where nobody looked.
+    /// Description of the component: imports, languages, sizes. Null where nothing inspected it.
     pub report: &'a Value,
-    /// It was compiled as well; otherwise a host has to do that first.
+    /// Whether the component is compiled; otherwise a host has to compile it first.
     pub is_compiled: bool,
 }
 
@@ -34,32 +34,32 @@ pub struct Version {
     /// SHA-256 of the component.
     #[serde(serialize_with = "hex::serde::serialize")]
     pub digest: Vec<u8>,
-    /// SHA-256 of what was uploaded, where that was a core module.
+    /// SHA-256 of the upload, in hexadecimal digits, where it was a core module.
     pub source_digest: Option<String>,
-    /// Bytes of the component.
+    /// Size of the component, bytes.
     pub size: i32,
-    /// `queued`, `compiling`, `ready` or `failed`.
+    /// State of the component: `queued`, `compiling`, `ready` or `failed`.
     pub state: String,
-    /// Why it failed: a list of `code` and `text`.
+    /// Reasons of a failed compilation: a list of `code` and `text`.
     pub problems: Value,
-    /// What the component is.
+    /// Description of the component: imports, languages, sizes.
     pub report: Option<Value>,
-    /// How long compiling it took, milliseconds.
+    /// Duration of the compilation, milliseconds.
     pub compile_ms: Option<i64>,
-    /// When it was uploaded.
+    /// Time of the upload.
     pub created_at: chrono::DateTime<chrono::Utc>,
-    /// By whom.
+    /// Actor that uploaded it.
     pub created_by: String,
 }
 
-/// A handler and how many versions it has.
+/// A handler with the number of its versions.
 #[derive(Debug, Clone, serde::Serialize, sqlx::FromRow)]
 pub struct HandlerRow {
-    /// Name.
+    /// Name of the handler.
     pub name: String,
-    /// Versions that were uploaded.
+    /// Number of uploaded versions.
     pub versions: i64,
-    /// When the newest was.
+    /// Time of the newest upload.
     pub latest_at: Option<chrono::DateTime<chrono::Utc>>,
 }
 
@@ -78,12 +78,12 @@ fn select<'q>(
 }
 
 impl Version {
-    /// Whether its component takes the messages of a transaction together.
+    /// Returns whether the component takes the messages of a transaction in one call.
     pub(crate) fn takes_batches(&self) -> bool {
         self.report.as_ref().is_some_and(|report| report["world"] == "batch")
     }
 
-    /// Whether hosts can run it.
+    /// Checks that hosts can run the version: its component must be `ready`.
     pub(crate) fn check_deployable(&self) -> Result<(), InboxError> {
         let short = &hex::encode(&self.digest)[..12];
         let (code, text) = match self.state.as_str() {
@@ -119,7 +119,7 @@ impl Version {
 /// Fewest digits of a digest that name a version.
 const PREFIX_MIN: usize = 6;
 
-/// A digest, or the beginning of one.
+/// Checks that `text` is a digest or the beginning of one, and returns it in lower case.
 pub(crate) fn check_prefix(text: &str) -> Result<String, InboxError> {
     let is_digest =
         (PREFIX_MIN..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit());
@@ -131,7 +131,8 @@ pub(crate) fn check_prefix(text: &str) -> Result<String, InboxError> {
     )))
 }
 
-/// The version of a handler that a digest, its beginning, or the digest of its core module names.
+/// Finds the version of a handler by its digest or the digest of its core module. `digest` may be
+/// the first digits of either; more than one match is an error.
 pub(crate) async fn find(
     connection: &mut PgConnection,
     tenant_id: i32,
@@ -156,7 +157,7 @@ pub(crate) async fn find(
     }
 }
 
-/// The version of a row.
+/// Reads a version by its key.
 pub(crate) async fn by_id(
     connection: &mut PgConnection,
     version_id: i32,
@@ -165,8 +166,8 @@ pub(crate) async fn by_id(
 }
 
 impl Admin {
-    /// Keep an upload as a version of a handler. The same bytes again are the same version; a
-    /// component that failed to compile is tried again.
+    /// Stores an upload as a version of a handler. Identical bytes give the existing version. A
+    /// component that failed to compile is queued again.
     pub async fn add_version(
         &self,
         tenant: &str,
@@ -222,7 +223,7 @@ impl Admin {
         Ok(version)
     }
 
-    /// A version, by its digest or enough of the first digits of it.
+    /// Returns a version by its digest, or by enough of the digest's first digits.
     pub async fn version(
         &self,
         tenant: &str,
@@ -234,14 +235,14 @@ impl Admin {
         find(&mut connection, tenant.tenant_id, handler, digest).await
     }
 
-    /// The versions of a handler, newest first.
+    /// Lists the versions of a handler, newest first.
     pub async fn versions(&self, tenant: &str, handler: &str) -> Result<Vec<Version>, InboxError> {
         const LIST: &str = "WHERE h.tenant_id = $1 AND h.name = $2 ORDER BY v.version_id DESC";
         let tenant = self.tenant(tenant).await?;
         Ok(select(LIST).bind(tenant.tenant_id).bind(handler).fetch_all(&self.pool).await?)
     }
 
-    /// The handlers of a tenant.
+    /// Lists the handlers of a tenant, by name.
     pub async fn handlers(&self, tenant: &str) -> Result<Vec<HandlerRow>, InboxError> {
         const LIST: &str = "SELECT h.name, count(v.version_id) AS versions, max(v.created_at) AS \
             latest_at \
@@ -251,7 +252,7 @@ impl Admin {
         Ok(sqlx::query_as(LIST).bind(tenant.tenant_id).fetch_all(&self.pool).await?)
     }
 
-    /// Make a component live that the caller has just compiled: a version, and its deployment.
+    /// Uploads a component that the caller has just compiled, and deploys that version.
     pub async fn deploy_compiled(
         &self,
         tenant: &str,
@@ -270,7 +271,7 @@ impl Admin {
         .await
     }
 
-    /// The bytes of a component.
+    /// Returns the bytes of a component.
     pub async fn component(&self, digest: &[u8]) -> Result<Vec<u8>, InboxError> {
         let bytes = sqlx::query_scalar("SELECT bytes FROM oncebox.component WHERE digest = $1")
             .bind(digest)

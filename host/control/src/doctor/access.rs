@@ -1,4 +1,4 @@
-//! Grants: what tenants' logins, or PUBLIC and so everybody, may do to what is not theirs.
+//! Grants of tenants' logins, or of PUBLIC and so of every login, on objects of others.
 
 use super::Check;
 

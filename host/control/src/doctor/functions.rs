@@ -1,12 +1,12 @@
 //! Functions of PostgreSQL that reach past a role, and languages.
 //!
-//! Taking them from everybody needs their owner, a superuser. Where there is none, what lets a
-//! tenant disturb others stays an error; what lets it disturb its own session is a warning, since
-//! the host holds against it by other means.
+//! Revoking them from PUBLIC needs their owner, a superuser. Where there is none, functions by
+//! which a tenant can disturb others stay errors. Functions that disturb only its own session are
+//! warnings, since the host has other safeguards.
 
 use super::Check;
 
-/// Told where nobody may revoke.
+/// Advice where no available login may revoke.
 const MANAGED: &str = "the statements need a superuser, or whoever acts as one at the provider. \
     Where nobody may carry them out, hosts still \
     refuse statements other than SELECT, INSERT, UPDATE, DELETE, MERGE, VALUES, TABLE and WITH, \

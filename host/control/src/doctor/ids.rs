@@ -1,6 +1,5 @@
-//! Whether a message stands twice in the inbox. A key cannot span partitions, so what keeps ids
-//! apart over the end of a bucket are the locks of the claim, and nothing of PostgreSQL's own would
-//! notice.
+//! Search for messages with two rows in the inbox. A key cannot span partitions, so only the locks
+//! of the claim keep ids unique across buckets. PostgreSQL itself would not notice a duplicate.
 
 use sqlx::Executor;
 
@@ -8,26 +7,26 @@ use super::{Finding, Look, Severity};
 
 const CHECK: &str = "ids";
 
-/// Rows that one look reads, at most.
+/// Maximum of rows that one check reads.
 const ROWS_MAX: i64 = 1_000_000;
 
-/// Messages that are named, at most.
+/// Maximum of messages that findings name.
 const NAMED_MAX: usize = 10;
 
-/// A look that takes longer is given up.
+/// Settings of the check's transaction. It is given up after the statement timeout.
 const SETTINGS: &str = "SET TRANSACTION READ ONLY; SET LOCAL statement_timeout = '30s'; SET LOCAL \
     enable_seqscan = off; \
     SET LOCAL enable_sort = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off";
 
-/// How many rows the inbox has by the planner's statistics, and its partition with the most of
-/// them.
+/// Query for the number of rows of the inbox by the planner's statistics, and for its largest
+/// partition with its pages.
 const SIZE: &str = "SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint, \
         (array_agg(c.oid::regclass::text ORDER BY c.reltuples DESC))[1], coalesce(max(c.relpages), \
         0) \
     FROM pg_partition_tree('oncebox.inbox') t JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf";
 
-/// Rows in the order of their key, which the partitions' indexes have: read from a place on, and
-/// never sorted. Of those that stand twice, each with where.
+/// Query for duplicates. It reads rows in the order of their key from a start position, by the
+/// partitions' indexes and without a sort. Each duplicate is listed with its buckets.
 const LOOK: &str = "WITH slice AS MATERIALIZED ( \
         SELECT i.consumer_id, i.message_id, i.status, i.bucket FROM oncebox.inbox i \
         WHERE (i.consumer_id, i.message_id) >= ($1, $2) ORDER BY i.consumer_id, i.message_id LIMIT \
@@ -46,7 +45,7 @@ const LOOK: &str = "WITH slice AS MATERIALIZED ( \
         ORDER BY w.consumer_id, w.message_id LIMIT $4) n";
 
 impl Look<'_> {
-    /// No message has a row in two buckets, as far as a look of bounded cost can tell.
+    /// Checks that no message has a row in two buckets, as far as a check of bounded cost can tell.
     pub(super) async fn ids_stand_once(&self) -> Vec<Finding> {
         match self.twice().await {
             Ok(findings) => findings,
@@ -61,7 +60,7 @@ impl Look<'_> {
             sqlx::query_as(SIZE).fetch_one(&mut *tx).await?;
         let mut start = None;
         if let Some(largest) = largest.filter(|_| rows > ROWS_MAX) {
-            // Some ten pages, whatever there are.
+            // Samples about ten pages, whatever the size of the partition.
             let percent = (1_000.0 / f64::from(pages.max(1))).min(100.0);
             let place = format!(
                 "SELECT consumer_id, message_id FROM {largest} TABLESAMPLE SYSTEM ({percent}) \

@@ -1,5 +1,5 @@
-//! The logins, tried: they log in with what the host has, not without, and their sessions are what
-//! they should be.
+//! Trials of the tenants' logins: they log in with the host's passwords and not with others, and
+//! their sessions have the required settings.
 
 use futures::{StreamExt, stream};
 use oncebox_model::error::plain;
@@ -10,10 +10,10 @@ use crate::tenants::{Tenant, credentials::Credentials, keys::secret_hash, scram}
 
 const CHECK: &str = "logins";
 
-/// Tenants that are tried at the same time.
+/// Number of tenants that are tried in parallel.
 const TRIED_AT_ONCE: usize = 4;
 
-/// What a session of a tenant's handlers says of itself before a host sets anything.
+/// Query for the settings of a session of a tenant's handlers, before a host sets any.
 const SETTINGS: &str = "SELECT current_setting('session_replication_role'), \
     current_setting('is_superuser'), \
     current_setting('log_parameter_max_length'), \
@@ -27,7 +27,8 @@ const SETTINGS: &str = "SELECT current_setting('session_replication_role'), \
 struct Session(String, String, String, String, bool);
 
 impl Look<'_> {
-    /// Passwords and secret of every tenant are those that the host has; a guess opens nothing.
+    /// Checks that passwords and secret of every tenant are those that the host has, and that a
+    /// guessed password fails.
     pub(super) async fn logins_work(&self) -> Vec<Finding> {
         let tries: Vec<_> = self.tenants.iter().map(|tenant| self.tries(tenant)).collect();
         let mut findings: Vec<_> =
@@ -90,10 +91,11 @@ impl Look<'_> {
         }]
     }
 
-    /// What a session begins with: the guard's trigger fires, nothing bound is written to the log.
+    /// Checks the initial settings of a session: the guard's trigger fires, and bound parameters
+    /// are not written to the log.
     async fn begins(&self, login: &str, mut connection: PgConnection) -> Vec<Finding> {
         let session = sqlx::query_as(SETTINGS).fetch_one(&mut connection).await;
-        let _ = connection.close().await; // the answer is there
+        let _ = connection.close().await; // the answer has arrived
         match session {
             Ok(session) => self.session(login, &session),
             Err(error) => vec![self.unknown(CHECK, &error)],
@@ -126,13 +128,13 @@ impl Look<'_> {
         }
     }
 
-    /// A server that asks for no password lets a guess in.
+    /// Tries a guessed password. A server that asks for no password accepts it.
     async fn guess(&self) -> Option<Finding> {
         let tenant = self.tenants.first()?;
         let guess = hex::encode(rand::random::<[u8; 16]>());
         let connection =
             PgConnection::connect_with(&self.as_login(&tenant.login, &guess)).await.ok()?;
-        let _ = connection.close().await; // the answer is there
+        let _ = connection.close().await; // the answer has arrived
         let found = "the server lets tenants' logins in with any password: whoever reaches its \
             port is any tenant";
         Some(self.finding(CHECK, Severity::Error, found).advise(

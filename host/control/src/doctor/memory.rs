@@ -1,5 +1,5 @@
-//! What a query may take of the server's memory. PostgreSQL has no bound of its own, and SQL cannot
-//! see the system's: only a server on this machine can be looked at.
+//! Limits on the memory that a query may take of the server. PostgreSQL has no such limit, and SQL
+//! cannot see that of the system. So only a server on this machine can be checked.
 
 use std::{fs, path::Path};
 
@@ -15,7 +15,7 @@ const ADVICE: &str = "one query of a tenant can take all memory of the server, a
     size, and restarts at it";
 
 impl Look<'_> {
-    /// Whether the server's processes are bounded, where that can be seen.
+    /// Checks that the memory of the server's processes is bounded, where the limit can be seen.
     pub(super) async fn memory_is_bounded(&self) -> Vec<Finding> {
         let pid: i32 =
             match sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&self.pool).await {
@@ -51,8 +51,8 @@ impl Look<'_> {
         }]
     }
 
-    /// Whether this process id is a session of the server's on this machine, and not some other
-    /// process of another's.
+    /// Returns whether this process id is a session of the server on this machine, and not another
+    /// process.
     fn is_here(&self, pid: i32) -> bool {
         let host = self.options.get_host();
         let is_local = self.options.get_socket().is_some()
@@ -63,14 +63,15 @@ impl Look<'_> {
     }
 }
 
-/// `RLIMIT_AS` of a process.
+/// Returns `RLIMIT_AS` of a process, in bytes, if it is limited.
 fn address_space(pid: i32) -> Option<u64> {
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// The smallest `memory.max` of the process' cgroup and those around it.
+/// Returns the smallest `memory.max`, in bytes, of the process' cgroup and of those around it, if
+/// any is set.
 fn cgroup(pid: i32) -> Option<u64> {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;

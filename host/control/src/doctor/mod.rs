@@ -1,9 +1,9 @@
-//! Whether the scheme that keeps tenants apart holds on the live database: who may do what, what
-//! guards the commit, what is there and what is missing. It changes nothing.
+//! Checks on the live database of the scheme that keeps tenants apart: privileges, the commit
+//! guard, missing and surplus objects. They change nothing.
 //!
-//! Most checks are a query that lists what is wrong, each row with its severity and the statement
-//! that puts it right. What has to be tried is tried: the logins log in, a wrong password is shown,
-//! a session of the tenant says who it is.
+//! Most checks are a query that lists defects, each row with its severity and the statement that
+//! repairs it. Some properties are tried: the logins log in, a wrong password is presented, and a
+//! session of the tenant reports its settings.
 
 mod access;
 mod functions;
@@ -26,22 +26,22 @@ use sqlx::{AssertSqlSafe, PgPool, postgres::PgConnectOptions};
 
 use crate::{control::Admin, database::schema::REVOKED_FUNCTIONS, tenants::Tenant};
 
-/// How much a finding matters.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// A promise does not hold.
+    /// A broken promise.
     Error,
-    /// It holds, but by one thing less than it should.
+    /// A promise that holds with one safeguard less than it should have.
     Warning,
-    /// It could not be found out from here.
+    /// A property that cannot be determined from here.
     Unknown,
-    /// As it should be.
+    /// A property that is as it should be.
     Ok,
 }
 
 impl Severity {
-    /// Its name.
+    /// Returns the name of the severity.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Error => "error",
@@ -52,41 +52,41 @@ impl Severity {
     }
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// The database, as `host:port/name`.
     pub place: String,
     /// Name of the check.
     pub check: &'static str,
-    /// How much it matters.
+    /// Severity of the result.
     pub severity: Severity,
-    /// What was found.
+    /// Description of the result.
     pub found: String,
-    /// Statements that put it right, for a superuser in that database; for other owners where they
-    /// may.
+    /// Statements that repair it, for a superuser in that database, or for other owners where they
+    /// are allowed to run them.
     pub sql: Option<String>,
-    /// What to do where statements do not help, or nobody may carry them out.
+    /// Advice where statements do not help, or no available login may run them.
     pub advice: Option<String>,
 }
 
-/// What the host that asks is set to, as far as the database has to be able to bear it.
+/// Settings of the calling host that the database must be able to bear.
 #[derive(Debug, Clone, Copy)]
 pub struct HostLimits {
-    /// Connections of all tenants together, per host.
+    /// Maximum of connections of all tenants together, per host.
     pub connections_max: usize,
 }
 
-/// A check that is a query. Its rows are what is wrong: severity, what was found, and statements.
+/// A check that is a query. Its rows are defects: severity, description, and statements.
 struct Check {
     name: &'static str,
-    /// What holds when there is no row.
+    /// Property that holds when there is no row.
     sound: &'static str,
-    /// What else to do about a row.
+    /// Further advice for a row.
     advice: Option<&'static str>,
-    /// The first version of PostgreSQL that can answer it.
+    /// First version of PostgreSQL, as a number, that supports the query.
     since: i32,
-    /// Behind [`LOGINS`].
+    /// Query, appended to [`LOGINS`].
     query: &'static str,
 }
 
@@ -104,7 +104,7 @@ impl Check {
     }
 }
 
-/// What the queries speak of: `tenant`, `login` (both of each tenant), `grantee` (those and
+/// Common tables of the queries: `tenant`, `login` (both of each tenant), `grantee` (those and
 /// PUBLIC), `host`.
 const LOGINS: &str = "WITH tenant AS MATERIALIZED (
         SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS t(name, login, \
@@ -121,12 +121,13 @@ const LOGINS: &str = "WITH tenant AS MATERIALIZED (
     owner, pg_get_userbyid(n.nspowner) AS owner_name
         FROM pg_roles r, pg_namespace n WHERE r.rolname = session_user AND n.nspname = 'oncebox')";
 
-/// Statements that take the functions `f` from `g`, and leave them to the host.
+/// SQL expression for statements that revoke the functions `f` from `g`, and leave them to the
+/// host.
 const CLOSE: &str = "format('GRANT EXECUTE ON FUNCTION %1$s TO %2$I, %3$I; REVOKE EXECUTE ON \
     FUNCTION %1$s FROM %4$s', \
     string_agg(f.what, ', ' ORDER BY f.what), h.owner_name, h.login_name, g.name)";
 
-/// One database, and the tenants that live in it.
+/// One database under check, and the tenants that live in it.
 struct Look<'a> {
     admin: &'a Admin,
     pool: PgPool,
@@ -138,7 +139,11 @@ struct Look<'a> {
 }
 
 impl Admin {
-    /// Look at every database that holds tenants. Findings come by severity, errors first.
+    /// Checks every database that holds tenants, and the host's own. Returns the findings by
+    /// severity, errors first.
+    ///
+    /// # Errors
+    /// An error where the tenants cannot be listed.
     pub async fn doctor(&self, limits: HostLimits) -> Result<Vec<Finding>, InboxError> {
         let mut findings = Vec::new();
         for look in self.looks(limits, &mut findings).await? {
@@ -149,7 +154,8 @@ impl Admin {
         Ok(findings)
     }
 
-    /// The host's own database, and those of tenants.
+    /// Returns the host's own database and those of tenants, each with its tenants. A tenant
+    /// without a known database becomes a finding.
     async fn looks(
         &self,
         limits: HostLimits,
@@ -168,7 +174,7 @@ impl Admin {
             place_name(&self.options),
             look(self.pool.clone(), self.options.clone()),
         )]);
-        // Of one that is being deleted, roles and schema go before its row does.
+        // Skips tenants in deletion: their roles and schema go before their row does.
         for tenant in self.tenants().await?.into_iter().filter(|tenant| tenant.state != "deleting")
         {
             match self.place(&tenant) {
@@ -210,7 +216,7 @@ fn place_name(options: &PgConnectOptions) -> String {
 }
 
 impl Look<'_> {
-    /// Every check of this database.
+    /// Runs every check of this database.
     async fn all(mut self) -> Vec<Finding> {
         match sqlx::query_scalar("SELECT current_setting('server_version_num')::int")
             .fetch_one(&self.pool)

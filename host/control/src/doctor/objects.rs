@@ -1,5 +1,5 @@
-//! What tenants, and operators for them, put into a tenant's schema, and what else the database
-//! runs or reaches.
+//! Objects that tenants, and operators for them, put into a tenant's schema, and whatever else the
+//! database runs or reaches.
 
 use super::Check;
 

@@ -1,4 +1,4 @@
-//! What this program put into the database: the guard, the host's functions, the audit log.
+//! Objects that this program put into the database: the guard, the host's functions, the audit log.
 
 use super::Check;
 

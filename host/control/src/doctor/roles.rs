@@ -1,4 +1,4 @@
-//! The two logins of each tenant: what they are, what they belong to, what they own.
+//! The two logins of each tenant: their attributes, memberships, settings and owned objects.
 
 use super::Check;
 

@@ -1,4 +1,4 @@
-//! The server: what a commit is worth, what reaches its log, who it lets in, what it can bear.
+//! The server: durability of a commit, contents of its log, access of logins, and its capacity.
 
 use super::{Check, Finding, Look, Severity};
 
@@ -103,7 +103,7 @@ const LOCKS_BESIDE: i64 = 64;
 const CONNECTIONS_BESIDE: i64 = 20;
 
 impl Look<'_> {
-    /// The lock table and the connections suffice for the hosts that run.
+    /// Checks that the lock table and the connections suffice for the live hosts.
     pub(super) async fn server_bears_the_hosts(&self) -> Vec<Finding> {
         const FIGURES: &str = "SELECT current_setting('max_locks_per_transaction')::int8, \
                 current_setting('max_connections')::int8 + \
@@ -174,7 +174,8 @@ impl Look<'_> {
             )
     }
 
-    /// What decides anything is the database's time; people read logs by the host's.
+    /// Checks that the clocks of the database and of this host agree. All decisions use the time of
+    /// the database; operators read logs by the time of the host.
     pub(super) async fn clocks_agree(&self) -> Vec<Finding> {
         let (asked, before) = (std::time::Instant::now(), oncebox_model::hooks::host_clock());
         let now: chrono::DateTime<chrono::Utc> =

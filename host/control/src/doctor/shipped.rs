@@ -12,18 +12,18 @@ use crate::database::{
 
 const CHECK: &str = "host_code";
 
-/// A function as it was shipped.
+/// A function as this program makes it.
 #[derive(Debug, Clone, Default)]
 struct Shipped {
     body: String,
     has_owners_rights: bool,
-    /// The statement that makes it.
+    /// Statement that makes it.
     statement: String,
 }
 
 impl Look<'_> {
-    /// Every function of the host is there, with the text that this program came with, and no other
-    /// is.
+    /// Checks that every function of the host exists with the text of this program, and that no
+    /// other function does.
     pub(super) async fn functions_are_as_shipped(&self) -> Vec<Finding> {
         const IS_NEWER: &str =
             "SELECT coalesce(max(schema_number) > $1, false) FROM oncebox.function";
@@ -65,7 +65,8 @@ impl Look<'_> {
         wrong
     }
 
-    /// No statement is printed for what only looks wrong: it would put an older text back.
+    /// Returns the finding for functions of a newer release. It holds no statement: a statement
+    /// would put an older text back.
     fn of_a_newer_release(&self) -> Finding {
         let found = "the host's functions are those of a newer release";
         self.finding(CHECK, Severity::Unknown, found).advise("use that release's `oncebox doctor`")
@@ -97,8 +98,8 @@ impl Look<'_> {
     }
 }
 
-/// Reads the functions of this program, by name; none of them is overloaded. Those of triggers stand
-/// in the migrations beside their tables.
+/// Returns the functions of this program, by name; none of them is overloaded. Trigger functions
+/// are in the migrations, beside their tables.
 fn shipped() -> BTreeMap<String, Shipped> {
     let functions = Functions::of_this_program();
     let texts = MIGRATIONS
@@ -108,7 +109,7 @@ fn shipped() -> BTreeMap<String, Shipped> {
     texts.flat_map(statements).filter_map(|statement| defined(&statement)).collect()
 }
 
-/// The function that a statement makes, if it makes one, with its name.
+/// Returns the function that a statement makes, if it makes one, with its name.
 fn defined(statement: &str) -> Option<(String, Shipped)> {
     let replacing = statement.replacen("CREATE FUNCTION ", "CREATE OR REPLACE FUNCTION ", 1);
     let name = replacing.strip_prefix("CREATE OR REPLACE FUNCTION ")?.split_once('(')?.0.trim();
@@ -122,7 +123,8 @@ fn defined(statement: &str) -> Option<(String, Shipped)> {
     Some((name.to_owned(), shipped))
 }
 
-/// The statements of a text of ours, which quotes with `'` and `$$` and has no block comments.
+/// Splits an SQL text of this program into statements. Such texts quote with `'` and `$$`, and have
+/// no block comments.
 fn statements(sql: &str) -> Vec<String> {
     let (mut found, mut current, mut rest) = (Vec::new(), String::new(), sql);
     while let Some(next) = rest.chars().next() {

@@ -1,4 +1,4 @@
-//! The inbox's partitions, and what is left over of transactions.
+//! The inbox's partitions, and leftovers of transactions.
 
 use sqlx::AssertSqlSafe;
 
@@ -68,9 +68,9 @@ pub(super) const CHECKS: &[Check] = &[
 ];
 
 impl Look<'_> {
-    /// The partitions of the present bucket and of the next are there.
+    /// Checks that the partitions of the present bucket and of the next [`BUCKETS_AHEAD`] exist.
     pub(super) async fn partitions_are_made_ahead(&self) -> Vec<Finding> {
-        // A table of that name that is no partition is a leftover, which is attached instead.
+        // An existing table that is no partition is a leftover, which is attached instead.
         let query = format!(
             "SELECT m.* FROM ({MISSING_PARTITIONS}) m WHERE to_regclass('oncebox.' || m.name) IS \
                 NULL"

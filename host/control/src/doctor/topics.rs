@@ -1,5 +1,5 @@
-//! Topics: brokers know nothing of tenants, so what a tenant's tokens may name, and what its
-//! consumers read, is all that keeps one tenant's payloads from another.
+//! Topics. Brokers know nothing of tenants. Only the topics that a tenant's tokens may name, and
+//! those that its consumers read, keep one tenant's payloads from another.
 
 use std::collections::BTreeSet;
 
@@ -8,11 +8,11 @@ use oncebox_model::tenant_limits::TenantLimits;
 use super::{Finding, Severity, place_name};
 use crate::{consumers::Consumer, control::Admin, tenants::Tenant};
 
-/// Names in a finding; of more it is said how many there are.
+/// Maximum of names in a finding; further ones are counted.
 const NAMES_MAX: usize = 10;
 
 impl Admin {
-    /// Every tenant's tokens name its own topics alone, and so do its consumers.
+    /// Checks that every tenant's tokens and consumers name topics of that tenant alone.
     pub(super) async fn topics_are_apart(&self) -> Vec<Finding> {
         let place = place_name(&self.options);
         let finding = |severity, found: String| Finding {
@@ -68,7 +68,8 @@ impl Admin {
     }
 }
 
-/// What a tenant's tokens may name beside its own.
+/// Returns the topics outside a tenant's own names that its tokens may name, with a severity. A
+/// warning means that they include names of other tenants.
 fn wide(tenant: &Tenant) -> Option<(Severity, String)> {
     let own = format!("oncebox.{}.", tenant.name);
     let beside: Vec<_> = tenant
@@ -80,7 +81,7 @@ fn wide(tenant: &Tenant) -> Option<(Severity, String)> {
     if beside.is_empty() {
         return None;
     }
-    // A beginning of `oncebox.` is one of other tenants' names, too.
+    // A prefix that `oncebox.` begins with also covers other tenants' names.
     let of_others = |topic: &String| {
         topic.strip_suffix('*').is_some_and(|begins| "oncebox.".starts_with(begins))
             || topic.starts_with("oncebox.")
@@ -94,7 +95,7 @@ fn wide(tenant: &Tenant) -> Option<(Severity, String)> {
     ))
 }
 
-/// What a tenant's consumers read that its tokens could not name.
+/// Returns the topics that a tenant's consumers read and its tokens may not name.
 fn outside(tenant: &Tenant, consumers: &[Consumer]) -> Option<String> {
     let limits: &TenantLimits = &tenant.limits;
     let mut found = BTreeSet::new();

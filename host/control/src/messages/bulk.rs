@@ -1,8 +1,9 @@
-//! What people do with messages that do not go on by themselves: run dead letters again, discard
-//! what is not to run any more, run now what waits for its next attempt.
+//! Actions of operators on messages that do not continue by themselves. Dead letters are run again,
+//! messages that are not to run are discarded, and messages with a later attempt run at once.
 //!
-//! The state of the messages is the progress. A call does a batch; asked again, it goes on with
-//! what is left, and what was done is not done twice, whoever asks and however often.
+//! The state of the messages is the progress. A call does a batch, and a repeated call continues
+//! with the rest. A message that is done is not done twice, however often and by which callers this
+//! is requested.
 
 use chrono::{DateTime, Utc};
 use oncebox_model::{error::InboxError, hooks};
@@ -16,21 +17,21 @@ use crate::{
     messages::list::{FROM, Filter},
 };
 
-/// What is done.
+/// An action on messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
-    /// Dead letters are due again, under their ids and with their headers, and with a budget of
-    /// runs as if they were new. In order by key they still wait for their turn.
+    /// Makes dead letters due again, under their ids, with their headers and with the runs of a new
+    /// message. In order by key they still wait for their turn.
     Redrive,
-    /// Messages that did not complete never run; their rows stay. What waits behind one in its key
-    /// follows.
+    /// Excludes messages that did not complete from any run; their rows stay. Messages that wait
+    /// behind one in its key follow.
     Discard,
-    /// Messages that wait for their next attempt are due now.
+    /// Makes messages that wait for their next attempt due at once.
     Retry,
 }
 
 impl Verb {
-    /// Its name in the database and in the audit log.
+    /// Returns the action's name in the database and in the audit log.
     pub fn name(self) -> &'static str {
         match self {
             Self::Redrive => "redrive",
@@ -39,8 +40,8 @@ impl Verb {
         }
     }
 
-    /// The messages that it is for, behind [`FROM`], before and after the time that was asked at;
-    /// `oncebox.remedy` looks again at each.
+    /// Returns the condition on the action's messages, behind [`FROM`], in two parts: before and
+    /// after the bound `as_of` time. `oncebox.remedy` checks each message again.
     fn condition(self) -> [&'static str; 2] {
         match self {
             Self::Redrive => [
@@ -63,40 +64,41 @@ impl Verb {
     }
 }
 
-/// What is to be done, with which messages.
+/// An action, with the messages that it is for.
 #[derive(Debug, Clone)]
 pub struct Remedy {
-    /// What is done.
+    /// Action.
     pub verb: Verb,
-    /// Which messages of the consumer; its place in a list and its limit do not matter.
+    /// Filter for messages of the consumer; its cursor and its limit have no effect.
     pub filter: Filter,
-    /// Only these; none for any.
+    /// Ids of the messages; empty for all that the filter takes.
     pub message_ids: Vec<String>,
-    /// Why; kept with each message and in the audit log.
+    /// Reason; stored with each message and in the audit log.
     pub reason: String,
-    /// Only what was there, or was a dead letter, by then; none for now. Whoever asks in batches
-    /// says the same each time, so that what fails again meanwhile is left alone.
+    /// Latest time by which a message was received, or became a dead letter; none for the present
+    /// time. A caller that works in batches gives an equal time for each, so that it leaves alone
+    /// messages that fail again in between.
     pub as_of: Option<DateTime<Utc>>,
-    /// Messages of one call, at most; none is only counted.
+    /// Most messages of one call; 0 only counts them.
     pub limit: u32,
 }
 
-/// What was done.
+/// The result of an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Remedied {
-    /// Messages with which it was done.
+    /// Messages that were changed.
     pub changed: i64,
-    /// Messages with which it is still to be done, counted up to 100,000.
+    /// Messages that are left, counted up to 100,000.
     pub left: i64,
-    /// What [`Remedy::as_of`] was.
+    /// Time as of which the messages were chosen, as in [`Remedy::as_of`].
     pub as_of: DateTime<Utc>,
 }
 
-/// Messages are counted up to here.
+/// Most messages that are counted.
 const COUNT_MAX: i64 = 100_000;
 
 impl Admin {
-    /// Do it with a batch of messages, or count them.
+    /// Does the action on a batch of messages, or counts them.
     pub async fn remedy(
         &self,
         tenant: &str,
@@ -130,8 +132,8 @@ impl Admin {
         Ok(Remedied { changed, left: chosen.count(&place.pool).await?, as_of })
     }
 
-    /// The audit log is written in the transaction of the change; where the messages are in another
-    /// database, before it.
+    /// Does the action on messages with these ids, and writes the audit log. The log is written in
+    /// the transaction of the change; where the messages are in another database, before it.
     async fn remedy_these(
         &self,
         consumer: &Consumer,
@@ -179,7 +181,7 @@ impl Admin {
     }
 }
 
-/// The messages that are meant.
+/// The messages that an action is for.
 struct Chosen<'a> {
     consumer: &'a Consumer,
     remedy: &'a Remedy,
@@ -200,7 +202,7 @@ impl Chosen<'_> {
         query
     }
 
-    /// The oldest ones.
+    /// Reads the ids of the oldest messages.
     async fn ids(&self, place: &PgPool) -> Result<Vec<String>, InboxError> {
         let mut query = self.query("SELECT i.message_id");
         query

@@ -1,15 +1,15 @@
-//! A place in a list of messages, from which the next page goes on.
+//! A position in a list of messages, from which the next page continues.
 
 use chrono::{DateTime, Utc};
 use oncebox_model::error::InboxError;
 
-/// A place in a list of one consumer's messages, which is ordered by time, the newest first, and by
-/// id.
+/// A position in the list of one consumer's messages. The list is ordered by time, newest first,
+/// then by id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// When the last message that was seen was received.
+    /// Time at which the last message of the page was received.
     pub received_at: DateTime<Utc>,
-    /// Its id. None stands behind all that were received at that time.
+    /// Id of that message. None is a position behind all messages that were received at that time.
     pub message_id: Option<String>,
 }
 
@@ -23,7 +23,7 @@ impl std::fmt::Display for Place {
 impl std::str::FromStr for Place {
     type Err = InboxError;
 
-    /// A time as of RFC 3339, and behind a comma the id of a message.
+    /// Parses a time as of RFC 3339, optionally followed by a comma and the id of a message.
     fn from_str(text: &str) -> Result<Self, InboxError> {
         let (time, id) = text.split_once(',').map_or((text, None), |(time, id)| (time, Some(id)));
         let time = DateTime::parse_from_rfc3339(time);

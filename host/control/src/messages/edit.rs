@@ -1,4 +1,4 @@
-//! A dead letter that gets another payload, and is run again.
+//! Edits of dead letters: another payload, and a run with it.
 
 use chrono::{DateTime, Utc};
 use oncebox_model::{error::InboxError, hooks};
@@ -6,21 +6,22 @@ use serde_json::json;
 
 use crate::{audit::Subject, control::Admin};
 
-/// What a message is to have instead, and why.
+/// The new payload of a message, with the reason for it.
 #[derive(Debug, Clone)]
 pub struct Revision {
-    /// The payload.
+    /// New payload.
     pub payload: Vec<u8>,
-    /// Why; kept with the message and in the audit log.
+    /// Reason; stored with the message and in the audit log.
     pub reason: String,
-    /// Only if it was a dead letter by then; none for now. Whoever asks again says the same.
+    /// Time by which the message must have been a dead letter; none for the present time. A
+    /// repeated request gives the time of the first one.
     pub as_of: Option<DateTime<Utc>>,
 }
 
 impl Admin {
-    /// Give a dead letter another payload and redrive it: the same row, under the same id and with
-    /// the same headers. What it had before is kept. Asked again, it is refused, since it is no
-    /// dead letter any more.
+    /// Replaces the payload of a dead letter and redrives it. The row keeps its id and its headers,
+    /// and the payload before is kept. A repeated request is refused, since the message is then no
+    /// dead letter.
     pub async fn revise(
         &self,
         tenant: &str,
@@ -38,8 +39,8 @@ impl Admin {
         let place = self.place(&self.tenant(tenant).await?)?;
         let subject = Subject::of(tenant, name);
         let details = json!({ "message_id": message_id, "reason": revision.reason, "bytes": revision.payload.len() });
-        // The audit log is in the host's database: where the message is in another one, what is
-        // tried is written before.
+        // The audit log is in the host's database. Where the message is in another database, the
+        // attempt is logged before the change.
         if place.is_own {
             let mut tx = self.pool.begin().await?;
             self.audit(&mut tx, "inbox.revise", subject, details.clone()).await?;
@@ -67,7 +68,7 @@ impl Admin {
         Ok(())
     }
 
-    /// Why a message was not given another payload.
+    /// Returns an error with the reason for which a message was not edited.
     async fn unrevised(&self, tenant: &str, consumer: &str, message_id: &str) -> InboxError {
         let detail = match self.inbox_show(tenant, consumer, message_id).await {
             Ok(detail) => detail,

@@ -1,4 +1,4 @@
-//! Messages with all that is kept of them, for an archive or an audit.
+//! Export of messages with everything that is kept of them, for an archive or an audit.
 
 use std::collections::HashMap;
 
@@ -14,23 +14,23 @@ use crate::{
     },
 };
 
-/// Bytes of records of one page, behind the first.
+/// Most bytes of records on one page; the first record may exceed it.
 const BYTES_MAX: i64 = 8 << 20;
-/// Messages of one page.
+/// Most messages on one page.
 pub const EXPORTED_MAX: i64 = 100;
 
-/// A message with what became of it.
+/// A message with its history.
 #[derive(Debug, Clone)]
 pub struct Exported {
-    /// The message; without its record where that was not asked for.
+    /// Message; without its record where the caller does not ask for records.
     pub detail: InboxDetail,
-    /// Failed runs, and what people did, in order.
+    /// Failed runs and operators' actions, oldest first.
     pub history: Vec<StoryEvent>,
 }
 
 impl Admin {
-    /// A page of a consumer's messages, newest first. It may be shorter than the filter's limit:
-    /// the end is a page without messages.
+    /// Returns a page of a consumer's messages, newest first. A page may be shorter than the
+    /// filter's limit; an empty page is the end.
     pub async fn inbox_export(
         &self,
         tenant: &str,
@@ -46,7 +46,7 @@ impl Admin {
             limit,
             ..filter.clone()
         };
-        // Whoever exports reads all of it.
+        // An export reads all messages.
         let mut rows = self.inbox_list_to(&filter, Depth::Whole).await?;
         let place = self.place(&self.tenant(tenant).await?)?.pool;
         let ids =
@@ -68,7 +68,7 @@ impl Admin {
     }
 }
 
-/// How many of these go into one answer, and at least one.
+/// Returns how many of the first rows fit into one page; at least one.
 fn fitting(rows: &[InboxRow], sizes: &HashMap<String, i64>) -> usize {
     let mut bytes = 0;
     let fits = |row: &&InboxRow| {
@@ -78,7 +78,7 @@ fn fitting(rows: &[InboxRow], sizes: &HashMap<String, i64>) -> usize {
     rows.iter().take_while(fits).count().max(1)
 }
 
-/// Bytes of the records of messages, by id.
+/// Reads the sizes of messages' records, in bytes, by id.
 async fn sizes(
     place: &PgPool,
     consumer: &Consumer,
@@ -97,7 +97,7 @@ async fn sizes(
 
 type Record = (Option<Vec<u8>>, Option<Vec<u8>>, Option<Vec<u8>>);
 
-/// Key, headers and payload of messages, by id.
+/// Reads key, headers and payload of messages, by id.
 async fn records(
     place: &PgPool,
     consumer: &Consumer,

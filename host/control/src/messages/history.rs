@@ -1,4 +1,4 @@
-//! The whole story of one message: what became of it run by run, and what it waits for.
+//! The history of one message: each of its runs, and what it waits for.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -12,68 +12,68 @@ use crate::{
     messages::{list::InboxDetail, next_step::Next},
 };
 
-/// Entries of a story, the newest; what people and failures leave behind is bounded by
-/// `retry.attempts_max` between two redrives.
+/// Newest history entries that are returned. Operators' actions and failures add entries;
+/// `retry.attempts_max` bounds the failures between two redrives.
 const HISTORY_MAX: i64 = 200;
 
-/// A message with all that is known of its way.
+/// A message with everything that is known of its processing.
 #[derive(Debug, Clone)]
 pub struct Story {
     /// The message.
     pub detail: InboxDetail,
-    /// What it is in order with.
+    /// Key that orders it; none for a message without order.
     pub ordering_key: Option<Vec<u8>>,
-    /// Failed runs, and what people did, in order.
+    /// Failed runs and operators' actions, oldest first.
     pub history: Vec<StoryEvent>,
-    /// The open message of its key that it waits for.
+    /// Open message of its key that it waits for.
     pub behind: Option<Behind>,
-    /// The version that it makes of its aggregate.
+    /// Version that it gives its aggregate.
     pub aggregate: Option<AggregateVersion>,
-    /// Until when it waits for versions before its own.
+    /// Time until which it waits for earlier versions of its aggregate.
     pub waits_until: Option<DateTime<Utc>>,
-    /// State of its consumer, and of its tenant.
+    /// State of its consumer; the tenant's state, in words, where that is not `active`.
     pub consumer_state: String,
-    /// What comes next.
+    /// Next step of the message.
     pub next: Next,
 }
 
-/// Something that happened to a message.
+/// An event in the history of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoryEvent {
-    /// When.
+    /// Time of the event.
     pub at: DateTime<Utc>,
-    /// `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `revised` or
+    /// Kind: `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `revised` or
     /// `restored`.
     pub event: String,
-    /// Which run, since the message was first received or last redriven.
+    /// Number of the run, since the message was first received or last redriven.
     pub attempt: Option<i32>,
     /// Digest of the version that ran it.
     pub version: Option<String>,
-    /// Of a run, its reason; of a person, their words.
+    /// Reason of the run's failure, or the reason that an operator gave.
     pub reason: Option<String>,
-    /// What the failure said.
+    /// Error text of the failure.
     pub error: Option<String>,
-    /// Who, where it was a person.
+    /// Actor, where an operator acted.
     pub actor: Option<String>,
 }
 
-/// A message that holds back others.
+/// A message that holds back later ones of its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Behind {
     /// Its id.
     pub message_id: String,
     /// Its state.
     pub status: String,
-    /// Why it is in it.
+    /// Reason for that state.
     pub reason: Option<String>,
 }
 
-/// A version, and where its aggregate is.
+/// A message's aggregate version, with the present version of the aggregate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AggregateVersion {
-    /// The version that the message makes.
+    /// Version that the message gives the aggregate.
     pub version: i64,
-    /// The version that the aggregate is at; none before the first.
+    /// Present version of the aggregate; none before the first.
     pub at: Option<i64>,
 }
 
@@ -99,7 +99,7 @@ struct Entry {
 }
 
 impl Admin {
-    /// The story of a message.
+    /// Returns a message with its history and its next step.
     pub async fn story(
         &self,
         tenant: &str,
@@ -170,7 +170,7 @@ impl Admin {
         })
     }
 
-    /// What became of messages, by id.
+    /// Reads the histories of messages, by id.
     pub(crate) async fn histories(
         &self,
         place: &PgPool,
@@ -202,7 +202,7 @@ impl Admin {
     }
 }
 
-/// The first open message of the key before this one.
+/// Finds the first open message before this one in its key.
 async fn behind(
     place: &PgPool,
     consumer_id: i32,

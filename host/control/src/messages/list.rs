@@ -1,4 +1,4 @@
-//! Looking into the inbox.
+//! Lists of inbox rows, and single rows.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -9,32 +9,32 @@ use sqlx::{PgPool, Postgres, QueryBuilder, Row};
 use super::cursor::Place;
 use crate::{control::Admin, tenants::Tenant};
 
-/// Which rows to list.
+/// Conditions on the rows of a list.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
-    /// Only this tenant.
+    /// Name of the tenant; none for all.
     pub tenant: Option<String>,
-    /// Only this consumer.
+    /// Name of the consumer; none for all.
     pub consumer: Option<String>,
-    /// Only this status.
+    /// Status of the rows.
     pub status: Option<String>,
-    /// Only this reason, with whatever it says after a colon.
+    /// Reason of the rows; it also takes rows with this reason and details after a colon.
     pub reason: Option<String>,
-    /// Only this event type.
+    /// Event type of the rows.
     pub event_type: Option<String>,
-    /// Only one of these ordering keys; none for any.
+    /// Ordering keys, of which a row has one; empty for any.
     pub ordering_keys: Vec<Vec<u8>>,
-    /// Only those whose last error holds this text, regardless of case.
+    /// Text that the last error contains, regardless of case.
     pub error: Option<String>,
-    /// Only those that a version ran last whose digest begins like this.
+    /// First digits of the digest of the version that last ran the message.
     pub version: Option<String>,
-    /// Received at this time or later.
+    /// Earliest time at which a row was received.
     pub since: Option<DateTime<Utc>>,
-    /// Received before this time.
+    /// Time before which a row was received.
     pub until: Option<DateTime<Utc>>,
-    /// Only what comes after this place in the list.
+    /// Cursor after which the list begins.
     pub after: Option<Place>,
-    /// At most this many, newest first.
+    /// Most rows, newest first.
     pub limit: i64,
 }
 
@@ -49,49 +49,49 @@ pub struct InboxRow {
     pub message_id: String,
     /// State.
     pub status: String,
-    /// Why it is in this state.
+    /// Reason for the state.
     pub reason: Option<String>,
-    /// What chose its handler.
+    /// Type of the event, by which the handler is chosen.
     pub event_type: Option<String>,
     /// Version of the event's schema.
     pub event_version: Option<String>,
     /// CloudEvents `source`, or the topic.
     pub source: Option<String>,
-    /// Topic it came from.
+    /// Kafka topic of the record.
     pub topic: String,
-    /// Partition it came from.
+    /// Kafka partition of the record.
     pub partition: i32,
-    /// Offset it came from.
+    /// Kafka offset of the record.
     pub offset: i64,
     /// Runs so far.
     pub attempts: i32,
     /// Runs that ended without an answer.
     pub crashes: i32,
-    /// What the last failure said.
+    /// Text of the last failure.
     pub last_error: Option<String>,
-    /// When it runs next.
+    /// Time of the next run.
     pub next_attempt_at: Option<DateTime<Utc>>,
-    /// When its lease ends.
+    /// Time at which the lease ends.
     pub locked_until: Option<DateTime<Utc>>,
-    /// SHA-256 of the component that completed it.
+    /// SHA-256 of the component that last ran it.
     pub version: Option<String>,
     #[serde(skip)]
     version_id: Option<i32>,
-    /// What the handler returned.
+    /// Result that the handler returned.
     pub result: Option<serde_json::Value>,
     /// SHA-256 of the payload.
     pub payload_hash: Option<String>,
-    /// Bytes of payload kept.
+    /// Size of the stored payload, bytes.
     pub payload_bytes: Option<i32>,
     /// W3C trace context.
     pub trace_parent: Option<String>,
-    /// When it was first claimed.
+    /// Time of the first claim.
     pub received_at: DateTime<Utc>,
-    /// When it was settled.
+    /// Time at which it was settled.
     pub processed_at: Option<DateTime<Utc>>,
 }
 
-/// A row with what is kept of its record.
+/// A row with the stored parts of its record.
 #[derive(Debug, Clone)]
 pub struct InboxDetail {
     /// The row.
@@ -100,9 +100,9 @@ pub struct InboxDetail {
     pub key: Option<Vec<u8>>,
     /// Whether headers and payload are kept.
     pub is_kept: bool,
-    /// Headers, where they are kept.
+    /// Headers; empty where they are not stored.
     pub headers: oncebox_model::record::Headers,
-    /// Payload, where it is kept.
+    /// Payload; none where it is not stored.
     pub payload: Option<Vec<u8>>,
 }
 
@@ -113,37 +113,38 @@ const ROW: &str = "SELECT t.name AS tenant, c.name AS consumer, i.message_id, i.
     encode(v.digest, 'hex') AS version, i.result, encode(i.payload_hash, 'hex') AS payload_hash, \
     octet_length(i.payload) AS payload_bytes, i.trace_parent, i.received_at, i.processed_at";
 
-/// Where [`Filter::push`] finds what it speaks of.
+/// Tables behind a list of columns, with the names that [`Filter::push`] uses.
 pub(crate) const FROM: &str = " FROM oncebox.inbox i JOIN oncebox.consumer c USING (consumer_id) \
     JOIN oncebox.tenant t USING (tenant_id) \
     LEFT JOIN oncebox.version v USING (version_id) WHERE true";
 
-/// Messages of one consumer that are looked at, from the newest on, for what no index knows of
-/// them.
+/// Most messages of one consumer that a list reads, from the newest on, for conditions without an
+/// index.
 pub const LOOKED_AT_MAX: i64 = 20_000;
 
-/// How far a list looks.
+/// The number of messages that a list reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Depth {
-    /// At so many messages that its answer takes no time that depends on the size of the inbox.
-    /// Where that is not enough, the answer is to ask for a narrower question.
+    /// At most `LOOKED_AT_MAX` messages of each consumer, so that the time does not depend on the
+    /// size of the inbox. Where these are not enough, the list is refused with advice for a
+    /// narrower filter.
     Bounded,
-    /// At everything, for whoever reads all of it.
+    /// All messages, for callers that read the whole inbox.
     Whole,
 }
 
-/// How long a tenant's own database may take to answer while others wait behind it.
+/// Longest wait for a tenant's own database, while other callers wait behind it.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 impl Admin {
-    /// Rows of the inbox, newest first. Over all tenants, those whose own database does not answer
-    /// are left out, and the log says so. A question that no index answers is refused where the
-    /// newest `LOOKED_AT_MAX` messages of a consumer do not hold its answer.
+    /// Lists rows of the inbox, newest first. A list over all tenants leaves out those whose own
+    /// database does not answer, and logs that. A filter without an index is refused where the
+    /// newest `LOOKED_AT_MAX` messages of a consumer are not enough.
     pub async fn inbox_list(&self, filter: &Filter) -> Result<Vec<InboxRow>, InboxError> {
         self.inbox_list_to(filter, Depth::Bounded).await
     }
 
-    /// The same, as far as somebody wants to look.
+    /// Lists rows of the inbox as [`Admin::inbox_list`] does, to a given depth.
     pub(crate) async fn inbox_list_to(
         &self,
         filter: &Filter,
@@ -181,7 +182,7 @@ impl Admin {
         Ok(rows)
     }
 
-    /// The rows of a tenant with a database of its own.
+    /// Lists the rows of a tenant with its own database.
     async fn inbox_list_of(
         &self,
         tenant: &Tenant,
@@ -198,7 +199,7 @@ impl Admin {
         Ok(rows)
     }
 
-    /// The versions whose digests begin like this.
+    /// Finds the versions whose digests begin with `prefix`; none without a prefix.
     pub(crate) async fn versions_like(
         &self,
         prefix: Option<&str>,
@@ -209,7 +210,8 @@ impl Admin {
         Ok(Some(sqlx::query_scalar(IDS).bind(prefix).fetch_all(&self.pool).await?))
     }
 
-    /// Versions are rows of the host's database.
+    /// Sets the digests of the rows' versions. Versions are rows of the host's database, so a
+    /// tenant's own database cannot name them.
     async fn name_versions(&self, rows: &mut [InboxRow]) -> Result<(), InboxError> {
         let digests = self.digests(rows.iter().filter_map(|row| row.version_id).collect()).await?;
         for row in rows {
@@ -218,14 +220,14 @@ impl Admin {
         Ok(())
     }
 
-    /// The digests of versions.
+    /// Reads the digests of versions.
     pub(crate) async fn digests(&self, ids: Vec<i32>) -> Result<HashMap<i32, String>, InboxError> {
         const DIGESTS: &str = "SELECT version_id, encode(digest, 'hex') FROM oncebox.version WHERE \
             version_id = ANY ($1)";
         Ok(sqlx::query_as(DIGESTS).bind(ids).fetch_all(&self.pool).await?.into_iter().collect())
     }
 
-    /// One row with its record.
+    /// Returns one row with its record.
     pub async fn inbox_show(
         &self,
         tenant: &str,
@@ -265,8 +267,8 @@ impl Admin {
 }
 
 impl Filter {
-    /// Conditions behind [`FROM`]: all but the place in a list. Only what is asked for is said, so
-    /// that each question has a plan of its own.
+    /// Adds the conditions behind [`FROM`], all but the cursor. Only conditions that the filter
+    /// contains are added, so that each combination has its own plan.
     pub(crate) fn push(&self, query: &mut QueryBuilder<Postgres>, versions: &Option<Vec<i32>>) {
         let texts = [
             (" AND t.name = ", &self.tenant),
@@ -305,8 +307,7 @@ impl Filter {
 }
 
 impl Filter {
-    /// Whether an index answers all of it, so that a page is read from where it begins to where it
-    /// ends.
+    /// Returns whether indexes answer the whole filter, so that a page reads only its own rows.
     fn is_in_an_index(&self) -> bool {
         let Self { reason, event_type, ordering_keys, error, version, .. } = self;
         reason.is_none()
@@ -316,12 +317,12 @@ impl Filter {
             && version.is_none()
     }
 
-    /// The conditions that an index knows, on a consumer's messages.
+    /// Adds the conditions for which a consumer's messages have an index.
     fn push_indexed(&self, query: &mut QueryBuilder<Postgres>) {
         if let Some(status) = &self.status {
             query.push(" AND i.status = ").push_bind(status);
             if status != "completed" {
-                // As the index of what is open says it.
+                // The condition of the partial index on open messages.
                 query.push(" AND i.status <> 'completed'");
             }
         }
@@ -333,7 +334,7 @@ impl Filter {
         }
         match &self.after {
             Some(Place { received_at, message_id: Some(id) }) => {
-                // The first condition alone is one that an index knows.
+                // Only the first of these conditions can use an index.
                 query.push(" AND i.received_at <= ").push_bind(received_at);
                 query.push(" AND (i.received_at < ").push_bind(received_at);
                 query.push(" OR i.message_id COLLATE \"C\" > ").push_bind(id).push(")");
@@ -345,7 +346,7 @@ impl Filter {
         }
     }
 
-    /// The consumers that are asked for, each with its messages from the newest on.
+    /// Adds a subquery with the filter's consumers, and the messages of each from the newest on.
     fn push_newest(&self, query: &mut QueryBuilder<Postgres>, columns: &str) {
         query.push(
             " FROM (SELECT c.consumer_id AS id FROM oncebox.consumer c JOIN oncebox.tenant \
@@ -361,15 +362,15 @@ impl Filter {
         query.push(") asked ");
         let by_state = self.reason.is_some() && self.status.is_none();
         if by_state {
-            // What has a reason is not completed, and what is not has an index by its state.
+            // A row with a reason is not completed, and the rows of each other state have an index.
             query.push("CROSS JOIN unnest(ARRAY[").push(OPEN).push("]) AS any_of(state) ");
         }
         query
             .push("CROSS JOIN LATERAL (SELECT ")
             .push(columns)
             .push(" FROM oncebox.inbox i WHERE ");
-        // The index of what is open knows the consumer as such, the index of everything as an
-        // expression.
+        // The index of open messages has the consumer as a column, and the index of all messages as
+        // an expression.
         let is_open = by_state || self.status.as_ref().is_some_and(|status| status != "completed");
         query.push(if is_open {
             "i.consumer_id = asked.id"
@@ -384,7 +385,7 @@ impl Filter {
     }
 }
 
-/// Every state but `completed`.
+/// All states except `completed`.
 const OPEN: &str = "'received', 'in_progress', 'failed_retryable', 'failed_terminal', 'parked', \
     'waiting', 'skipped', 'discarded'";
 const NEWEST_FIRST: &str = " ORDER BY i.received_at DESC, i.message_id COLLATE \"C\"";
@@ -405,7 +406,7 @@ async fn list(
     Ok(rows)
 }
 
-/// The statement that answers a filter, behind words of its own.
+/// Builds the statement that answers a filter, after the prefix `words`.
 fn question(
     words: &str,
     filter: &Filter,
@@ -433,8 +434,8 @@ fn question(
 
 #[cfg(feature = "test-hooks")]
 impl Admin {
-    /// How PostgreSQL answers a list of the host's own database, with the pages that it reads; for
-    /// tests.
+    /// Returns PostgreSQL's plan of a list in the host's own database, with the pages that it
+    /// reads; for tests.
     pub async fn inbox_list_plan(&self, filter: &Filter) -> Result<Vec<String>, InboxError> {
         let versions = self.versions_like(filter.version.as_deref()).await?;
         let mut question =
@@ -443,7 +444,7 @@ impl Admin {
     }
 }
 
-/// Whether a consumer has more messages than were looked at.
+/// Returns whether a consumer has more messages than the list has read.
 async fn goes_on(pool: &PgPool, filter: &Filter) -> Result<bool, InboxError> {
     let mut query = QueryBuilder::<Postgres>::new("SELECT EXISTS (SELECT");
     filter.push_newest(&mut query, "");

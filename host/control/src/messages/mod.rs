@@ -1,18 +1,18 @@
-//! Messages, as operators see them and act on them.
+//! Messages: what operators read of them and do with them.
 
 // Rows of the inbox, newest first, and one of them.
 pub(crate) mod list;
-// A place in that list, from which the next page goes on.
+// A position in that list, from which the next page continues.
 pub(crate) mod cursor;
-// How many are open.
+// Counts of open messages.
 pub(crate) mod stats;
-// What became of one message.
+// The history of one message.
 pub(crate) mod history;
-// What comes next for it, and the commands that bring it on.
+// The next step of a message, and the commands for it.
 pub(crate) mod next_step;
 // Redrive, retry and discard.
 pub(crate) mod bulk;
 // Redrive one message with another payload.
 pub(crate) mod edit;
-// All that is kept of messages, one after the other.
+// Messages with everything that is kept of them, page by page.
 pub(crate) mod export;

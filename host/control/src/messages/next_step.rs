@@ -1,16 +1,16 @@
-//! What comes next for a message, and the commands that bring it on.
+//! The next step of a message, and the commands that move it on.
 
 use chrono::{DateTime, Utc};
 use oncebox_model::policy::Policy;
 
 use super::history::{AggregateVersion, Story};
 
-/// What comes next.
+/// The next step of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Next {
-    /// In a sentence or two.
+    /// Explanation for the operator, in a sentence or two.
     pub text: String,
-    /// Commands that bring it on, for whoever decides so.
+    /// Commands from which an operator may choose.
     pub commands: Vec<String>,
 }
 
@@ -126,7 +126,7 @@ impl Story {
         }
     }
 
-    /// What a person can do with a dead letter or a parked message.
+    /// Explains a dead letter or a parked message, with the actions that an operator can take.
     fn is_dead(&self, policy: &Policy) -> (String, &'static [&'static str]) {
         const EITHER: &[&str] = &["redrive", "discard"];
         let row = &self.detail.row;
@@ -228,7 +228,7 @@ fn missing(first: i64, last: i64) -> String {
     if first == last { format!("version {first}") } else { format!("versions {first} to {last}") }
 }
 
-/// A word of a shell's command line.
+/// Quotes a word for a shell's command line.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.,:/@%+=#".contains(c);
     match !word.is_empty() && !word.starts_with(['-', '#']) && word.chars().all(is_plain) {

@@ -1,4 +1,4 @@
-//! What is open in the inbox of one consumer, counted when an operator asks.
+//! Counts of open messages in the inbox of one consumer, for operators.
 
 use oncebox_model::{
     backlog::{Alert, Backlog, Open},
@@ -8,17 +8,18 @@ use sqlx::{Executor, PgPool};
 
 use crate::control::Admin;
 
-/// Messages of one state that are counted when somebody asks; more are not told apart.
+/// Most messages of one state that a request counts; a higher number is not exact.
 const COUNTED_MAX: i64 = 100_000;
-/// How long PostgreSQL works on one count at most.
+/// Statement that limits one count in PostgreSQL, to 8,000 milliseconds.
 const WITHIN: &str = "SET LOCAL statement_timeout = 8000";
-/// The statement by which hosts count for their metrics.
+/// Statement by which hosts also count for their metrics.
 const OPEN: &str = include_str!("../../../inbox/src/retry/open_messages.sql");
-/// How it is planned.
+/// Planner settings for that statement.
 const PLAN_BY_KEY: &str = include_str!("../../../inbox/src/retry/plan_by_key.sql");
 
 impl Admin {
-    /// What is open in the inbox of a consumer, and which bounds of its policy that reaches.
+    /// Counts the open messages of a consumer, and returns the alert bounds of its policy that they
+    /// reach.
     pub async fn backlog(
         &self,
         tenant: &str,

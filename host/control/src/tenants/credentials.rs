@@ -1,6 +1,6 @@
-//! What the host logs in with for a tenant, and the secrets of its sessions: random, and kept
-//! sealed under the master key. Tenants that are older than that have secrets that follow from the
-//! key, until the first rotation.
+//! A tenant's credentials: the passwords of its logins and the secret of its sessions. They are
+//! random, and stored sealed under the master key. An older tenant has credentials derived from the
+//! master key, until its first rotation.
 
 use oncebox_model::error::InboxError;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use crate::tenants::{
     keys::{Login, MasterKey, secret_hash},
 };
 
-/// What is sealed in `oncebox.tenant.credentials`, for the tenant's login.
+/// Purpose under which `oncebox.tenant.credentials` is sealed, for the tenant's login.
 pub(crate) const CREDENTIALS: &str = "credentials";
 
 /// A tenant's secrets. Never shown, never logged.
@@ -20,11 +20,11 @@ pub struct Credentials {
     pub guest_password: String,
     /// Password of the login that owns the tenant's schema.
     pub owner_password: String,
-    /// What the host binds to every host function it calls in a tenant's session.
+    /// Secret that the host binds to every host function it calls in a tenant's session.
     #[serde(with = "hex::serde")]
     pub secret: [u8; 32],
-    /// Key of the streams that the tenant's guests get for randomness. Not rotated: a message that
-    /// runs again gets the same stream.
+    /// Key of the random streams that the tenant's guests get. It is not rotated: a message that
+    /// runs again gets an equal stream.
     #[serde(with = "hex::serde")]
     pub random_key: [u8; 32],
 }
@@ -36,7 +36,7 @@ impl std::fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// New ones, from which nobody can tell any others.
+    /// Generates random credentials, which tell nothing about any others.
     pub(crate) fn generate() -> Self {
         let password = || hex::encode(rand::random::<[u8; 32]>());
         Self {
@@ -47,12 +47,12 @@ impl Credentials {
         }
     }
 
-    /// Other passwords and another secret.
+    /// Returns new passwords and a new secret, with the random key unchanged.
     pub(crate) fn rotated(&self) -> Self {
         Self { random_key: self.random_key, ..Self::generate() }
     }
 
-    /// As the database keeps them.
+    /// Seals the credentials under a master key, for the database.
     pub(crate) fn sealed(&self, key: &MasterKey, login: &str) -> Vec<u8> {
         let text = serde_json::to_vec(self).expect("texts and numbers are JSON");
         key.seal(CREDENTIALS, login, &text)
@@ -69,7 +69,7 @@ impl Credentials {
 }
 
 impl MasterKey {
-    /// The secrets of a tenant.
+    /// Returns the secrets of a tenant: unsealed, or derived where the row has none.
     pub fn credentials(&self, tenant: &Tenant) -> Result<Credentials, InboxError> {
         match &tenant.credentials {
             Some(sealed) => Credentials::unsealed(self, &tenant.login, sealed),
@@ -77,8 +77,8 @@ impl MasterKey {
         }
     }
 
-    /// Secrets that follow from the key and the logins' names, of the key that the tenant was made
-    /// with.
+    /// Derives the secrets of a tenant without sealed credentials from the key and the logins'
+    /// names. Uses that key under which the tenant was created.
     fn derived(&self, tenant: &Tenant) -> Result<Credentials, InboxError> {
         let Tenant { name, login, owner_login, .. } = tenant;
         let key = self.each().find(|key| secret_hash(&key.secret(login)) == tenant.secret_hash);

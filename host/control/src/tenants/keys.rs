@@ -1,5 +1,5 @@
-//! The installation's one master key, what is derived from it, and the key before it while it is
-//! changed.
+//! The installation's one master key, the values derived from it, and earlier keys during a change
+//! of the key.
 
 use hmac::{Hmac, KeyInit, Mac};
 use oncebox_model::error::InboxError;
@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 #[derive(Clone)]
 pub struct MasterKey {
     bytes: [u8; 32],
-    /// Keys before this one, while what they sealed is sealed anew.
+    /// Earlier keys, for values that are still sealed under them.
     previous: Vec<[u8; 32]>,
 }
 
@@ -29,7 +29,7 @@ pub enum Login {
 }
 
 impl MasterKey {
-    /// A key from 64 hexadecimal digits.
+    /// Parses a key from 64 hexadecimal digits.
     pub fn parse(text: &str) -> Result<Self, InboxError> {
         let mut key = [0; 32];
         hex::decode_to_slice(text.trim(), &mut key).map_err(|_| {
@@ -46,7 +46,7 @@ impl MasterKey {
         Self { bytes, previous: Vec::new() }
     }
 
-    /// This key, and another one, with those before it, for what this does not open.
+    /// Adds another key and its earlier keys, for values that this key does not open.
     pub fn with_previous(mut self, previous: &Self) -> Self {
         self.previous.extend(previous.all());
         self
@@ -56,17 +56,17 @@ impl MasterKey {
         std::iter::once(self.bytes).chain(self.previous.iter().copied())
     }
 
-    /// This key alone, then those before it.
+    /// Returns this key alone, then each earlier key alone.
     pub(crate) fn each(&self) -> impl Iterator<Item = Self> {
         self.all().map(Self::of)
     }
 
-    /// A new random key, as text.
+    /// Generates a random key, as 64 hexadecimal digits.
     pub fn generate() -> String {
         hex::encode(rand::random::<[u8; 32]>())
     }
 
-    /// The password of a tenant's login role.
+    /// Derives the password of a tenant's login role.
     pub fn password(&self, login: &str, role: Login) -> String {
         hex::encode(self.derive(
             match role {
@@ -77,17 +77,18 @@ impl MasterKey {
         ))
     }
 
-    /// The secret that the host binds to every host function it calls in a tenant's session.
+    /// Derives the secret that the host binds to every host function it calls in a tenant's
+    /// session.
     pub fn secret(&self, login: &str) -> [u8; 32] {
         self.derive("session secret", login)
     }
 
-    /// Key of the streams that a tenant's guests get for randomness.
+    /// Derives the key of the random streams that a tenant's guests get.
     pub fn random_key(&self, login: &str) -> [u8; 32] {
         self.derive("guest randomness", login)
     }
 
-    /// 32 bytes for this purpose and this subject, from which nothing follows about any others.
+    /// Derives 32 bytes for a purpose and a subject. They tell nothing about those of any other.
     pub(crate) fn derive(&self, purpose: &str, subject: &str) -> [u8; 32] {
         let mut mac =
             Hmac::<Sha256>::new_from_slice(&self.bytes).expect("HMAC takes a key of any length");
@@ -98,7 +99,7 @@ impl MasterKey {
     }
 }
 
-/// What the tenant's row keeps of its secret.
+/// Returns the hash of a secret, which the tenant's row stores.
 pub(crate) fn secret_hash(secret: &[u8; 32]) -> Vec<u8> {
     Sha256::digest(secret).to_vec()
 }

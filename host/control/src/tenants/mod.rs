@@ -1,20 +1,20 @@
 //! Tenants: their rows, roles and schemas.
 
-// Let a tenant rest and work again, and change its limits.
+// Suspend and resume a tenant, and change its limits.
 pub(crate) mod suspend;
-// End a tenant, in steps that may each be done again.
+// Delete a tenant, in steps that may each be repeated.
 pub(crate) mod delete;
 // The two roles of a tenant, and its schema.
 pub(crate) mod roles;
-// What the host logs in with for a tenant.
+// Passwords and secrets of a tenant's logins.
 pub(crate) mod credentials;
-// Change that while sessions run.
+// Rotation of credentials while sessions run.
 pub(crate) mod rotation;
-// The master key, and what follows from it.
+// The master key, and the values derived from it.
 pub(crate) mod keys;
-// What is kept under that key.
+// Values sealed under that key.
 pub(crate) mod seal;
-// Verifiers of passwords, as PostgreSQL keeps them.
+// Verifiers of passwords, as PostgreSQL stores them.
 pub(crate) mod scram;
 
 use oncebox_model::{error::InboxError, tenant_limits::TenantLimits};
@@ -44,28 +44,29 @@ pub struct Tenant {
     pub owner_login: String,
     /// `active`, `suspended` or `deleting`.
     pub state: String,
-    /// What hosts give it.
+    /// Limits that hosts enforce for the tenant.
     #[sqlx(json)]
     pub limits: TenantLimits,
-    /// Grows with every change that running hosts have to hear of.
+    /// Number of the latest change; it grows with every change that running hosts must observe.
     pub revision: i64,
-    /// SHA-256 of the secret that host functions ask its sessions for.
+    /// SHA-256 of the secret that host functions require of the tenant's sessions.
     #[serde(skip)]
     pub(crate) secret_hash: Vec<u8>,
-    /// Its secrets, sealed under the master key; none for secrets that follow from that key.
+    /// Credentials, sealed under the master key; none where they are derived from that key.
     #[serde(skip)]
     pub(crate) credentials: Option<Vec<u8>>,
-    /// Where its inbox and tables are, sealed under the master key; none for the host's database.
+    /// Address of the database with the tenant's inbox and tables, sealed under the master key;
+    /// none for the host's database.
     #[serde(skip)]
     pub(crate) database_url: Option<Vec<u8>>,
     /// Host, port and name of that database.
     pub database: Option<String>,
-    /// When it was created.
+    /// Time of creation.
     pub created_at: chrono::DateTime<chrono::Utc>,
 }
 
 impl Admin {
-    /// Create a tenant: its schema and its two login roles.
+    /// Creates a tenant: its row, its schema and its two login roles.
     pub async fn create_tenant(&self, name: &str) -> Result<Tenant, InboxError> {
         check_name("tenant", name)?;
         let opaque = hex::encode(rand::random::<[u8; 6]>());
@@ -99,9 +100,10 @@ impl Admin {
         Ok(tenant)
     }
 
-    /// Keep parameters of slow statements out of the server's log, bound temporary files, and
-    /// notice deadlocks soon: on hot rows the wait for the detector is most of the time. Only a
-    /// superuser may say so.
+    /// Sets defaults of the tenant's roles. They keep parameters of slow statements out of the
+    /// server's log and bound temporary files. The guest login also notices deadlocks soon: on hot
+    /// rows the wait for the detector is most of the time. Only a superuser may set them; each
+    /// failure is logged as a warning.
     pub(crate) async fn restrict_logs(&self, pool: &PgPool, login: &str, owner: &str) {
         let settings = [
             "log_parameter_max_length = 0",
@@ -122,7 +124,7 @@ impl Admin {
         }
     }
 
-    /// Take back a tenant that was just created and has neither consumers nor sessions, so that its
+    /// Removes a tenant that was just created and has neither consumers nor sessions, so that its
     /// creation can be tried again.
     pub async fn take_back_tenant(&self, tenant: &Tenant) -> Result<(), InboxError> {
         if tenant.database.is_some() {
@@ -150,14 +152,14 @@ impl Admin {
         Ok(tx.commit().await?)
     }
 
-    /// All tenants, by name.
+    /// Lists all tenants, by name.
     pub async fn tenants(&self) -> Result<Vec<Tenant>, InboxError> {
         Ok(sqlx::query_as("SELECT * FROM oncebox.tenant ORDER BY name")
             .fetch_all(&self.pool)
             .await?)
     }
 
-    /// One tenant.
+    /// Returns one tenant.
     pub async fn tenant(&self, name: &str) -> Result<Tenant, InboxError> {
         let tenant = sqlx::query_as("SELECT * FROM oncebox.tenant WHERE name = $1")
             .bind(name)
@@ -171,14 +173,16 @@ impl Admin {
     }
 }
 
-/// Two transactions at a time would write the same lists of privileges, which PostgreSQL refuses to
-/// one of them. A process that stops in the middle holds up the others for a minute.
+/// Locks changes of privileges until the transaction ends. Two concurrent transactions would write
+/// one list of privileges, and PostgreSQL would refuse one of them. A process that stops in the
+/// middle holds up the others for a minute.
 pub(crate) async fn lock_grants(connection: &mut PgConnection) -> Result<(), InboxError> {
     connection.execute("SET LOCAL idle_in_transaction_session_timeout = '60s'").await?;
     locks::take(connection, HostLock::Grants).await
 }
 
-/// The same until the connection ends.
+/// Locks changes of privileges until the connection ends. A process that stops in the middle holds
+/// up the others for a minute.
 pub(crate) async fn lock_grants_for_session(
     connection: &mut PgConnection,
 ) -> Result<(), InboxError> {

@@ -2,8 +2,8 @@
 
 use super::{credentials::Credentials, scram};
 
-/// What makes the roles and the schema of a tenant in a database, or what is missing of them, and
-/// sets the passwords.
+/// Returns the statements that create the roles and the schema of a tenant in a database, or the
+/// missing ones of them. They also set the passwords.
 pub(crate) fn role_statements(
     database: &str,
     schema: &str,
@@ -25,7 +25,7 @@ pub(crate) fn role_statements(
         format!(
             "ALTER ROLE {owner} LOGIN NOINHERIT CONNECTION LIMIT 4 PASSWORD '{owner_verifier}'"
         ),
-        // A login that is no superuser may only give away what it could also have.
+        // A login that is no superuser may only grant what it could also have.
         format!(
             "DO $$ BEGIN IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN \
                 EXECUTE format('GRANT {owner}, {login} TO %I', current_user); END IF; END $$"

@@ -1,5 +1,5 @@
-//! New secrets: a tenant's credentials while its messages run, and the master key that seals them
-//! all.
+//! Rotation of secrets: a tenant's credentials while its messages run, and the master key that
+//! seals all credentials.
 
 use oncebox_model::error::InboxError;
 use serde_json::json;
@@ -16,29 +16,29 @@ use crate::{
     },
 };
 
-/// What `oncebox.tenant.database_url` is sealed for, for the tenant's login.
+/// Purpose under which `oncebox.tenant.database_url` is sealed, for the tenant's login.
 const DATABASE_URL: &str = "database url";
 
-/// What sealing everything anew came to.
+/// The result of a change of the master key.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct KeyRotation {
-    /// Name of the key that everything is sealed under now.
+    /// Name of the key under which everything is sealed afterwards.
     pub key: String,
-    /// Tenants of which something was sealed under another key, or not at all.
+    /// Tenants with a value that was sealed under another key, or not at all.
     pub sealed: usize,
-    /// Tenants of which everything was sealed under this key already.
+    /// Tenants whose values were all sealed under this key already.
     pub unchanged: usize,
 }
 
 impl Admin {
-    /// Give a tenant new passwords and a new secret, in one transaction. Sessions that are open go
-    /// on: for ten minutes the secret before this one counts as well, and PostgreSQL asks for a
-    /// password only when a connection begins.
+    /// Gives a tenant new passwords and a new secret, in one transaction. Open sessions go on: the
+    /// earlier secret counts for ten more minutes, and PostgreSQL asks for a password only at the
+    /// start of a connection.
     pub async fn rotate_credentials(&self, name: &str) -> Result<Tenant, InboxError> {
         let mut tx = self.pool.begin().await?;
         let tenant = self.lock_tenant(&mut tx, name).await?;
         let credentials = self.credentials(&tenant)?.rotated();
-        // Roles of another database are not this transaction's to change.
+        // This transaction cannot change roles of another database.
         if tenant.database_url.is_none() {
             set_passwords(&mut tx, &tenant, &credentials).await?;
         }
@@ -69,9 +69,9 @@ impl Admin {
         Ok(tenant)
     }
 
-    /// Seal everything under another master key, all of it in one transaction. What is sealed under
-    /// that key already stays as it is, so that a second run finishes what hosts with the old key
-    /// have sealed since. Nothing changes when something opens with neither key.
+    /// Seals everything under another master key, in one transaction. A value that is sealed under
+    /// that key already stays as it is. A second run therefore finishes what hosts with the old key
+    /// have sealed in between. Nothing changes when a value opens with neither key.
     pub async fn rotate_master_key(&self, new: &MasterKey) -> Result<KeyRotation, InboxError> {
         let keys = new.clone().with_previous(&self.key);
         let mut tx = self.pool.begin().await?;
@@ -82,7 +82,8 @@ impl Admin {
         let mut rotation = KeyRotation { key: new.name(), sealed: 0, unchanged: 0 };
         for tenant in &tenants {
             if tenant.state == "deleting" && tenant.credentials.is_none() {
-                // Made before credentials were sealed, and its secret is no secret any more.
+                // The tenant was created before credentials were sealed, and its secret is already
+                // cleared.
                 rotation.unchanged += 1;
                 continue;
             }
@@ -132,12 +133,13 @@ fn anew(
     subject: &str,
     sealed: &[u8],
 ) -> Result<Vec<u8>, InboxError> {
-    // Opened also where it stays: that a key's name fits does not say that the text is whole.
+    // The text is also opened where it stays: a matching key name does not prove that the text is
+    // whole.
     let text = keys.unseal(purpose, subject, sealed)?;
     Ok(if new.has_sealed(sealed) { sealed.to_vec() } else { new.seal(purpose, subject, &text) })
 }
 
-/// The verifier travels, never the password.
+/// Sets the passwords of the tenant's roles. A statement contains the verifier, never the password.
 async fn set_passwords(
     connection: &mut PgConnection,
     tenant: &Tenant,
@@ -153,7 +155,8 @@ async fn set_passwords(
     Ok(())
 }
 
-/// A session that is two secrets old is denied, as an error of the host: its message comes again.
+/// Sets the hash of a new secret, and keeps the earlier hash valid for ten minutes. A session that
+/// is two secrets old is denied, as an error of the host: its message comes again.
 async fn set_secret(
     connection: &mut PgConnection,
     tenant: &Tenant,

@@ -4,9 +4,9 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-/// Rounds of PBKDF2, which each login of a session costs the host. Rounds slow down an attacker who
-/// guesses passwords from a stolen verifier. The passwords are 256 random bits, which cannot be
-/// guessed, so one round is enough; RFC 7677 asks for 4,096 with passwords that people choose.
+/// Rounds of PBKDF2, which each login of a session costs the host. Rounds slow down an attacker
+/// that guesses passwords from a stolen verifier. The passwords are 256 random bits, which cannot
+/// be guessed, so one round is enough; RFC 7677 asks for 4,096 with passwords that users choose.
 const ITERATIONS: u32 = 1;
 
 /// Returns the verifier of a random password, which `CREATE ROLE … PASSWORD` takes in its place.

@@ -1,16 +1,17 @@
-//! What the database keeps of secrets: sealed under the master key, with AES-256-GCM.
+//! Secrets in the database: sealed under the master key, with AES-256-GCM.
 //!
-//! A sealed text says which key it needs, so that a host with another one can say so instead of
-//! failing with a tag that does not fit. Each purpose and subject has a key of its own, so that
-//! what is sealed for one tenant or one column does not open as another's, and no nonce is used
-//! twice.
+//! A sealed text names the key it needs. A host with another key can therefore report that, instead
+//! of failing with a tag that does not fit. Each purpose and subject has its own key. A text that
+//! is sealed for one tenant or one column does not open as another's, and no nonce is used twice
+//! with a key.
 
 use oncebox_model::error::InboxError;
 use openssl::symm::{Cipher, decrypt_aead, encrypt_aead};
 
 use crate::tenants::keys::MasterKey;
 
-/// How sealed bytes are laid out: this byte, the key's name, the nonce, the text, the tag.
+/// First byte of sealed bytes. The layout is: this byte, the key's name, the nonce, the text, the
+/// tag.
 const FORMAT: u8 = 1;
 const NAME: usize = 4;
 const NONCE: usize = 12;
@@ -18,7 +19,7 @@ const TAG: usize = 16;
 const HEAD: usize = 1 + NAME + NONCE;
 
 impl MasterKey {
-    /// A name for the key, which tells nothing of it.
+    /// Returns a name for the key, which tells nothing of the key itself.
     pub fn name(&self) -> String {
         hex::encode(self.short_name())
     }
@@ -28,7 +29,7 @@ impl MasterKey {
         [a, b, c, d]
     }
 
-    /// Seal bytes. They open with the same purpose and the same subject only.
+    /// Seals bytes. They open only with an equal purpose and an equal subject.
     pub(crate) fn seal(&self, purpose: &str, subject: &str, bytes: &[u8]) -> Vec<u8> {
         let nonce: [u8; NONCE] = rand::random();
         let mut tag = [0; TAG];
@@ -49,7 +50,7 @@ impl MasterKey {
         sealed
     }
 
-    /// Open what was sealed, with this key or one before it.
+    /// Opens sealed bytes, with this key or an earlier one.
     pub(crate) fn unseal(
         &self,
         purpose: &str,
@@ -75,7 +76,7 @@ impl MasterKey {
             .map_err(|_| damaged())
     }
 
-    /// Whether this very key, and none before it, is the one that opens this.
+    /// Returns whether the bytes are sealed under this very key, and not under an earlier one.
     pub(crate) fn has_sealed(&self, sealed: &[u8]) -> bool {
         sealed.get(1..1 + NAME).is_some_and(|name| name == self.short_name())
     }
@@ -92,7 +93,7 @@ impl MasterKey {
     }
 }
 
-/// What is authenticated beside the text.
+/// Returns the data that the tag authenticates besides the text.
 fn data(purpose: &str, subject: &str) -> Vec<u8> {
     [purpose.as_bytes(), &[0], subject.as_bytes()].concat()
 }

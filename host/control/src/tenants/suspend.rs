@@ -1,5 +1,5 @@
-//! Changes of a tenant while hosts run: rest, work again, other limits. Each raises the tenant's
-//! revision in its own transaction; hosts compare that with what they do, and act.
+//! Changes of a tenant while hosts run: suspend, resume, other limits. Each raises the tenant's
+//! revision in its own transaction. Hosts compare the revision with the one they run, and act.
 
 use oncebox_model::error::InboxError;
 use serde_json::{Map, Value, json};
@@ -8,25 +8,27 @@ use sqlx::PgConnection;
 use crate::{audit::Subject, control::Admin, deployments::deploy::CHANNEL, tenants::Tenant};
 
 impl Admin {
-    /// Let all of a tenant's consumers rest: hosts finish the batches that they run and leave its
-    /// groups. Its tokens only look from then on.
+    /// Suspends all consumers of a tenant: hosts finish the batches that they run and leave its
+    /// groups. Its tokens only read from then on.
     pub async fn suspend_tenant(&self, name: &str) -> Result<Tenant, InboxError> {
         self.change_tenant_state(name, "suspended", "tenant.suspend").await
     }
 
-    /// Let a suspended tenant's consumers go on where they were.
+    /// Resumes a suspended tenant: its consumers continue where they were.
     pub async fn resume_tenant(&self, name: &str) -> Result<Tenant, InboxError> {
         self.change_tenant_state(name, "active", "tenant.resume").await
     }
 
-    /// `active`, `suspended` or `deleting`; none for no tenant.
+    /// Returns the state of a tenant: `active`, `suspended` or `deleting`; none where there is no
+    /// tenant.
     pub async fn tenant_state(&self, name: &str) -> Result<Option<String>, InboxError> {
         let state =
             sqlx::query_scalar("SELECT state FROM oncebox.tenant WHERE name = $1").bind(name);
         Ok(state.fetch_optional(&self.pool).await?)
     }
 
-    /// What is so already stays so, without a trace.
+    /// Sets the state of a tenant. Setting the present state changes nothing and writes no audit
+    /// row.
     async fn change_tenant_state(
         &self,
         name: &str,
@@ -47,7 +49,8 @@ impl Admin {
         Ok(tenant)
     }
 
-    /// Change some of a tenant's limits; `null` takes one away. What is not named stays.
+    /// Changes some of a tenant's limits; `null` removes one. Limits that `changes` does not name
+    /// stay.
     pub async fn limit_tenant(
         &self,
         name: &str,
@@ -74,13 +77,14 @@ impl Admin {
         Ok(tenant)
     }
 
-    /// A tenant's row, locked against other changes; refused while the tenant is being deleted.
+    /// Reads and locks a tenant's row against other changes. Refuses a tenant that is being
+    /// deleted.
     pub(crate) async fn lock_tenant(
         &self,
         connection: &mut PgConnection,
         name: &str,
     ) -> Result<Tenant, InboxError> {
-        // The weaker lock: whoever only refers to the row need not wait.
+        // The weaker lock, so that transactions that only refer to the row need not wait.
         const LOCK: &str = "SELECT * FROM oncebox.tenant WHERE name = $1 FOR NO KEY UPDATE";
         let tenant: Option<Tenant> =
             sqlx::query_as(LOCK).bind(name).fetch_optional(connection).await?;
@@ -91,7 +95,8 @@ impl Admin {
         }
     }
 
-    /// Tell the hosts to look. Only a hint, after the commit, as for deployments.
+    /// Notifies the hosts that a tenant changed. Call it after the commit. As for deployments, it
+    /// is only a hint.
     pub(crate) async fn announce_tenant(&self, tenant: &Tenant) {
         let notify = sqlx::query("SELECT pg_notify($1, $2)")
             .bind(CHANNEL)
@@ -103,8 +108,8 @@ impl Admin {
     }
 }
 
-/// A new state, of which hosts hear for each consumer as well: what a host says of a consumer then
-/// speaks of this state, and not of an older one.
+/// Sets the state of a tenant and raises the revisions of its consumers. A host's later report of a
+/// consumer then belongs to this state, and not to an earlier one.
 pub(crate) async fn set_state(
     connection: &mut PgConnection,
     tenant: &Tenant,

@@ -1,4 +1,4 @@
-//! How large a consumer's transactions are, how many run side by side, and whether they carry
+//! Size of a consumer's transactions, whether they run side by side, and whether they carry
 //! savepoints.
 
 use std::{
@@ -9,19 +9,21 @@ use std::{
 use oncebox_model::hooks;
 use tokio::sync::OwnedMutexGuard;
 
-/// Commits in a row after which the batch doubles, at first and where nothing stands against it.
+/// Least number of commits in a row after which the batch doubles. It holds at first, and where
+/// there is no contention.
 const CLEAN_COMMITS: u32 = 100;
-/// The same, at most: how often a size that led to contention is tried again.
+/// Largest number of commits in a row after which more is tried: it bounds how rarely a size that
+/// led to contention is tried again.
 const CLEAN_COMMITS_MAX: u32 = 6_400;
-/// Messages over which failures are remembered.
+/// Messages over which the share of failed ones is averaged.
 const WINDOW: f64 = 1_000.0;
-/// Share of failed messages over which savepoints are set from the start.
+/// Share of failed messages above which savepoints are set from the start.
 const FAILURE_SHARE: f64 = 0.01;
-/// Savepoints of one transaction; more than 64 overflow a cache of PostgreSQL's.
+/// Most savepoints of one transaction; more than 64 overflow a cache of PostgreSQL's.
 const SAVEPOINTS_MAX: usize = 60;
 
-/// Adapts to what a consumer's messages do to each other. Kept per consumer: hot rows are hot in
-/// all of its partitions.
+/// Size and mode of a consumer's transactions, adapted to the contention and the failures of its
+/// messages. Kept per consumer: hot rows are hot in all of its partitions.
 #[derive(Debug)]
 pub struct Pace {
     messages_max: usize,
@@ -29,12 +31,12 @@ pub struct Pace {
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// Leave to run one transaction; while transactions take turns, the only one of this host.
+/// Permit to run one transaction. While transactions take turns, it is the only one of this host.
 #[derive(Default)]
 pub struct Turn(Option<OwnedMutexGuard<()>>);
 
 impl Turn {
-    /// Others wait for its end.
+    /// Returns whether it holds the turn, for whose end other transactions wait.
     pub fn is_held(&self) -> bool {
         self.0.is_some()
     }
@@ -42,39 +44,39 @@ impl Turn {
 
 #[derive(Debug)]
 struct State {
-    /// Messages of a transaction, as far as they stand in each other's way.
+    /// Messages of a transaction, as bounded by contention.
     size: usize,
-    /// Messages that a transaction has time for. What is claimed and not run is written, taken back
-    /// and written again: the slower the database, the more.
+    /// Messages of a transaction, as bounded by its time. A claim that is not run is written, taken
+    /// back and written again: the slower the database, the more.
     fits: usize,
-    /// Transactions take turns. Large ones in turn do more than small ones side by side that run
-    /// into each other, and never into a deadlock.
+    /// True while transactions take turns. Large ones in turn do more than small ones side by side
+    /// that run into each other, and never run into a deadlock.
     in_turn: bool,
     clean: u32,
     /// Commits in a row after which more is tried: a double batch, then side by side again. Every
-    /// contention doubles it: a deadlock stops two workers for as long as PostgreSQL takes to
-    /// notice, many times what is to be gained.
+    /// contention doubles it. A deadlock stops two workers until PostgreSQL notices it, which costs
+    /// many times the possible gain.
     patience: u32,
     /// Share of failed messages, averaged over the window.
     failing: f64,
 }
 
-/// How much of what it claimed a transaction had time for.
+/// Use that a transaction made of its claims in its time.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Fit {
     /// Messages that it ran.
     pub ran: usize,
     /// Messages that it settled, duplicates included.
     pub settled: usize,
-    /// Claims that it took back, since its time was over.
+    /// Claims that it took back because its time was over.
     pub withdrawn: usize,
-    /// Its time was over before it came to every message.
+    /// True where its time was over before it ran every message.
     pub is_cut: bool,
-    /// From the answer to its claim to the end of its last run.
+    /// Time from the answer to its claim to the end of its last run.
     pub took: Duration,
 }
 
-/// How a transaction guards its messages against each other.
+/// Protection of a transaction's messages against each other's failures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// No savepoints: a failure rolls the whole batch back.
@@ -84,7 +86,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Messages a transaction of this mode takes, at most.
+    /// Returns the most messages that a transaction of this mode takes.
     pub fn limit(self, size: usize) -> usize {
         match self {
             Self::Optimistic => size,
@@ -94,7 +96,7 @@ impl Mode {
 }
 
 impl Pace {
-    /// Starts at the policy's bound.
+    /// Makes a pace that starts at the policy's bound.
     pub fn new(messages_max: usize) -> Self {
         Self {
             messages_max,
@@ -110,7 +112,7 @@ impl Pace {
         }
     }
 
-    /// Size and mode of the next transaction.
+    /// Returns size and mode of the next transaction.
     pub fn next(&self) -> (usize, Mode) {
         let state = self.state.lock().expect("no panic while held");
         (
@@ -119,30 +121,30 @@ impl Pace {
         )
     }
 
-    /// Whether transactions take turns.
+    /// Returns whether transactions take turns.
     pub fn takes_turns(&self) -> bool {
         self.state.lock().expect("no panic while held").in_turn
     }
 
-    /// Wait until a transaction may run. Never with an admission in hand: who has the turn may wait
-    /// for it.
+    /// Waits until a transaction may run. Must not be called with an admission in hand: the
+    /// transaction that has the turn may wait for that admission.
     pub async fn turn(&self) -> Turn {
         Turn(if self.takes_turns() { Some(self.turn.clone().lock_owned().await) } else { None })
     }
 
-    /// A turn, if nobody has it. Without one a transaction may run into others, which costs time
-    /// alone.
+    /// Takes the turn, if it is free. Without it a transaction may run into others, which costs
+    /// only time.
     pub fn try_turn(&self) -> Turn {
         Turn(if self.takes_turns() { self.turn.clone().try_lock_owned().ok() } else { None })
     }
 
-    /// Deadlock, serialization failure or lock timeout in a transaction that ran in this turn: from
-    /// now on in turn, and where that does not help, since it is another host's transactions that
-    /// stand against it, half the size.
+    /// Records a deadlock, serialization failure or lock timeout in a transaction that ran in this
+    /// turn. From then on transactions take turns. Where they do so already, the contention is with
+    /// another host's transactions, and the size is halved.
     pub fn contended(&self, turn: &Turn) {
         let mut state = self.state.lock().expect("no panic while held");
         if turn.0.is_none() && state.in_turn {
-            return; // it began before another one drew the conclusion
+            return; // it began before transactions took turns
         }
         if !std::mem::replace(&mut state.in_turn, true) {
             state.clean = 0;
@@ -152,16 +154,16 @@ impl Pace {
         }
     }
 
-    /// The server had no room for so many claims.
+    /// Halves the size, since the server had no room for this many claims.
     pub fn crowded(&self) {
         self.state.lock().expect("no panic while held").shrink();
     }
 
-    /// A transaction committed after it had worked on its claims for `took` of the `time` that it
-    /// had. What it did not come to is not claimed the next time. Where it came to all that it was
-    /// let claim, the next one claims as many as there was time for at this speed, at most twice as
-    /// many: so no more is ever taken back than was run since the last time, and a database that is
-    /// quick again has full batches after a few.
+    /// Learns from a committed transaction that had `time` for its claims. Messages that it did not
+    /// reach are not claimed the next time. Where it settled all that it could claim, the next one
+    /// claims as many as it has time for, at most twice as many. So no more is ever taken back than
+    /// was run since the last time. When the database is quick again, batches are full after a few
+    /// transactions.
     pub fn fitted(&self, fit: Fit, time: Duration) {
         let mut state = self.state.lock().expect("no panic while held");
         if hooks::sabotage("what_fits_unlearned") {
@@ -176,7 +178,8 @@ impl Pace {
         }
     }
 
-    /// A transaction committed.
+    /// Records a committed transaction, with the numbers of its messages that ran and that failed.
+    /// After enough commits in a row, more is tried.
     pub fn committed(&self, ran: usize, failed: usize) {
         let mut state = self.state.lock().expect("no panic while held");
         for index in 0..ran {
@@ -220,12 +223,12 @@ mod tests {
         let turn = pace.turn().await;
         assert!(turn.0.is_some(), "transactions take turns");
         assert_eq!(pace.next().0, 64);
-        pace.contended(&early); // says nothing about turns
+        pace.contended(&early); // it ran without a turn
         assert_eq!(pace.next().0, 64);
         (0..3).for_each(|_| pace.contended(&turn));
         assert_eq!(pace.next().0, 8);
         drop(turn);
-        // The more often it happened, the longer until more is tried again.
+        // The more often it happened, the later more is tried again.
         commit(&pace, CLEAN_COMMITS * 16 - 1);
         assert_eq!(pace.next().0, 8);
         commit(&pace, 1);
@@ -239,8 +242,8 @@ mod tests {
 
     const TIME: Duration = Duration::from_millis(50);
 
-    /// A batch of messages that take this long each, in microseconds; claims written, and messages
-    /// settled.
+    /// Runs a batch whose messages take this many microseconds each. Returns the claims written and
+    /// the messages settled.
     fn batch(pace: &Pace, mut each_us: impl FnMut() -> u64) -> (usize, usize) {
         let claimed = pace.next().0;
         let (mut ran, mut took) = (0, Duration::ZERO);
@@ -269,8 +272,8 @@ mod tests {
         assert_eq!(batch(&pace, || 1_000).0, 50);
     }
 
-    // However the database turns, from message to message or from hour to hour, a message is
-    // written twice on average at most.
+    // What could go wrong: a message is written more than twice on average. The database may change
+    // its speed from message to message or from hour to hour.
     #[test]
     fn claims_stay_within_twice_what_completes() {
         use rand::{Rng, SeedableRng, rngs::StdRng};

@@ -1,13 +1,13 @@
 //! Circuit breakers: messages wait for a version that fails too often, instead of being failed by
 //! it.
 //!
-//! One per consumer and version, on each host for itself. What a host knows of a version's failures
-//! it has seen, so that a breaker needs neither a round trip nor an agreement, and a host whose own
-//! trouble makes runs fail stops nobody else. The price is one probe per host.
+//! One per consumer and version, on each host for itself. A host knows only the failures that it
+//! has seen, so a breaker needs neither a round trip nor an agreement. A host whose own trouble
+//! makes runs fail stops no other host. The price is one probe per host.
 //!
-//! Closed: runs are counted. Open: messages of the version wait at their place, nothing is marked
-//! failed. Half open, after a pause: one message probes. Its success closes; its failure opens
-//! again, for twice as long.
+//! Closed: runs are counted. Open: messages of the version wait at their place, and none is marked
+//! as failed. Half open, after a pause: one message probes. Its success closes the breaker; its
+//! failure opens it again, for twice as long.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -36,21 +36,21 @@ pub(crate) struct Breakers {
 #[derive(Debug, Default)]
 struct State {
     versions: HashMap<i32, Breaker>,
-    /// Grows with each transition.
+    /// Revision of the states, which grows with each transition.
     revision: u64,
-    /// The revision that was last looked at; none at first, when others may still show those of an
-    /// earlier run.
+    /// Revision that was last reported. None at first, when displays may still show the states of
+    /// an earlier run.
     seen: Option<u64>,
 }
 
-/// What is known of one version.
+/// The breaker of one version.
 #[derive(Debug)]
 struct Breaker {
     phase: Phase,
-    /// How long it stays open the next time.
+    /// Time for which it stays open the next time.
     pause: Duration,
     window: Window,
-    /// The last probe found nothing out; the next one is no news.
+    /// True after a probe that decided nothing; the next probe is neither counted nor logged.
     is_undecided: bool,
 }
 
@@ -61,31 +61,32 @@ enum Phase {
     HalfOpen,
 }
 
-/// Whether messages may go to a version now.
+/// Decision on the messages of a version.
 pub(crate) enum Admission {
-    /// As many as there are.
+    /// Permission for all messages.
     Pass,
-    /// One, and what became of it decides.
+    /// Permission for one message, whose outcome decides.
     Probe(Probe),
-    /// None, for so long.
+    /// Refusal of all messages, for this time.
     Wait(Duration),
 }
 
-/// The one message that finds out how a version is. Dropped undecided, another one takes its place.
+/// The one message that tests a version. Where it is dropped undecided, another one takes its
+/// place.
 pub(crate) struct Probe {
     breakers: Arc<Breakers>,
     version: i32,
     is_decided: bool,
 }
 
-/// How long whoever comes while another one probes waits; and how long a partition waits at once:
-/// meanwhile another version may have come.
+/// Wait of a message that comes while another one probes. Also the longest wait of a partition at
+/// once, since another version may be deployed in that time.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// The shortest wait, so that whoever comes again does not spin.
+/// Shortest wait, so that a partition that tries again does not spin.
 const WAIT_MIN: Duration = Duration::from_millis(10);
-/// Parts of a window that are forgotten one after the other.
+/// Number of slots of a window, which are forgotten one after the other.
 const SLOTS: u32 = 10;
-/// Versions that are remembered before those without recent runs are forgotten.
+/// Most versions that are remembered before those without recent runs are forgotten.
 const VERSIONS_MAX: usize = 32;
 
 impl Breakers {
@@ -98,9 +99,9 @@ impl Breakers {
         })
     }
 
-    /// Whether messages may go to this handler. A version that a canary's guard judges is never
-    /// held back: the judge counts its runs, and withdraws it. Only who could send one message
-    /// alone may probe.
+    /// Decides whether messages may go to this handler. A version that a canary's guard judges is
+    /// never held back: the guard counts its runs, and withdraws it. Only a caller that can send
+    /// one message alone may probe.
     pub(crate) fn admit(self: &Arc<Self>, handler: &dyn Handler, may_probe: bool) -> Admission {
         let mut state = self.lock();
         let version = handler.version();
@@ -116,8 +117,8 @@ impl Breakers {
         }
     }
 
-    /// For how long no message may run, whichever handler it goes to; none where one may run, or
-    /// probe.
+    /// Returns for how long no message may run, whichever handler it goes to. None where one may
+    /// run, or probe.
     pub(crate) fn held_back(&self, handlers: &dyn Handlers) -> Option<Duration> {
         let is_closed = self.lock().versions.values().all(|breaker| breaker.phase == Phase::Closed);
         if is_closed || hooks::sabotage("held_back_leased") {
@@ -129,7 +130,8 @@ impl Breakers {
         waits.collect::<Option<Vec<_>>>()?.into_iter().min()
     }
 
-    /// For how long the messages of a version in this phase wait; none where one may run, or probe.
+    /// Returns for how long the messages of a version in this phase wait; none where one may run,
+    /// or probe.
     fn wait(&self, handler: &dyn Handler, phase: Phase) -> Option<Duration> {
         match phase {
             _ if !self.applies_to(handler) => None,
@@ -142,8 +144,8 @@ impl Breakers {
         }
     }
 
-    /// Count first runs of a version. Those that ended while it was not closed began before it
-    /// opened, or are a probe's, and decide nothing here.
+    /// Counts first runs of a version. Runs that ended while the breaker was not closed decide
+    /// nothing here: they began before it opened, or are a probe's.
     pub(crate) fn ran<'a>(
         &self,
         handler: &dyn Handler,
@@ -169,12 +171,13 @@ impl Breakers {
         }
     }
 
-    /// Breakers that are not closed.
+    /// Returns the breakers that are not closed.
     pub(crate) fn states(&self) -> Vec<BreakerState> {
         self.lock().shown()
     }
 
-    /// The same, where a breaker turned since the last call, and the first time.
+    /// Returns the breakers that are not closed, where one of them turned since the last call. The
+    /// first call always returns them.
     pub(crate) fn changed(&self) -> Option<Vec<BreakerState>> {
         let mut state = self.lock();
         let is_new = state.seen != Some(state.revision);
@@ -182,7 +185,8 @@ impl Breakers {
         is_new.then(|| state.shown())
     }
 
-    /// What changed last was not told; it is changed until it is.
+    /// Marks the last report as unsent, so that the next call of `changed` returns the states
+    /// again.
     pub(crate) fn untold(&self) {
         self.lock().seen = None;
     }
@@ -203,7 +207,7 @@ impl Breakers {
         self.turn(state, version, Phase::Open { until });
     }
 
-    /// A transition, with its line in the log and its metrics.
+    /// Sets the phase of a version, with a line in the log and its metrics.
     fn turn(&self, state: &mut State, version: i32, phase: Phase) {
         let Some(breaker) = state.versions.get_mut(&version) else { return };
         breaker.phase = phase;
@@ -315,7 +319,7 @@ impl Phase {
 }
 
 impl Probe {
-    /// The message ran, and ended like this. None: it completed.
+    /// Records the outcome of the message that probed; none for its completion.
     pub(crate) fn ended(mut self, failure: Option<&FailureKind>) {
         let Some(failed) = is_failure(failure) else { return };
         self.is_decided = true;
@@ -331,8 +335,8 @@ impl Probe {
 }
 
 impl Drop for Probe {
-    /// A duplicate, contention or the host's trouble: nothing is known, and another message may try
-    /// at once.
+    /// Lets another message probe at once, where a duplicate, contention or the host's trouble
+    /// decided nothing.
     fn drop(&mut self) {
         if !self.is_decided
             && let Some(breaker) = self.breakers.lock().versions.get_mut(&self.version)
@@ -343,8 +347,9 @@ impl Drop for Probe {
     }
 }
 
-/// Whether the end of a run counts as a failure of its version. What a handler decides is its work,
-/// also when it rejects everything; contention is nobody's and says nothing.
+/// Returns whether the end of a run counts as a failure of its version; none where it says nothing.
+/// A handler's decision is its work, even where it rejects everything. Contention is no version's
+/// fault and says nothing.
 fn is_failure(failure: Option<&FailureKind>) -> Option<bool> {
     match failure {
         None => Some(false),
@@ -361,9 +366,9 @@ fn now() -> Instant {
 #[cfg(test)]
 use tests::now;
 
-/// For how many runs one that ended at its deadline stands, when it is asked whether there were
-/// enough of them: a version that hangs has few runs within any window, and each of them took a
-/// processor or locks for as long as it may.
+/// Number of runs for which a run that ended at its deadline counts towards the least number of
+/// runs. A version that hangs has few runs within any window. Each of them took a processor or
+/// locks for as long as it may.
 const RUNS_OF_A_DEADLINE: u32 = 5;
 
 /// First runs of a version.
@@ -371,7 +376,7 @@ const RUNS_OF_A_DEADLINE: u32 = 5;
 struct Count {
     runs: u32,
     failed: u32,
-    /// The runs, some of which stand for several.
+    /// Number of runs, with a run that ended at its deadline counted several times.
     weight: u32,
 }
 
@@ -392,7 +397,7 @@ impl Count {
         }
     }
 
-    /// Whether a breaker opens.
+    /// Returns whether a breaker opens.
     fn reaches(self, policy: &policy::Breaker) -> bool {
         self.weight >= policy.runs_min
             && u64::from(self.failed) * 100
@@ -400,7 +405,7 @@ impl Count {
     }
 }
 
-/// Counts of the last while, in slots that are forgotten one after the other.
+/// Counts of the last window, in slots that are forgotten one after the other.
 #[derive(Debug, Default)]
 struct Window(VecDeque<(Instant, Count)>);
 
@@ -436,12 +441,12 @@ mod tests {
     };
 
     thread_local! {
-        /// How far this test's clock is ahead.
+        /// Time by which this test's clock is ahead.
         static AHEAD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
         static START: Instant = Instant::now();
     }
 
-    /// A clock that only moves when a test says so.
+    /// Returns the time of a clock that only moves when a test moves it.
     pub(super) fn now() -> Instant {
         START.with(|start| *start) + AHEAD.get()
     }

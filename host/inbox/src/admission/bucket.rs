@@ -1,8 +1,8 @@
-//! How many messages a second may begin.
+//! Rate limit: the number of messages that may begin in a second.
 
 use std::time::Duration;
 
-/// A token bucket that holds a second's messages. Time is what its caller says it is.
+/// A token bucket that holds a second's messages. Its caller supplies the time.
 #[derive(Debug)]
 pub(super) struct Bucket {
     per_second: Option<f64>,
@@ -16,7 +16,7 @@ impl Bucket {
         Self { per_second, tokens: per_second.unwrap_or_default(), filled_at: now }
     }
 
-    /// Another rate from now on; what was taken stays taken.
+    /// Replaces the rate; tokens that were taken stay taken.
     pub(super) fn set(&mut self, per_second: Option<u32>, now: Duration) {
         if per_second.map(|rate| f64::from(rate.max(1))) == self.per_second {
             return;
@@ -31,14 +31,14 @@ impl Bucket {
         }
     }
 
-    /// Whole messages that may begin now.
+    /// Returns the number of whole messages that may begin now.
     pub(super) fn allowed(&mut self, now: Duration) -> u32 {
         self.fill(now);
-        // A hair under a whole token is one: time is counted in nanoseconds.
+        // A hair under a whole token counts as one: time is counted in nanoseconds.
         self.per_second.map_or(u32::MAX, |_| (self.tokens + 1e-6).floor().max(0.0) as u32)
     }
 
-    /// When the next message may begin, where none may now.
+    /// Returns the time at which the next message may begin, where none may now.
     pub(super) fn next_at(&self) -> Duration {
         let Some(rate) = self.per_second else { return self.filled_at };
         self.filled_at + Duration::from_secs_f64((1.0 - self.tokens).max(0.0) / rate)
@@ -50,7 +50,7 @@ impl Bucket {
         }
     }
 
-    /// Messages that were taken and did not come to an end.
+    /// Puts back tokens of messages that began and were not settled.
     pub(super) fn put_back(&mut self, messages: u32) {
         if let Some(rate) = self.per_second {
             self.tokens = (self.tokens + f64::from(messages)).min(rate);

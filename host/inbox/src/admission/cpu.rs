@@ -1,4 +1,4 @@
-//! The polls of handlers, measured, and the turns that handlers which compute wait for.
+//! Measured polls of handlers, and the turns that handlers which compute wait for.
 
 use std::{
     pin::Pin,
@@ -11,31 +11,31 @@ use oncebox_model::meter::{Meter, turns};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::PollSemaphore;
 
-/// A poll that takes longer than this may be that of a handler that computes: the next one is
-/// measured by the processor's clock. Well below the time after which a spinning guest yields.
+/// Duration above which a poll may be that of a handler that computes: the next one is measured by
+/// the processor's clock. Well below the time after which a spinning guest yields.
 const LONG_POLL: Duration = Duration::from_micros(250);
 
-/// A handler computes when long polls in a row took this much of a processor. More than an instance
-/// takes to begin and to send a statement, also where nothing is in the processor's caches; a
-/// spinning guest has it in a few polls.
+/// Processor time of long polls in a row after which a handler counts as computing. More than an
+/// instance takes to begin and to send a statement, even where nothing is in the processor's
+/// caches. A spinning guest reaches it in a few polls.
 const COMPUTES: Duration = Duration::from_millis(2);
 
-/// Turns of handlers that compute, each for one poll: on all processors but one, so that what only
-/// sends statements, of this tenant and of the others, finds one at once. Who has had a turn queues
-/// behind the rest.
+/// Turns of handlers that compute, each for one poll: on all processors but one. So a handler that
+/// only sends statements, of any tenant, finds a processor at once. A handler that has had a turn
+/// queues behind the rest.
 static TURNS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(turns())));
 
 /// A handler's future, whose polls are measured. The processor's clock costs a system call, a
-/// microsecond or two for each of the many polls that only send a statement; so it is read where
-/// the poll before was long, and short polls count by the wall, on which little else fits between.
-/// A handler that computes waits for its turn before each poll.
+/// microsecond or two for each of the many polls that only send a statement. So it is read only
+/// after a long poll. Short polls count by the wall clock, since little else fits between. A
+/// handler that computes waits for its turn before each poll.
 pub(crate) struct Metered<F> {
     future: F,
     meter: Arc<Meter>,
-    /// Processor time of the long polls up to the last one, in a row; none where that was short.
+    /// Processor time of the long polls in a row up to the last poll; none where that was short.
     computed: Option<Duration>,
     place: PollSemaphore,
-    /// A place in the queue, until its turn has been.
+    /// Place in the tenant's queue for a turn, held until the turn is over.
     waits: Option<OwnedSemaphorePermit>,
     turns: PollSemaphore,
 }
@@ -78,7 +78,7 @@ impl<F: Future + Unpin> Future for Metered<F> {
         let measured = processor.and_then(|before| Some(thread_time()?.saturating_sub(before)));
         let used = measured.unwrap_or(wall);
         self.meter.add_cpu(used);
-        // A poll that was not measured may have been long because the machine ran something else.
+        // An unmeasured poll may have been long because the machine ran something else.
         let before = self.computed.unwrap_or_default();
         self.computed = (used >= LONG_POLL).then(|| before + measured.unwrap_or_default());
         self.meter.turns().computes.store(self.computes(), Ordering::Relaxed);
@@ -87,7 +87,7 @@ impl<F: Future + Unpin> Future for Metered<F> {
     }
 }
 
-/// Processor time of this thread.
+/// Returns the processor time of this thread.
 fn thread_time() -> Option<Duration> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is to a timespec of this frame, which the call only writes.
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use oncebox_model::meter::TenantTurns;
 
-    /// Computes for about so long at every poll.
+    /// Returns a future that computes for about this long at every poll.
     fn spin(polls: u32, each: Duration) -> impl Future<Output = ()> + Unpin {
         let mut left = polls;
         futures::future::poll_fn(move |context| {
@@ -114,18 +114,19 @@ mod tests {
         })
     }
 
-    /// Compute for long, as the processor's clock has it: whatever else runs, a poll that does this
+    /// Computes for long, by the processor's clock: whatever else runs, a poll that calls this
     /// computed.
     fn compute() {
         let since = thread_time().expect("there is such a clock");
         while thread_time().expect("there is such a clock") - since < COMPUTES {}
     }
 
-    /// Polls of a handler until it is known that it computes: one is long, and the next one is
+    /// Polls of a handler until the host knows that it computes: one is long, and the next one is
     /// measured.
     const UNKNOWN_POLLS: u64 = 2;
 
-    /// What only sends statements could wait behind handlers that compute, for as long as those do.
+    // What could go wrong: a handler that only sends statements waits behind handlers that compute,
+    // for as long as those do.
     #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
     async fn handlers_that_compute_leave_a_processor() {
         static RUNNING: AtomicU64 = AtomicU64::new(0);
@@ -150,8 +151,8 @@ mod tests {
         assert_eq!(MOST.load(Ordering::SeqCst), turns().min(8) as u64);
     }
 
-    /// A tenant with many handlers that compute could make those of another wait as many times as
-    /// long.
+    // What could go wrong: a tenant with many handlers that compute makes the handlers of another
+    // tenant wait many times as long.
     #[tokio::test]
     async fn tenants_that_compute_alternate() {
         static OTHERS: AtomicU64 = AtomicU64::new(0);
@@ -166,7 +167,7 @@ mod tests {
             });
             Metered::new(future, Arc::new(Meter::of(of.clone())))
         };
-        // This executor has one thread, so all polls come one after the other; and all of them wait
+        // This executor has one thread, so all polls come one after the other. All handlers wait
         // for a turn before the first one has any.
         let all_turns =
             TURNS.clone().acquire_many_owned(turns() as u32).await.expect("it is never closed");
@@ -189,8 +190,8 @@ mod tests {
         crowd.iter().for_each(tokio::task::JoinHandle::abort);
     }
 
-    /// Handlers that begin together could have all processors, each for one poll, as often as they
-    /// begin: nothing was known of them before.
+    // What could go wrong: handlers that begin together have all processors, each for one poll, as
+    // often as they begin. Nothing was known of them before.
     #[tokio::test]
     async fn a_handler_begins_as_the_last_one_of_its_tenant_was() {
         let tenant = TenantTurns::default();
@@ -225,8 +226,8 @@ mod tests {
         assert_eq!(polls_without_a_turn(false).await, 8, "it is known that they compute no more");
     }
 
-    /// A handler that only sends statements could queue behind all that compute because the machine
-    /// ran something else during one of its polls.
+    // What could go wrong: a handler that only sends statements queues behind all that compute,
+    // because the machine ran something else during one of its polls.
     #[tokio::test]
     async fn a_handler_whose_processor_was_taken_away_needs_no_turn() {
         let _all_turns =

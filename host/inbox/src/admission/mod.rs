@@ -1,40 +1,42 @@
-//! Who may begin a transaction on this host, when, and for how many messages.
+//! Admission: which transactions may begin on this host, when, and for how many messages.
 //!
 //! Every transaction in a tenant's session asks for an *admission* before it takes a connection,
-//! and holds it until it has ended. Whoever holds one waits for no other, nor for a turn of its
-//! consumer's pace. Over a limit one waits; that counts against no handler's deadline, which begins
-//! with its call.
+//! and holds it until it has ended. A transaction that holds one waits for no other, nor for a turn
+//! of its consumer's pace. Over a limit it waits. That wait counts against no handler's deadline,
+//! which begins with its call.
 //!
-//! Between tenants the order is that of weighted fair queueing: each has a clock that goes on by
-//! what its transactions cost, processor time of handlers and time of their statements, divided by
-//! its weight; the clock that is furthest behind is next. What runs is charged for as long as it
-//! has held its place, and at least what the tenant's transactions cost lately, until it has ended
-//! and its real cost is known. A tenant that had nothing to do begins where the others are. Among a
-//! tenant's consumers turns go round, and each consumer's queue goes by arrival.
+//! Between tenants the order is that of weighted fair queueing. Each tenant has a clock, which goes
+//! on by the cost of its transactions divided by its weight. The cost is processor time of handlers
+//! and time of their statements. The tenant whose clock is furthest behind is next. A running
+//! transaction is charged for as long as it has held its place, and at least what the tenant's
+//! transactions cost lately. When it has ended, its real cost is known and charged instead. A
+//! tenant that had nothing to do begins where the others are. A tenant's consumers take turns, and
+//! each consumer's queue goes by arrival.
 //!
 //! An eighth of the places, and of the memory, is kept for tenants that run nothing, whatever their
-//! clocks say. A kept place is lent for a second: when it is wanted then, the transaction is
+//! clocks say. A kept place is lent for a second. When it is wanted after that, the transaction is
 //! stopped, rolled back and run again later, in a place that is not kept. A tenant whose
-//! transactions hold their places for long is lent none, and tenants of which nothing is known yet
-//! have half of the kept places at most. So slow tenants, however many there are, share the other
-//! places. Their transactions begin one after the other, a little apart: handlers that began
-//! together end together at their deadlines, and the work of all of them at once, sessions that are
-//! opened among it, would hold up everybody's statements.
+//! transactions hold their places for long is lent none. Tenants without a history have half of the
+//! kept places at most. So slow tenants, however many there are, share the other places.
+//!
+//! Transactions of slow tenants begin one after the other, a little apart. Handlers that began
+//! together would end together at their deadlines. The work of all of them at once, with sessions
+//! that are opened for it, would delay every other tenant's statements.
 //!
 //! (Start-time fair queueing: Goyal, Vin and Cheng, 1996, with costs that are known only
 //! afterwards.)
 
-// What is known of all tenants: the queues, what runs, who is next.
+// State of all tenants: the queues, what runs, which tenant is next.
 mod state;
-// What is known of one tenant: its clock, its limits, its queue.
+// State of one tenant: its clock, its limits, its queue.
 mod share;
-// Messages a second.
+// Limits on messages a second.
 mod bucket;
 // Processor time, and the turns of handlers that compute.
 mod cpu;
-// How many messages a consumer's transactions take, and how.
+// Size and mode of a consumer's transactions.
 pub(crate) mod batch_sizer;
-// Versions that fail on most of their messages.
+// Circuit breakers of versions that fail too often.
 pub(crate) mod breaker;
 #[cfg(test)]
 mod tests;
@@ -57,15 +59,15 @@ use oncebox_model::{
 };
 use state::State;
 
-/// What all tenants of a host share. Over it, transactions wait.
+/// Bounds that all tenants of a host share. Over them, transactions wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostBounds {
-    /// Transactions at the same time.
+    /// Most transactions that run at once.
     pub transactions_max: usize,
-    /// Bytes that instances of handlers may have together, each counted with what its consumer
+    /// Most bytes that instances of handlers have together, each counted with what its consumer
     /// allows.
     pub memory_bytes_max: u64,
-    /// Transactions of one tenant at the same time, where its limits have no bound and the host has
+    /// Most transactions of one tenant at once, where its limits have no bound and the host has
     /// other tenants; none for the host's bound.
     pub tenant_transactions_max: Option<usize>,
     /// Longest call of a handler, whatever its consumer's policy says; none for the policy's bound.
@@ -73,7 +75,7 @@ pub struct HostBounds {
 }
 
 impl HostBounds {
-    /// Bounds on what all tenants have together, and none on what one has of it.
+    /// Makes bounds on what all tenants have together, and none on one tenant's part.
     pub fn new(transactions_max: usize, memory_bytes_max: u64) -> Self {
         Self {
             transactions_max,
@@ -84,43 +86,43 @@ impl HostBounds {
     }
 }
 
-/// What a consumer may have.
+/// Caps of a consumer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ConsumerCaps {
-    /// Transactions at the same time; none for the tenant's bound.
+    /// Most transactions at once; none for the tenant's bound.
     pub transactions_max: Option<usize>,
-    /// Messages a second; none for as many as come.
+    /// Most messages a second; none for as many as come.
     pub messages_per_second: Option<u32>,
 }
 
-/// When a transaction is let in.
+/// Order of a transaction's admission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// Before all others of its tenant: a short one of the host, on which a rebalance waits. There
-    /// is one for each partition that comes or goes, however many those are, so other tenants do
-    /// not stand back.
+    /// Admission before all others of its tenant: a short transaction of the host, on which a
+    /// rebalance waits. There is one for each partition that comes or goes, however many those are.
+    /// So it takes no precedence over other tenants.
     First,
-    /// By share and turn.
+    /// Admission by share and turn.
     Fair,
 }
 
-/// What a transaction asks for.
+/// A transaction's request for admission.
 #[derive(Debug, Clone, Copy)]
 pub struct Ask {
-    /// Whose it is.
+    /// Id of its tenant.
     pub tenant_id: i32,
-    /// And of which consumer.
+    /// Id of its consumer.
     pub consumer_id: i32,
-    /// Before the tenant's others or not.
+    /// Order of its admission.
     pub class: Class,
     /// Bytes of guests' memory; none where no handler runs.
     pub memory: u64,
-    /// Messages it could make use of; fewer may be granted, down to one. None where it brings no
-    /// new ones.
+    /// Messages that it can use; fewer may be granted, down to one. Zero where it brings no new
+    /// ones.
     pub messages: u32,
 }
 
-/// What was granted.
+/// A granted request.
 #[derive(Debug)]
 struct Grant {
     id: u64,
@@ -128,58 +130,58 @@ struct Grant {
     consumer_id: i32,
     messages: u32,
     memory: u64,
-    /// Transactions that others began while it waited.
+    /// Transactions that other tenants began while it waited.
     overtaken: u64,
-    /// It runs in a place that is kept for tenants that run nothing.
+    /// True where it runs in a place that is kept for tenants that run nothing.
     is_kept: bool,
-    /// Its memory is of what is kept for them.
+    /// True where its memory is part of what is kept for them.
     is_memory_kept: bool,
-    /// It runs in a kept place, and nothing was known of its tenant when it began.
+    /// True where it runs in a kept place, and nothing was known of its tenant when it began.
     is_trial: bool,
     turns: TenantTurns,
 }
 
-/// What the scheduler has counted, for tests and displays.
+/// Counts of the scheduler, for tests and displays.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Snapshot {
-    /// Transactions that were let in.
+    /// Transactions that were admitted.
     pub granted: u64,
     /// Transactions that run.
     pub running: usize,
-    /// The most that ran at the same time.
+    /// Most transactions that ran at once.
     pub running_peak: usize,
     /// Bytes of guests' memory that are held.
     pub memory_bytes: u64,
-    /// The most that was held.
+    /// Most bytes that were held.
     pub memory_bytes_peak: u64,
     /// Transactions that wait.
     pub waiting: usize,
-    /// The tenants, by key.
+    /// Counts of each tenant, by its id.
     pub tenants: BTreeMap<i32, TenantCounts>,
 }
 
-/// What was counted of one tenant.
+/// Counts of one tenant.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TenantCounts {
     /// Its name.
     pub name: String,
     /// Its weight.
     pub weight: u32,
-    /// Transactions that were let in.
+    /// Transactions that were admitted.
     pub granted: u64,
     /// Messages that they settled.
     pub messages: u64,
     /// Transactions that run.
     pub running: usize,
-    /// The most that ran at the same time.
+    /// Most transactions that ran at once.
     pub running_peak: usize,
     /// Bytes of guests' memory that are held.
     pub memory_bytes: u64,
-    /// The most that was held.
+    /// Most bytes that were held.
     pub memory_bytes_peak: u64,
     /// Transactions that wait.
     pub waiting: usize,
-    /// The longest wait of one, in transactions that other tenants began meanwhile.
+    /// Longest wait of a transaction, in transactions that other tenants began in that time.
     pub overtaken_max: u64,
     /// Transactions that were told to stop.
     pub stopped: u64,
@@ -189,7 +191,7 @@ pub struct TenantCounts {
     pub database: Duration,
 }
 
-/// Lets transactions in. One per host.
+/// The scheduler that admits transactions. One per host.
 pub struct Scheduler {
     own: Weak<Self>,
     inner: Mutex<Inner>,
@@ -198,16 +200,16 @@ pub struct Scheduler {
 
 struct Inner {
     state: State,
-    /// Whom to tell, by place in the queue.
+    /// Waiting transactions, by place in the queue, each with the channel that takes its admission.
     waiting: HashMap<u64, oneshot::Sender<Admission>>,
     meters: HashMap<i32, TenantMeters>,
-    /// What was let in and has not ended, by its place in the queue before.
+    /// Transactions that were admitted and have not ended, by their former place in the queue.
     running: HashMap<u64, Open>,
-    /// When the next look is due by a clock.
+    /// Time of the next look that is due by a clock.
     look_at: Option<Duration>,
 }
 
-/// A transaction that was let in.
+/// A transaction that was admitted.
 struct Open {
     tenant_id: i32,
     consumer_id: i32,
@@ -215,7 +217,7 @@ struct Open {
 }
 
 impl Inner {
-    /// Tell a transaction to stop. False: it was told already, or has ended.
+    /// Tells a transaction to stop. Returns false where it was asked to before, or has ended.
     fn stop(&self, id: u64, why: Stopped) -> bool {
         let Some(open) = self.running.get(&id) else { return false };
         let is_first = open.meter.stop(why);
@@ -232,7 +234,7 @@ impl Inner {
     }
 }
 
-/// Leave to run transactions, one after the other, until it is dropped.
+/// Permit to run transactions, one after the other, until it is dropped.
 pub struct Admission {
     scheduler: Arc<Scheduler>,
     grant: Grant,
@@ -241,22 +243,22 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Messages that may be taken.
+    /// Returns the number of messages that may be taken.
     pub fn messages(&self) -> usize {
         self.grant.messages as usize
     }
 
-    /// Transactions that other tenants began while this one waited.
+    /// Returns the number of transactions that other tenants began while this one waited.
     pub fn overtaken(&self) -> u64 {
         self.grant.overtaken
     }
 
-    /// So many messages came to their end; a rate counts these.
+    /// Sets the number of messages that were settled; a rate counts these.
     pub(crate) fn settled(&self, messages: usize) {
         self.settled.store(messages.try_into().unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
-    /// Where what it uses is added up.
+    /// Returns the meter that adds up what it uses.
     pub(crate) fn meter(&self) -> &Arc<Meter> {
         &self.meter
     }
@@ -274,7 +276,7 @@ impl Drop for Admission {
     }
 }
 
-/// A place in the queue, which is given up when nobody waits for it any more.
+/// A place in the queue, which is given up when no caller waits for it any longer.
 struct Place<'a> {
     scheduler: &'a Scheduler,
     tenant_id: i32,
@@ -287,14 +289,14 @@ impl Drop for Place<'_> {
         if inner.waiting.remove(&self.id).is_some() {
             inner.state.cancel(self.tenant_id, self.id);
             inner.count_waiting(self.tenant_id, false);
-            // It may have stood in the way of others.
+            // The place may have delayed others.
             self.scheduler.look(inner, None);
         }
     }
 }
 
 impl Scheduler {
-    /// A scheduler with nobody in it.
+    /// Makes a scheduler with an empty queue.
     pub fn new(host: HostBounds) -> Arc<Self> {
         let host = HostBounds {
             transactions_max: host.transactions_max.max(1),
@@ -315,8 +317,8 @@ impl Scheduler {
         })
     }
 
-    /// What a tenant gets from now on; what runs goes on as it is. A row that was read before the
-    /// one that was told last changes nothing.
+    /// Sets a tenant's name and limits; running transactions go on as they are. A row that is older
+    /// than the last one changes nothing.
     pub fn set_limits(&self, tenant_id: i32, revision: i64, name: &str, limits: &TenantLimits) {
         let mut inner = self.lock();
         if inner.state.set_limits(tenant_id, revision, name, limits, self.now()) {
@@ -325,7 +327,7 @@ impl Scheduler {
         }
     }
 
-    /// What a consumer gets from now on.
+    /// Sets a consumer's caps.
     pub fn set_caps(&self, tenant_id: i32, consumer_id: i32, caps: ConsumerCaps) {
         let mut inner = self.lock();
         inner.state.set_caps(
@@ -338,7 +340,7 @@ impl Scheduler {
         self.look(inner, None);
     }
 
-    /// A tenant that is gone; while something of it runs or waits, nothing happens.
+    /// Forgets a tenant that is gone. Does nothing while a transaction of it runs or waits.
     pub fn forget(&self, tenant_id: i32) {
         let mut inner = self.lock();
         if inner.state.forget(tenant_id) {
@@ -346,7 +348,7 @@ impl Scheduler {
         }
     }
 
-    /// Wait to be let in. Whoever stops waiting leaves nothing behind.
+    /// Waits for an admission. A caller that stops waiting leaves nothing behind.
     pub async fn admit(&self, ask: Ask) -> Admission {
         let (place, receiver) = {
             let mut inner = self.lock();
@@ -354,7 +356,7 @@ impl Scheduler {
             let (sender, receiver) = oneshot::channel();
             inner.waiting.insert(id, sender);
             inner.count_waiting(ask.tenant_id, true);
-            // Made before anybody is told, so that it is given up in any case.
+            // Made before any admission is sent, so that the place is given up in any case.
             let place = Place { scheduler: self, tenant_id: ask.tenant_id, id };
             if let Some(admission) = self.look(inner, Some(id)) {
                 return admission;
@@ -367,15 +369,16 @@ impl Scheduler {
         admission
     }
 
-    /// Be let in at once, or not at all: where nobody waits for room.
+    /// Returns an admission at once, or none where other transactions wait for room or there is
+    /// none.
     pub fn admit_spare(&self, ask: Ask) -> Option<Admission> {
         let mut inner = self.lock();
         let grant = inner.state.ask_spare(ask, self.now())?;
         Some(self.admission(&mut inner, grant))
     }
 
-    /// Tell the transactions of a consumer that run handlers to stop: they are rolled back, and
-    /// their messages come again. Returns how many were told.
+    /// Tells the transactions of a consumer that run handlers to stop: they are rolled back, and
+    /// their messages come again. Returns the number of transactions that it told.
     pub(crate) fn stop(&self, consumer_id: i32) -> usize {
         let mut inner = self.lock();
         let of_consumer = inner.running.iter().filter(|(_, open)| open.consumer_id == consumer_id);
@@ -388,17 +391,17 @@ impl Scheduler {
         told.len()
     }
 
-    /// Longest call of a tenant's handlers, whatever a policy says.
+    /// Returns the longest call of a tenant's handlers, whatever a policy says.
     pub(crate) fn deadline_max(&self, tenant_id: i32) -> Option<Duration> {
         self.lock().state.deadline_max(tenant_id)
     }
 
-    /// Whether somebody waits for what this tenant's transactions hold.
+    /// Returns whether a transaction waits for what this tenant's transactions hold.
     pub fn is_crowded(&self, tenant_id: i32) -> bool {
         self.lock().state.is_crowded(tenant_id)
     }
 
-    /// What was counted so far.
+    /// Returns the counts so far.
     pub fn snapshot(&self) -> Snapshot {
         self.lock().state.snapshot()
     }
@@ -414,7 +417,8 @@ impl Scheduler {
         self.look(inner, None);
     }
 
-    /// Let in whoever has room, and tell them. The answer is for `own`, where that is one of them.
+    /// Admits every transaction that has room, and sends the admissions. Returns the admission of
+    /// `own`, where that is one of them.
     fn look(&self, mut inner: MutexGuard<'_, Inner>, own: Option<u64>) -> Option<Admission> {
         let looked = inner.state.look(self.now());
         for id in looked.called_back {
@@ -439,7 +443,7 @@ impl Scheduler {
         }
         drop(inner);
         for (sender, admission) in told {
-            // Where nobody waits any more the admission comes back, and is dropped.
+            // Where no caller waits any longer, the admission comes back and is dropped.
             drop(sender.map(|sender| sender.send(admission)));
         }
         if let Some(at) = due {
@@ -448,8 +452,8 @@ impl Scheduler {
         mine
     }
 
-    /// A rate lets the next one in by the clock alone, a loan ends by it, and slow ones begin apart
-    /// by it.
+    /// Schedules a look at this time. A rate allows the next transaction by the clock alone, a loan
+    /// ends by it, and slow ones begin apart by it.
     fn look_later(&self, at: Duration) {
         let (own, until) = (self.own.clone(), self.started + at);
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
@@ -490,7 +494,7 @@ impl Scheduler {
 struct TenantMeters {
     granted: metrics::Counter,
     messages: metrics::Counter,
-    /// Counters of the exporter hold whole numbers; these are seconds.
+    /// Seconds, in gauges: counters of the exporter hold whole numbers.
     cpu: metrics::Gauge,
     database: metrics::Gauge,
     waiting: metrics::Gauge,
@@ -528,7 +532,7 @@ impl TenantMeters {
         }
     }
 
-    /// `waits`: one more of it waits, or one less.
+    /// Counts one more waiting transaction of it, or one less.
     fn waits(&self, one_more: bool) {
         self.waiting.increment(if one_more { 1.0 } else { -1.0 });
     }

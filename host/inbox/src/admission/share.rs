@@ -1,4 +1,4 @@
-//! One tenant's part of a host: what it may have, what it had, and who of its consumers waits.
+//! One tenant's part of a host: its limits, what it had, and its queue of consumers.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -17,43 +17,43 @@ use super::{
     state::{Picked, Room},
 };
 
-/// What a tenant's transactions are taken to cost before one of them has ended.
+/// Cost that a tenant's transactions are assumed to have before one of them has ended, nanoseconds.
 const FIRST_COST_NS: f64 = 1e6;
-/// The least that a transaction costs, so that even free ones cannot go on for ever before
-/// another's.
+/// Least cost of a transaction, nanoseconds. Without it, transactions that cost nothing could go
+/// before another tenant's for ever.
 const COST_MIN_NS: f64 = 20e3;
 /// Transactions over which the cost, and the time that places are held, are averaged.
 const AVERAGED: f64 = 8.0;
-/// A tenant whose transactions hold their places for longer than this, on average, gets none that
-/// is kept for others' short ones.
+/// Average time of holding a place above which a tenant is slow. It gets none of the places that
+/// are kept for others' short transactions.
 const SLOW: Duration = Duration::from_millis(500);
-/// How long a place that is kept is lent. Whoever still holds it then gives it back when another
-/// tenant waits for it.
+/// Time for which a kept place is lent. A transaction that still holds it then gives it back when
+/// another tenant waits for it.
 pub(super) const LOAN: Duration = Duration::from_secs(1);
-/// How long a tenant is lent no kept place after it had to be told to give one back.
+/// Time for which a tenant is lent no kept place after one had to be called back.
 pub(super) const DISTRUST: Duration = Duration::from_secs(60);
-/// The most by which transactions of slow tenants begin apart.
+/// Largest distance at which transactions of slow tenants begin.
 const APART_MAX: Duration = Duration::from_millis(100);
 
-/// Why a tenant's next transaction may begin, or not.
+/// State of a tenant's next transaction: ready, or the reason why it waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// It may: of this consumer, or what goes first.
+    /// Ready transaction, of this consumer; none for one that goes first.
     Ready(Option<i32>),
-    /// A rate allows it then.
+    /// Time at which a rate allows it.
     Rate(Duration),
-    /// A cap of the tenant or of its consumers is reached.
+    /// Full cap of the tenant or of its consumers.
     Capped,
-    /// The host has not enough memory left.
+    /// Lack of memory on the host.
     Memory,
 }
 
-/// Somebody in the queue.
+/// A transaction in the queue.
 #[derive(Debug)]
 struct Waiting {
     id: u64,
     ask: Ask,
-    /// Transactions that others had been granted when it came.
+    /// Transactions that other tenants had been granted when it came.
     others: u64,
 }
 
@@ -76,15 +76,15 @@ impl Line {
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) id: u64,
-    /// When it was let in.
+    /// Time of its admission.
     since: Duration,
-    /// What it is charged at least, nanoseconds.
+    /// Least cost that it is charged, nanoseconds.
     cost_ns: f64,
-    /// It holds a place, or memory, that is kept for tenants that run nothing.
+    /// True where it holds a place, or memory, that is kept for tenants that run nothing.
     is_lent: bool,
-    /// Nothing was known of its tenant when it was lent its place.
+    /// True where nothing was known of its tenant when it was lent its place.
     is_trial: bool,
-    /// It was told to stop.
+    /// True once it was called back.
     is_called_back: bool,
 }
 
@@ -93,7 +93,8 @@ impl Running {
         now.saturating_sub(self.since)
     }
 
-    /// It holds something that is kept, and was not told to give it back.
+    /// Returns whether it holds a kept place or kept memory and was not called back. With
+    /// `trials_alone`, only trials count.
     fn is_loan(&self, trials_alone: bool) -> bool {
         self.is_lent && !self.is_called_back && (self.is_trial || !trials_alone)
     }
@@ -104,21 +105,21 @@ pub(super) struct Share {
     limits: TenantLimits,
     /// The tenant's revision that has these limits.
     revision: i64,
-    /// Cost over weight of what has ended: the tenant's own time.
+    /// The tenant's own clock: cost over weight of its transactions that have ended.
     paid: f64,
-    /// Cost of its transactions lately, nanoseconds.
+    /// Average cost of its transactions lately, nanoseconds.
     average_ns: f64,
-    /// Time for which they held their places lately, nanoseconds.
+    /// Average time for which they held their places lately, nanoseconds.
     held_ns: f64,
-    /// For how long the last one did.
+    /// Time for which the last one held its place.
     held_last: Duration,
-    /// Until then it is lent no kept place.
+    /// Time until which it is lent no kept place.
     distrusted_until: Duration,
-    /// Transactions with messages that have ended.
+    /// Number of transactions with messages that have ended.
     ended: u64,
     running: Vec<Running>,
     memory: u64,
-    /// Short transactions of the host itself, before the tenant's others.
+    /// Short transactions of the host itself, which go before the tenant's others.
     first: VecDeque<Waiting>,
     lines: BTreeMap<i32, Line>,
     /// Consumers that wait, in the order of their turns.
@@ -126,9 +127,9 @@ pub(super) struct Share {
     bucket: Bucket,
     counts: TenantCounts,
     cpu_turns: TenantTurns,
-    /// Somebody of the tenant waits for what another of its transactions holds.
+    /// True where a transaction of the tenant waits for what another of its transactions holds.
     pub(super) is_crowded: bool,
-    /// It waits for bounds of its own, and not for its turn.
+    /// True where it waits for bounds of its own, and not for its turn.
     pub(super) is_held_back: bool,
 }
 
@@ -202,15 +203,15 @@ impl Share {
         f64::from(self.limits.weight.max(1))
     }
 
-    /// Transactions at the same time; each has one connection. `default_max` holds where the
-    /// tenant's limits say nothing.
+    /// Returns the most transactions that run at once; each has one connection. `default_max` holds
+    /// where the tenant's limits say nothing.
     fn transactions_max(&self, default_max: Option<usize>) -> usize {
         let or_all = |max: Option<usize>| max.map_or(usize::MAX, |max| max.max(1));
         or_all(self.limits.transactions_max.or(default_max))
             .min(or_all(self.limits.connections_max))
     }
 
-    /// Longest call of a handler, where the tenant's limits have one.
+    /// Returns the longest call of a handler, where the tenant's limits have one.
     pub(super) fn deadline_max(&self) -> Option<Duration> {
         self.limits.deadline_ms_max.map(Duration::from_millis)
     }
@@ -231,27 +232,27 @@ impl Share {
         self.running.len() == 1
     }
 
-    /// Whether nothing is known of how long its transactions take.
+    /// Returns whether nothing is known of how long its transactions take.
     pub(super) fn is_new(&self) -> bool {
         self.ended == 0
     }
 
-    /// Whether its transactions hold their places for long: lately, or one of them now.
+    /// Returns whether its transactions hold their places for long: lately, or one of them at
+    /// `now`.
     pub(super) fn is_slow(&self, now: Duration) -> bool {
         now < self.distrusted_until
             || self.held_ns > SLOW.as_nanos() as f64
             || self.running.iter().any(|running| running.held(now) > LOAN)
     }
 
-    /// How much later than its transaction the next one of a slow tenant begins, where the host has
-    /// so many places. All of them are taken within half of the time for which such transactions
-    /// hold them.
+    /// Returns how much later than its last transaction the next one of a slow tenant begins, on a
+    /// host with this many places. All places are taken within half of the time for which such
+    /// transactions hold them.
     pub(super) fn apart(&self, places: usize) -> Duration {
         (self.held_last / 2 / u32::try_from(places).unwrap_or(u32::MAX)).min(APART_MAX)
     }
 
-    /// When the loan of what is kept ends, of the one that it has had for longest; of all of them,
-    /// or of trials alone.
+    /// Returns when the longest of its loans ends; of all loans, or of trials alone.
     pub(super) fn loan_ends(&self, trials_alone: bool) -> Option<Duration> {
         self.running
             .iter()
@@ -260,12 +261,13 @@ impl Share {
             .min()
     }
 
-    /// Loans that it was told to give back and has not given back yet.
+    /// Returns the number of loans that were called back and that it still has.
     pub(super) fn called_back(&self) -> usize {
         self.running.iter().filter(|running| running.is_called_back).count()
     }
 
-    /// Tell its longest such loan to end. From here on the tenant is known to be slow.
+    /// Calls back its longest loan, of all or of trials alone, and returns its transaction. From
+    /// then on the tenant counts as slow.
     pub(super) fn call_back(&mut self, trials_alone: bool, now: Duration) -> Option<u64> {
         let lent = self.running.iter_mut().filter(|running| running.is_loan(trials_alone));
         let longest = lent.min_by_key(|running| running.since)?;
@@ -276,7 +278,7 @@ impl Share {
         Some(longest.id)
     }
 
-    /// Count transactions that were told to stop because their consumer is to rest.
+    /// Counts transactions that were told to stop because their consumer is to stop.
     pub(super) fn count_stopped(&mut self, transactions: u64) {
         self.counts.stopped += transactions;
     }
@@ -285,8 +287,9 @@ impl Share {
         self.runs() || self.waits()
     }
 
-    /// Its place among the tenants: the least goes first. What runs is charged for as long as it
-    /// has held its place, and at least what the tenant's transactions cost lately.
+    /// Returns its clock: the tenant with the least goes first. A running transaction is charged
+    /// for as long as it has held its place, and at least what the tenant's transactions cost
+    /// lately.
     pub(super) fn key(&self, now: Duration) -> f64 {
         let until = if hooks::sabotage("running_uncharged") { Duration::ZERO } else { now };
         let charged = self
@@ -296,18 +299,19 @@ impl Share {
         self.paid + charged.sum::<f64>() / self.weight()
     }
 
-    /// What it had and paid for.
+    /// Returns its clock without the transactions that run.
     pub(super) fn paid(&self) -> f64 {
         self.paid
     }
 
-    /// What it did not use while it could have, or while its own bounds held it back, it does not
-    /// save up.
+    /// Moves its clock forward to `floor`. Time that it could have used and did not, or in which
+    /// its own bounds held it back, earns no credit.
     pub(super) fn catch_up(&mut self, floor: f64) {
         self.paid = self.paid.max(floor);
     }
 
-    /// By share; of equals, whoever has less to do.
+    /// Returns its rank among the tenants: its clock, then the number of its transactions that run
+    /// or wait.
     pub(super) fn order(&self, now: Duration) -> (f64, usize) {
         (self.key(now), self.running.len() + self.counts.waiting)
     }
@@ -328,7 +332,7 @@ impl Share {
         }
     }
 
-    /// True: it waited.
+    /// Removes a transaction from the queue. Returns whether it waited.
     pub(super) fn cancel(&mut self, id: u64) -> bool {
         let before = self.counts.waiting;
         let mut take = |queue: &mut VecDeque<Waiting>| {
@@ -348,7 +352,7 @@ impl Share {
         self.counts.waiting < before
     }
 
-    /// Put one that just asked before all others. False: it is not there.
+    /// Moves a transaction that just asked before all others. Returns false where it does not wait.
     pub(super) fn move_to_front(&mut self, id: u64) -> bool {
         let Some((consumer_id, waiting)) = self.lines.iter_mut().find_map(|(consumer_id, line)| {
             let place = line.waiting.iter().position(|waiting| waiting.id == id)?;
@@ -363,7 +367,7 @@ impl Share {
         true
     }
 
-    /// Whether a transaction could begin at once, apart from rates.
+    /// Returns whether a transaction could begin at once, apart from rates.
     pub(super) fn has_room(&self, ask: &Ask, room: Room, default_max: Option<usize>) -> bool {
         let is_full = self.lines.get(&ask.consumer_id).is_some_and(Line::is_full);
         !is_full
@@ -376,7 +380,8 @@ impl Share {
         Room { memory: self.memory_max().saturating_sub(self.memory), is_empty: self.memory == 0 }
     }
 
-    /// What may begin next. A consumer that may not keeps its turn, and others go before it.
+    /// Returns which transaction may begin next. A consumer that may not begin one keeps its turn,
+    /// and others go before it.
     pub(super) fn next(&mut self, room: Room, default_max: Option<usize>, now: Duration) -> Next {
         self.is_crowded = false;
         if self.running.len() >= self.transactions_max(default_max) {
@@ -418,8 +423,8 @@ impl Share {
         }
     }
 
-    /// Let the next one of a consumer begin, in a place, and with memory, that is kept or not.
-    /// `granted`: transactions of all tenants until now.
+    /// Grants a consumer's next transaction, in a place and with memory that are kept or not.
+    /// `granted` is the number of transactions of all tenants so far.
     pub(super) fn grant(
         &mut self,
         picked: Picked,
@@ -478,7 +483,8 @@ impl Share {
         }
     }
 
-    /// The front of a consumer's queue; where more of it waits, its next turn is the last.
+    /// Takes the front of a consumer's queue. Where more of it waits, the consumer's next turn is
+    /// the last.
     fn take_turn(&mut self, consumer_id: i32) -> Option<Waiting> {
         let line = self.lines.get_mut(&consumer_id)?;
         let waiting = line.waiting.pop_front();
@@ -490,7 +496,8 @@ impl Share {
         waiting
     }
 
-    /// What a transaction really cost takes the place of what it was taken to cost.
+    /// Charges the real cost of a transaction, which replaces its assumed cost once it leaves. Puts
+    /// back what its rates granted beyond `settled`.
     pub(super) fn pay(&mut self, grant: &Grant, usage: Usage, settled: u32, now: Duration) {
         let cost = usage.cost_ns().max(COST_MIN_NS);
         self.paid += cost / self.weight();
@@ -510,7 +517,7 @@ impl Share {
         self.counts.database += usage.database;
     }
 
-    /// It holds nothing any more.
+    /// Releases the place and the memory of a transaction.
     pub(super) fn leave(&mut self, grant: &Grant) {
         self.running.retain(|running| running.id != grant.id);
         self.memory -= grant.memory;
@@ -533,8 +540,8 @@ impl Share {
     }
 }
 
-/// Whether there is room for so much memory. What is larger than any room could be runs where
-/// nothing else has memory.
+/// Returns whether there is room for this memory. A transaction that is larger than any room runs
+/// where no other one has memory.
 fn fits(memory: u64, room: Room) -> bool {
     memory == 0 || memory <= room.memory || room.is_empty
 }

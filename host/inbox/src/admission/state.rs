@@ -1,4 +1,5 @@
-//! Who is next: the scheduler's state and its rules, without a clock, a lock or a task.
+//! The scheduler's state and its rules for which transaction is next, without a clock, a lock or a
+//! task.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,60 +13,61 @@ use super::{
     share::{Next, Share},
 };
 
-/// What the room for one more transaction depends on besides its tenant.
+/// Room for one more transaction, apart from its tenant's own bounds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Room {
     /// Bytes of guests' memory that are left.
     pub(super) memory: u64,
-    /// Nothing runs that has any: what asks for more than there is runs alone.
+    /// True where no running transaction holds memory: a request above the limit then runs alone.
     pub(super) is_empty: bool,
 }
 
-/// What the last look found.
+/// Result of a look at the queues.
 #[derive(Debug, Default)]
 pub(super) struct Looked {
-    /// Who may begin.
+    /// Transactions that may begin.
     pub(super) grants: Vec<Grant>,
-    /// When to look again: somebody waits for nothing but a rate, the end of a loan, or for slow
-    /// ones to be apart.
+    /// Time of the next look. A transaction waits then for nothing but a rate, the end of a loan,
+    /// or for slow ones to be apart.
     pub(super) again_at: Option<Duration>,
-    /// Transactions that are to give back the kept places that they were lent.
+    /// Transactions that are to give back the kept places or the kept memory that they were lent.
     pub(super) called_back: Vec<u64>,
 }
 
-/// The least memory that is worth keeping for tenants that run nothing: what a consumer's policy
-/// allows an instance unless it says otherwise.
+/// Least memory, bytes, that is worth keeping for tenants that run nothing. It is what a consumer's
+/// policy allows an instance unless it says otherwise.
 const KEPT_MEMORY_MIN: u64 = 64 << 20;
 
-/// Whose transaction begins next, and in which part.
+/// The tenant and consumer whose transaction begins next, and the part of the host in which it
+/// does.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Picked {
     pub(super) tenant_id: i32,
-    /// None for what goes first.
+    /// None for a transaction that goes first.
     pub(super) consumer_id: Option<i32>,
-    /// In a place that is kept for tenants that run nothing.
+    /// True for a place that is kept for tenants that run nothing.
     pub(super) is_kept: bool,
-    /// With memory that is kept for them.
+    /// True for memory that is kept for them.
     pub(super) is_memory_kept: bool,
 }
 
 impl Picked {
-    /// Beside what is kept.
+    /// Makes a pick outside of what is kept.
     fn free(tenant_id: i32, consumer_id: Option<i32>) -> Self {
         Self { tenant_id, consumer_id, is_kept: false, is_memory_kept: false }
     }
 }
 
-/// The scheduler without its clock. Time is passed in, counted from any beginning.
+/// The scheduler without its clock. Callers pass in the time, counted from any beginning.
 #[derive(Debug)]
 pub(super) struct State {
     host: HostBounds,
     shares: HashMap<i32, Share>,
-    /// Tenants of which something runs or waits: a few of many.
+    /// Tenants of which a transaction runs or waits: a few of many.
     active: Vec<i32>,
-    /// Where a tenant that had nothing to do goes on: the least of the clocks of those that wait
-    /// for nothing but their turn. It never goes back, so a tenant that was idle, or held back by
-    /// bounds of its own, saves no time up, and holds nobody else's clock.
+    /// Clock at which a tenant that had nothing to do goes on: the least of the tenants that wait
+    /// only for their turn. It never goes back. So a tenant that was idle, or held back by bounds
+    /// of its own, saves no time up and delays no other tenant's clock.
     floor: f64,
     pub(super) running: usize,
     running_peak: usize,
@@ -80,11 +82,11 @@ pub(super) struct State {
     granted: u64,
     waiting: usize,
     next_id: u64,
-    /// Somebody waits for what another's transaction holds.
+    /// True where a transaction waits for what another tenant's transaction holds.
     crowded: bool,
-    /// Somebody who may have kept memory waits for it.
+    /// True where a tenant that may have kept memory waits for it.
     lacks_memory: bool,
-    /// Before then no transaction of a slow tenant begins.
+    /// Time before which no transaction of a slow tenant begins.
     slow_at: Duration,
 }
 
@@ -111,7 +113,7 @@ impl State {
         }
     }
 
-    /// What a tenant gets from now on. False: it had that before, or it has something newer.
+    /// Sets a tenant's name and limits. Returns false where it has them already, or newer ones.
     pub(super) fn set_limits(
         &mut self,
         tenant_id: i32,
@@ -123,7 +125,7 @@ impl State {
         self.share(tenant_id, now).set_limits(revision, name, limits, now)
     }
 
-    /// What a consumer gets from now on.
+    /// Sets a consumer's caps on transactions and on messages a second.
     pub(super) fn set_caps(
         &mut self,
         tenant_id: i32,
@@ -135,7 +137,8 @@ impl State {
         self.share(tenant_id, now).set_caps(consumer_id, transactions, rate, now);
     }
 
-    /// A tenant that is gone. False: something of it runs or waits.
+    /// Forgets a tenant that is gone. Returns false, and keeps it, where a transaction of it runs
+    /// or waits.
     pub(super) fn forget(&mut self, tenant_id: i32) -> bool {
         let is_active = self.shares.get(&tenant_id).is_some_and(Share::is_active);
         if !is_active {
@@ -148,7 +151,7 @@ impl State {
         self.shares.entry(tenant_id).or_insert_with(|| Share::new(now))
     }
 
-    /// Begin to wait. The answer names the place in the queue.
+    /// Puts a transaction into the queue. Returns its place there.
     pub(super) fn ask(&mut self, ask: Ask, now: Duration) -> u64 {
         self.raise_floor(None);
         self.next_id += 1;
@@ -163,7 +166,7 @@ impl State {
         id
     }
 
-    /// Wait no longer.
+    /// Removes a transaction from the queue.
     pub(super) fn cancel(&mut self, tenant_id: i32, id: u64) {
         if let Some(share) = self.shares.get_mut(&tenant_id) {
             self.waiting -= usize::from(share.cancel(id));
@@ -171,19 +174,19 @@ impl State {
         self.rest(tenant_id);
     }
 
-    /// A tenant of which nothing runs or waits any more is passed over.
+    /// Removes a tenant from the active ones, where none of its transactions runs or waits.
     fn rest(&mut self, tenant_id: i32) {
         if !self.shares.get(&tenant_id).is_some_and(Share::is_active) {
             self.active.retain(|active| *active != tenant_id);
         }
     }
 
-    /// Tenants of which something runs or waits.
+    /// Returns the tenants of which a transaction runs or waits.
     fn active(&self) -> impl Iterator<Item = (i32, &Share)> {
         self.active.iter().filter_map(|id| Some((*id, self.shares.get(id)?)))
     }
 
-    /// Let in whoever has room.
+    /// Grants every transaction that has room, and calls back loans that are wanted.
     pub(super) fn look(&mut self, now: Duration) -> Looked {
         let mut looked = Looked::default();
         while let Some(picked) = self.pick(now, &mut looked.again_at) {
@@ -193,8 +196,9 @@ impl State {
         looked
     }
 
-    /// Where tenants that run nothing wait for a kept place, or for kept memory, and none is left,
-    /// tell as many of those that hold some for longer than it is lent to give it back.
+    /// Calls back loans for tenants that run nothing and wait for a kept place, or for kept memory,
+    /// of which none is left. It calls back as many as those tenants need, of loans that last for
+    /// longer than is allowed.
     fn call_back(&mut self, now: Duration, looked: &mut Looked) {
         let (is_place_left, is_trial_left) =
             (self.kept < self.reserve(), self.trials < self.trials_max());
@@ -220,7 +224,7 @@ impl State {
                     && matches!(share.next(any, default_max, now), Next::Ready(_)),
             );
         }
-        // Where places are left, those of tenants that are known are of no use to one that is new.
+        // Where places are left, one that a known tenant gives back is of no use to a new tenant.
         let trials_alone = is_place_left && !self.lacks_memory;
         while given_back < wanted {
             let loans = self
@@ -241,8 +245,8 @@ impl State {
         }
     }
 
-    /// A transaction for nobody's account but its tenant's spare time: never waited for, and only
-    /// where nobody else waits for room.
+    /// Grants a transaction that uses spare room. It never waits, and begins only where no other
+    /// transaction waits for room.
     pub(super) fn ask_spare(&mut self, ask: Ask, now: Duration) -> Option<Grant> {
         if self.is_crowded(ask.tenant_id) || !self.is_free() {
             return None;
@@ -258,13 +262,13 @@ impl State {
         granted.then(|| self.grant(Picked::free(ask.tenant_id, None), now))
     }
 
-    /// Whether somebody waits for what this tenant's transactions hold.
+    /// Returns whether a transaction waits for what this tenant's transactions hold.
     pub(super) fn is_crowded(&self, tenant_id: i32) -> bool {
         self.crowded
             || self.shares.get(&tenant_id).is_some_and(|share| share.waits() && share.is_crowded)
     }
 
-    /// A transaction came to its end.
+    /// Ends a transaction: charges its cost and releases its place and memory.
     pub(super) fn end(&mut self, grant: &Grant, usage: Usage, settled: u32, now: Duration) {
         self.running -= 1;
         self.memory -= grant.memory;
@@ -281,7 +285,8 @@ impl State {
         self.rest(grant.tenant_id);
     }
 
-    /// `ended`: of whom a transaction ended; where nobody waits, the clock is that tenant's.
+    /// Raises the floor to the least clock of the tenants that wait only for their turn. Where none
+    /// waits, the clock is that of `ended`, the tenant whose transaction ended.
     fn raise_floor(&mut self, ended: Option<i32>) {
         let waiting = self.active().filter(|(_, share)| share.waits() && !share.is_held_back);
         let least = waiting.map(|(_, share)| share.paid()).reduce(f64::min);
@@ -289,26 +294,26 @@ impl State {
         self.floor = least.map_or(self.floor, |least| self.floor.max(least));
     }
 
-    /// Memory that is left beside what is kept.
+    /// Returns the memory that is left outside of what is kept.
     fn room(&self) -> Room {
         let (all, held) =
             (self.host.memory_bytes_max - self.memory_reserve(), self.memory - self.kept_memory);
         Room { memory: all.saturating_sub(held), is_empty: held == 0 }
     }
 
-    /// Memory that is left of what is kept.
+    /// Returns the memory that is left of what is kept.
     fn kept_room(&self) -> Room {
         Room { memory: self.memory_reserve() - self.kept_memory, is_empty: false }
     }
 
-    /// Transactions that are kept for tenants that run nothing: a tenant with slow ones does not
-    /// hold every place while another one's first message waits.
+    /// Returns the number of places that are kept for tenants that run nothing. With them, a tenant
+    /// with slow transactions does not hold every place while another one's first message waits.
     fn reserve(&self) -> usize {
         self.host.transactions_max / 8
     }
 
-    /// Kept places that tenants of which nothing is known may have: the others are left to those
-    /// that are known to give them back soon.
+    /// Returns the number of kept places that tenants without a history may have. The others are
+    /// left to tenants that are known to give them back soon.
     fn trials_max(&self) -> usize {
         if hooks::sabotage("reserve_for_newcomers") {
             return self.reserve();
@@ -316,37 +321,38 @@ impl State {
         self.reserve().div_ceil(2)
     }
 
-    /// Bytes of guests' memory that are kept for them.
+    /// Returns the bytes of guests' memory that are kept for tenants that run nothing.
     fn memory_reserve(&self) -> u64 {
         let eighth = self.host.memory_bytes_max / 8;
         if self.reserve() > 0 && eighth >= KEPT_MEMORY_MIN { eighth } else { 0 }
     }
 
-    /// Whether there is room beside what is kept.
+    /// Returns whether a place is free outside of those that are kept.
     fn is_free(&self) -> bool {
         self.running - self.kept < self.host.transactions_max - self.reserve()
     }
 
-    /// Transactions of a tenant at the same time, where its own limits say nothing. One that is
-    /// alone on the host may have all of it.
+    /// Returns the most transactions of a tenant at once, where its own limits say nothing. A
+    /// tenant that is alone on the host may have all places.
     fn default_max(&self) -> Option<usize> {
         self.host.tenant_transactions_max.filter(|_| self.shares.len() > 1)
     }
 
-    /// Longest call of a tenant's handlers.
+    /// Returns the longest call of a tenant's handlers.
     pub(super) fn deadline_max(&self, tenant_id: i32) -> Option<Duration> {
         let own = self.shares.get(&tenant_id).and_then(Share::deadline_max);
         [own, self.host.deadline_max].into_iter().flatten().min()
     }
 
-    /// Count transactions of a tenant that were told to stop.
+    /// Counts transactions of a tenant that were told to stop.
     pub(super) fn count_stopped(&mut self, tenant_id: i32, transactions: u64) {
         if let Some(share) = self.shares.get_mut(&tenant_id) {
             share.count_stopped(transactions);
         }
     }
 
-    /// The tenant whose turn it is, with the consumer; none of it for what goes first.
+    /// Picks the tenant whose turn it is, with its consumer; none for a transaction that goes
+    /// first.
     fn pick(&mut self, now: Duration, again_at: &mut Option<Duration>) -> Option<Picked> {
         *again_at = None;
         self.crowded = false;
@@ -365,12 +371,14 @@ impl State {
         let (is_free, floor, slow_at) = (self.is_free(), self.floor, self.slow_at);
         let (is_kept_left, is_trial_left) =
             (self.kept < self.reserve(), self.trials < self.trials_max());
-        // Its partitions would wait for each other while every other place is held for long.
+        // While half of the kept places are left, a tenant gets one for a second transaction.
+        // Otherwise its partitions would wait for each other while every other place is held for
+        // long.
         let is_half_left = self.kept < self.reserve() / 2;
         for (_, tenant_id) in waiting {
             let share = self.shares.get_mut(&tenant_id)?;
-            // What is kept is for whoever runs nothing and is not known to be slow, whatever the
-            // clocks say.
+            // Kept places are for tenants that run nothing and are not known to be slow, whatever
+            // the clocks say.
             let is_quick = !share.is_slow(now);
             let may_have_kept = !share.runs() && is_quick;
             let may_have_second = share.runs_one() && is_quick && is_half_left;
@@ -406,7 +414,7 @@ impl State {
                 }
                 Next::Capped => share.catch_up(floor),
                 Next::Memory => {
-                    // Whoever is behind takes no memory before it, or it might wait for ever.
+                    // A tenant behind it takes no memory before it, or it might wait for ever.
                     self.crowded = true;
                     self.lacks_memory |= may_have_kept;
                     room = Room { memory: 0, is_empty: false };
@@ -439,12 +447,13 @@ impl State {
         grant
     }
 
-    /// The longest wait of a tenant's transaction, in those that others began meanwhile.
+    /// Returns the longest wait of a tenant's transaction, in transactions that other tenants began
+    /// in that time.
     pub(super) fn overtaken_max(&self, tenant_id: i32) -> u64 {
         self.shares.get(&tenant_id).map_or(0, Share::overtaken_max)
     }
 
-    /// Nothing runs, nothing waits, and no tenant is taken to do either.
+    /// Returns whether nothing runs, nothing waits, and no tenant is listed as doing either.
     #[cfg(test)]
     pub(super) fn is_at_rest(&self) -> bool {
         let is_free = self.running == 0
@@ -457,7 +466,7 @@ impl State {
         is_free && self.shares.values().all(|share| !share.is_active())
     }
 
-    /// What was counted so far.
+    /// Returns the counts so far.
     pub(super) fn snapshot(&self) -> super::Snapshot {
         let tenants: BTreeMap<_, _> =
             self.shares.iter().map(|(id, share)| (*id, share.counted())).collect();

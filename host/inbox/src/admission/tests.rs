@@ -29,15 +29,14 @@ fn took(ms: f64) -> Usage {
     }
 }
 
-/// A host whose tenants always have something to do: what each of them asks for again when it was
-/// granted.
+/// A host whose tenants always have something to do: each asks again for what it was granted.
 struct Busy {
     state: State,
     running: Vec<(f64, Grant)>,
     now: f64,
-    /// Cost that each tenant had.
+    /// Cost of each tenant's transactions.
     had: BTreeMap<i32, f64>,
-    /// Grants of others, at most, while one of a tenant waited.
+    /// Most grants of other tenants while one of a tenant waited.
     overtaken: BTreeMap<i32, u64>,
 }
 
@@ -64,7 +63,7 @@ impl Busy {
         }
     }
 
-    /// The transaction that ends first ends. The answer is whose it was.
+    /// Ends the transaction that ends first, and returns its tenant.
     fn step(&mut self, took_ms: impl Fn(&Grant) -> f64) -> i32 {
         self.running.sort_by(|(one, _), (other, _)| other.partial_cmp(one).unwrap());
         let (ends, grant) = self.running.pop().expect("something runs");
@@ -76,9 +75,9 @@ impl Busy {
     }
 }
 
-/// What could go wrong: a tenant gets more than its weight by having dear transactions, or many at
-/// a time, or one waits for ever. Weights, costs and widths are drawn; each tenant's cost may be a
-/// hundred times another's.
+// What could go wrong: a tenant gets more than its weight by having dear transactions, or many at a
+// time. Or a tenant waits for ever. Weights, costs and widths are drawn; each tenant's cost may be
+// a hundred times another's.
 #[test]
 fn shares_follow_the_weights_and_everybody_gets_on() {
     for seed in 0..12 {
@@ -88,8 +87,8 @@ fn shares_follow_the_weights_and_everybody_gets_on() {
             (0..tenants).map(|_| *[25, 50, 100, 100, 200, 400].choose(&mut rng).unwrap()).collect();
         let means: Vec<f64> =
             (0..tenants).map(|_| 10_f64.powf(rng.random_range(-1.0..1.0))).collect();
-        // As many at once as there are places, so that it is the scheduler alone that shares them
-        // out.
+        // As many run at once as there are places, so that it is the scheduler alone that shares
+        // them out.
         let slots = rng.random_range(1..=12);
         let mut busy = Busy::new(slots, &weights);
         for tenant_id in 0..tenants {
@@ -97,15 +96,15 @@ fn shares_follow_the_weights_and_everybody_gets_on() {
                 busy.state.ask(ask(tenant_id, n % 3), Duration::ZERO);
             });
         }
-        // The cost of a transaction is known only when it ended; the wall clock knows it from the
-        // beginning.
+        // The scheduler knows the cost of a transaction only when it has ended; the test's clock
+        // knows it from the beginning.
         let draw = |rng: &mut StdRng, tenant_id: i32| {
             means[tenant_id as usize] * rng.random_range(0.2..1.8)
         };
         let mut costs: BTreeMap<u64, f64> = BTreeMap::new();
         for step in 0..20_000 {
             if step == 3_000 {
-                busy.had.clear(); // they have begun together, with nothing known of any
+                busy.had.clear(); // all began together, without a history
             }
             let began = busy.running.len();
             busy.look(|tenant_id| draw(&mut rng, tenant_id));
@@ -120,8 +119,8 @@ fn shares_follow_the_weights_and_everybody_gets_on() {
         for (tenant_id, weight_of) in (0..).zip(&weights) {
             let (share, fair) =
                 (busy.had[&tenant_id] / all, f64::from(*weight_of) / f64::from(weight));
-            // Whoever runs nothing may have one of the places that are kept, also where its share
-            // is less than a place.
+            // A tenant that runs nothing may have one of the places that are kept, even where its
+            // share is less than a place.
             let kept = (slots / 8) as f64 / slots as f64;
             let (least, most) = (fair * (1.0 - kept) * 0.95, fair.max(kept) * 1.05);
             assert!(
@@ -129,8 +128,8 @@ fn shares_follow_the_weights_and_everybody_gets_on() {
                 "seed {seed}: tenant {tenant_id} had {share:.3} for {fair:.3} of {weights:?}, \
                     {means:?}, {slots} places"
             );
-            // What others may begin while the dearest of its transactions, all running at once, are
-            // paid off.
+            // Bound: transactions that others may begin while the dearest of its transactions, all
+            // running at once, are paid off.
             let dearest =
                 means[tenant_id as usize] * 1.8 * (slots + 2) as f64 / f64::from(*weight_of);
             let bound: f64 = (0..)
@@ -150,7 +149,7 @@ fn shares_follow_the_weights_and_everybody_gets_on() {
     }
 }
 
-/// What could go wrong: a backlog holds up those that send little.
+// What could go wrong: a backlog delays tenants that send little.
 #[test]
 fn who_sends_little_goes_before_a_backlog() {
     for slots in [1, 2, 4, 8, 32] {
@@ -173,8 +172,8 @@ fn who_sends_little_goes_before_a_backlog() {
     }
 }
 
-/// What could go wrong: one tenant that its own rate holds back keeps the clocks of all behind, and
-/// whoever comes later has the host to itself for as long as the others were busy before.
+// What could go wrong: one tenant that its own rate holds back keeps the clocks of all behind. A
+// tenant that comes later then has the host to itself for as long as the others were busy before.
 #[test]
 fn who_is_held_back_holds_nobody_elses_clock() {
     let mut busy = Busy::new(4, &[100, 100, 100]);
@@ -224,8 +223,8 @@ fn an_idle_tenant_saves_nothing_up() {
     assert!((busy.had[&0] - busy.had[&1]).abs() <= 20.0, "{:?}", busy.had);
 }
 
-/// What could go wrong: transactions that are taken to be dear, and are cheap, leave their tenant
-/// far behind the newcomers, or those far behind it.
+// What could go wrong: transactions that are assumed to be dear, and are cheap, leave their tenant
+// far behind the newcomers, or those far behind it.
 #[test]
 fn a_wrong_guess_of_the_cost_is_put_right() {
     let mut busy = Busy::new(8, &[100, 100]);
@@ -254,7 +253,7 @@ fn a_wrong_guess_of_the_cost_is_put_right() {
     assert!((0.9..1.1).contains(&ratio), "{:?}", busy.had);
 }
 
-/// Who is let in, in order, as pairs of tenant and consumer; nothing ends.
+/// Returns the admitted transactions in order, as pairs of tenant and consumer; none of them ends.
 fn order(state: &mut State, asks: impl IntoIterator<Item = Ask>) -> Vec<(i32, i32)> {
     asks.into_iter().for_each(|ask| {
         state.ask(ask, Duration::ZERO);
@@ -298,7 +297,7 @@ fn caps_of_a_tenant_leave_room_for_others() {
 fn memory_is_waited_for_in_order_and_what_is_larger_than_all_of_it_runs_alone() {
     let mib = |ask: Ask, mib: u64| Ask { memory: mib << 20, ..ask };
     let mut state = State::new(HostBounds::new(10, 100 << 20));
-    // The second tenant is next and has no room; who is behind it may take no memory before it.
+    // The second tenant is next and has no room; a tenant behind it may take no memory before it.
     let asks = [
         mib(ask(1, 1), 60),
         mib(ask(2, 1), 80),
@@ -346,9 +345,9 @@ fn rates_bound_the_batch_and_delay_the_next() {
     assert_eq!(looked.grants.iter().map(|grant| grant.messages).collect::<Vec<_>>(), [4, 6]);
     state.ask(many(2), Duration::ZERO);
     assert_eq!(state.look(Duration::ZERO).again_at, Some(Duration::from_millis(100)));
-    // What brings no messages is not delayed.
+    // A transaction that brings no messages is not delayed.
     assert_eq!(order(&mut state, [Ask { messages: 0, ..ask(1, 5) }]), [(1, 5)]);
-    // What did not come to its end is put back.
+    // Messages that were not settled are put back.
     state.end(&looked.grants[1], took(1.0), 1, Duration::ZERO);
     assert_eq!(
         state.look(Duration::ZERO).again_at,
@@ -400,7 +399,7 @@ fn what_goes_first_goes_before_its_own_tenants() {
     assert_eq!(order(&mut state, []), [(1, 9)]);
 }
 
-/// What could go wrong: somebody who stopped waiting keeps a place, before or after it was granted.
+// What could go wrong: a caller that stopped waiting keeps a place, before or after it was granted.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_stops_waiting_leaves_nothing_behind() {
     let scheduler = Scheduler::new(host(3));
@@ -457,10 +456,10 @@ async fn the_clock_lets_in_what_a_rate_delayed_and_a_change_takes_effect() {
     tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap().unwrap();
 }
 
-/// A host on which tenant 2 has as many transactions open as it gets, and waits for more.
+/// Returns a host on which tenant 2 has as many transactions open as it gets, and waits for more.
 fn seized(places: usize) -> (State, Vec<Grant>) {
     let mut state = State::new(host(places));
-    // The victim was here before, and what it did was dear: its clock is ahead of everybody's.
+    // The victim was here before, and its transaction was dear: its clock is ahead of every other.
     state.ask(ask(1, 1), Duration::ZERO);
     let before = state.look(Duration::ZERO).grants;
     (0..2 * places).for_each(|_| {
@@ -476,8 +475,8 @@ fn at(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// What could go wrong: a tenant with slow handlers holds every place, and what is kept for others
-/// is refused to one that did much before (security finding 3).
+// What could go wrong: a tenant with slow handlers holds every place. A tenant that did much before
+// is then refused what is kept for others (security finding 3).
 #[test]
 fn a_tenant_that_runs_nothing_finds_a_place_whatever_the_clocks() {
     for places in [8, 16, 32, 100] {
@@ -495,8 +494,8 @@ fn a_tenant_that_runs_nothing_finds_a_place_whatever_the_clocks() {
     }
 }
 
-/// What could go wrong: what runs is charged only at its end, so that whoever has the longest
-/// transactions is next.
+// What could go wrong: a transaction is charged only at its end, so that the tenant with the
+// longest transactions is next.
 #[test]
 fn what_runs_is_charged_while_it_runs() {
     let mut state = State::new(host(2));
@@ -505,7 +504,8 @@ fn what_runs_is_charged_while_it_runs() {
     let grants = state.look(Duration::ZERO).grants;
     assert_eq!(grants.len(), 2);
     let (slow, fast): (Vec<_>, Vec<_>) = grants.into_iter().partition(|grant| grant.tenant_id == 2);
-    // Both wait for more. The one has paid 50 ms; the other's first transaction runs for 10 s.
+    // Both tenants wait for more. The one has paid 50 ms; the other's first transaction runs for 10
+    // s.
     state.ask(ask(1, 1), at(50));
     state.ask(ask(2, 1), at(50));
     state.end(&fast[0], took(50.0), 1, at(10_000));
@@ -514,16 +514,16 @@ fn what_runs_is_charged_while_it_runs() {
     drop(slow);
 }
 
-/// Tenants with eight handlers each that take a minute, against one that has a message every 20 ms,
-/// each of which takes 5 ms.
+/// Tenants with eight handlers each that take a minute, against a victim. The victim has a message
+/// every 20 ms, each of which takes 5 ms.
 struct Siege {
     state: State,
     now: u64,
-    /// When the state asked to be looked at again.
+    /// Time at which the state asked to be looked at again.
     again_at: Option<u64>,
-    /// When a transaction ends by itself.
+    /// Running transactions, each with the time at which it ends by itself.
     running: Vec<(u64, Grant)>,
-    /// When the victim's message came that waits, with its place in the queue.
+    /// Arrival of the victim's waiting message, with its place in the queue.
     waits: Option<(u64, u64)>,
     waited_ms: Vec<u64>,
 }
@@ -549,7 +549,7 @@ impl Siege {
         }
     }
 
-    /// To the next moment at which something happens.
+    /// Moves to the next moment at which something happens.
     fn step(&mut self) {
         let next_message = (self.now / 20 + 1) * 20;
         let running = self.running.iter().map(|(ends, _)| *ends);
@@ -600,20 +600,20 @@ impl Siege {
     }
 }
 
-/// What could go wrong: four slow tenants more than the first fill what is kept, and the next one
-/// waits for as long as their handlers run (security finding 3, show 3).
+// What could go wrong: four slow tenants more than the first fill what is kept. The next tenant
+// then waits for as long as their handlers run (security finding 3, show 3).
 #[test]
 fn slow_tenants_however_many_hold_up_nobody() {
     for tenants in [1, 2, 4, 5, 28, 31, 33, 40, 100] {
-        // One that is known beforehand never waits.
+        // A victim that is known beforehand never waits.
         let mut siege = Siege::new(32);
         siege.run(100);
         siege.attack(tenants);
         siege.run(SLOW_MS * 3);
         assert_eq!(siege.waited_ms.iter().max(), Some(&0), "{tenants} slow tenants");
         assert!(siege.waited_ms.len() >= 9_000, "{}", siege.waited_ms.len());
-        // One that comes when everything is seized waits for the loans of those that came before
-        // it, at most.
+        // A victim that comes when everything is seized waits at most for the loans of those that
+        // came before it.
         let mut siege = Siege::new(32);
         siege.attack(tenants);
         siege.run(SLOW_MS / 2);
@@ -629,9 +629,9 @@ fn slow_tenants_however_many_hold_up_nobody() {
     }
 }
 
-/// What could go wrong: handlers that began together end together at their deadlines, and what each
-/// of them does then, all at once, holds up the statements of others (show 3 of the security
-/// findings). Or their places stay empty.
+// What could go wrong: handlers that began together end together at their deadlines. The work of
+// each of them then, all at once, delays the statements of others (show 3 of the security
+// findings). Or their places stay empty.
 #[test]
 fn transactions_of_slow_tenants_begin_apart() {
     const DEADLINE_MS: u64 = 5_000;
@@ -654,7 +654,7 @@ fn transactions_of_slow_tenants_begin_apart() {
             begun += 1;
             assert!(begun == free || looked.again_at.is_some());
             let next_at = looked.again_at.unwrap_or(now);
-            // Whoever is quick, or new, waits for none of them.
+            // A tenant that is quick, or new, waits for none of them.
             state.ask(ask(VICTIM, 1), now);
             let looked = state.look(now);
             assert!(
@@ -675,13 +675,13 @@ fn transactions_of_slow_tenants_begin_apart() {
     }
 }
 
-/// What could go wrong: while every other place is held for long, the partitions of a quick tenant
-/// wait for each other. Or its second transactions take the places of others' first ones.
+// What could go wrong: while every other place is held for long, the partitions of a quick tenant
+// wait for each other. Or its second transactions take the places of others' first ones.
 #[test]
 fn half_of_the_kept_places_take_a_second_transaction() {
     const PLACES: usize = 32;
     let mut state = State::new(host(PLACES));
-    // These are known to be quick.
+    // These tenants are known to be quick.
     for tenant in 1..=4 {
         state.ask(ask(tenant, 1), Duration::ZERO);
         let grants = state.look(Duration::ZERO).grants;
@@ -689,14 +689,14 @@ fn half_of_the_kept_places_take_a_second_transaction() {
     }
     let free = PLACES - PLACES / 8;
     assert_eq!(order(&mut state, (0..PLACES).map(|_| ask(9, 1))).len(), free);
-    // Two partitions of one tenant, which has a third one; then the first ones of the others.
+    // Two partitions of one tenant, which has a third one; then the first transactions of the
+    // others.
     assert_eq!(order(&mut state, (0..3).map(|_| ask(1, 1))), [(1, 1), (1, 1)]);
     assert_eq!(order(&mut state, [ask(2, 1), ask(2, 1)]), [(2, 1)], "half of them are taken");
     assert_eq!(order(&mut state, [ask(3, 1), ask(4, 1)]), [(3, 1)], "all of them are");
 }
 
-/// What could go wrong: nobody waits, and a transaction is stopped all the same; or it is told
-/// twice.
+// What could go wrong: a transaction is stopped although no tenant waits. Or it is stopped twice.
 #[test]
 fn a_loan_ends_only_where_its_place_is_wanted() {
     let mut state = State::new(host(8));
@@ -707,7 +707,7 @@ fn a_loan_ends_only_where_its_place_is_wanted() {
     let looked = state.look(at(90_000));
     assert_eq!((looked.called_back.len(), looked.grants.len()), (1, 0));
     assert_eq!(state.look(at(90_001)).called_back.len(), 0, "it was told");
-    // A loan that is young ends by the clock.
+    // A young loan ends by the clock.
     let mut state = State::new(host(8));
     order(&mut state, (0..10).map(|_| ask(1, 1)));
     order(&mut state, [ask(2, 1)]);
@@ -717,7 +717,7 @@ fn a_loan_ends_only_where_its_place_is_wanted() {
     assert_eq!(state.look(at(1_000)).called_back.len(), 1);
 }
 
-/// What could go wrong: a tenant takes all memory, and places are of no use to anybody.
+// What could go wrong: a tenant takes all memory, and the places that are left are of no use.
 #[test]
 fn memory_is_kept_as_places_are() {
     let dear = |tenant_id| Ask { memory: 128 << 20, ..ask(tenant_id, 1) };
@@ -727,7 +727,7 @@ fn memory_is_kept_as_places_are() {
     state.ask(dear(2), Duration::ZERO);
     let lent = state.look(Duration::ZERO).grants.pop().expect("what is kept is lent");
     assert_eq!((lent.tenant_id, state.snapshot().memory_bytes), (2, 1 << 30));
-    // It is lent no longer than a place.
+    // Memory is lent for no longer than a place.
     state.ask(dear(3), at(10));
     let looked = state.look(at(10));
     assert_eq!(
@@ -740,8 +740,8 @@ fn memory_is_kept_as_places_are() {
     assert_eq!(next, [3]);
 }
 
-/// What could go wrong: a transaction of a tenant that is known is stopped, and a new one cannot
-/// have its place.
+// What could go wrong: a transaction of a known tenant is stopped, and a new tenant cannot have its
+// place.
 #[test]
 fn a_new_tenant_takes_the_place_of_another_new_one() {
     let (mut state, _held) = seized(32);
@@ -760,8 +760,8 @@ fn a_new_tenant_takes_the_place_of_another_new_one() {
     );
 }
 
-/// What could go wrong: a tenant without limits of its own has the whole host; or one that is alone
-/// has half of it.
+// What could go wrong: a tenant without limits of its own has the whole host. Or one that is alone
+// has half of it.
 #[test]
 fn a_tenant_without_limits_has_its_part_where_there_are_others() {
     let bounds = HostBounds { tenant_transactions_max: Some(5), ..host(16) };
@@ -789,7 +789,7 @@ fn the_lesser_of_the_hosts_and_the_tenants_deadline_holds() {
     assert_eq!((state.deadline_max(1), state.deadline_max(2)), (Some(at(200)), Some(at(500))));
 }
 
-/// What could go wrong: a handler that is to stop is not told, or one of another consumer is.
+// What could go wrong: a handler that is to stop goes on, or one of another consumer is stopped.
 #[tokio::test]
 async fn transactions_of_a_consumer_are_told_to_stop() {
     let scheduler = Scheduler::new(host(8));

@@ -1,4 +1,4 @@
-//! One run of a handler inside the open transaction, and how it ended.
+//! One call of a handler inside the open transaction, and its result.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,26 +15,26 @@ use tracing::Instrument;
 
 use crate::admission::Metered;
 
-/// How a run ended.
+/// Result of a run.
 #[derive(Debug)]
 pub enum Ended<T> {
-    /// The handler answered, and the transaction is sound.
+    /// An answer of the handler, in a sound transaction.
     Ok(T),
-    /// The run failed; a rollback to before it makes the transaction sound again.
+    /// A failure; a rollback to before the run makes the transaction sound again.
     Failed(Failure),
-    /// The run was stopped in the middle of a statement: the connection is given up, the failure is
-    /// the message's.
+    /// A failure in the middle of a statement: the connection is given up, and the failure is the
+    /// message's.
     Abandoned(Failure),
-    /// Deadlock, serialization failure or lock timeout.
+    /// Deadlock, serialization failure, lock timeout or full lock table.
     Contention(Failure),
-    /// The connection broke while the handler ran.
+    /// A connection that broke while the handler ran.
     Lost,
-    /// The host stopped it; the message has lost nothing.
+    /// A stop by the host; the message loses no attempt.
     Stopped(Stopped),
 }
 
 impl<T> Ended<T> {
-    /// The same end of another answer.
+    /// Maps the answer of a run, and keeps every other result.
     pub(crate) fn map<U>(self, map: impl FnOnce(T) -> U) -> Ended<U> {
         match self {
             Self::Ok(answer) => Ended::Ok(map(answer)),
@@ -47,7 +47,7 @@ impl<T> Ended<T> {
     }
 }
 
-/// Who runs what, and how often it ran before.
+/// One call of a handler: its consumer, its message, its attempt and its deadline.
 #[derive(Clone, Copy)]
 pub struct Job<'a> {
     /// The tenant's name.
@@ -58,23 +58,23 @@ pub struct Job<'a> {
     pub handler: &'a Arc<dyn Handler>,
     /// The message.
     pub message: &'a Message,
-    /// Which run this is, from 1.
+    /// Number of this run, from 1.
     pub attempt: u32,
-    /// Live, retry or shadow.
+    /// Kind of the delivery: live, retry or shadow.
     pub kind: DeliveryKind,
-    /// Wall clock around the whole call.
+    /// Wall-clock limit of the whole call.
     pub deadline: Duration,
 }
 
-/// Several messages in one call.
+/// One call of a handler for several messages.
 pub struct Together<'a> {
-    /// The first message's job.
+    /// Job of the first message.
     pub job: Job<'a>,
-    /// All of them.
+    /// All messages of the call, in order.
     pub messages: Vec<&'a Message>,
 }
 
-/// Run a handler on one message.
+/// Runs a handler on one message.
 pub async fn run(job: Job<'_>, tx: &Tx) -> Ended<Option<String>> {
     let run = Run {
         tenant: job.tenant,
@@ -87,7 +87,8 @@ pub async fn run(job: Job<'_>, tx: &Tx) -> Ended<Option<String>> {
     judge(&job, run.deadline, job.handler.handle(tx, &run), tx).await
 }
 
-/// Run a handler on several messages in one call; one answer for each.
+/// Runs a handler on several messages in one call. Another number of answers than of messages is a
+/// failure.
 pub async fn run_together(together: Together<'_>, tx: &Tx) -> Ended<Vec<Answer>> {
     let Together { job, messages } = &together;
     let run = BatchRun {
@@ -109,9 +110,9 @@ pub async fn run_together(together: Together<'_>, tx: &Tx) -> Ended<Vec<Answer>>
     }
 }
 
-/// Wait for a handler and judge the end by the place, not by what the guest says: an error that
-/// PostgreSQL answered counts although the handler answered ok, and contention counts before
-/// anything else.
+/// Waits for a handler and classifies its result by where an error occurred, not by what the guest
+/// answers. An error that PostgreSQL returned counts although the handler answered ok. Contention
+/// counts before every other failure.
 async fn judge<T>(
     job: &Job<'_>,
     deadline: Instant,
@@ -148,8 +149,8 @@ async fn judge<T>(
             Ended::Contention(Failure::new(FailureKind::Contention, error.message))
         }
         (Err(failure), _) => match tx.contention().await {
-            // It came back to a savepoint and gave up: still nobody's fault, unless it decided
-            // otherwise.
+            // The guest rolled back to a savepoint of its own and gave up. That is still
+            // contention, unless the guest itself decided (`retry`, `reject`, `park`).
             Some(error) if !failure.kind.is_decision() => {
                 Ended::Contention(Failure::new(FailureKind::Contention, error.message))
             }
@@ -165,15 +166,16 @@ async fn judge<T>(
     }
 }
 
-/// What came first while a handler ran.
+/// First event while a handler runs.
 enum Attended<T> {
     Answered(Result<T, Failure>),
-    /// Its session is gone, whether it speaks to the database or computes.
+    /// Loss of its session, whether the handler is in a statement or computes.
     Lost,
     Stopped(Stopped),
 }
 
-/// Wait for a handler's answer for as long as it can be of use.
+/// Waits for a handler's answer, for as long as it can be of use: until the host stops it or its
+/// session is lost.
 async fn attended<T>(answer: impl Future<Output = Result<T, Failure>>, tx: &Tx) -> Attended<T> {
     let mut lost = std::pin::pin!(tx.lost());
     tokio::select! {
@@ -181,8 +183,8 @@ async fn attended<T>(answer: impl Future<Output = Result<T, Failure>>, tx: &Tx) 
         why = tx.meter().stopped() => Attended::Stopped(why),
         () = &mut lost => Attended::Lost,
         answer = answer => {
-            // The server may be asked just now whether it knows the session, and its answer is to
-            // be read.
+            // A check of the session may be under way. Its answer has to be read before the
+            // connection is used again.
             tokio::select! {
                 biased;
                 () = tx.idle() => {}
@@ -193,8 +195,8 @@ async fn attended<T>(answer: impl Future<Output = Result<T, Failure>>, tx: &Tx) 
     }
 }
 
-/// A handler that comes near its deadline holds locks and a connection for that long; its owner
-/// should know before the deadline is reached (S3-013).
+/// Warns of a call that took more than half of its deadline (S3-013). Such a handler holds locks
+/// and a connection for that long, and its owner should know before the deadline is reached.
 fn warn_if_slow(job: &Job<'_>, took: Duration) {
     if took * 2 < job.deadline {
         return;
@@ -211,7 +213,7 @@ fn warn_if_slow(job: &Job<'_>, took: Duration) {
     );
 }
 
-/// What every log line of a message carries.
+/// Returns the tracing span of a call, whose fields every log line of the message carries.
 fn span(job: &Job<'_>) -> tracing::Span {
     tracing::info_span!(
         "message",

@@ -1,4 +1,4 @@
-//! The claim: which messages of a batch are new, decided by the database.
+//! The claim: the database decides which messages of a batch are new.
 
 use oncebox_model::{
     error::InboxError, headers, hooks, message::Message, policy::PayloadPolicy, tx::bounded,
@@ -13,29 +13,31 @@ use crate::{
 /// A message on its way into the inbox.
 #[derive(Debug, Clone)]
 pub struct Offered {
-    /// The message; for one that could not be decoded, what is known of it.
+    /// The message; for one that could not be decoded, only its position and its raw bytes.
     pub message: Message,
-    /// The version that will run it.
+    /// Version that will run it; none where none will.
     pub version: Option<i32>,
-    /// Why it is parked, where it is.
+    /// Reason why it is parked; none where it is not.
     pub reason: Option<String>,
-    /// What it is in order with, where it is with something; see [`crate::ordering::key_lock`].
+    /// Number that it shares with the messages that it must run in order with; see
+    /// [`crate::ordering::key_lock`]. None where order does not matter.
     pub ordering: Option<i64>,
 }
 
-/// What a claim makes of a message that nobody has seen before.
+/// State that a claim gives to a new message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum As {
-    /// It is run in this very transaction; the guard keeps it from being committed before
-    /// its completion.
+    /// The message runs in this very transaction. The guard keeps the row from being committed
+    /// before its completion.
     Completed,
-    /// It is stored, to be run under a lease.
+    /// The message is stored, to run under a lease.
     Received,
-    /// It is kept for a person.
+    /// The message is kept for an operator.
     Parked,
 }
 
 impl As {
+    /// Returns the status of the new row.
     fn status(self) -> &'static str {
         match self {
             Self::Completed => "completed",
@@ -45,36 +47,37 @@ impl As {
     }
 }
 
-/// The answer to the claim of one message.
+/// Answer to the claim of one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Claimed {
-    /// Nobody had it; it is ours.
+    /// New: its row belongs to this transaction.
     New,
-    /// Nobody had it, and it is not its turn: it stays in the inbox.
+    /// New, but behind another message of its key: it stays in the inbox.
     Waiting {
-        /// Its key is being worked on. Whoever does may have looked already for what comes next, so
-        /// that the message has to be due by itself.
+        /// True where another transaction holds the lock of its key. The holder may have looked
+        /// already for the message to run next, so this one has to become due by itself.
         is_due: bool,
     },
-    /// Nobody had it, and versions of its aggregate are missing before it: it stays in the inbox.
+    /// New, but versions of its aggregate before its own are missing: it stays in the inbox.
     Gap,
-    /// Nobody had it, and its aggregate is past its version: it is skipped.
+    /// New, but its aggregate is at its version or a later one: it is skipped.
     Old,
-    /// It is in the inbox already, so its delivery is settled.
+    /// Duplicate: the message has a row already, or comes earlier in this batch. So this delivery
+    /// is settled.
     Known {
-        /// The state of its row.
+        /// Status of its row.
         status: String,
-        /// Whether the payload is the same.
+        /// Whether both deliveries have an equal payload hash.
         same_payload: bool,
-        /// What its completion kept.
+        /// Result that its completion kept, as JSON.
         result: Option<String>,
     },
 }
 
 impl Claimed {
-    /// Name in metrics and logs: `new`, `waiting` for its turn, `gap`, `old`, `already_done` or
-    /// `in_flight_elsewhere`, where the last stands for a message that waits in the inbox for one
-    /// of its workers.
+    /// Returns the name in metrics and logs: `new`, `waiting` for its turn, `gap`, `old`,
+    /// `already_done` or `in_flight_elsewhere`. The last stands for a message that waits in the
+    /// inbox for a retry worker.
     pub fn name(&self) -> &'static str {
         match self {
             Self::New => "new",
@@ -86,36 +89,41 @@ impl Claimed {
         }
     }
 
-    /// Whether the delivery is refused, since its message is done: completed, or in a state that
-    /// somebody can see.
+    /// Returns whether the delivery is refused, since its message is done: completed, or in a state
+    /// that an operator can see.
     pub fn is_duplicate(&self) -> bool {
         matches!(self, Self::Known { status, .. } if !is_open(status))
     }
 
-    /// Whether this delivery made the row.
+    /// Returns whether this delivery made the row.
     pub fn is_ours(&self) -> bool {
         !matches!(self, Self::Known { .. })
     }
 }
 
-/// Whether a row of this status is still to be run.
+/// Returns whether a row of this status is still to be run.
 pub fn is_open(status: &str) -> bool {
     matches!(status, "received" | "in_progress" | "failed_retryable" | "waiting")
 }
 
-/// Which consumer claims, with what it has loaded.
+/// Consumer that claims, with its loaded generation.
 #[derive(Debug, Clone, Copy)]
 pub struct Claimant {
-    /// The consumer.
+    /// Key of the consumer's row.
     pub consumer_id: i32,
-    /// Generation of deployments.
+    /// Generation of the deployments that chose the handlers; a stale one is refused.
     pub generation: i64,
-    /// Which rows keep payloads.
+    /// Policy for the rows that keep payloads.
     pub payload: PayloadPolicy,
 }
 
-/// Claim a batch of one partition. One answer for each message, in order. A claim of nothing sets
-/// the guard all the same, and checks who asks.
+/// Claims a batch of one partition and returns one answer per message, in order. With
+/// [`As::Completed`] it also inserts the guard row, even where `offered` is empty. It always checks
+/// the secret and the generation.
+///
+/// Two sessions that claim one id meet in an advisory lock. The second waits, and then finds the
+/// row of the first, or takes the message where the first rolled back. A wait beyond the lock
+/// timeout is [`InboxError::InFlightElsewhere`].
 pub async fn claim(
     transaction: &Transaction<'_>,
     claimant: Claimant,
@@ -175,9 +183,9 @@ pub async fn claim(
     Ok(claimed)
 }
 
-/// Bring back the records of dead letters that lost them, from their redelivery: in the transaction
-/// of its claim, which holds the messages' locks, so that of two that come at once the second finds
-/// nothing to do.
+/// Restores the records of dead letters that lost them, from their redelivery. It runs in the
+/// transaction of the claim, which holds the messages' locks. So of two redeliveries that come at
+/// once the second finds nothing to do.
 async fn restore(
     transaction: &Transaction<'_>,
     consumer_id: i32,
@@ -199,6 +207,8 @@ async fn restore(
     Ok(())
 }
 
+/// Reads the claim's answer for one message. A message that another session inserted despite the
+/// lock is [`InboxError::InFlightElsewhere`].
 fn read(row: &sqlx::postgres::PgRow) -> Result<Claimed, InboxError> {
     match row.try_get::<&str, _>("outcome")? {
         "new" => Ok(Claimed::New),

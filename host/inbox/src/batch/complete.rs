@@ -18,8 +18,8 @@ use crate::{
     session::Transaction,
 };
 
-/// What a failure makes of a message after this many attempts, so long after it was received or
-/// redriven.
+/// Returns the disposition of a message after a failure. `attempts` counts its runs, and `age` is
+/// the time since it was received or redriven.
 pub fn disposition(
     failure: &Failure,
     attempts: u32,
@@ -37,7 +37,7 @@ pub fn disposition(
     }
 }
 
-/// What becomes of a message that no deployment takes.
+/// Returns the disposition that the policy gives to a message that no deployment takes.
 pub(crate) fn unrouted(policy: &Policy) -> Disposition {
     match policy.no_route {
         NoRoute::Park => Disposition::Parked,
@@ -46,7 +46,8 @@ pub(crate) fn unrouted(policy: &Policy) -> Disposition {
     }
 }
 
-/// Delay before the next attempt: what the handler asked for, else what the policy says.
+/// Returns the delay before the next attempt: the handler's, up to thirty days, or else the
+/// policy's.
 pub fn delay(failure: &Failure, attempts: u32, retry: &Retry) -> Duration {
     match failure.kind {
         FailureKind::Retry { delay: Some(delay) } => delay.min(DELAY_MAX),
@@ -54,33 +55,37 @@ pub fn delay(failure: &Failure, attempts: u32, retry: &Retry) -> Duration {
     }
 }
 
-/// Longest delay a handler can ask for: thirty days.
+/// Longest delay that a handler can ask for: thirty days.
 const DELAY_MAX: Duration = Duration::from_secs(30 * 24 * 3_600);
 
-/// What one transaction has to write at its end. A message that completed without a result and
-/// was claimed in this transaction needs nothing: its claim says it all.
+/// Rows that one transaction writes at its end, beyond its claims. A message that was claimed in
+/// this transaction and completed without a result needs none: its claim is written as `completed`.
 #[derive(Debug, Default)]
 pub struct Completion {
+    /// Ids of claims that did not run; their rows are deleted.
     withdrawn: Vec<String>,
+    /// Rows that are to be changed.
     rows: Vec<Row>,
+    /// Failures among the rows, to be counted and logged after the commit.
     failures: Vec<Recorded>,
 }
 
-/// A failure that becomes a row. It is told when that is committed: until then the transaction may
-/// be repeated.
+/// Failure that becomes a row. It is counted and logged after the commit, since the transaction may
+/// be repeated until then.
 #[derive(Debug, Clone)]
 pub struct Recorded {
     /// Id of the message.
     pub message_id: String,
-    /// What happened.
+    /// Failure of the run.
     pub failure: Failure,
-    /// What became of the message.
+    /// Disposition that the message gets.
     pub disposition: Disposition,
-    /// Which run it was, from 1.
+    /// Number of the run, from 1.
     pub attempt: u32,
 }
 
 #[derive(Debug)]
+/// Change of one inbox row, as the host function `complete` takes it.
 struct Row {
     id: String,
     epoch: i64,
@@ -95,43 +100,43 @@ struct Row {
     payload: Option<Vec<u8>>,
 }
 
-/// Longest text kept in `last_error`, bytes.
+/// Longest text kept in `last_error`, in bytes.
 const ERROR_BYTES_MAX: usize = 4_096;
 
-/// A run that came to an end.
+/// Run of a message, or a claim or lease of one that does not run.
 #[derive(Clone, Copy)]
 pub struct Ran<'a> {
     /// The message.
     pub message: &'a Message,
     /// Epoch of its lease; 0 for a claim of this transaction.
     pub epoch: i64,
-    /// The version that ran it, where one did.
+    /// Version that ran it; none where none did.
     pub version: Option<i32>,
-    /// Which run it was, from 1.
+    /// Number of the run, from 1.
     pub attempt: u32,
-    /// Since it was received, or last redriven.
+    /// Time since the message was received, or last redriven.
     pub age: Duration,
 }
 
 impl<'a> Ran<'a> {
-    /// A claim of this transaction that is not run.
+    /// Returns the run of a claim of this transaction that no handler ran.
     pub(crate) fn not(message: &'a Message) -> Self {
         Self { message, epoch: 0, version: None, attempt: 1, age: Duration::ZERO }
     }
 }
 
-/// Reason of a message that waits, or is parked, for versions before its own.
+/// Reason in the row of a message that waits, or is parked, for versions before its own.
 pub(crate) const GAP: &str = "gap";
-/// Reason of a message whose aggregate is past its version.
+/// Reason in the row of a message whose aggregate is at its version or a later one.
 pub(crate) const OLD: &str = "old_version";
 
 impl Completion {
-    /// A claim that was not run; it comes again.
+    /// Withdraws a claim that did not run; its message comes again.
     pub fn withdraw(&mut self, id: &str) {
         self.withdrawn.push(id.to_owned());
     }
 
-    /// A run that succeeded.
+    /// Completes a run that succeeded. Adds no row where the claim already says it all.
     pub fn succeeded(&mut self, ran: Ran<'_>, result: Option<String>, policy: &Policy) {
         if ran.epoch == 0 && (result.is_none() || policy.dedup == Dedup::Off) {
             return;
@@ -151,23 +156,26 @@ impl Completion {
         });
     }
 
-    /// A claim that is not run now, since it is not its turn: its row is given what it will need.
+    /// Stores a claim that is behind another message of its key, with the payload that its later
+    /// run needs. With `is_due` a retry worker looks at it at once. Otherwise the message before it
+    /// releases it.
     pub fn waits(&mut self, offered: &Offered, is_due: bool) {
         let status = if is_due { "received" } else { "waiting" };
         self.open(Ran::not(&offered.message), status, None, is_due.then_some(Duration::ZERO));
     }
 
-    /// A message before which versions of its aggregate are missing waits for them at most so long.
+    /// Stores a message that waits for missing versions of its aggregate, for at most `wait`.
     pub(crate) fn waits_for_gap(&mut self, ran: Ran<'_>, gap: &Place, wait: Duration) {
         self.open(ran, "waiting", Some((GAP, gap.to_string())), Some(wait));
     }
 
-    /// A message that waited too long for a gap is kept for a person.
+    /// Parks a message that waited too long for missing versions of its aggregate.
     pub(crate) fn parked_for_gap(&mut self, ran: Ran<'_>, gap: &Place) {
         self.open(ran, Disposition::Parked.status(), Some((GAP, gap.to_string())), None);
     }
 
-    /// What is still to be run keeps its payload, whatever the policy says.
+    /// Adds the row of a message that has not run. It keeps its headers and payload, whatever the
+    /// policy says, since it may run later.
     fn open(
         &mut self,
         ran: Ran<'_>,
@@ -192,7 +200,7 @@ impl Completion {
         });
     }
 
-    /// A message that its aggregate is past.
+    /// Skips a message whose aggregate is at its version or a later one.
     pub(crate) fn is_old(&mut self, ran: Ran<'_>, place: &Place, policy: &Policy) {
         let keep = policy.payload == PayloadPolicy::All;
         self.rows.push(Row {
@@ -210,20 +218,22 @@ impl Completion {
         });
     }
 
-    /// The delays after which rows that it makes are due.
+    /// Returns the delays after which rows of this completion become due. Rows that wait for other
+    /// messages are left out.
     pub(crate) fn delays(&self) -> impl Iterator<Item = Duration> {
         self.rows.iter().filter(|row| row.status != "waiting").filter_map(|row| row.delay)
     }
 
-    /// The failures that it recorded, once.
+    /// Takes the recorded failures out, so that each is reported once.
     pub(crate) fn recorded(&mut self) -> Vec<Recorded> {
         std::mem::take(&mut self.failures)
     }
 
-    /// A run that failed: the claim row becomes the failure record, in the same transaction.
+    /// Turns the claim or lease of a failed run into the failure record, in this very transaction.
+    /// Returns the disposition.
     pub fn failed(&mut self, ran: Ran<'_>, failure: &Failure, policy: &Policy) -> Disposition {
         let disposition = disposition(failure, ran.attempt, ran.age, policy);
-        // A row that is to run again needs its payload whatever the policy says.
+        // A message that is to run again needs its payload, whatever the policy says.
         let keep =
             disposition == Disposition::FailedRetryable || policy.payload != PayloadPolicy::None;
         let record = &ran.message.record;
@@ -247,7 +257,7 @@ impl Completion {
     }
 }
 
-/// A text that PostgreSQL takes and a row can afford.
+/// Returns a text that PostgreSQL accepts: of bounded length, without NUL bytes.
 fn storable(text: &str) -> String {
     let mut end = text.len().min(ERROR_BYTES_MAX);
     while !text.is_char_boundary(end) {
@@ -256,8 +266,9 @@ fn storable(text: &str) -> String {
     text[..end].replace('\0', "\u{fffd}")
 }
 
-/// Write the completion. Raises unless the claim is in this very transaction, and in a transaction
-/// that a swallowed error has aborted.
+/// Writes the completion, withdraws claims and deletes the guard row. PostgreSQL refuses it unless
+/// the claim is in this very transaction. It also refuses it where a swallowed error has aborted
+/// the transaction.
 pub async fn complete(
     transaction: &Transaction<'_>,
     consumer_id: i32,
@@ -323,7 +334,7 @@ mod tests {
         check_under("reject", FailureKind::NoRoute, 1, Disposition::FailedTerminal);
     }
 
-    // S2-009: from an age on nothing is tried again, whatever attempts are left.
+    // S2-009: no message beyond the age limit is tried again, whatever attempts are left.
     #[test]
     fn what_is_too_old_is_not_tried_again() {
         let policy = |age: &str| {

@@ -1,4 +1,4 @@
-//! Messages that one handler takes together, in one call.
+//! Messages that one batch handler takes in one call.
 
 use oncebox_model::{
     error::InboxError,
@@ -18,8 +18,9 @@ use crate::{
     consumer::ConsumerInbox,
 };
 
-/// From `first` on, the new messages that go to the same handler as it does; known ones between
-/// them are passed over. The second answer is the index behind the last.
+/// Returns the new messages from `first` on that go to its handler, and the index behind the last
+/// of them. Duplicates between them are left out; the first new message of another handler ends the
+/// group.
 pub(crate) fn group(batch: &[Routed], claims: &[Claimed], first: usize) -> (Vec<usize>, usize) {
     let mut group = vec![first];
     for index in first + 1..batch.len() {
@@ -35,9 +36,9 @@ pub(crate) fn group(batch: &[Routed], claims: &[Claimed], first: usize) -> (Vec<
 }
 
 impl ConsumerInbox {
-    /// Run a group in one call. What its answer calls failed is excluded, and the others are run
-    /// again without it; when nobody can say which message failed, both halves are run by
-    /// themselves. All of this happens in the one transaction, each call under a savepoint.
+    /// Runs a group in one call of its handler. Messages that the answer calls failed are excluded,
+    /// and the others run again without them. Where the failed message is unknown, each half runs
+    /// by itself. All of this happens in the one transaction, each call under a savepoint.
     pub(crate) async fn handle_together(
         &self,
         tx: &Tx,
@@ -45,10 +46,10 @@ impl ConsumerInbox {
         group: Vec<usize>,
         done: &mut Done,
     ) -> Result<(), Stop> {
-        // A stack: what comes first in the partition is on top.
+        // A stack of groups: the first messages of the partition are on top.
         let mut open = vec![group];
         while let Some(group) = open.pop() {
-            // Not what stands behind a message of its key that failed meanwhile.
+            // Without messages behind a message of their key that failed in an earlier round.
             let (group, behind) = self.next_together(batch, group, done);
             open.extend((!behind.is_empty()).then_some(behind));
             if group.is_empty() {
@@ -63,6 +64,7 @@ impl ConsumerInbox {
                     .map(|result| vec![Ok(result)]),
                 _ => run_together(self.together(batch, &group), tx).await,
             };
+            // Each message is counted with an equal share of the call.
             let each = began.elapsed() / group.len().try_into().unwrap_or(u32::MAX);
             group
                 .iter()
@@ -86,7 +88,7 @@ impl ConsumerInbox {
                 },
                 Ended::Failed(failure) => match *group {
                     [index] => vec![(index, failure)],
-                    // Each half would take as long again.
+                    // A half could take as long again.
                     _ if failure.kind == FailureKind::Deadline => {
                         return Err(Stop::AtCommit { failure });
                     }
@@ -94,13 +96,15 @@ impl ConsumerInbox {
                 },
                 Ended::Contention(failure) => return Err(Stop::Contention { failure }),
                 Ended::Abandoned(failure) => return Err(alone_or(&group, failure)),
-                // Nobody can say which of them.
+                // The message that broke the connection is unknown.
                 Ended::Lost => {
                     return Err(Stop::Lost { index: group[0], among: group[group.len() - 1] + 1 });
                 }
                 Ended::Stopped(why) => return Err(Stop::Host(InboxError::Stopped { why })),
             };
+            // The effects of the whole call are rolled back, those of its good messages too.
             self.undo_group(tx, &group, &failed).await?;
+            // The failed message is unknown: halves, with the front half on top of the stack.
             if failed.is_empty() {
                 let (front, back) = group.split_at(group.len() / 2);
                 open.extend([back.to_vec(), front.to_vec()]);
@@ -120,11 +124,13 @@ impl ConsumerInbox {
         Ok(())
     }
 
+    /// Returns the common call of a group, made from the first message's job.
     fn together<'a>(&'a self, batch: &'a [Routed], group: &[usize]) -> Together<'a> {
         let messages = group.iter().map(|index| &batch[*index].offered.message).collect();
         Together { job: self.job(&batch[group[0]], 1, DeliveryKind::Live), messages }
     }
 
+    /// Rolls a group's call back. An error of the rollback becomes the stop that it means.
     async fn undo_group(
         &self,
         tx: &Tx,
@@ -135,7 +141,7 @@ impl ConsumerInbox {
             hooks::point("inbox:fail:after");
             return Ok(());
         };
-        // A statement of the guest ended the transaction, or took the savepoint away.
+        // A statement of the guest ended the transaction or removed the savepoint.
         Err(match (refused(&error), failed.first()) {
             (Some(_), Some((_, failure))) => alone_or(group, failure.clone()),
             (Some(error), None) => {
@@ -146,8 +152,8 @@ impl ConsumerInbox {
     }
 }
 
-/// What stopped a group in a way that only a new transaction can mend: for one message it is
-/// recorded, several are settled one by one.
+/// Returns the stop for a group whose transaction cannot go on. A single message is recorded alone;
+/// several are settled one by one, in new transactions.
 fn alone_or(group: &[usize], failure: Failure) -> Stop {
     match *group {
         [index] => Stop::Abandoned { index, failure },
@@ -155,6 +161,7 @@ fn alone_or(group: &[usize], failure: Failure) -> Stop {
     }
 }
 
+/// Returns the messages that the answers call failed, by index in the batch.
 fn failures(group: &[usize], answers: &[Result<Option<String>, Failure>]) -> Vec<(usize, Failure)> {
     if hooks::sabotage("batch_answers_ignored") {
         return Vec::new();

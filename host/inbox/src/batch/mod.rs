@@ -1,12 +1,12 @@
 //! One transaction: claim, handle, complete, commit.
 
-// The protocol, and what is done when a transaction stops.
+// The protocol, and the reaction to a transaction that stops.
 pub(crate) mod process;
-// Taking the rows of messages in the open transaction.
+// The claim: inbox rows for the new messages, in the open transaction.
 pub(crate) mod claim;
-// One call of a handler, and how it ended.
+// One call of a handler, and its result.
 pub(crate) mod call;
-// Several messages in one call.
+// Several messages in one call of a handler.
 pub(crate) mod group;
 // The last statement of the host before COMMIT.
 pub(crate) mod complete;

@@ -1,4 +1,22 @@
-//! The protocol: one transaction from claim to commit, and what is done when it stops.
+//! The protocol: one transaction from claim to commit, and the reaction of the host when it stops.
+//!
+//! A batch is the front of one partition: decoded records, each with its handler. One transaction
+//! of a batch takes four steps:
+//!
+//! 1. `claim` inserts an inbox row for each message that has none, as `completed` at once. It also
+//!    inserts a guard row. The deferred trigger of the guard row refuses every COMMIT that
+//!    `complete` did not precede.
+//! 2. Each new message goes to its handler, whose SQL runs in this very transaction.
+//! 3. `complete` writes results and failures into the rows, and deletes the guard row.
+//! 4. COMMIT makes the rows durable together with the effects of the handlers.
+//!
+//! A message that has a row already is a duplicate: no handler runs, and its row settles it. A new
+//! message may have to wait for an earlier one of its key. Its own row settles it, and a retry
+//! worker runs it later. Settled means that Kafka's offset may move past the message.
+//!
+//! `transact` is one such transaction, and `work` is what it does between BEGIN and COMMIT.
+//! `settle` repeats transactions until the front of the batch is settled. A [`Stop`] says why a
+//! transaction stopped, and `settle` chooses the next one by it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -31,53 +49,61 @@ use crate::{
     shadow::{self, Sampled},
 };
 
-/// A message with the handler it goes to.
+/// A message and the handler that runs it.
 pub(crate) struct Routed {
     pub(crate) offered: Offered,
     pub(crate) handler: Arc<dyn Handler>,
-    /// Generation of the set of handlers that this one is of.
+    /// Generation of the handlers that `handler` was chosen from; a claim with a stale one is
+    /// refused.
     pub(crate) generation: i64,
-    /// The candidate that is tried on it afterwards, where it is in a sample.
+    /// Candidate version to be tried on the message after the commit; set where the message is in
+    /// its sample.
     pub(crate) shadow: Option<Arc<Shadow>>,
 }
 
 impl Routed {
-    /// The first run of a message that was claimed in this transaction.
+    /// Returns the first run of the message, under a claim of this transaction, by its handler's
+    /// version.
     pub(crate) fn ran(&self) -> Ran<'_> {
         Ran { version: Some(self.handler.version()), ..Ran::not(&self.offered.message) }
     }
 }
 
-/// Leave to run transactions of this consumer, one after the other.
+/// Permission to run transactions of this consumer, one after the other.
 pub(crate) struct Admitted {
+    /// Permit of the host's scheduler.
     pub(crate) admission: Admission,
-    /// Where the consumer's transactions take turns, its turn: taken before the admission, so that
-    /// nobody holds a place of the host while waiting for the neighbours.
+    /// Serial permit of the consumer, held while its transactions on this host run one at a time.
+    /// It is taken before the admission. Otherwise a consumer that waits for its turn would hold a
+    /// place of the host.
     pub(crate) turn: Turn,
 }
 
-/// What became of each message that ran: its index, and the kind of its failure.
+/// Result of each message that ran: its index in the batch, its disposition, the kind of its
+/// failure.
 pub(crate) type Outcomes = Vec<(usize, Disposition, Option<FailureKind>)>;
 
-/// What a committed transaction did.
+/// Result of a committed transaction.
 #[derive(Debug)]
 pub(crate) struct Settled {
-    /// The answer to each claim that counts; claims behind these were withdrawn and come again.
+    /// Answers to the claims that count, from the first message of the batch on. Later claims were
+    /// withdrawn, and their messages come again.
     pub(crate) claims: Vec<Claimed>,
-    /// What became of each message that ran.
+    /// Result of each message that ran.
     pub(crate) ran: Outcomes,
-    /// The batch could only be settled message by message.
+    /// True where one message was settled after a larger transaction failed at its claim or its
+    /// COMMIT. The messages behind it are then settled one by one too.
     pub(crate) alone: bool,
-    /// Messages that completed, on which candidates are to be tried.
+    /// Completed messages, to be tried on shadow candidates after the commit.
     pub(crate) sampled: Vec<Sampled>,
-    /// Failures that it recorded, to be told.
+    /// Failures in the committed rows, to be counted and logged after the commit.
     pub(crate) failures: Vec<Recorded>,
-    /// How much of what it claimed it had time for.
+    /// Share of the claimed messages that it had time for, which bounds the next batch.
     pub(crate) fit: Fit,
 }
 
 impl Settled {
-    /// Messages that were claimed, in a transaction that ran none of them.
+    /// Returns the result of a transaction that claimed messages and ran none of them.
     pub(crate) fn stored(claims: Vec<Claimed>) -> Self {
         Self {
             claims,
@@ -90,23 +116,24 @@ impl Settled {
     }
 }
 
-/// What a transaction has done so far.
+/// State of an open transaction.
 #[derive(Default)]
 pub(crate) struct Done {
-    /// The answers to its claims.
+    /// Answers to the claims, by index in the batch.
     pub(crate) claims: Vec<Claimed>,
-    /// What its completion has to write.
+    /// Rows that `complete` has to write, and claims that it has to withdraw.
     pub(crate) completion: Completion,
-    /// What became of each message that ran.
+    /// Result of each message that ran.
     pub(crate) ran: Outcomes,
-    /// What holds back messages behind it.
+    /// Ordering keys of messages that failed; they hold back later messages of their keys.
     pub(crate) held: Held,
-    /// Where the versions of their aggregates are, and move to.
+    /// Versions of the aggregates, moved forward as messages of this transaction complete.
     pub(crate) sequenced: Sequenced,
 }
 
 impl Done {
-    /// A message ran and came to this end.
+    /// Records the result of a message that ran. An open failure blocks the message's key; a
+    /// completion moves its aggregate.
     pub(crate) fn ended(
         &mut self,
         index: usize,
@@ -122,25 +149,29 @@ impl Done {
     }
 }
 
-/// Why a transaction stopped. Nothing of it remains.
+/// Reason why a transaction stopped. Nothing of the transaction remains, unless the answer to its
+/// COMMIT was lost ([`InboxError::CommitUnknown`]); then the next claim finds out.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// A message failed and there was no savepoint before it.
+    /// Failure of a message without a savepoint before it.
     Failed,
-    /// A message was stopped in the middle of a statement; its failure is to be recorded alone.
+    /// Failure of one message that this transaction cannot record. A statement was cut off, the
+    /// savepoint is gone, or claims are not written. `settle` records it in another transaction.
     Abandoned { index: usize, failure: Failure },
-    /// Deadlock, serialization failure or lock timeout in a message's statement.
+    /// Deadlock, serialization failure, lock timeout or full lock table, in a message's statement
+    /// or at COMMIT.
     Contention { failure: Failure },
-    /// Something of some message was refused at the end: a deferred constraint, a result.
+    /// Failure that cannot be ascribed to one message of several: a deferred constraint at COMMIT,
+    /// a refused result, a deadline of a common call.
     AtCommit { failure: Failure },
-    /// The claim's data was refused, for some message.
+    /// Refusal of the data of some message by the claim.
     AtClaim { failure: Failure },
-    /// The server's lock table has no room for this many claims.
+    /// Lock table of the server without room for the locks of this many claims.
     Crowded(InboxError),
-    /// The connection broke while a message ran, or several together; `among` so many, from the
-    /// first, had run on it.
+    /// Connection that broke while a message ran, or several in one call. `index` is the message,
+    /// or the first of them. The first `among` messages of the batch had run on the connection.
     Lost { index: usize, among: usize },
-    /// The host's own trouble.
+    /// Error of the host, its database or a connection; it costs no message an attempt.
     Host(InboxError),
 }
 
@@ -150,17 +181,21 @@ impl From<InboxError> for Stop {
     }
 }
 
-/// Repetitions of a message that meets contention alone, before that is an attempt.
+/// Repetitions of a message alone that meets contention, before the contention counts as a failed
+/// attempt.
 const CONTENTION_REPEATS: u32 = 5;
 
 impl ConsumerInbox {
-    /// One transaction: claim, handle, complete, commit. What it returns as settled may be acked.
+    /// Runs one transaction: claim, handle, complete, commit. The messages that it returns as
+    /// settled may be acked.
     async fn transact(
         &self,
         admitted: &mut Admitted,
         batch: &[Routed],
         mode: Mode,
     ) -> Result<Settled, Stop> {
+        // Serialization may have begun since the admission. The turn is then taken only if it is
+        // free: waiting would hold a place of the host.
         if !admitted.turn.is_held() {
             admitted.turn = self.pace.try_turn();
         }
@@ -169,7 +204,7 @@ impl ConsumerInbox {
         let ended = match self.work(&transaction, batch, mode).await {
             Ok(settled) => commit(transaction).await.map(|()| settled),
             Err(stop) => {
-                // Before the rollback, which may wait for a server that is away.
+                // The check comes before the rollback, which may wait for a server that is away.
                 let stop = match stop {
                     Stop::Lost { index, among } => {
                         self.lost(&batch[index].offered.message, among, began).await
@@ -186,8 +221,8 @@ impl ConsumerInbox {
         ended
     }
 
-    /// The connection broke while a message ran. It is suspect where that one broke alone; an
-    /// outage says nothing of it.
+    /// Returns the stop for a connection that broke while a message ran. The message is suspect
+    /// where this connection broke alone; an outage says nothing about it.
     async fn lost(&self, message: &Message, among: usize, began: std::time::Instant) -> Stop {
         let message_id = message.id.clone();
         let is_alone = self.sessions.broke_alone(&self.who(&message_id), began).await;
@@ -197,12 +232,12 @@ impl ConsumerInbox {
         })
     }
 
-    /// A message among all of a tenant's.
+    /// Returns a name of the message that is unique among all messages of the tenant.
     pub(crate) fn who(&self, message_id: &str) -> String {
         format!("{}/{message_id}", self.consumer_id)
     }
 
-    /// Everything between BEGIN and COMMIT, in order.
+    /// Runs everything between BEGIN and COMMIT, in order.
     async fn work(
         &self,
         transaction: &Transaction<'_>,
@@ -210,7 +245,8 @@ impl ConsumerInbox {
         mode: Mode,
     ) -> Result<Settled, Stop> {
         let claims = self.claim_live(transaction, batch).await.map_err(at_claim)?;
-        // What the claim takes, it takes for all of them.
+        // The time limit begins after the claim, since the claim takes its time for all messages at
+        // once.
         let started = Instant::now();
         let sequenced = self.sequenced(transaction, batch, &claims).await?;
         let mut done = Done { claims, sequenced, ..Done::default() };
@@ -219,11 +255,14 @@ impl ConsumerInbox {
         while let Some(routed) = batch.get(next) {
             let index = next;
             next += 1;
+            // A new message does not run where an earlier message of its key failed, or where the
+            // version of its aggregate is not next.
             done.held.keep_back(index, &routed.offered, &mut done.claims[index]);
             self.in_sequence(&mut done, routed, index);
             if done.claims[index] != Claimed::New && !hooks::sabotage("duplicates_run") {
                 continue; // a duplicate, settled by its row, or not its turn: nothing runs for it
             }
+            // At least one message runs, however short the limit.
             if !done.ran.is_empty() && started.elapsed() >= self.batch_duration() {
                 fit =
                     Fit { is_cut: true, withdrawn: self.withdraw(&mut done, batch, index), ..fit };
@@ -242,6 +281,8 @@ impl ConsumerInbox {
         }
         fit =
             Fit { ran: done.ran.len(), settled: done.claims.len(), took: started.elapsed(), ..fit };
+        // A row that waits is completed too: it gets the payload and the time that its later run
+        // needs.
         for (routed, claimed) in batch.iter().zip(&done.claims) {
             match claimed {
                 Claimed::Waiting { is_due } => done.completion.waits(&routed.offered, *is_due),
@@ -264,9 +305,9 @@ impl ConsumerInbox {
         })
     }
 
-    /// Claim what is about to be run. Without deduplication everything is new and no row says so;
-    /// the guard is set in any case, so that nothing but the completion lets the transaction
-    /// commit.
+    /// Claims the messages that this transaction is about to run. With `dedup = "off"` all count as
+    /// new and no row is written. The guard row is inserted in either case, so that no COMMIT
+    /// succeeds without `complete`.
     async fn claim_live(
         &self,
         transaction: &Transaction<'_>,
@@ -281,7 +322,8 @@ impl ConsumerInbox {
         claim(transaction, claimant, &offered, As::Completed).await
     }
 
-    /// Run one claimed message; under a savepoint its failure becomes its row.
+    /// Runs one claimed message and adds its result to `completion`. With savepoints a failure is
+    /// rolled back and becomes the message's row; without them it stops the transaction.
     async fn handle(
         &self,
         transaction: &Transaction<'_>,
@@ -323,7 +365,8 @@ impl ConsumerInbox {
                 completion.succeeded(routed.ran(), result, &self.policy);
                 Ok((Disposition::Completed, None))
             }
-            // Perhaps code of a message before it did that: each runs alone.
+            // The session lost its prepared statements, perhaps to code of an earlier message.
+            // `AtCommit` makes each message run alone.
             Ended::Failed(failure) if forgot => Err(Stop::AtCommit { failure }),
             Ended::Failed(failure)
                 if mode == Mode::Optimistic && hooks::sabotage("failure_written_by_upsert") =>
@@ -333,7 +376,7 @@ impl ConsumerInbox {
             Ended::Failed(_) if mode == Mode::Optimistic => Err(Stop::Failed),
             Ended::Failed(failure) => {
                 if let Err(error) = undo_message(tx).await {
-                    // A statement of the guest ended the transaction, or took the savepoint away.
+                    // A statement of the guest ended the transaction or removed the savepoint.
                     let answered = refused(&error).is_some();
                     return Err(if answered {
                         Stop::Abandoned { index, failure }
@@ -352,8 +395,8 @@ impl ConsumerInbox {
         }
     }
 
-    /// The claim's row becomes the failure record. Where claims are not written there is none yet:
-    /// the message is settled alone, with a claim that is.
+    /// Turns the row of a claim into the record of its failure. With `dedup = "off"` there is no
+    /// row yet. The message is then settled alone, through a claim that writes one.
     pub(crate) fn record_failure(
         &self,
         routed: &Routed,
@@ -367,8 +410,9 @@ impl ConsumerInbox {
         Ok(completion.failed(routed.ran(), failure, &self.policy))
     }
 
-    /// Bring the front of a batch to an end, however often its transaction has to be repeated: at
-    /// least one message is settled, or the trouble is the host's. `size` bounds the first try.
+    /// Settles the front of a batch, and repeats its transaction as often as that takes. Settles at
+    /// least one message, or returns an error. `size` bounds the first transaction. It sets
+    /// savepoints only where messages of this consumer have failed often of late.
     pub(crate) async fn settle(
         &self,
         admitted: &mut Admitted,
@@ -380,6 +424,8 @@ impl ConsumerInbox {
         let mut repeats = 0;
         let mut alone = false;
         loop {
+            // The limit of a mode is about savepoints of messages. A batch handler needs one per
+            // call.
             let limit = if batch[0].handler.takes_batches() { size } else { mode.limit(size) };
             let stop = match self.transact(admitted, &batch[..limit.min(batch.len())], mode).await {
                 Ok(mut settled) => {
@@ -403,24 +449,32 @@ impl ConsumerInbox {
             };
             tracing::debug!(consumer = self.name, size, ?mode, ?stop, "a transaction stopped");
             match stop {
+                // Again, with a savepoint before each message.
                 Stop::Failed => mode = Mode::Savepoints,
                 Stop::Contention { .. } | Stop::AtClaim { .. } | Stop::AtCommit { .. }
                     if size > 1 =>
                 {
+                    // `transact` has reported contention: transactions of this consumer take turns
+                    // from then on, and shrink where that does not help. A refused claim or COMMIT
+                    // does not name its message: from here each is settled alone.
                     if matches!(stop, Stop::Contention { .. }) {
                         size = size.min(self.pace.next().0);
                     } else {
                         (size, mode, alone) = (1, Mode::Savepoints, true);
                     }
                 }
+                // Fewer claims need fewer locks.
                 Stop::Crowded(_) if size > 1 => {
                     self.pace.crowded();
                     size /= 2;
                 }
+                // From here the transaction holds one message, so its failure is that message's.
                 Stop::Contention { failure } if repeats >= CONTENTION_REPEATS => {
                     return self.record_alone(&admitted.admission, &batch[0], failure).await;
                 }
                 Stop::Contention { .. } => {
+                    // The turn is given up, so that other transactions of the consumer run during
+                    // the pause. The pause is random, so that two opponents do not meet again.
                     repeats += 1;
                     admitted.turn = Turn::default();
                     tokio::time::sleep(Duration::from_millis(rand::random_range(
@@ -431,6 +485,7 @@ impl ConsumerInbox {
                 Stop::AtCommit { failure } => {
                     return self.record_alone(&admitted.admission, &batch[0], failure).await;
                 }
+                // PostgreSQL refuses the row itself, so no claim can carry a failure record.
                 Stop::AtClaim { failure } => {
                     let Routed { offered, generation, .. } = &batch[0];
                     let claimed = self
@@ -446,8 +501,9 @@ impl ConsumerInbox {
                 Stop::Abandoned { index: 0, failure } => {
                     return self.record_alone(&admitted.admission, &batch[0], failure).await;
                 }
-                // What stands before it is settled first, so that positions stay in order.
+                // The messages before it are settled first, so that positions stay in order.
                 Stop::Abandoned { index, .. } => size = index,
+                // `transact` has turned this stop into an error of the host already.
                 Stop::Lost { index, among } => {
                     return Err(InboxError::LostInHandler {
                         message_id: batch[index].offered.message.id.clone(),
@@ -468,8 +524,8 @@ impl ConsumerInbox {
         }
     }
 
-    /// Record a failure whose transaction is gone, through the claim: refused means that someone
-    /// else has the message, and nothing is written.
+    /// Records a failure whose transaction is gone, in a new transaction and through a claim. Where
+    /// another session has claimed the message by then, nothing is written.
     async fn record_alone(
         &self,
         admission: &Admission,
@@ -491,7 +547,8 @@ impl ConsumerInbox {
             let disposition = completion.failed(routed.ran(), &failure, &self.policy);
             ran.push((0, disposition, Some(failure.kind)));
         } else if let Claimed::Waiting { is_due } = claims[0] {
-            completion.waits(&routed.offered, is_due); // it failed before its turn, and runs again in its turn
+            // It ran and failed before its turn; it runs again in its turn.
+            completion.waits(&routed.offered, is_due);
         }
         complete(&transaction, self.consumer_id, &completion).await?;
         self.due_after(&completion);
@@ -501,7 +558,7 @@ impl ConsumerInbox {
         Ok(Settled { ran, ..Settled::stored(claims) })
     }
 
-    /// A message whose row PostgreSQL does not take is kept under its position.
+    /// Parks a message whose row PostgreSQL refuses, under its position in Kafka instead of its id.
     async fn park_unclaimable(
         &self,
         admission: &Admission,
@@ -520,8 +577,8 @@ impl ConsumerInbox {
             .ok_or_else(|| InboxError::Invalid("a claim of one message had no answer".to_owned()))
     }
 
-    /// Write messages that are not run now, in a transaction of their own; when PostgreSQL does not
-    /// take the row of one of them, in one each.
+    /// Stores messages that do not run yet, in a transaction of their own. Where PostgreSQL refuses
+    /// the row of one of them, each gets its own transaction.
     pub(crate) async fn store(
         &self,
         admission: &Admission,
@@ -546,6 +603,8 @@ impl ConsumerInbox {
         Ok(claims)
     }
 
+    /// Stores messages in one transaction, in the state that `as` names. New messages to be run
+    /// wake the retry workers after the commit.
     async fn store_together(
         &self,
         admission: &Admission,
@@ -568,6 +627,7 @@ impl ConsumerInbox {
                 return Err(at_claim(error));
             }
         };
+        // `no_route` of the policy may skip or reject a message instead of parking it.
         if r#as == As::Parked
             && let Err(error) = self.settle_unrouted(&transaction, offered, &claims).await
         {
@@ -589,6 +649,7 @@ impl ConsumerInbox {
         Ok(claims)
     }
 
+    /// Returns the call of a message's handler for one attempt.
     pub(crate) fn job<'a>(
         &'a self,
         routed: &'a Routed,
@@ -606,8 +667,8 @@ impl ConsumerInbox {
         }
     }
 
-    /// Take back claims that were not run, from `index` on; they come again. The answer is how many
-    /// were written.
+    /// Withdraws the claims from `index` on, which did not run; their messages come again. Returns
+    /// how many rows this takes back.
     fn withdraw(&self, done: &mut Done, batch: &[Routed], index: usize) -> usize {
         let mut withdrawn = 0;
         for (routed, claimed) in batch.iter().zip(&done.claims).skip(index) {
@@ -621,12 +682,14 @@ impl ConsumerInbox {
         withdrawn
     }
 
+    /// Returns how long after its claim a transaction may begin to run further messages.
     fn batch_duration(&self) -> Duration {
         Duration::from_millis(self.policy.batch.duration_ms)
     }
 }
 
-/// COMMIT, after the checked completion.
+/// Commits a transaction whose completion is written. Turns a refused COMMIT into the stop that it
+/// means; a lost answer is [`InboxError::CommitUnknown`], neither done nor failed.
 pub(crate) async fn commit(transaction: Transaction<'_>) -> Result<(), Stop> {
     hooks::point("inbox:commit:before");
     let answer = transaction.commit().await;
@@ -634,8 +697,9 @@ pub(crate) async fn commit(transaction: Transaction<'_>) -> Result<(), Stop> {
         return Ok(());
     }
     answer.map_err(|error| match error {
-        // Whatever its code: a deferred trigger of the tenant can raise any, and the completion
-        // before has shown that the guard is gone.
+        // A refusal is the messages', whatever its SQLSTATE: a deferred trigger of the tenant can
+        // raise any. It cannot be the guard's, since the completion has shown that the guard row is
+        // gone.
         CommitError::RolledBack(error) if error.is_contention() => {
             Stop::Contention { failure: sql_failure(error) }
         }
@@ -646,7 +710,8 @@ pub(crate) async fn commit(transaction: Transaction<'_>) -> Result<(), Stop> {
     Ok(())
 }
 
-/// The end of a transaction that holds one statement of the host and no claim to run.
+/// Ends a transaction that holds one statement of the host and no claim to run. Commits it where
+/// the statement succeeded, and rolls it back where it failed.
 pub(crate) async fn commit_host<T>(
     transaction: Transaction<'_>,
     answer: Result<T, sqlx::Error>,
@@ -663,7 +728,7 @@ pub(crate) async fn commit_host<T>(
     }
 }
 
-/// Back to before the message, and out of its savepoint.
+/// Rolls the transaction back to before the message, and releases the message's savepoint.
 pub(crate) async fn undo_message(tx: &Tx) -> Result<(), InboxError> {
     if hooks::sabotage("failed_effect_stays") && tx.error().await.is_none() {
         return host_statement(tx, "RELEASE SAVEPOINT m").await;
@@ -673,7 +738,7 @@ pub(crate) async fn undo_message(tx: &Tx) -> Result<(), InboxError> {
     Ok(())
 }
 
-/// A constant statement of the host.
+/// Executes a constant statement of the host in the transaction.
 pub(crate) async fn host_statement(tx: &Tx, text: &'static str) -> Result<(), InboxError> {
     let mut statement = tx.statement().await;
     let answer = bounded(statement.connection().execute(sqlx::raw_sql(text))).await.map(drop);
@@ -681,12 +746,14 @@ pub(crate) async fn host_statement(tx: &Tx, text: &'static str) -> Result<(), In
     Ok(answer?)
 }
 
-/// What PostgreSQL answers when its lock table is full.
+/// SQLSTATE of a full lock table.
 const OUT_OF_MEMORY: &str = "53200";
 
+/// Classifies an error of the claim: data of a message, a full lock table, or a fault of the host.
 fn at_claim(error: InboxError) -> Stop {
     match refused(&error) {
-        // A CHECK without a name is a missing partition: the host's.
+        // A check violation without a constraint's name is a missing time partition: the host's
+        // fault.
         Some(answer) if answer.sqlstate == "23514" && answer.constraint.is_none() => {
             Stop::Host(error)
         }
@@ -696,6 +763,8 @@ fn at_claim(error: InboxError) -> Stop {
     }
 }
 
+/// Classifies an error of the completion: data of a message, prepared statements that guest code
+/// deallocated, or a fault of the host.
 pub(crate) fn at_completion(error: InboxError) -> Stop {
     match refused(&error) {
         Some(answer) if is_about_data(&answer) => {
@@ -712,12 +781,13 @@ pub(crate) fn at_completion(error: InboxError) -> Stop {
     }
 }
 
-/// Data exceptions, constraints and limits of size: something about a message, where the statement
-/// is the host's. A full disk or a timeout is not.
+/// Returns whether an error of a host's statement is about a message: a data exception, a
+/// constraint, a limit of size. A full disk or a timeout is not.
 fn is_about_data(error: &StatementError) -> bool {
     ["22", "23", "54"].iter().any(|class| error.sqlstate.starts_with(class))
 }
 
+/// Returns PostgreSQL's answer where it refused a statement; none where the error is another one.
 pub(crate) fn refused(error: &InboxError) -> Option<StatementError> {
     match error {
         InboxError::Refused(error) => oncebox_model::tx::answered(error),
@@ -725,6 +795,7 @@ pub(crate) fn refused(error: &InboxError) -> Option<StatementError> {
     }
 }
 
+/// Returns the failure that PostgreSQL's answer means: contention, or its SQLSTATE.
 fn sql_failure(error: StatementError) -> Failure {
     if error.is_contention() {
         return Failure::new(FailureKind::Contention, error.message);
@@ -732,7 +803,7 @@ fn sql_failure(error: StatementError) -> Failure {
     Failure::new(FailureKind::Sql { sqlstate: error.sqlstate }, error.message)
 }
 
-/// The host's error for a stop of a transaction in which no handler ran.
+/// Returns the host's error for a stop of a transaction in which no handler ran.
 pub(crate) fn stopped(stop: Stop) -> InboxError {
     match stop {
         Stop::Host(error) | Stop::Crowded(error) => error,

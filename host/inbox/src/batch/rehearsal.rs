@@ -1,5 +1,5 @@
-//! The protocol without its commit: what the inbox would make of a message, seen from inside a
-//! transaction that is always rolled back.
+//! The protocol without its commit: the result of a delivery, seen from inside a transaction that
+//! is always rolled back.
 
 use oncebox_model::{
     error::InboxError,
@@ -21,62 +21,72 @@ use crate::{
     session::Transaction,
 };
 
-/// An open transaction into which messages are delivered, each as if it were alone.
+/// An open transaction that messages are delivered into, each as if it were alone.
 pub struct Rehearsal<'a> {
     consumer: &'a ConsumerInbox,
     transaction: Option<Transaction<'a>>,
 }
 
-/// What the inbox would record of a delivery.
+/// Result that the inbox would record for a delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rehearsed {
-    /// It is in the inbox already, so nothing ran.
+    /// Duplicate: the message has a row already, so no handler ran.
     Duplicate {
-        /// The state of its row.
+        /// Status of its row.
         status: String,
     },
-    /// It ran, and its effect stays in the transaction.
+    /// Success; the effect stays in the transaction.
     Completed {
-        /// The JSON document that its row would keep.
+        /// Result that its row would keep, as JSON.
         result: Option<String>,
     },
-    /// It ran and its effect is undone.
+    /// Failure; the effect is undone.
     Failed {
-        /// What its row would say.
+        /// Failure that its row would record.
         failure: Failure,
-        /// The status of its row.
+        /// Status that its row would have.
         status: &'static str,
-        /// The transaction did not survive it: what earlier messages did is gone as well.
+        /// True where the transaction was lost, with the effects of earlier messages.
         is_transaction_lost: bool,
     },
-    /// Nobody ran it; its row would be parked.
+    /// Parked: no handler ran.
     Parked {
-        /// Why.
+        /// Reason that its row would have.
         reason: String,
     },
 }
 
 impl ConsumerInbox {
-    /// Begin a transaction that is always rolled back.
+    /// Begins a transaction that is always rolled back.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error where no session of the tenant can begin a transaction.
     pub async fn rehearse(&self) -> Result<Rehearsal<'_>, InboxError> {
         Ok(Rehearsal { consumer: self, transaction: Some(self.sessions.begin().await?) })
     }
 }
 
 impl<'a> Rehearsal<'a> {
-    /// The transaction, to look into between two deliveries.
+    /// Returns the transaction, to inspect it between two deliveries.
     pub fn tx(&self) -> &Tx {
         self.transaction().tx()
     }
 
-    /// Undo everything.
+    /// Rolls everything back.
     pub async fn end(mut self) {
         if let Some(transaction) = self.transaction.take() {
             transaction.rollback().await;
         }
     }
 
-    /// Deliver a record: decode, claim, handle, complete, check deferred constraints.
+    /// Delivers a record: decodes, claims, handles and completes it, then checks deferred
+    /// constraints.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a fault of the host or its database. A failure of the message is a
+    /// [`Rehearsed::Failed`].
     pub async fn deliver(&mut self, record: Record) -> Result<Rehearsed, InboxError> {
         let handlers = self.consumer.handlers();
         let message = match identity::decode(
@@ -93,7 +103,7 @@ impl<'a> Rehearsal<'a> {
         let Some(handler) = handlers.resolve(&message, None) else {
             return Ok(Rehearsed::Parked { reason: "no_route".to_owned() });
         };
-        // No row refers to a version that may not be in this database.
+        // The row names no version, since this database may not have it.
         let offered = Offered { message, version: None, reason: None, ordering: None };
         let claimant = self.consumer.claimant(handlers.generation());
         let claims = claim(self.transaction(), claimant, &[&offered], As::Completed).await?;
@@ -116,6 +126,8 @@ impl<'a> Rehearsal<'a> {
         self.settle(ended, ran).await
     }
 
+    /// Turns the result of a run into the result of the delivery. A failure is rolled back and
+    /// completed as its row would be.
     async fn settle(
         &mut self,
         ended: Ended<Option<String>>,
@@ -146,7 +158,8 @@ impl<'a> Rehearsal<'a> {
         Ok(Rehearsed::Failed { failure, status, is_transaction_lost: false })
     }
 
-    /// What stands between a handler's ok and COMMIT. Some: it was refused, and is to be undone.
+    /// Completes a run that succeeded, and checks deferred constraints. Returns the failure where
+    /// PostgreSQL refuses that; its effect is then to be undone.
     async fn finish(
         &self,
         ran: Ran<'_>,
@@ -159,9 +172,9 @@ impl<'a> Rehearsal<'a> {
             Err(error) => Err(error),
         };
         let Err(error) = finished else {
-            // For the next message. Constraints that are only deferrable are deferred by this as
-            // well: they are checked at the end of a message here, and at the end of a statement in
-            // a host.
+            // Constraints are deferred again for the next message, with those that are only
+            // deferrable. Here such a constraint is checked at the end of a message, in a host at
+            // the end of a statement.
             host_statement(self.tx(), "SET CONSTRAINTS ALL DEFERRED; RELEASE SAVEPOINT m").await?;
             return Ok(None);
         };
@@ -174,11 +187,13 @@ impl<'a> Rehearsal<'a> {
         }
     }
 
+    /// Writes a completion into the open transaction.
     async fn complete(&self, completion: &Completion) -> Result<(), InboxError> {
         complete(self.transaction(), self.consumer.consumer_id, completion).await
     }
 
-    /// The transaction is gone with everything in it; the next message begins in a new one.
+    /// Replaces a transaction that was lost with everything in it; the next message begins in a new
+    /// one.
     async fn lost(&mut self, ran: Ran<'_>, failure: Failure) -> Result<Rehearsed, InboxError> {
         if let Some(transaction) = self.transaction.take() {
             transaction.rollback().await;
@@ -188,6 +203,7 @@ impl<'a> Rehearsal<'a> {
         Ok(Rehearsed::Failed { failure, status, is_transaction_lost: true })
     }
 
+    /// Returns the open transaction.
     fn transaction(&self) -> &Transaction<'a> {
         self.transaction.as_ref().expect("taken only to be replaced, or by the end, which consumes")
     }

@@ -1,9 +1,9 @@
-//! What runs in order: the number that messages of one key, or of one partition, share.
+//! The number that messages of one ordering key, or of one partition, share.
 //!
-//! Whoever runs or settles one of them holds their lock to its commit, which is the upper half of
-//! that number among the locks of their consumer; the host functions `claim`, `resume` and
-//! `complete` say how. Two keys of one lock wait for each other, and are nothing else to each
-//! other.
+//! A transaction that runs or settles one of them holds their lock to its commit. The upper half of
+//! the number names the lock among the locks of the consumer. The host functions `claim`, `resume`
+//! and `complete` describe the protocol. Two keys that share a lock wait for each other, and have
+//! no other effect on each other.
 
 use std::collections::HashMap;
 
@@ -12,8 +12,9 @@ use sha2::{Digest, Sha256};
 
 use crate::batch::claim::{Claimed, Offered};
 
-/// The number of what a message that was decoded is in order with. None: it is in order with
-/// nothing.
+/// Returns the number that a decoded message shares with those that it must run in order with; none
+/// where order does not matter. It is the first 8 bytes of a SHA-256 over the consumer and the key
+/// or partition.
 pub(crate) fn ordering(consumer_id: i32, order: Order, message: &Message) -> Option<i64> {
     let hash = Sha256::new_with_prefix(consumer_id.to_be_bytes());
     let hash = match order {
@@ -30,12 +31,14 @@ pub(crate) fn ordering(consumer_id: i32, order: Order, message: &Message) -> Opt
     Some(i64::from_be_bytes([a, b, c, d, e, f, g, h]))
 }
 
-/// What failed within one transaction, by lock and index, holds back what was claimed behind it.
+/// First failed message of each ordering key in one transaction: its index in the batch, by number.
+/// It holds back claimed messages behind it.
 #[derive(Debug, Default)]
 pub(crate) struct Held(HashMap<i64, usize>);
 
 impl Held {
-    /// The message at an index of the batch came to this end.
+    /// Blocks the key of a message whose result leaves it open, so that later messages of the key
+    /// do not run.
     pub(crate) fn ended(&mut self, index: usize, offered: &Offered, disposition: Disposition) {
         let Some(ordering) = offered.ordering.filter(|_| disposition.is_open()) else { return };
         if !hooks::sabotage("failure_passed_in_batch") {
@@ -43,7 +46,7 @@ impl Held {
         }
     }
 
-    /// A message that is about to run is to wait instead, where one before it failed.
+    /// Makes a new message wait where an earlier message of its key failed in this transaction.
     pub(crate) fn keep_back(&self, index: usize, offered: &Offered, claimed: &mut Claimed) {
         let failed = offered.ordering.and_then(|ordering| self.0.get(&ordering));
         if *claimed == Claimed::New && failed.is_some_and(|failed| *failed < index) {

@@ -1,5 +1,7 @@
-//! The sequence of an aggregate's versions: which message is next, which is past, and before which
-//! one some are missing. Judged and moved in the transaction of the message, under the lock of its
+//! The sequence of an aggregate's versions: which message is next, which is past, and which has
+//! missing versions before it.
+//!
+//! The host reads and moves the sequence in the transaction of the message, under the lock of its
 //! key.
 
 use std::{collections::HashMap, fmt, time::Duration};
@@ -17,32 +19,33 @@ use crate::{
     session::Transaction,
 };
 
-/// Where messages of one transaction, and their aggregates, stand.
+/// Versions of the messages of one transaction, and of their aggregates.
 #[derive(Debug, Default)]
 pub(crate) struct Sequenced {
-    /// The version that each message makes, and whether it may run over its gap.
+    /// Version that each message makes, by message id, and whether it may run over its gap.
     messages: HashMap<String, (i64, OverGap)>,
+    /// Versions of the aggregates, moved as messages complete.
     aggregates: Aggregates,
-    /// Messages that completed.
+    /// Ids of the messages that completed.
     completed: Vec<String>,
 }
 
-/// Whether a message may run although versions before its own are missing.
+/// Permission of a message to run although versions before its own are missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OverGap {
-    /// It is to wait.
+    /// None: it waits.
     No,
-    /// It has waited for as long as the policy says.
+    /// Wait at its end: the policy decides.
     Overdue,
-    /// It was let to, once and for all.
+    /// Given once and for all: it runs.
     Yes,
 }
 
-/// The versions that aggregates are at, by ordering key; none before the first.
+/// Versions of aggregates, by ordering key; none before the first.
 #[derive(Debug, Default, Clone)]
 struct Aggregates(HashMap<Vec<u8>, Option<i64>>);
 
-/// What a message makes, and where its aggregate is.
+/// Version that a message makes, and the version that its aggregate is at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     version: i64,
@@ -65,25 +68,27 @@ impl fmt::Display for Place {
     }
 }
 
-/// What is to become of a message.
+/// Decision about a message by its version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It runs.
+    /// Next version: the message runs.
     Next,
-    /// Its aggregate is past it.
+    /// Past version: the message is skipped.
     Old(Place),
-    /// It waits for versions before it.
+    /// Version ahead: the message waits for those before it.
     Gap(Place),
-    /// It has waited too long for them.
+    /// Version ahead after too long a wait: a worker that leased the message parks it.
     Overdue(Place),
 }
 
 impl Sequenced {
-    /// What is to become of a message. One that is in no sequence runs.
+    /// Returns the decision about a message; one that is in no sequence runs.
     pub(crate) fn verdict(&self, message: &Message, gap: Gap) -> Verdict {
         self.verdict_at(&self.aggregates, message, gap)
     }
 
+    /// Returns the decision about a message, with its aggregate at the version that `aggregates`
+    /// gives.
     fn verdict_at(&self, aggregates: &Aggregates, message: &Message, gap: Gap) -> Verdict {
         let Some((version, over_gap)) = self.messages.get(&message.id) else {
             return Verdict::Next;
@@ -104,7 +109,7 @@ impl Sequenced {
         }
     }
 
-    /// A message completed, so its aggregate is at its version.
+    /// Moves the aggregate of a completed message to its version.
     pub(crate) fn completed(&mut self, message: &Message) {
         if let Some((version, _)) = self.messages.get(&message.id) {
             self.aggregates.moved(message, *version);
@@ -114,10 +119,12 @@ impl Sequenced {
 }
 
 impl Aggregates {
+    /// Returns the version of a message's aggregate; none before the first.
     fn of(&self, message: &Message) -> Option<i64> {
         message.ordering_key.as_ref().and_then(|key| self.0.get(key).copied().flatten())
     }
 
+    /// Moves a message's aggregate to a version, never back.
     fn moved(&mut self, message: &Message, version: i64) {
         if let Some(key) = &message.ordering_key {
             let at = self.0.entry(key.clone()).or_default();
@@ -127,7 +134,7 @@ impl Aggregates {
 }
 
 impl ConsumerInbox {
-    /// Where the messages of a batch stand that are to be run.
+    /// Reads the versions of the new messages of a batch, and of their aggregates.
     pub(crate) async fn sequenced(
         &self,
         transaction: &Transaction<'_>,
@@ -138,7 +145,8 @@ impl ConsumerInbox {
         self.sequence_of(transaction, new.map(|(routed, _)| &routed.offered.message)).await
     }
 
-    /// Where messages of this transaction stand.
+    /// Reads the versions of messages of this transaction, and of their aggregates. Without
+    /// `[sequence]` in the policy no message is in a sequence.
     pub(crate) async fn sequence_of(
         &self,
         transaction: &Transaction<'_>,
@@ -177,7 +185,8 @@ impl ConsumerInbox {
         Ok(sequenced)
     }
 
-    /// A claimed message that is about to run may have to wait, or is not to run at all.
+    /// Decides by its version whether a new message runs. Otherwise marks its claim as a gap, or
+    /// skips the message.
     pub(crate) fn in_sequence(&self, done: &mut Done, routed: &Routed, index: usize) {
         let message = &routed.offered.message;
         if done.claims[index] != Claimed::New {
@@ -198,8 +207,9 @@ impl ConsumerInbox {
         }
     }
 
-    /// Of messages that are to run in one call, those whose turn it is if those before them
-    /// complete, and those of which that can only be said afterwards.
+    /// Splits a group into messages that may run in this call if the earlier ones complete, and the
+    /// rest. The rest can only be decided after the call. Messages that do not run are marked in
+    /// `done` and left out.
     pub(crate) fn next_together(
         &self,
         batch: &[Routed],
@@ -229,8 +239,8 @@ impl ConsumerInbox {
         (next, Vec::new())
     }
 
-    /// The row of a claimed message before which versions are missing: due at once where its
-    /// transaction brought them.
+    /// Stores a claimed message that has missing versions before it. It is due at once where this
+    /// transaction brought those versions.
     pub(crate) fn waits_for_gap(
         &self,
         offered: &Offered,
@@ -250,7 +260,8 @@ impl ConsumerInbox {
         }
     }
 
-    /// What is written of a leased message that does not run; true where it is to run.
+    /// Decides by its version whether a leased message runs. Returns true where it does; otherwise
+    /// adds the row that says why not.
     pub(crate) fn leased_in_sequence(
         &self,
         ran: Ran<'_>,
@@ -289,7 +300,8 @@ impl ConsumerInbox {
         false
     }
 
-    /// Move the aggregates to the versions of what completed in this transaction.
+    /// Moves the aggregates to the versions that completed in this transaction, and wakes the retry
+    /// workers where that releases a message.
     pub(crate) async fn move_sequence(
         &self,
         transaction: &Transaction<'_>,
@@ -314,16 +326,19 @@ impl ConsumerInbox {
         Ok(())
     }
 
+    /// Returns the policy for messages whose gap outlasts the wait.
     fn gap(&self) -> Gap {
         self.policy.sequence.as_ref().map(|sequence| sequence.gap).unwrap_or_default()
     }
 
+    /// Returns how long a message waits for missing versions.
     fn gap_wait(&self) -> Duration {
         Duration::from_millis(
             self.policy.sequence.as_ref().map_or(0, |sequence| sequence.gap_wait_ms),
         )
     }
 
+    /// Logs a decision about a message's version.
     fn log_sequence(&self, message: &Message, place: Place, text: &str) {
         tracing::info!(
             tenant = self.tenant,
@@ -338,6 +353,6 @@ impl ConsumerInbox {
     }
 }
 
-/// What a transaction makes due is due once it is committed; a look finds it where that takes
-/// longer.
+/// Delay of a wakeup for messages that a transaction makes due, so that its commit comes first. The
+/// poller finds them where the commit takes longer.
 const AFTER_COMMIT: Duration = Duration::from_millis(20);

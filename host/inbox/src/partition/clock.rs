@@ -1,4 +1,4 @@
-//! The database's clock: what decides anything is its time, whatever that of a host says.
+//! The database's clock. Every decision about time uses it, never the clock of a host.
 
 use std::time::{Duration, Instant};
 
@@ -6,16 +6,17 @@ use chrono::{DateTime, TimeDelta, Utc};
 use oncebox_model::{error::InboxError, hooks, tx::bounded};
 use sqlx::PgPool;
 
-/// How long an answer is good for. Meanwhile the time that has passed here is added, which no
-/// change of a host's clock touches.
+/// Time for which an answer of the database is used. The time since the answer is added to it by
+/// the host's monotonic clock, which no change of the host's wall clock affects.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 
-/// The database's time, asked for now and then.
+/// The database's time at the last question, and the moment of the answer on this host.
 #[derive(Debug, Default)]
 pub(crate) struct DatabaseClock(Option<(Instant, DateTime<Utc>)>);
 
 impl DatabaseClock {
-    /// What time it is there, never ahead of it.
+    /// Returns the database's time, never ahead of it. Asks the database where the last answer is
+    /// too old.
     pub(crate) async fn now(&mut self, pool: &PgPool) -> Result<DateTime<Utc>, InboxError> {
         if hooks::sabotage("horizon_by_host_clock") {
             return Ok(hooks::host_clock() + TimeDelta::days(40)); // a host's clock may be anything

@@ -1,5 +1,7 @@
-//! A detector of bad message ids: one payload that comes again under another id was probably given
-//! its id by a relay or a consumer, and will not be deduplicated (S1-049). It only warns.
+//! A detector of bad message ids (S1-049).
+//!
+//! A payload that comes again under another id probably got its id from a relay or a consumer. Such
+//! a message is not deduplicated. The detector only warns.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -7,26 +9,29 @@ use oncebox_model::message::Message;
 
 use crate::consumer::ConsumerInbox;
 
-/// Payloads remembered per partition.
+/// Number of payloads that are remembered per partition.
 const REMEMBERED: usize = 1_024;
-/// Payloads shorter than this repeat by chance.
+/// Shortest payload that is compared, in bytes; shorter ones repeat by chance.
 const PAYLOAD_BYTES_MIN: usize = 64;
 
-/// The payloads a partition saw last, and the ids they came with.
+/// The last payloads of a partition, and the ids that they came with.
 #[derive(Debug, Default)]
 pub(crate) struct Suspects {
+    /// Message id of each remembered payload, by payload hash.
     ids: HashMap<[u8; 32], String>,
+    /// Payload hashes, oldest first.
     order: VecDeque<[u8; 32]>,
+    /// True after the warning of this assignment.
     warned: bool,
 }
 
 impl Suspects {
-    /// Warn when this payload came before under another id.
+    /// Warns where this payload came before under another id.
     pub(crate) fn observe(&mut self, consumer: &ConsumerInbox, message: &Message) {
         if self.is_suspect(message) {
             metrics::counter!("oncebox_suspect_ids_total", "tenant" => consumer.tenant.clone(), "consumer" => consumer.name.clone())
                 .increment(1);
-            // The counter has every case; one line per assignment is enough to find it.
+            // The counter has every case; one log line per assignment is enough to find it.
             if std::mem::replace(&mut self.warned, true) {
                 return;
             }
@@ -41,6 +46,7 @@ impl Suspects {
         }
     }
 
+    /// Returns whether this payload came before under another id, and remembers it.
     fn is_suspect(&mut self, message: &Message) -> bool {
         let Some(hash) = message.payload_hash.filter(|_| {
             message.record.payload.as_ref().is_some_and(|p| p.len() >= PAYLOAD_BYTES_MIN)
@@ -66,7 +72,7 @@ mod tests {
     use super::*;
     use oncebox_model::{message::hash_payload, record::Record};
 
-    /// A delivery of the n-th event, with an id that is made as `id` says.
+    /// Returns a delivery of this payload under this id.
     fn delivery(id: &str, payload: &str) -> Message {
         let payload = payload.as_bytes().to_vec();
         let record = Record {
@@ -98,7 +104,7 @@ mod tests {
         format!("{{\"event\": {event:0>64}}}")
     }
 
-    /// Delivers 50 events three times each, in three rounds; the answer is how many deliveries were
+    /// Delivers 50 events three times each, in three rounds, and returns how many deliveries were
     /// suspected.
     fn suspected(id: impl Fn(usize, usize) -> String) -> usize {
         let mut suspects = Suspects::default();
@@ -142,16 +148,16 @@ mod tests {
         assert_eq!(suspected(|event, _| format!("event-{event}")), 0, "an id that stays the same");
     }
 
-    // S1-049: an id that is not unique is another's, and comes with another payload: that is a
-    // collision of the claim, which parks it
-    // (`effect_once::another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore`), not
-    // a suspect here.
+    // S1-049: an id that is not unique comes with another payload. The claim treats that as a
+    // collision and parks the message
+    // (`effect_once::another_payload_under_a_known_id_is_kept_unless_the_policy_says_ignore`); the
+    // detector does not suspect it.
     #[test]
     fn a_domain_field_that_is_not_unique_is_no_suspect() {
         assert_eq!(suspected(|event, _| format!("customer-{}", event % 5)), 0);
     }
 
-    // What it cannot see: short payloads, which repeat by chance, and events that lie too far
+    // Limits of the detector: short payloads, which repeat by chance, and events that lie too far
     // apart.
     #[test]
     fn short_payloads_and_events_far_apart_are_not_seen() {

@@ -1,11 +1,15 @@
 //! One partition's way into the inbox: decode, set aside what cannot be handled, settle the rest in
 //! order.
+//!
+//! `process` takes records from Kafka and returns how many of them, from the first, are settled.
+//! `route` decides for each record whether it runs or is parked. Then the front of the batch is
+//! settled: either its parked records together, or its messages that run.
 
-// What cannot be handled, kept where an operator sees it.
+// Parking of records and messages that cannot be handled.
 pub(crate) mod parking;
 // Messages that run alone, since one of them may kill the process.
 mod probation;
-// One payload that came under two ids.
+// Detection of one payload under two ids.
 mod duplicate_payloads;
 // The database's clock.
 mod clock;
@@ -37,50 +41,58 @@ use crate::{
     partition::{clock::DatabaseClock, duplicate_payloads::Suspects, parking::is_collision},
 };
 
-/// Outages in a row that messages at the front may meet before they are suspected to make them.
+/// Outages in a row without progress, after which the messages that ran are suspected as the cause.
 const OUTAGES_MAX: u32 = 2;
 
-/// Messages that are run under a lease after a sign that one of them kills the process; as many as
-/// were under way together, where those are more.
+/// Messages that run under a lease after a sign that one of them kills the process. A whole batch
+/// where that is more.
 const PROBATION_MESSAGES: usize = 64;
 
-/// Bytes of JSON that payloads of a batch are decoded to, but for the last one: a few bytes may
-/// stand for much.
+/// Bytes of decoded JSON after which a batch ends. The last payload may exceed it, since a few
+/// bytes may decode to many.
 const DECODED_BYTES_MAX: usize = 16 << 20;
 
-/// The records of one assigned partition.
+/// The inbox of one assigned partition.
 pub struct PartitionInbox {
     consumer: Arc<ConsumerInbox>,
+    /// Name of the topic.
     topic: String,
+    /// Number of the partition.
     partition: i32,
-    /// Messages that are still to be stored instead of run.
+    /// Number of messages that are still to be stored instead of run.
     probation: usize,
-    /// Messages at the front, one of which may have broken its connection. Half of them run
-    /// together; the last one that is left is stored, to run alone and be counted before it does.
+    /// Number of messages at the front, one of which may have broken its connection. Half of them
+    /// run together. The last one left is stored, to run alone and be counted before it does.
     suspected: usize,
-    /// Outages in a row that struck while messages ran, without progress between them.
+    /// Number of outages in a row that struck while messages ran, without progress between them.
     outages: u32,
-    /// Messages that are to be settled one by one, after a batch failed at its commit.
+    /// Number of messages that are to be settled one by one, after a batch failed at its commit.
     singles: usize,
-    /// Something new was settled: the process did not die at what it found here first. Duplicates
-    /// of a redelivery say nothing about the message behind them.
+    /// True once a new message was settled: the process did not die at the offset where it started.
+    /// Duplicates of a redelivery say nothing about the message behind them.
     moved: bool,
-    /// The probation row is gone.
+    /// True once the probation row is deleted.
     cleared: bool,
+    /// Payloads that this partition saw last.
     suspects: Suspects,
+    /// Clock for the horizon of replays.
     clock: DatabaseClock,
-    /// Leave to begin, got beforehand.
+    /// Permission to begin a transaction, which `ready` got in advance.
     admitted: Option<Admitted>,
 }
 
-/// Where a decoded record goes.
+/// Way of a decoded record.
 enum Route {
     Run(Routed),
     Park(Offered),
 }
 
 impl PartitionInbox {
-    /// Take a partition that was assigned, at the offset it goes on from.
+    /// Opens a partition that was assigned, at the offset where consumption starts.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error where the probation row cannot be written.
     pub async fn open(
         consumer: Arc<ConsumerInbox>,
         topic: &str,
@@ -116,14 +128,14 @@ impl PartitionInbox {
         })
     }
 
-    /// Records a call can make use of.
+    /// Returns the number of records that one call of `process` can use.
     pub fn batch_max(&self) -> usize {
         self.consumer.policy.batch.messages_max
     }
 
-    /// Wait until [`PartitionInbox::process`] may begin at once, with up to so many records. Beside
-    /// schemas that are not at hand, this is the only wait for others, and dropping it leaves
-    /// nothing behind.
+    /// Waits for the permission that [`PartitionInbox::process`] needs to begin, for at most
+    /// `records` records. Beside the wait for schemas that are not at hand, this is the only wait
+    /// for other work of the host. Dropping it leaves nothing behind.
     pub async fn ready(&mut self, records: usize) {
         if self.admitted.is_none() {
             let runs = self.probation == 0 && self.consumer.policy.ack == Ack::AfterCommit;
@@ -133,9 +145,13 @@ impl PartitionInbox {
         }
     }
 
-    /// Work through the front of `records`, which it waits to be let in for, where nobody did. The
-    /// answer is how many of them, from the first, are settled: completed, or durably in the inbox
-    /// in a state that someone can see.
+    /// Processes records from the front and returns how many of them, from the first, are settled.
+    /// Settled means completed, or durably in the inbox in a state that an operator can see. Waits
+    /// for admission unless [`PartitionInbox::ready`] has.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error where no record is known to be settled; the caller processes them again.
     pub async fn process(&mut self, records: &[Record]) -> Result<usize, InboxError> {
         let mut records_max = self.batch_max();
         loop {
@@ -143,27 +159,28 @@ impl PartitionInbox {
             self.ready(records.len()).await;
             let Some(mut admitted) = self.admitted.take() else { continue };
             if self.consumer.pace.takes_turns() && !admitted.turn.is_held() {
-                continue; // it was let in before turns began; the turn comes first
+                continue; // admitted before turns began; the turn comes first
             }
             let records = &records[..records.len().min(admitted.admission.messages())];
             let handlers = self.consumer.handlers();
             let answer = self.process_with(&mut admitted, &*handlers, records).await;
             admitted.admission.settled(*answer.as_ref().unwrap_or(&0));
-            drop(admitted); // nobody waits for newer deployments at the expense of others
+            drop(admitted); // waiting for newer deployments holds no place of the host
             match answer {
-                // What is loaded here was withdrawn; what replaced it is on its way.
+                // The loaded deployments were withdrawn, and newer ones have come: again with
+                // those.
                 Err(InboxError::StaleDeployments)
                     if self.consumer.newer_than(handlers.generation()).await => {}
-                // The first one's schema was dropped for those of others: it is fetched again, and
-                // alone.
+                // The registry's cache dropped the first record's schema for those of others. It is
+                // fetched again, for this record alone.
                 Ok(0) if !records.is_empty() => records_max = 1,
                 answer => return answer,
             }
         }
     }
 
-    /// The records at the front whose schemas are at hand. Nobody holds a place of the host while
-    /// waiting for a registry.
+    /// Returns the records at the front whose schemas are at hand, and fetches schemas where they
+    /// are not. A wait for a registry holds no place of the host.
     async fn with_schemas<'a>(
         &mut self,
         records: &'a [Record],
@@ -179,6 +196,7 @@ impl PartitionInbox {
         Ok(&records[..prepared])
     }
 
+    /// Settles the front of the records in an admitted transaction, and notes the progress.
     async fn process_with(
         &mut self,
         admitted: &mut Admitted,
@@ -202,7 +220,7 @@ impl PartitionInbox {
         Ok(settled)
     }
 
-    /// The partition is given up cleanly.
+    /// Gives the partition up cleanly: deletes its probation row.
     pub async fn close(mut self) {
         if self.cleared {
             return;
@@ -215,6 +233,8 @@ impl PartitionInbox {
         }
     }
 
+    /// Decides for each record whether it runs or is parked. Stops at a record whose schema is not
+    /// at hand, and after many bytes of decoded JSON.
     fn route(
         &mut self,
         handlers: &dyn Handlers,
@@ -227,7 +247,7 @@ impl PartitionInbox {
         let mut decoded = 0;
         for record in records {
             if decoded > DECODED_BYTES_MAX {
-                break; // they come again, with the memory that these gave back
+                break; // later records come again, once the memory of these is free
             }
             let Policy { identity, sequence, .. } = &self.consumer.policy;
             let message =
@@ -272,10 +292,13 @@ impl PartitionInbox {
         routes
     }
 
-    /// Records of an earlier time may have run and be forgotten, where that matters to the policy.
+    /// Returns the record time before which messages are parked, in milliseconds; none where the
+    /// policy does not park them. Earlier messages may have run already, and their rows may be
+    /// gone.
+    ///
     /// A message is remembered from the time that it completed, which is no earlier than its
-    /// record's. Clocks of producers may be an hour ahead of the database's; that of the host does
-    /// not matter.
+    /// record's time. Producers' clocks may be an hour ahead of the database's; the host's clock
+    /// does not matter.
     async fn horizon_ms(&mut self) -> Result<Option<i64>, InboxError> {
         let Policy { replay, retention, .. } = &self.consumer.policy;
         let Some(days) = retention.days().filter(|_| replay.past_horizon == PastHorizon::Park)
@@ -286,7 +309,7 @@ impl PartitionInbox {
         Ok(Some((now - TimeDelta::days(days) + TimeDelta::hours(1)).timestamp_millis()))
     }
 
-    /// Everything at the front that is to be parked.
+    /// Parks all records at the front that are to be parked, and returns how many they are.
     async fn park_front(
         &mut self,
         admission: &Admission,
@@ -306,8 +329,8 @@ impl PartitionInbox {
         Ok(parked.len())
     }
 
-    /// Keep messages for a person; those whose id is taken by another payload under an id of their
-    /// own. Each delivery is counted by the claim of the row that keeps it.
+    /// Parks messages for an operator. A message whose id belongs to another payload is parked
+    /// under an id of its own. Each delivery is counted by the claim of the row that keeps it.
     async fn park(
         &mut self,
         admission: &Admission,
@@ -330,15 +353,17 @@ impl PartitionInbox {
         Box::pin(self.park(admission, generation, &collisions)).await
     }
 
-    /// Whether a message came with a known id and another payload: neither a duplicate, nor to be
-    /// lost.
+    /// Returns whether a message came with a known id and another payload. Such a message is no
+    /// duplicate and must not be lost.
     fn collides(&self, claimed: &Claimed) -> bool {
         let is_kept = self.consumer.policy.collision != Collision::Ignore
             && !hooks::sabotage("collisions_dropped");
         is_kept && matches!(claimed, Claimed::Known { same_payload: false, .. })
     }
 
-    /// Everything at the front that is to be run, or stored to be run.
+    /// Runs or stores all messages at the front that are to run, and returns how many are settled.
+    /// Messages are stored on probation, under suspicion, and where the policy acks after the
+    /// insert.
     async fn run_front(
         &mut self,
         admitted: &mut Admitted,
@@ -382,8 +407,8 @@ impl PartitionInbox {
         Ok(settled.claims.len())
     }
 
-    /// The messages at the front whose versions take messages: all before the first that has to
-    /// wait for its version. That one is let through alone where it is to probe.
+    /// Returns the messages at the front whose circuit breakers let them pass: all before the first
+    /// that has to wait. A message that is to probe its version goes alone, with its probe.
     fn passed(&self, mut batch: Vec<Routed>) -> Result<(Vec<Routed>, Option<Probe>), InboxError> {
         let breakers = &self.consumer.breakers;
         let mut passed: Option<i32> = None;
@@ -413,7 +438,8 @@ impl PartitionInbox {
         Ok((batch, None))
     }
 
-    /// Store messages instead of running them: the retry workers count each attempt before it runs.
+    /// Stores messages instead of running them: the retry workers count each attempt before it
+    /// runs.
     async fn store(
         &mut self,
         admission: &Admission,
@@ -431,6 +457,8 @@ impl PartitionInbox {
         Ok(Settled::stored(claims))
     }
 
+    /// Settles the front of a batch, with fewer messages while some are suspected. Notes the
+    /// suspicion that an error raises.
     async fn settle(
         &mut self,
         admitted: &mut Admitted,
@@ -453,8 +481,7 @@ impl PartitionInbox {
             Err(error) => {
                 match error {
                     InboxError::LostInHandler { among, .. } => self.suspect(among),
-                    // Where every run of the same messages meets an outage, one of them may make
-                    // it.
+                    // Where every run of these messages meets an outage, one of them may cause it.
                     InboxError::LostInOutage { among, .. } => {
                         self.outages += 1;
                         if self.outages >= OUTAGES_MAX || self.suspected > 0 {
@@ -471,8 +498,8 @@ impl PartitionInbox {
         }
     }
 
-    /// So many messages ran on a connection that broke, the last of them when it did. Whichever it
-    /// was is found by halving.
+    /// Suspects the first `among` messages, which ran on a connection that broke; the last of them
+    /// was running when it broke. Halving finds the cause.
     fn suspect(&mut self, among: usize) {
         self.suspected = if hooks::sabotage("suspicion_forgotten") { 0 } else { among };
         let Self { consumer, topic, partition, .. } = self;
@@ -486,6 +513,8 @@ impl PartitionInbox {
         );
     }
 
+    /// Counts and logs the claims and runs of a committed transaction, and reports the runs to the
+    /// circuit breakers.
     fn report(&self, batch: &[Routed], settled: &Settled) {
         for (routed, claimed) in
             batch.iter().zip(&settled.claims).filter(|(_, claimed)| !self.collides(claimed))
@@ -506,7 +535,8 @@ impl PartitionInbox {
         }
     }
 
-    /// The first progress says that the process did not die at the offset it started from.
+    /// Deletes the probation row at the first progress: the process did not die at the offset where
+    /// it started.
     async fn progressed(&mut self, admission: &Admission) -> Result<(), InboxError> {
         if !self.cleared {
             self.consumer.partition_cleared(admission, &self.topic, self.partition).await?;
@@ -516,10 +546,12 @@ impl PartitionInbox {
     }
 }
 
+/// Returns how many messages run under a lease while a partition is on probation.
 fn on_probation(consumer: &ConsumerInbox) -> usize {
     PROBATION_MESSAGES.max(consumer.policy.batch.messages_max)
 }
 
+/// Returns the message of a routed one.
 fn message(routed: &Routed) -> &Message {
     &routed.offered.message
 }

@@ -1,5 +1,8 @@
-//! What cannot be handled is kept under an id of its own, where a person sees it; it is never
-//! dropped and never holds its partition, nor, where messages run in order, what comes behind it.
+//! Parking: a record or message that cannot be handled becomes a row that an operator sees.
+//!
+//! It is never dropped and never stops its partition. Where messages run in order, a parked message
+//! holds back later messages of its key. A record that cannot be decoded, a collision or a message
+//! whose row PostgreSQL refuses has no known place in the order, and holds back none.
 
 use oncebox_model::{
     error::InboxError,
@@ -19,7 +22,7 @@ use crate::{
     session::Transaction,
 };
 
-/// A record without a usable id or event type, with its raw bytes.
+/// Returns the row of a record without a usable id or event type, with its raw bytes.
 pub fn undecodable(record: &Record, undecodable: &Undecodable) -> Offered {
     Offered {
         message: Message::undecodable(record),
@@ -29,42 +32,45 @@ pub fn undecodable(record: &Record, undecodable: &Undecodable) -> Offered {
     }
 }
 
-/// A message that no deployment takes, under its own id.
+/// Returns the row of a message that no deployment takes, under its own id.
 pub fn unrouted(message: Message, ordering: Option<i64>) -> Offered {
     Offered { message, version: None, reason: Some(NO_ROUTE.to_owned()), ordering }
 }
 
-/// A message that is older than the inbox remembers, under its own id.
+/// Returns the row of a message that is older than the inbox remembers, under its own id.
 pub fn past_horizon(message: Message, ordering: Option<i64>) -> Offered {
     Offered { message, version: None, reason: Some("horizon".to_owned()), ordering }
 }
 
-/// A message whose payload is not what its schema says, under its own id.
+/// Returns the row of a message whose payload does not match its schema, under its own id.
 pub fn invalid(message: Message, ordering: Option<i64>, fault: &str) -> Offered {
     Offered { message, version: None, reason: Some(format!("schema: {fault}")), ordering }
 }
 
-/// Whether a message is kept because no deployment takes it.
+/// Returns whether a message is parked because no deployment takes it.
 pub fn is_unrouted(offered: &Offered) -> bool {
     offered.reason.as_deref() == Some(NO_ROUTE)
 }
 
-/// Whether a message is kept because its id is another one's; the id of its row holds its hash, so
-/// that it cannot be again.
+/// Returns whether a message is parked because its id belongs to another payload. The id of such a
+/// row holds the payload's hash, so it cannot collide again.
 pub(crate) fn is_collision(offered: &Offered) -> bool {
     offered.reason.as_deref() == Some(COLLISION)
 }
 
-/// What its row says.
+/// Reason in the row of a message whose id belongs to another payload.
 const COLLISION: &str = "collision";
 
-/// What its row says; the host function that settles it reads this too.
+/// Reason in the row of a message that no deployment takes; the host function `settle_unrouted`
+/// reads it too.
 const NO_ROUTE: &str = "no_route";
 
+/// Statement that skips or rejects parked messages.
 const SETTLE_UNROUTED: &str = "SELECT * FROM oncebox_host.settle_unrouted($1, $2, $3, $4)";
 
 impl ConsumerInbox {
-    /// What this transaction parked for want of a handler becomes what the policy says instead.
+    /// Gives the messages that this transaction parked for want of a handler the state that the
+    /// policy says instead.
     pub(crate) async fn settle_unrouted(
         &self,
         transaction: &Transaction<'_>,
@@ -92,7 +98,7 @@ impl ConsumerInbox {
         Ok(())
     }
 
-    /// Count and log a message that is kept without having run.
+    /// Counts and logs a message that was stored without having run.
     pub(crate) fn count_kept(&self, offered: &Offered) {
         match unrouted_disposition(&self.policy) {
             Disposition::Parked => {}
@@ -117,7 +123,8 @@ impl ConsumerInbox {
     }
 }
 
-/// A known id that came with another payload.
+/// Returns the row of a message that came with a known id and another payload, under an id with the
+/// payload's hash.
 pub fn collision(message: &Message) -> Offered {
     let mut newcomer = message.clone();
     let hash =
@@ -126,7 +133,7 @@ pub fn collision(message: &Message) -> Offered {
     Offered { message: newcomer, version: None, reason: Some(COLLISION.to_owned()), ordering: None }
 }
 
-/// A message whose row PostgreSQL does not take.
+/// Returns the row of a message whose own row PostgreSQL refuses, under its position in Kafka.
 pub fn unclaimable(message: &Message, failure: &Failure) -> Offered {
     Offered {
         message: Message::undecodable(&message.record),

@@ -1,12 +1,15 @@
-//! How a restarted process learns that its predecessor died on a message: a row per held partition,
-//! written on assignment, gone at the first progress or a clean hand-over.
+//! Probation: a restarted process learns that its predecessor died on a message.
+//!
+//! The host writes a row per held partition when it takes the partition. It deletes the row at the
+//! first progress or at a clean hand-over.
 
 use oncebox_model::{error::InboxError, tx::bounded};
 
 use crate::{admission::Admission, batch::process::commit_host, consumer::ConsumerInbox};
 
 impl ConsumerInbox {
-    /// Take a partition at an offset. True: an earlier process did so and made no progress.
+    /// Takes a partition at an offset and writes its probation row. Returns true where an earlier
+    /// process did so at this offset and made no progress.
     pub(crate) async fn take_partition(
         &self,
         topic: &str,
@@ -28,7 +31,7 @@ impl ConsumerInbox {
         commit_host(transaction, suspect).await
     }
 
-    /// The partition made progress, or is given up cleanly.
+    /// Deletes the probation row of a partition that made progress or is given up cleanly.
     pub(crate) async fn partition_cleared(
         &self,
         admission: &Admission,

@@ -1,4 +1,4 @@
-//! What is open in the inboxes of a host's consumers, counted for metrics and alerts.
+//! Open messages in the inboxes of a host's consumers, counted for metrics and alerts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,14 +14,19 @@ use sqlx::{Executor, PgPool};
 
 use crate::{consumer::ConsumerInbox, retry::poller};
 
-/// How long PostgreSQL works on one count at most.
+/// Longest time that PostgreSQL works on one count.
 const WITHIN: &str = "SET LOCAL statement_timeout = 8000";
 
-/// The statement; public so that a test can look at its plan.
+/// Statement that counts open messages; public so that a test can check its plan.
 pub const OPEN: &str = include_str!("open_messages.sql");
 
-/// Of consumers, given with their retention classes and in the order of their keys, what is open.
-/// Each state is read from its oldest message on, by index, up to so many.
+/// Returns the open messages of consumers. They are given with their retention classes, in the
+/// order of their keys. Each state is read by index from its oldest message on, up to `counted_max`
+/// messages.
+///
+/// # Errors
+///
+/// Returns an error where the database does not answer in time.
 pub async fn backlogs(
     pool: &PgPool,
     consumers: &[(i32, i16)],
@@ -43,20 +48,20 @@ pub async fn backlogs(
     Ok(backlogs)
 }
 
-/// What metrics say about the inboxes of one database, by consumer: for as long as this host runs
-/// it.
+/// Last report about each inbox of one database, by consumer, for as long as this host runs the
+/// consumer.
 #[derive(Default)]
 pub(crate) struct Told(BTreeMap<i32, Said>);
 
-/// What was last said about one inbox.
+/// Last report about one inbox.
 struct Said {
     tenant: String,
     consumer: String,
-    /// Bounds that are reached.
+    /// Alerts whose bounds are reached.
     alerts: BTreeSet<&'static str>,
 }
 
-/// Count what is open, for metrics and alerts.
+/// Counts open messages, and updates metrics and alerts.
 pub(crate) async fn watch(
     pool: &PgPool,
     consumers: &[Arc<ConsumerInbox>],
@@ -81,7 +86,8 @@ pub(crate) async fn watch(
 }
 
 impl Told {
-    /// What this host runs no more it does not speak of.
+    /// Keeps the reports of these consumers. The metrics of all others are set to zero, since this
+    /// host does not run them.
     pub(crate) fn keep_only(&mut self, consumers: &[Arc<ConsumerInbox>]) {
         self.0.retain(|id, said| {
             let runs = consumers.iter().any(|consumer| consumer.consumer_id == *id);
@@ -95,6 +101,7 @@ impl Told {
 }
 
 impl Said {
+    /// Updates the metrics of one inbox, and logs alerts that begin or end.
     fn say(&mut self, backlog: &Backlog, reached: &[Alert]) {
         self.gauge(backlog);
         let Self { tenant, consumer, alerts: before } = self;
@@ -114,6 +121,7 @@ impl Said {
         *before = now;
     }
 
+    /// Sets the gauges of one inbox.
     fn gauge(&self, backlog: &Backlog) {
         let Self { tenant, consumer, .. } = self;
         for status in PENDING.into_iter().chain(STUCK) {

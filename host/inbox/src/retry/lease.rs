@@ -1,4 +1,4 @@
-//! Leases: the attempt is counted and committed before it runs, so that a message that kills the
+//! Leases: a worker counts and commits an attempt before it runs. So a message that kills the
 //! process is counted too.
 
 use std::time::Duration;
@@ -18,51 +18,54 @@ use crate::{
     session::Transaction,
 };
 
-/// A message that is ours until its lease runs out.
+/// Message that this worker holds until its lease runs out.
 #[derive(Debug, Clone)]
 pub(crate) struct Leased {
     pub(crate) message: Message,
-    /// Which run this is, from 1.
+    /// Number of this run, from 1.
     pub(crate) attempt: u32,
+    /// Number of the lease among those of the message; a later lease has a higher one.
     pub(crate) epoch: i64,
-    /// The version that ran it last.
+    /// Version that ran it last.
     pub(crate) version: Option<i32>,
-    /// Since it was received, or last redriven.
+    /// Time since it was received, or last redriven.
     pub(crate) age: Duration,
-    /// Why its payload does not decode, where it does not.
+    /// Reason why its payload does not decode; none where it does.
     pub(crate) fault: Option<String>,
-    /// When it was asked for: no later than its lease began.
+    /// Moment of the request for the lease, which is no later than its begin.
     asked_at: Instant,
 }
 
 impl Leased {
-    /// Whether its lease of this length ran out before it came to an end.
+    /// Returns whether a lease of this length has run out.
     pub(crate) fn has_run_out(&self, lease: Duration) -> bool {
         self.asked_at.elapsed() >= lease
     }
 }
 
-/// A lease whose run ended for no fault of its message.
+/// Lease whose run ended for no fault of its message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interrupted {
     message_id: String,
     epoch: i64,
 }
 
-/// Messages under one lease: when the process dies, an attempt is counted of the message that ran,
+/// Messages under one lease. When the process dies, an attempt of the message that ran is counted,
 /// and of no other.
 const LEASE_MESSAGES: i32 = 1;
-/// How long after a look at a message that somebody is working on it is looked at again.
+/// Pause before an interrupted lease is reported again, while a worker holds the lock of its
+/// message.
 const BUSY: Duration = Duration::from_secs(1);
-/// Attempts that ended without an answer, before a message is parked as `crashed`.
+/// Attempts without an answer after which a message is parked as `crashed`.
 const CRASHES_MAX: i32 = 3;
-/// Outages of the database that a message may be under way in, before it is taken for their cause
-/// and parked as `crashed`. One that runs for a twentieth of the time between two outages meets so
-/// many in a row once in three million times.
+/// Outages of the database that hit a message's run, after which it is taken for their cause and
+/// parked as `crashed`. A message may run for a twentieth of the time between two outages. It then
+/// meets this many in a row by chance once in three million times.
 const INTERRUPTIONS_MAX: i32 = 5;
 
 impl ConsumerInbox {
-    /// Lease one message that is due.
+    /// Leases one due message; returns none where none is due. Logs messages that are parked as
+    /// crashed and leases that are taken over.
     pub(crate) async fn lease(&self, admission: &Admission) -> Result<Option<Leased>, InboxError> {
         const LEASE: &str = "SELECT * FROM oncebox_host.lease($1, $2, $3, $4, $5, $6, $7)";
         hooks::point("retry:lease:before");
@@ -97,7 +100,8 @@ impl ConsumerInbox {
         Ok(leased)
     }
 
-    /// Tell that a message was parked, since its runs ended without an answer (S1-077, S1-088).
+    /// Counts and logs a message that was parked because its runs ended without an answer (S1-077,
+    /// S1-088).
     fn tell_crashed(&self, Leased { message, attempt, .. }: &Leased, error: Option<&str>) {
         let reason = FailureKind::Crashed.name();
         self.count_failure(&message.event_type, reason);
@@ -110,7 +114,7 @@ impl ConsumerInbox {
         });
     }
 
-    /// Tell that a lease that had run out was taken over (S1-087).
+    /// Counts and logs a lease that was taken over after it ran out (S1-087).
     fn tell_taken_over(&self, Leased { message, attempt, epoch, .. }: &Leased, ended: &str) {
         if ended == FailureKind::Crashed.name() {
             self.count_failure(&message.event_type, FailureKind::Crashed.name());
@@ -128,9 +132,9 @@ impl ConsumerInbox {
         );
     }
 
-    /// Remember that the run of a lease ended for no fault of its message. Whoever leases next on
-    /// this host says so first, when the database answers again; a crash that was counted
-    /// meanwhile, since the lease had run out, is taken back.
+    /// Remembers a lease whose run ended for no fault of its message. The next worker of this host
+    /// that leases reports it first, when the database answers again. If the lease ran out and a
+    /// crash was counted since, the report takes that back.
     pub(crate) fn was_interrupted(&self, leased: &Leased) {
         let interrupted =
             Interrupted { message_id: leased.message.id.clone(), epoch: leased.epoch };
@@ -140,7 +144,8 @@ impl ConsumerInbox {
         self.due.now();
     }
 
-    /// Tell the database of runs that were interrupted. What is being worked on is told later.
+    /// Reports interrupted leases to the database. A lease whose message a worker is running is
+    /// reported again later.
     pub(crate) async fn tell_interrupted(&self, admission: &Admission) -> Result<(), InboxError> {
         const TELL: &str = "SELECT * FROM oncebox_host.lease_interrupted($1, $2, $3, $4, $5, $6)";
         let told = self.interrupted().clone();
@@ -191,8 +196,8 @@ impl ConsumerInbox {
         Ok(())
     }
 
-    /// End a lease whose run broke its connection: who leases next takes it over, and counts the
-    /// crash.
+    /// Ends a lease whose run broke its connection. The worker that leases the message next takes
+    /// it over, and counts the crash.
     pub(crate) async fn end_lease(
         &self,
         admission: &Admission,
@@ -213,9 +218,9 @@ impl ConsumerInbox {
         Ok(())
     }
 
-    /// Decode the payload of a leased message, where it begins as those of a schema registry do:
-    /// the data of a CloudEvent, or what a person gave it, may be JSON already. False: its schema
-    /// is not at hand.
+    /// Decodes the payload of a leased message, where it begins like one of a schema registry. The
+    /// data of a CloudEvent, or a payload that an operator replaced, may be JSON already. Returns
+    /// false where the schema is not at hand.
     pub(crate) fn decode_leased(&self, leased: &mut Leased) -> bool {
         let message = &mut leased.message;
         let payload =
@@ -229,7 +234,8 @@ impl ConsumerInbox {
         true
     }
 
-    /// Lock a leased message's row for the working transaction. False: the lease is lost.
+    /// Locks a leased message's key and row for the working transaction, and inserts the guard row.
+    /// Returns false where the lease is lost or an earlier message of its key is open.
     pub(crate) async fn resume(
         &self,
         transaction: &Transaction<'_>,
@@ -249,8 +255,8 @@ impl ConsumerInbox {
         Ok(ours?)
     }
 
-    /// Give a lease back unused; the attempt did not happen. Where that cannot be said now, it is
-    /// said later.
+    /// Gives a lease back unused; the attempt did not happen. A release that fails is reported to
+    /// the database later.
     pub(crate) async fn release(
         &self,
         admission: &Admission,
@@ -264,6 +270,7 @@ impl ConsumerInbox {
         released
     }
 
+    /// Gives a lease back, due again after a delay. Returns whether the lease was still valid.
     async fn release_now(
         &self,
         admission: &Admission,
@@ -287,6 +294,7 @@ impl ConsumerInbox {
     }
 }
 
+/// Reads a leased message from its row.
 fn read(row: &PgRow, asked_at: Instant) -> Result<Leased, sqlx::Error> {
     let message = read_message(row)?;
     Ok(Leased {
@@ -300,6 +308,7 @@ fn read(row: &PgRow, asked_at: Instant) -> Result<Leased, sqlx::Error> {
     })
 }
 
+/// Reads the message of a row; a lease does not need its sequence.
 fn read_message(row: &PgRow) -> Result<Message, sqlx::Error> {
     let record = Record {
         topic: row.try_get::<String, _>("topic")?.into(),

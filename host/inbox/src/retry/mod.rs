@@ -1,14 +1,14 @@
-//! Messages that are run from the inbox: retries, and what was left by others.
+//! Messages that run from the inbox: retries, and messages that other processes left.
 
 // The worker: lease, run, complete, commit.
 mod worker;
-// A claim committed on its own, with an end.
+// Leases: claims committed on their own, with an expiry.
 pub(crate) mod lease;
-// When workers have something to do.
+// Wakeups of the workers.
 pub(crate) mod wakeup;
-// What is due in the inbox, for all consumers of a host together.
+// Polling for due messages, for all consumers of a host together.
 pub mod poller;
-// What is open there, for metrics and alerts.
+// Counts of open messages, for metrics and alerts.
 pub mod backlog;
 
 pub use worker::{step, work};

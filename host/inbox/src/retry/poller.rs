@@ -1,9 +1,11 @@
-//! What is due in the inbox, for all consumers of a host together: one look at each database every
-//! second, so that the retry workers of a consumer with nothing to do hold no connection and ask
-//! nothing.
+//! The poller of due messages, for all consumers of a host together.
 //!
-//! What this host itself makes due it tells its workers at once. The look finds the rest: what
-//! other hosts left, leases that ran out, messages that a person or the end of a canary made due.
+//! It makes one query to each database every second. So the retry workers of a consumer with
+//! nothing to do hold no connection and send no query.
+//!
+//! The host wakes its workers at once for messages that it makes due itself. The poller finds the
+//! rest: messages that other hosts left, leases that ran out, messages that an operator or the end
+//! of a canary made due.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -21,29 +23,28 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{consumer::ConsumerInbox, retry::backlog};
 
-/// Pause between two looks.
+/// Time between two polls of a database.
 pub(super) const EVERY: Duration = Duration::from_secs(1);
-/// How long a database may take to answer one; another is not kept waiting for it.
+/// Longest time that a database may take to answer a poll; other databases do not wait for it.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Looks from one look for forgotten messages to the next.
+/// Number of polls from one sweep for forgotten messages to the next.
 const LOOKS_PER_SWEEP: u32 = 10;
-/// Keys of a consumer that one of these looks releases at most; each takes a lock.
+/// Keys of a consumer that one sweep releases at most; each takes a lock.
 const KEYS_PER_SWEEP: i32 = 100;
-/// After what is open was counted, it is not counted again for this many times as long as that
-/// took.
+/// Rest after a count of open messages, as a multiple of the time that the count took.
 const REST: u32 = 30;
 
-/// Consumers of one database, by key.
+/// Consumers of one database, by key of their rows.
 type Consumers = BTreeMap<i32, Weak<ConsumerInbox>>;
 
-/// A database, its consumers, and what is told of their inboxes.
+/// A database, its consumers, and the last reports about their inboxes.
 struct Place {
     pool: PgPool,
     consumers: Consumers,
     told: Arc<Mutex<backlog::Told>>,
 }
 
-/// A database with the consumers that still run.
+/// A database with those of its consumers that still run.
 struct Living {
     place: String,
     pool: PgPool,
@@ -51,15 +52,16 @@ struct Living {
     told: Arc<Mutex<backlog::Told>>,
 }
 
-/// Looks for what is due, in every database that holds an inbox of a consumer of this host.
+/// Poller of due messages, in every database that holds an inbox of a consumer of this host.
 #[derive(Default)]
 pub struct Lookout {
+    /// Databases, by login, host, port and name.
     places: Mutex<HashMap<String, Place>>,
 }
 
 impl Lookout {
-    /// Look after a consumer too, for as long as it lives. Its workers then wait until they are
-    /// told.
+    /// Adds a consumer to the poll, for as long as it lives. Its workers then wait until they are
+    /// woken.
     pub fn look_after(&self, consumer: &Arc<ConsumerInbox>) {
         let pool = consumer.sessions.admin();
         let options = pool.connect_options();
@@ -72,14 +74,14 @@ impl Lookout {
             consumers: Consumers::new(),
             told: Arc::default(),
         });
-        // With a password that changed since, a tenant's own database has a new pool.
+        // After a change of its password, a tenant's own database has a new pool.
         place.pool = pool.clone();
         place.consumers.insert(consumer.consumer_id, Arc::downgrade(consumer));
         consumer.due.is_told.store(true, Ordering::Release);
-        // What an earlier process left is found by the first look.
+        // The first poll finds messages that an earlier process left.
     }
 
-    /// Look until told to stop. A database that does not answer holds up no other.
+    /// Polls until `stop` is cancelled. A database that does not answer holds up no other.
     pub async fn run(&self, stop: CancellationToken) {
         let mut every = tokio::time::interval(EVERY);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -117,7 +119,7 @@ impl Lookout {
         }
     }
 
-    /// Each database with the consumers that still run.
+    /// Returns each database with those of its consumers that still run, and forgets the others.
     fn living(&self) -> Vec<Living> {
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let mut living = Vec::new();
@@ -140,8 +142,7 @@ impl Lookout {
     }
 }
 
-/// Count what is open, and rest for as long as that the database has most of its time for other
-/// work.
+/// Counts open messages, then rests, so that the database has most of its time for other work.
 async fn count(pool: &PgPool, consumers: Vec<Arc<ConsumerInbox>>, told: &Mutex<backlog::Told>) {
     let began = Instant::now();
     match timeout(PATIENCE, backlog::watch(pool, &consumers, told)).await {
@@ -154,12 +155,12 @@ async fn count(pool: &PgPool, consumers: Vec<Arc<ConsumerInbox>>, told: &Mutex<b
             "the database does not say how much is open; metrics and alerts are those of before"
         ),
     }
-    drop(consumers); // those that are stopped meanwhile are not held
+    drop(consumers); // consumers that stop during the rest are not kept alive
     sleep(began.elapsed() * REST).await;
 }
 
-/// Make due what waits for its turn behind nothing: of all consumers, since one may have run in
-/// order before.
+/// Makes messages due that wait behind nothing. Sweeps all consumers, since any of them may have
+/// run in order before.
 async fn sweep(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
     match timeout(PATIENCE, release_unblocked(pool, &asked(consumers))).await {
         Ok(Ok(0)) => {}
@@ -175,6 +176,7 @@ async fn sweep(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
     }
 }
 
+/// Returns the key and the retention class of each consumer.
 fn asked(consumers: &[Arc<ConsumerInbox>]) -> Vec<(i32, i16)> {
     consumers
         .iter()
@@ -182,8 +184,12 @@ fn asked(consumers: &[Arc<ConsumerInbox>]) -> Vec<(i32, i16)> {
         .collect()
 }
 
-/// Of consumers, given with their retention classes, make due what waits for its turn behind
-/// nothing. The answer is how many messages that were.
+/// Makes messages due that wait for their turn behind nothing, and returns how many. The consumers
+/// are given with their retention classes.
+///
+/// # Errors
+///
+/// Returns an error where the database does not answer.
 pub async fn release_unblocked(pool: &PgPool, consumers: &[(i32, i16)]) -> Result<i64, InboxError> {
     const RELEASE: &str = "SELECT coalesce(sum(oncebox.release_unblocked(c.id, c.class, $3)), \
         0)::bigint \
@@ -197,7 +203,7 @@ pub async fn release_unblocked(pool: &PgPool, consumers: &[(i32, i16)]) -> Resul
         .await?)
 }
 
-/// Look once, and wake the workers of those with something to do.
+/// Polls a database once, and wakes the workers of consumers with due messages.
 async fn look(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
     let found = match timeout(PATIENCE, due(pool, &asked(consumers))).await {
         Ok(Ok(found)) => found,
@@ -215,9 +221,13 @@ async fn look(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
     }
 }
 
-/// Of consumers, given with their retention classes, those with something due within a look's time,
-/// and in how many milliseconds. Each is the head of two indexes in the live partitions of its
-/// class, however many rows there are.
+/// Returns the consumers with a message that is due within one polling interval, and in how many
+/// milliseconds. The consumers are given with their retention classes. Each is the head of two
+/// indexes in the live partitions of its class, however many rows there are.
+///
+/// # Errors
+///
+/// Returns an error where the database does not answer.
 pub async fn due(pool: &PgPool, consumers: &[(i32, i16)]) -> Result<Vec<(i32, i64)>, InboxError> {
     let (ids, classes): (Vec<i32>, Vec<i16>) = consumers.iter().copied().unzip();
     let mut tx = pool.begin().await?;
@@ -232,10 +242,10 @@ pub async fn due(pool: &PgPool, consumers: &[(i32, i16)]) -> Result<Vec<(i32, i6
     Ok(found)
 }
 
-/// How the statement is planned.
+/// Settings that make PostgreSQL plan the statement by key.
 pub const SETTINGS: &str = include_str!("plan_by_key.sql");
 
-/// The statement; public so that a test can look at its plan.
+/// Statement that finds due messages; public so that a test can check its plan.
 pub const DUE: &str = "SELECT c.id, greatest(0, ceil(extract(epoch FROM least(d.at, l.at) - now()) \
     * 1000))::bigint \
     FROM unnest($1::int[], $2::smallint[]) AS c(id, class) \

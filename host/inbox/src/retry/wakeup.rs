@@ -1,4 +1,4 @@
-//! When the workers of a consumer have something to do.
+//! Wakeups for the retry workers of a consumer.
 
 use std::{
     collections::BTreeSet,
@@ -16,27 +16,29 @@ use tokio::{
 
 use super::poller::EVERY;
 
-/// Moments at which workers are woken are this far apart, so that there are few of them however
-/// much is due.
+/// Distance between two planned wakeups, so that they stay few however many messages are due.
 const GRAIN: Duration = Duration::from_millis(20);
 
-/// When the workers of a consumer have something to do.
+/// Wakeups for the retry workers of a consumer.
 #[derive(Default)]
 pub(crate) struct Due {
+    /// Signal to one waiting worker.
     bell: Notify,
-    /// Moments at which the bell rings.
+    /// Planned wakeups.
     set: Mutex<BTreeSet<Instant>>,
-    /// Whether a [`Lookout`](super::poller::Lookout) tells what is due. Where none does, workers look for themselves.
+    /// True where a [`Lookout`](super::poller::Lookout) polls for due messages. Where none does,
+    /// workers poll themselves.
     pub(super) is_told: AtomicBool,
 }
 
 impl Due {
-    /// Something is due now.
+    /// Wakes a worker now.
     pub(crate) fn now(&self) {
         self.bell.notify_one();
     }
 
-    /// Something is due after a while. What is far off is left to a look.
+    /// Wakes a worker after a delay. A delay of two polling intervals or more is left to the
+    /// poller.
     pub(crate) fn after(self: &Arc<Self>, delay: Duration) {
         if delay >= 2 * EVERY || !self.is_told() {
             return;
@@ -59,16 +61,17 @@ impl Due {
         });
     }
 
-    /// Whether a look tells what is due.
+    /// Returns whether a poller wakes the workers.
     pub(crate) fn is_told(&self) -> bool {
         self.is_told.load(Ordering::Acquire)
     }
 
-    /// Wait for something to be due.
+    /// Waits for a wakeup.
     pub(crate) async fn wait(&self) {
         self.bell.notified().await;
     }
 
+    /// Locks the planned wakeups.
     fn set(&self) -> MutexGuard<'_, BTreeSet<Instant>> {
         self.set.lock().unwrap_or_else(PoisonError::into_inner)
     }

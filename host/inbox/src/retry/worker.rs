@@ -1,5 +1,5 @@
-//! The workers that run what is due in the inbox: retries, messages on probation, and everything of
-//! a consumer that acks after the insert.
+//! The retry workers. They run due messages of the inbox: retries, messages on probation, and all
+//! messages of a consumer that acks after the insert.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,20 +28,19 @@ use crate::{
     session::Transaction,
 };
 
-/// Pause when nothing is due.
+/// Pause of a worker when nothing is due, where no poller wakes it.
 const IDLE: Duration = Duration::from_millis(250);
-/// Pause after trouble of the host.
+/// Pause after a fault of the host, and delay of a lease that such a fault gives back.
 const TROUBLE: Duration = Duration::from_secs(1);
 
-/// Messages in a row that are put off because of a circuit breaker, before a worker pauses.
+/// Messages in a row that wait for a circuit breaker or a registry, before a worker pauses.
 const WAITING_IN_A_ROW: u32 = 16;
 
-/// How long a message is put off at once.
+/// Longest delay of a message that a circuit breaker holds back.
 const PUT_OFF: Duration = Duration::from_secs(5);
 
-/// Run a worker until it is told to stop. A message that runs then is brought to its end. It asks
-/// nothing and holds nothing until it is told that something is due, where there is someone who
-/// tells.
+/// Runs a worker until `stop` is cancelled; a message that runs at that time is finished. Where a
+/// poller exists, the worker holds no connection and sends no query until it is woken.
 pub async fn work(consumer: Arc<ConsumerInbox>, stop: CancellationToken) {
     let mut pause = if consumer.due.is_told() { Duration::MAX } else { Duration::ZERO };
     while !stop.is_cancelled() {
@@ -65,8 +64,8 @@ pub async fn work(consumer: Arc<ConsumerInbox>, stop: CancellationToken) {
     }
 }
 
-/// Until nothing is due, or nothing that is may run. Where there is more than one message, another
-/// worker is called to help.
+/// Runs due messages until none is left, or none may run. Where there is more than one message,
+/// wakes another worker to help.
 async fn work_off(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<(), InboxError> {
     let (mut is_more, mut waiting) = (false, 0);
     while !stop.is_cancelled() && consumer.held_back().is_none() {
@@ -91,11 +90,15 @@ async fn work_off(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
     Ok(())
 }
 
-/// Lease one message that is due and run it, in a transaction of its own. The answer is how many
-/// were due.
+/// Leases one due message and runs it, in a transaction of its own. Returns how many messages were
+/// due: 0 or 1.
+///
+/// # Errors
+///
+/// Returns an error where the message was not run, or its result is not recorded.
 pub async fn step(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<usize, InboxError> {
-    // Let in before the lease is taken: it could run out while its message waits, and would count
-    // as a crash.
+    // The admission comes before the lease. A lease could run out while its message waits for
+    // admission, and would count as a crash.
     let admission = tokio::select! {
         biased;
         admission = consumer.admit(1, true) => admission,
@@ -109,8 +112,7 @@ pub async fn step(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
     } else if consumer.decode_leased(&mut leased) {
         consumer.run_leased(admission, &leased).await?;
     } else {
-        // Nor did this one. Nobody holds a lease or a place of the host while waiting for a
-        // registry.
+        // Nor did this one. A wait for a registry holds no lease and no place of the host.
         consumer.release(&admission, &leased, TROUBLE).await?;
         drop(admission);
         consumer.prepare(std::iter::once(leased.message.record.payload.as_deref())).await?;
@@ -118,18 +120,18 @@ pub async fn step(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
     Ok(1)
 }
 
-/// Why the work of a lease ended without a commit.
+/// Reason why the work of a lease ended without a commit of the message's effect.
 enum Undone {
-    /// Someone else has the message, or it is not to run now; what was written about that is
+    /// Message that another worker has, or that is not to run. Any row change about that is
     /// committed.
     NotRun,
-    /// Its failure is to be recorded in a new transaction.
+    /// Failure that is to be recorded in a new transaction.
     Failed(Failure),
-    /// The connection broke alone while it ran: the lease ends, and the crash is counted.
+    /// Connection that broke alone while the message ran: the lease ends, and the crash is counted.
     Lost,
-    /// Connections broke, its own among them: the attempt did not happen.
+    /// Outage of several connections, the message's among them: the attempt did not happen.
     Outage,
-    /// The host's trouble.
+    /// Fault of the host.
     Host(InboxError),
 }
 
@@ -152,6 +154,7 @@ impl From<Stop> for Undone {
 }
 
 impl Leased {
+    /// Returns the run of this lease, by a version.
     fn ran(&self, version: Option<i32>) -> Ran<'_> {
         Ran {
             message: &self.message,
@@ -163,7 +166,8 @@ impl Leased {
     }
 }
 
-/// A message that is stuck would otherwise count as many.
+/// Reports the first run of a message to its handler, and no further one. Otherwise a message that
+/// is stuck would count as many.
 fn settled_first(leased: &Leased, handler: &Arc<dyn Handler>, disposition: Disposition) {
     if leased.attempt == 1 {
         handler.settled(disposition);
@@ -171,10 +175,10 @@ fn settled_first(leased: &Leased, handler: &Arc<dyn Handler>, disposition: Dispo
 }
 
 impl ConsumerInbox {
-    /// For how long circuit breakers hold back whatever may be due. A lease would be given back at
-    /// once, and each of them is two commits.
+    /// Returns how long circuit breakers hold back every message that may be due; none where a
+    /// lease is worth taking. A lease that is given back at once costs two commits.
     fn held_back(&self) -> Option<Duration> {
-        // Leases that the database is still to be told of wait for no breaker.
+        // An interrupted lease has to be reported to the database, whatever the breakers say.
         if self.interrupted().is_empty() {
             self.breakers.held_back(&*self.handlers())
         } else {
@@ -182,12 +186,12 @@ impl ConsumerInbox {
         }
     }
 
-    /// Bring a leased message to its end, or give the lease back.
+    /// Runs a leased message and records its result, or gives the lease back.
     async fn run_leased(&self, admission: Admission, leased: &Leased) -> Result<(), InboxError> {
         let handlers = self.handlers();
         match self.run_leased_with(&admission, &*handlers, leased).await {
             Err(InboxError::StaleDeployments) => {
-                // The attempt did not happen; what is loaded here was withdrawn.
+                // The attempt did not happen; the loaded deployments were withdrawn.
                 let _ = self.release(&admission, leased, Duration::ZERO).await;
                 drop(admission);
                 if self.newer_than(handlers.generation()).await {
@@ -197,14 +201,15 @@ impl ConsumerInbox {
                 }
             }
             answer => {
-                // What was put off did not use the rate.
+                // A message that was put off did not use the rate.
                 admission.settled(usize::from(answer.is_ok()));
                 answer
             }
         }
     }
 
-    /// Resume, handle, complete, commit, in one transaction.
+    /// Runs one transaction under a lease: resume, handle, complete, commit. Repeats it under
+    /// contention, and records a failure whose transaction is gone.
     async fn run_leased_with(
         &self,
         admission: &Admission,
@@ -231,8 +236,8 @@ impl ConsumerInbox {
             Passage::Pass => None,
             Passage::Probe(probe) => Some(probe),
             Passage::Wait(left) => {
-                // The attempt did not happen. Another version may take it long before this one is
-                // tried.
+                // The attempt did not happen. Another version may take the message long before this
+                // one is tried.
                 let again_in = left.min(PUT_OFF);
                 self.release(admission, leased, again_in).await?;
                 return Err(InboxError::BreakerOpen { version: handler.version(), again_in });
@@ -262,7 +267,7 @@ impl ConsumerInbox {
                     return Ok(());
                 }
                 Undone::Lost => {
-                    // Where that cannot be said, the lease runs out.
+                    // Where the database cannot be told, the lease runs out.
                     let _ = self.end_lease(admission, leased).await;
                     return Err(InboxError::LostInHandler {
                         message_id: leased.message.id.clone(),
@@ -302,8 +307,8 @@ impl ConsumerInbox {
                     return Err(InboxError::StaleDeployments);
                 }
                 Undone::Host(error) => {
-                    // After a commit whose answer was lost it waits for that commit, and releases
-                    // only what was rolled back.
+                    // After a lost answer to COMMIT, the release waits for that commit to end. It
+                    // releases the lease only if the transaction was rolled back.
                     let _ = self.release(admission, leased, TROUBLE).await;
                     return Err(error);
                 }
@@ -311,7 +316,7 @@ impl ConsumerInbox {
         }
     }
 
-    /// Tell the version's circuit breaker how a run ended: that of a probe, or a first one.
+    /// Reports the end of a run to the version's circuit breaker: of a probe, or of a first run.
     fn judge(
         &self,
         leased: &Leased,
@@ -326,6 +331,7 @@ impl ConsumerInbox {
         }
     }
 
+    /// Runs one transaction of a lease, from BEGIN to COMMIT or ROLLBACK.
     async fn transact_leased(
         &self,
         admission: &Admission,
@@ -345,7 +351,7 @@ impl ConsumerInbox {
                 Ok((disposition, kind))
             }
             Err(Undone::Lost) => {
-                // Before the rollback, which may wait for a server that is away.
+                // The check comes before the rollback, which may wait for a server that is away.
                 let is_alone =
                     self.sessions.broke_alone(&self.who(&leased.message.id), began).await;
                 transaction.rollback().await;
@@ -362,6 +368,8 @@ impl ConsumerInbox {
         }
     }
 
+    /// Runs everything between BEGIN and COMMIT under a lease: locks the row, runs the message,
+    /// writes the completion.
     async fn work_leased(
         &self,
         transaction: &Transaction<'_>,
@@ -416,15 +424,16 @@ impl ConsumerInbox {
         Ok((disposition, completion))
     }
 
-    /// The message of a lease is not ours any more. Where that ran out, since the database was slow
-    /// or away, whoever took it over has counted a crash that was none.
+    /// Remembers a lease that this worker lost, if it ran out because the database was slow or
+    /// away. The worker that took it over counted a crash that was none; the database takes that
+    /// back.
     fn has_lost(&self, leased: &Leased) {
         if leased.has_run_out(Duration::from_millis(self.policy.retry.lease_ms)) {
             self.was_interrupted(leased);
         }
     }
 
-    /// Record a failure whose transaction is gone, under the same lease. Where that cannot be done,
+    /// Records a failure whose transaction is gone, under the lease of its run. Where that fails,
     /// the attempt did not happen: a lease that runs out would count as a crash.
     async fn record_leased(
         &self,
@@ -442,6 +451,7 @@ impl ConsumerInbox {
         recorded
     }
 
+    /// Records a failure in a new transaction, if the lease is still valid.
     async fn record_leased_now(
         &self,
         admission: &Admission,

@@ -15,15 +15,15 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::Sessions;
 use crate::admission::{HostBounds, Scheduler};
 
-/// How long a transaction waits for a connection before it looks for an idle one again.
+/// Pause after which a transaction that waits for a connection looks for an idle one again.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
-/// Guests' memory of a host that is not told otherwise.
+/// Bytes of guests' memory of a budget that is made without bounds of its own.
 const MEMORY_BYTES_MAX: u64 = 4 << 30;
 
-/// The host's bound on connections of all tenants together, and who may begin transactions on them.
-/// Over it, transactions wait; they do so for their admission, so that none waits for a connection
-/// while it holds what others could use.
+/// The host's bound on connections of all tenants together, with the scheduler of their
+/// transactions. Over the bound, transactions wait. They wait for their admission, so that none
+/// waits for a connection while it holds what others could use.
 pub struct Budget {
     connections_max: usize,
     scheduler: Arc<Scheduler>,
@@ -34,12 +34,12 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// A budget of this many connections.
+    /// Makes a budget of this many connections, with default bounds on what runs.
     pub fn new(connections_max: usize) -> Arc<Self> {
         Self::of(connections_max, HostBounds::new(connections_max, MEMORY_BYTES_MAX))
     }
 
-    /// The same, with bounds on what runs; never more transactions than connections.
+    /// Makes a budget with bounds on what runs; never admits more transactions than connections.
     pub fn of(connections_max: usize, limits: HostBounds) -> Arc<Self> {
         let scheduler = Scheduler::new(HostBounds {
             transactions_max: limits.transactions_max.min(connections_max),
@@ -55,12 +55,13 @@ impl Budget {
         })
     }
 
-    /// Who lets transactions begin. A tenant whose limits change is told to it.
+    /// Returns the scheduler that admits transactions. A tenant's changed limits are passed to it.
     pub fn scheduler(&self) -> &Arc<Scheduler> {
         &self.scheduler
     }
 
-    /// A permit for one connection. When none is left, a connection that only idles makes room.
+    /// Waits for a permit for one connection. Where none is left, closes an idle connection, of any
+    /// tenant, to make room.
     pub(super) async fn permit(&self) -> OwnedSemaphorePermit {
         if let Ok(permit) = self.permits.clone().try_acquire_owned() {
             return permit;
@@ -68,7 +69,7 @@ impl Budget {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let permit = loop {
             self.close_idle();
-            // Again after a while: a connection may have been put back just as this began to wait.
+            // Looks again after a pause: a connection may have become idle just as this wait began.
             if let Ok(permit) =
                 tokio::time::timeout(LOOK_AGAIN, self.permits.clone().acquire_owned()).await
             {
@@ -79,7 +80,7 @@ impl Budget {
         permit
     }
 
-    /// A permit that nobody will miss: there is another one left, and nobody waits.
+    /// Returns a permit that no transaction misses: another one is left, and no transaction waits.
     pub(super) fn spare(&self) -> Option<OwnedSemaphorePermit> {
         if self.is_short() {
             return None;
@@ -88,13 +89,14 @@ impl Budget {
         (self.permits.available_permits() > 0).then_some(permit)
     }
 
-    /// Whether a connection is better closed than kept.
+    /// Returns whether a transaction waits for a permit, so that a connection is better closed than
+    /// kept.
     pub(super) fn is_short(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    /// Close connections that nobody has used for a while, of all tenants, so that one without work
-    /// holds none. The answer is how many.
+    /// Closes the connections of all tenants that were unused for at least this long, so that a
+    /// tenant without work holds none. Returns the number of closed connections.
     pub async fn close_unused(&self, unused: Duration) -> usize {
         let tenants: Vec<_> = self
             .tenants
@@ -107,21 +109,22 @@ impl Budget {
             tenants.iter().flat_map(|sessions| sessions.take_unused(unused)).collect();
         let count = old.len();
         for session in old {
-            // Its end is said, so that the server's log does not show a client that vanished.
+            // Closes with a message to the server, whose log would otherwise show a client that
+            // vanished.
             let _ = tokio::time::timeout(CONNECT_TIMEOUT, session.connection.close()).await;
         }
         count
     }
 
-    /// Connections of all tenants that are open.
+    /// Returns the number of connections of all tenants that are open or being opened.
     pub fn in_use(&self) -> usize {
         self.connections_max - self.permits.available_permits()
     }
 
-    /// Closes the idle connection that is least likely to be used soon, of whichever tenant: the
-    /// one whose last use but one is longest ago (LRU-2: O'Neil, O'Neil and Weikum, 1993). By the
-    /// last use alone, tenants whose transactions are long would close the connections of one that
-    /// has a short one every now and then.
+    /// Closes the idle connection, of any tenant, that is least likely to be used soon. Its last
+    /// use but one is the longest ago (LRU-2: O'Neil, O'Neil and Weikum, 1993). By the last use
+    /// alone, tenants with long transactions would close the connections of a tenant that has a
+    /// short one every now and then.
     pub(super) fn close_idle(&self) {
         let mut tenants = self.tenants.lock().expect("no panic while held");
         tenants.retain(|tenant| tenant.upgrade().is_some());
@@ -129,7 +132,8 @@ impl Budget {
             .iter()
             .filter_map(Weak::upgrade)
             .filter_map(|sessions| Some((sessions.least_used()?, sessions)));
-        // Of equal ones the first counts, so a tenant that is there for longer has no better place.
+        // Of equal connections the first is closed, so a tenant that was there earlier has no
+        // advantage.
         if let Some(((_, backend), sessions)) = least.min_by_key(|(least, _)| *least) {
             drop(sessions.take(backend));
         }

@@ -6,7 +6,7 @@ mod budget;
 mod pool;
 // A transaction on one of them.
 mod transaction;
-// A tenant's database that is away.
+// Backoff while a tenant's database is unavailable.
 mod reconnect;
 
 pub use budget::Budget;

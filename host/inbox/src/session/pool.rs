@@ -22,8 +22,8 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use super::{budget::Budget, reconnect::Away, transaction::Transaction};
 use crate::admission::{Admission, Scheduler};
 
-/// Settings of every session of a tenant. They travel as startup options, so that they hold after
-/// `RESET ALL` and over anything a role was made to default to.
+/// Settings of every session of a tenant. They travel as startup options, so they hold after `RESET
+/// ALL` and override the defaults of a role.
 #[derive(Debug, Clone)]
 pub struct SessionSettings {
     /// Longest statement of a guest, milliseconds.
@@ -48,30 +48,31 @@ impl Default for SessionSettings {
 /// budget for as long as it lives.
 pub struct Sessions {
     pub(crate) tenant_id: i32,
-    /// Shared with the sessions that were made from these, so that all are renewed at once.
+    /// Login options and secret, shared with the sessions that `giving_way` makes, so that one
+    /// renewal reaches all of them.
     access: Arc<watch::Sender<Arc<Access>>>,
-    /// Longest wait for a lock, where it is another than that of `access`.
+    /// Longest wait for a lock, where it differs from that of `access`.
     giving_way: Option<Duration>,
     budget: Arc<Budget>,
-    /// The host's own connections, to end a backend whose client went away.
+    /// The host's own connections. One of them ends a backend whose client went away.
     pub(super) admin: PgPool,
     pub(super) idle: Mutex<VecDeque<Session>>,
     pub(super) away: Away,
-    /// When a new connection was last tried because one had broken, and for how long the server had
-    /// been up; none where it did not answer.
+    /// Time of the last probe of the server after a session broke, and the server's uptime then.
+    /// The uptime is none where the server did not answer.
     asked: tokio::sync::Mutex<Option<(Instant, Option<Duration>)>>,
-    /// Since when nothing has been answered, though something was asked; none while all is.
+    /// Time since when the database leaves a question unanswered; none while no question is open.
     pub(super) silence: Arc<Silence>,
 }
 
-/// What a connection is opened with and host functions are called with. Connections keep what they
-/// were opened with for as long as they live, and live no longer than it is good.
+/// Login options of connections, and the secret of calls of host functions. A connection keeps
+/// those that it was opened with, and is closed once they are replaced.
 pub(super) struct Access {
     pub(super) options: PgConnectOptions,
     pub(super) secret: [u8; 32],
 }
 
-/// How long a login whose password was just changed waits to be told the new one.
+/// Longest wait for the new password, of a login whose password was just changed.
 const RENEWAL_WAIT: Duration = Duration::from_secs(5);
 
 /// One connection, its backend and its share of the budget.
@@ -79,31 +80,31 @@ pub(super) struct Session {
     pub(super) connection: PgConnection,
     pub(super) backend: i32,
     pub(super) access: Arc<Access>,
-    /// When its last transaction ended, if it had one.
+    /// End of its last transaction; none where it had none.
     pub(super) used_at: Option<Instant>,
-    /// When the one before that did.
+    /// End of the transaction before that one; none where there was none.
     pub(super) used_before: Option<Instant>,
     pub(super) _permit: OwnedSemaphorePermit,
 }
 
-/// When the last transaction but one on a connection ended, and when the last one did, as far as
-/// there were any.
+/// End of the last transaction but one on a connection, and end of the last one. Each is none where
+/// there was no such transaction.
 pub(super) type LastUses = (Option<Instant>, Option<Instant>);
 
-/// Connections kept open per tenant when nothing runs.
+/// Most connections that a tenant keeps open when nothing runs.
 const IDLE_MAX: usize = 8;
 
-/// What shadows' connections are called in `pg_stat_activity`.
+/// Name of shadows' connections in `pg_stat_activity`.
 const SHADOW_NAME: &str = "oncebox shadow";
 
-/// How long a server may take to answer who asks whether it is there.
+/// Longest wait for a server to show that it is reachable.
 const PROBE: Duration = Duration::from_secs(3);
 
-/// How long sessions that broke together may take to notice.
+/// Time in which sessions that broke together notice it.
 const OTHERS_NOTICE: Duration = Duration::from_millis(100);
 
 impl Sessions {
-    /// The sessions of a tenant's guest role, under the host's budget.
+    /// Makes the sessions of a tenant's guest role, under the host's budget.
     pub fn of(target: SessionTarget, settings: &SessionSettings, budget: Arc<Budget>) -> Arc<Self> {
         let SessionTarget { tenant_id, tenant, revision, limits, options, secret, schema, pool } =
             target;
@@ -155,7 +156,7 @@ impl Sessions {
         sessions
     }
 
-    /// Sessions of the same role that wait for no lock for longer than this.
+    /// Makes sessions of this role that wait for no lock for longer than `lock_timeout`.
     pub(crate) fn giving_way(&self, lock_timeout: Duration) -> Arc<Self> {
         Self::with(
             self.tenant_id,
@@ -166,9 +167,8 @@ impl Sessions {
         )
     }
 
-    /// Log in with another password, and call host functions with another secret, from now on.
-    /// Transactions that are open go on to their end with the secret that they began with; then
-    /// their connections are closed.
+    /// Replaces the password of logins and the secret of calls of host functions. Open transactions
+    /// keep the secret that they began with; when they end, their connections are closed.
     pub fn renew(&self, password: &str, secret: [u8; 32]) {
         let renewed = self.access.send_if_modified(|access| {
             let options = access.options.clone().password(password);
@@ -187,17 +187,21 @@ impl Sessions {
         self.access.borrow().clone()
     }
 
-    /// Who lets transactions begin.
+    /// Returns the scheduler that admits transactions.
     pub(crate) fn scheduler(&self) -> &Arc<Scheduler> {
         self.budget.scheduler()
     }
 
-    /// Begin a transaction that nobody else waits for, on an idle connection or a new one.
+    /// Begins a transaction without an admission, on an idle connection or a new one.
+    ///
+    /// # Errors
+    ///
+    /// Fails where the database is unavailable, or drops the session's startup options.
     pub async fn begin(&self) -> Result<Transaction<'_>, InboxError> {
         self.begin_metered(&Arc::default()).await
     }
 
-    /// Begin a transaction that was let in.
+    /// Begins a transaction under an admission, whose meter counts its time.
     pub(crate) async fn begin_admitted(
         &self,
         admission: &Admission,
@@ -212,13 +216,14 @@ impl Sessions {
                 return Ok(transaction);
             }
             self.away.lost(None);
-            // The others are as old.
+            // The other idle connections are as old.
             self.idle.lock().expect("no panic while held").clear();
         }
         self.begin_on(self.connect().await?, meter).await
     }
 
-    /// Begin a transaction where a connection is to spare; none is ever waited for.
+    /// Begins a transaction where a connection is to spare, and returns none where it is not. Never
+    /// waits for a connection.
     pub(crate) async fn begin_spare(
         &self,
         admission: &Admission,
@@ -238,23 +243,23 @@ impl Sessions {
         self.begin_on(session, meter).await.map(Some)
     }
 
-    /// Find out whether a session that broke while somebody ran on it, begun at that moment, broke
-    /// alone: the server answers another connection and was not started meanwhile, and nobody
-    /// else's session was lost. An outage is nobody's fault.
+    /// Returns whether a session, on which `who` ran from `began`, broke alone. It did if the
+    /// server answers another connection, was not restarted since then, and no other session was
+    /// lost. An outage is no message's fault.
     pub(crate) async fn broke_alone(&self, who: &str, began: Instant) -> bool {
         self.away.lost(Some(who));
         if hooks::sabotage("outages_charged") {
             return true;
         }
         !self.away.is_known() && self.answers(began).await && self.idle_ones_live().await && {
-            // The others may be just about to notice.
+            // Other sessions may be about to notice.
             tokio::time::sleep(OTHERS_NOTICE).await;
             !self.away.has_lost_others(who, began.into())
         }
     }
 
-    /// Whether the server answers a new connection of the host, and is the one that was there at
-    /// that time. Those who lost their sessions together ask once.
+    /// Returns whether the server answers a new connection of the host, and was already up at
+    /// `began`. Sessions that were lost together ask once.
     async fn answers(&self, began: Instant) -> bool {
         const STARTED: &str =
             "SELECT extract(epoch FROM now() - pg_postmaster_start_time())::float8";
@@ -273,7 +278,7 @@ impl Sessions {
         };
         let uptime = match tokio::time::timeout(PROBE, asking).await {
             Ok(Ok(uptime)) => Some(Duration::try_from_secs_f64(uptime).unwrap_or_default()),
-            // It is there, and has no room.
+            // The server is up and has no room for the connection.
             Ok(Err(error)) if is_full(&error) => Some(Duration::MAX),
             _ => None,
         };
@@ -282,8 +287,8 @@ impl Sessions {
         uptime.is_some_and(|uptime| uptime > at.duration_since(began))
     }
 
-    /// Whether the sessions of this tenant that nobody uses, and those of the host, are still
-    /// there.
+    /// Returns whether the idle sessions of this tenant, and an idle one of the host, are still
+    /// alive. Drops those that are not.
     async fn idle_ones_live(&self) -> bool {
         let idle = std::mem::take(&mut *self.idle.lock().expect("no panic while held"));
         let pinged = idle.into_iter().map(|mut session| async move {
@@ -306,18 +311,19 @@ impl Sessions {
         live
     }
 
-    /// Whether someone waits for a connection, or to begin.
+    /// Returns whether a transaction waits for a connection, or for what this tenant's transactions
+    /// hold.
     pub(crate) fn is_short(&self) -> bool {
         self.budget.is_short() || self.scheduler().is_crowded(self.tenant_id)
     }
 
-    /// For how long the database has left a question of this host without an answer; none while it
-    /// has not.
+    /// Returns for how long the database has left a question of this host unanswered; none while no
+    /// question is open.
     pub fn silent_for(&self) -> Option<Duration> {
         self.silence.lasts()
     }
 
-    /// Ask the database whether it answers, on a connection that counts against no budget and is
+    /// Returns whether the database answers a login. The connection counts against no budget and is
     /// closed again.
     pub async fn is_in_reach(&self) -> bool {
         let access = self.access();
@@ -325,18 +331,18 @@ impl Sessions {
             let silent = |_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into());
             let connection =
                 tokio::time::timeout(PROBE, self.log_in(&access)).await.map_err(silent)??;
-            let _ = connection.close().await; // that it opened is the answer
+            let _ = connection.close().await; // opening it was the question
             Ok(())
         });
         let is_in_reach = asking.await.is_ok();
         if is_in_reach {
-            // Whoever asked before may have gone without waiting.
+            // An earlier caller may have stopped waiting, and left its question open.
             self.silence.answered();
         }
         is_in_reach
     }
 
-    /// The host's own connections.
+    /// Returns the host's own connections.
     pub(crate) fn admin(&self) -> &PgPool {
         &self.admin
     }
@@ -391,8 +397,8 @@ impl Sessions {
             }
             Err(error) => return Err(error.into()),
         };
-        // What a tenant's session may do rests on its startup options; a pooler may have been put
-        // in between since.
+        // A tenant's restrictions rest on its startup options. A pooler that was put in between
+        // since then may drop them.
         const BEGUN: &str =
             "SELECT pg_backend_pid(), current_setting('default_transaction_read_only')::bool";
         let (backend, has_options): (i32, bool) =
@@ -424,7 +430,8 @@ impl Sessions {
         connecting.await.map_err(|_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))?
     }
 
-    /// The front has rested longest: sessions are taken from the back and put there.
+    /// Takes the idle sessions that were unused for at least this long. The front has rested
+    /// longest: sessions are taken from the back and put there.
     pub(super) fn take_unused(&self, unused: Duration) -> Vec<Session> {
         let mut idle = self.idle.lock().expect("no panic while held");
         let old = idle
@@ -434,7 +441,8 @@ impl Sessions {
         idle.drain(..old).collect()
     }
 
-    /// The idle connection whose last use but one is longest ago: its last uses, and its backend.
+    /// Returns the last uses and the backend of the idle connection whose last use but one is the
+    /// longest ago.
     pub(super) fn least_used(&self) -> Option<(LastUses, i32)> {
         let idle = self.idle.lock().expect("no panic while held");
         let least = idle
@@ -454,7 +462,8 @@ impl Sessions {
         idle.remove(at)
     }
 
-    /// An idle connection; one that was opened with what is no longer good is closed instead.
+    /// Takes an idle connection, and closes those that were opened with a replaced password or
+    /// secret.
     fn take_idle(&self) -> Option<Session> {
         let access = self.access();
         let mut idle = self.idle.lock().expect("no panic while held");
@@ -478,12 +487,13 @@ impl Sessions {
     }
 }
 
-/// Whether a server answered that it takes no more connections.
+/// Returns whether a server refused a login because it takes no more connections.
 fn is_full(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "53300")
 }
 
-/// PostgreSQL knows the role and refuses the password, or does not tell which of the two it is.
+/// Returns whether PostgreSQL refused the password of a role. Its answer may leave open whether the
+/// role or the password is wrong.
 fn is_wrong_password(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "28P01")
 }

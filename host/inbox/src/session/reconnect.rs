@@ -1,5 +1,5 @@
-//! A tenant's database that is away: one connection at a time tries it, instead of every partition
-//! and worker of the tenant.
+//! Backoff while a tenant's database is unavailable: one connection at a time tries it, instead of
+//! every partition and worker of the tenant.
 
 use std::{
     collections::VecDeque,
@@ -10,7 +10,7 @@ use std::{
 use oncebox_model::{error::InboxError, hooks};
 use tokio::time::Instant;
 
-/// Whether a tenant's database answers, as its sessions on this host know.
+/// Availability of a tenant's database, as its sessions on this host know it.
 #[derive(Debug)]
 pub(crate) struct Away {
     /// The tenant's role, for log and metrics.
@@ -23,26 +23,26 @@ pub(crate) struct Away {
 #[derive(Debug)]
 struct Loss {
     at: Instant,
-    /// Who ran on it; none where nobody did.
+    /// Message that ran on it; none where it was idle.
     who: Option<String>,
 }
 
 #[derive(Debug)]
 struct Since {
-    /// When the next connection may try; none while one does.
+    /// Time of the next attempt to connect; none while an attempt is under way.
     next: Option<Instant>,
-    /// How long the one after it waits.
+    /// Pause after that attempt, if it fails.
     pause: Duration,
 }
 
-/// The one connection that tries a database that is away.
+/// The one attempt to connect to a database that is unavailable. At most one exists at a time.
 struct Try<'a>(&'a Away);
 
-/// The first pause; it doubles.
+/// First pause between attempts; each later one is twice as long.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
-/// Sessions that are remembered as lost.
+/// Most lost sessions that are remembered.
 const LOSSES_MAX: usize = 64;
-/// The longest one: a database that is back is noticed within it.
+/// Longest pause between attempts: a database that is back is noticed within it.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 impl Away {
@@ -50,12 +50,12 @@ impl Away {
         Self { login: login.to_owned(), since: Mutex::default(), losses: Mutex::default() }
     }
 
-    /// Whether the database is known not to answer.
+    /// Returns whether the database is known to be unavailable.
     pub(crate) fn is_known(&self) -> bool {
         self.lock().is_some()
     }
 
-    /// Remember that a session was lost, and who ran on it.
+    /// Records that a session was lost, with the message that ran on it.
     pub(crate) fn lost(&self, who: Option<&str>) {
         let mut losses = self.losses.lock().expect("no panic while held");
         if losses.len() == LOSSES_MAX {
@@ -64,14 +64,14 @@ impl Away {
         losses.push_back(Loss { at: Instant::now(), who: who.map(str::to_owned) });
     }
 
-    /// Whether a session on which somebody else ran, or nobody, was lost since then.
+    /// Returns whether a session was lost since then that was idle, or ran another message than
+    /// `who`.
     pub(crate) fn has_lost_others(&self, who: &str, since: Instant) -> bool {
         let losses = self.losses.lock().expect("no panic while held");
         losses.iter().any(|loss| loss.at >= since && loss.who.as_deref() != Some(who))
     }
 
-    /// Open a connection, unless the database is known to be away and it is not time to try it
-    /// again.
+    /// Opens a connection, unless the database is unavailable and its next attempt is not due yet.
     pub(crate) async fn connect<T>(
         &self,
         connecting: impl Future<Output = Result<T, InboxError>>,
@@ -85,7 +85,8 @@ impl Away {
         connected
     }
 
-    /// Leave to connect; as the only one where the database is away.
+    /// Permits an attempt to connect. While the database is unavailable, permits one attempt at a
+    /// time.
     fn attempt(&self) -> Result<Option<Try<'_>>, InboxError> {
         let mut since = self.lock();
         let Some(away) = since.as_mut().filter(|_| !hooks::sabotage("everyone_tries")) else {
@@ -109,9 +110,10 @@ impl Away {
         }
     }
 
-    /// Connections that were on their way when the first one failed say the same as that one.
+    /// Records that an attempt failed, and sets the time of the next one. A connection that was
+    /// under way when the first one failed reports the outage that is already known.
     fn is_away(&self, attempt: Option<Try<'_>>) {
-        // It locks what is locked here when it is dropped.
+        // Forgotten, not dropped: its drop takes the lock that is taken below.
         let has_tried = attempt.map(std::mem::forget).is_some();
         let mut since = self.lock();
         match &mut *since {
@@ -147,7 +149,7 @@ impl Away {
 }
 
 impl Drop for Try<'_> {
-    /// Whoever tried gave up before there was an answer; the next one may.
+    /// Lets the next attempt begin at once: this one was given up before there was an answer.
     fn drop(&mut self) {
         if let Some(away) = &mut *self.0.lock() {
             away.next = Some(Instant::now());

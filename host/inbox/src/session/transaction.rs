@@ -17,32 +17,36 @@ pub struct Transaction<'a> {
     pub(super) tx: Option<Tx>,
     pub(super) backend: i32,
     pub(super) access: Arc<Access>,
-    /// When the transaction before this one ended on its connection, if there was one.
+    /// End of the transaction before this one on its connection; none where there was none.
     pub(super) used_before: Option<Instant>,
     pub(super) permit: Option<OwnedSemaphorePermit>,
 }
 
-/// How long ending a backend may take.
+/// Longest wait for a backend to end.
 const TERMINATE_MAX: Duration = Duration::from_secs(6);
 
 impl Transaction<'_> {
-    /// The handle that handlers get.
+    /// Returns the handle that handlers get.
     pub fn tx(&self) -> &Tx {
         self.tx.as_ref().expect("taken only by commit and rollback, which consume")
     }
 
-    /// Process id of its backend.
+    /// Returns the process id of its backend.
     pub(crate) fn backend(&self) -> i32 {
         self.backend
     }
 
-    /// The secret that host functions ask for.
+    /// Returns the secret that host functions ask for.
     pub(crate) fn secret(&self) -> &[u8] {
         &self.access.secret
     }
 
-    /// Check deferred constraints at top level, as the tenant, then commit, in one round trip.
+    /// Checks deferred constraints at top level, as the tenant, then commits, in one round trip.
     /// The checked completion stands right before it.
+    ///
+    /// # Errors
+    ///
+    /// Distinguishes a transaction that PostgreSQL rolled back from one whose answer was lost.
     pub async fn commit(self) -> Result<(), CommitError> {
         const COMMIT: &str = "SET CONSTRAINTS ALL IMMEDIATE; COMMIT";
         let mut statement = self.tx().statement().await;
@@ -66,8 +70,8 @@ impl Transaction<'_> {
         }
     }
 
-    /// Undo everything and give the connection back. A connection in doubt is closed, and its
-    /// backend ended, so that its locks do not outlive it.
+    /// Undoes everything and gives the connection back. A connection in doubt is closed, and its
+    /// backend is ended, so that its locks do not outlive it.
     pub async fn rollback(self) {
         if !self.tx().is_broken().await {
             let mut statement = self.tx().statement().await;
@@ -81,7 +85,8 @@ impl Transaction<'_> {
     async fn end(mut self) {
         let tx = self.tx.take().expect("a transaction ends once");
         if tx.has_forgotten().await {
-            // Others may have forgotten too, and nobody has noticed yet.
+            // A guest made this session forget its prepared statements. Idle sessions may have
+            // forgotten theirs, which is not noticed yet.
             self.sessions.idle.lock().expect("no panic while held").clear();
         }
         let permit = self.permit.take();
@@ -107,16 +112,17 @@ impl Transaction<'_> {
 
     async fn terminate(&self) {
         if self.sessions.away.is_known() {
-            // Nothing that is asked arrives; the server notices by itself that nobody is there.
+            // No statement reaches the server, which notices by itself that its client is gone.
             return;
         }
-        // Process ids are used again; the role makes sure that it is still one of ours.
+        // Process ids are reused; the role makes sure that the backend is still one of this
+        // tenant's.
         const TERMINATE: &str = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity \
             WHERE pid = $1 AND usename = $2";
         let terminate =
             sqlx::query(TERMINATE).bind(self.backend).bind(self.access.options.get_username());
-        // A little longer than it waits there; a server that is out of reach keeps nobody waiting
-        // for it.
+        // A little longer than the wait in the statement. A server that is out of reach delays no
+        // transaction beyond that.
         let ended =
             tokio::time::timeout(TERMINATE_MAX, terminate.execute(&self.sessions.admin)).await;
         let ended =
@@ -128,18 +134,18 @@ impl Transaction<'_> {
     }
 }
 
-/// What became of a COMMIT that did not succeed.
+/// Result of a COMMIT that did not succeed.
 #[derive(Debug)]
 pub enum CommitError {
-    /// PostgreSQL answered with an error: nothing was committed.
+    /// Error that PostgreSQL answered: nothing was committed.
     RolledBack(StatementError),
-    /// The answer was lost.
+    /// Lost answer: the transaction was committed, or it was not.
     Unknown(sqlx::Error),
 }
 
 impl Drop for Transaction<'_> {
-    /// A transaction that is neither committed nor rolled back closes its connection: dropping the
-    /// handle does, and PostgreSQL aborts what it held.
+    /// Logs a transaction that is neither committed nor rolled back. The drop of its handle closes
+    /// the connection, and PostgreSQL aborts what the transaction held.
     fn drop(&mut self) {
         if self.tx.is_some() {
             tracing::debug!(

@@ -1,4 +1,4 @@
-//! What a run changes, row by row, as the triggers on the tenant's tables saw it.
+//! Changes of a run, row by row, as the triggers on the tenant's tables saw them.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use tokio::time::Instant;
 
 use crate::{batch::process::host_statement, session::Transaction};
 
-/// Row changes of one message that are captured; with more it is not compared.
+/// Most row changes of one message that are captured; a message with more is not compared.
 #[cfg(test)]
 const CHANGES_MAX: usize = 200;
 
-/// `CHANGES_MAX` stands in it.
+/// Statement that begins a capture, with the number `CHANGES_MAX`.
 const CAPTURE: &str = "SET LOCAL oncebox.captured = ''; SET LOCAL oncebox.capture = '200'";
 
 /// A run whose changes are being captured.
@@ -24,48 +24,48 @@ pub(crate) struct Watch {
     statements: u64,
 }
 
-/// What a run did, apart from what it answered.
+/// Effects and cost of a run, without its result.
 #[derive(Debug, Clone)]
 pub(crate) struct Trace {
-    /// The changes, in the order in which they were made; or why they are not known.
+    /// Changes in the order in which the triggers saw them; or the reason why they are unknown.
     pub(super) changes: Result<Vec<Change>, &'static str>,
-    /// What the transaction's clocks can have said.
+    /// Range of times that the transaction's clocks can have shown.
     pub(super) clock: Clock,
-    /// Wall clock of the run.
+    /// Duration of the run by the wall clock.
     pub(super) took: Duration,
-    /// Statements of the handler.
+    /// Number of the handler's statements.
     pub(super) statements: u64,
 }
 
 /// One row before and after.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Change {
-    /// The table's oid.
+    /// Oid of the table or partition.
     pub(super) table: i64,
-    /// As PostgreSQL writes a row; none: it was not there.
+    /// Row as PostgreSQL writes it; none where it did not exist.
     pub(super) before: Option<String>,
-    /// The same; none: it is gone.
+    /// Row as PostgreSQL writes it; none where it is gone.
     pub(super) after: Option<String>,
 }
 
-/// From the beginning of a transaction to the end of a run, microseconds since the epoch.
+/// Time from the beginning of a transaction to the end of a run, microseconds since the epoch.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Clock {
     pub(super) began_us: i64,
     pub(super) ended_us: i64,
-    /// What the session's time zone adds to UTC, seconds.
+    /// Offset that the session's time zone adds to UTC, seconds.
     pub(super) zone_s: i32,
 }
 
-/// Capture what is changed from now on, in this transaction. A rollback takes it back, also one to
-/// a savepoint from before.
+/// Begins to capture the changes in this transaction. A rollback takes the capture back, even one
+/// to an earlier savepoint.
 pub(crate) async fn begin(tx: &Tx) -> Result<Watch, InboxError> {
     host_statement(tx, CAPTURE).await?;
     Ok(Watch { started: Instant::now(), statements: tx.statements().await })
 }
 
 impl Watch {
-    /// What was changed since; capturing ends.
+    /// Ends the capture and returns the changes since its beginning.
     pub(crate) async fn end(self, transaction: &Transaction<'_>) -> Result<Trace, InboxError> {
         let took = self.started.elapsed();
         let mut statement = transaction.tx().statement().await;
@@ -85,13 +85,13 @@ impl Watch {
             ended_us: row.try_get("ended_us")?,
             zone_s: row.try_get("zone_s")?,
         };
-        // Its own statement is the one that was counted last.
+        // The statement that was counted last is the one above.
         let statements = transaction.tx().statements().await - self.statements - 1;
         Ok(Trace { changes, clock, took, statements })
     }
 }
 
-/// A line for each change, as `oncebox_host.capture` writes it.
+/// Parses the captured changes, one on each line, as `oncebox_host.capture` writes them.
 fn parse(captured: &str) -> Result<Vec<Change>, &'static str> {
     if let Some(reason) = captured.strip_prefix('!') {
         return Err(if reason == "too_many_changes" { "too_many_changes" } else { "not_captured" });

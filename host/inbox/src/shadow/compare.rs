@@ -14,25 +14,25 @@ use super::{
 /// One thing in which the two runs differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Difference {
-    /// Empty where the outcome differs.
+    /// Name of the table; empty where the outcome differs.
     pub(super) table: String,
-    /// What became of the row: inserted, updated or deleted; or `outcome`.
+    /// Kind of change of the row: inserted, updated or deleted; or `outcome`.
     pub(super) change: &'static str,
-    /// Empty where only one of the two has the row.
+    /// Name of the column; empty where only one of the two has the row.
     pub(super) column: String,
-    /// The primary key, as a JSON object.
+    /// Primary key of the row, as a JSON object.
     pub(super) key: Option<String>,
     pub(super) before: Option<String>,
     pub(super) live: Option<String>,
     pub(super) candidate: Option<String>,
 }
 
-/// Both runs of a message, with what their clocks can have said.
+/// Both runs of a message, each with the range of times of its clocks.
 pub(super) struct Comparison<'a> {
     live: (&'a Net, Clock),
     candidate: (&'a Net, Clock),
-    /// Values that sequences gave to the live run's rows, and what the same rows of the candidate
-    /// have.
+    /// Values that sequences gave to the live run's rows, each with the value in the candidate's
+    /// matching row.
     counted: BTreeMap<(i64, String, String), Option<String>>,
     found: Vec<Difference>,
 }
@@ -46,9 +46,9 @@ struct Pair<'a> {
     candidate: &'a Row,
 }
 
-/// What differs in the tables. Left out are columns that a sequence fills or that are random by
-/// default; columns that refer to such follow them. Times that each run read from its own clock are
-/// the same.
+/// Returns the differences in the tables. Leaves out columns that a sequence fills or that are
+/// random by default. Compares columns that refer to such a column by the row that they name.
+/// Treats times as equal that each run read from its own clock.
 pub(super) fn effects(live: (&Net, Clock), candidate: (&Net, Clock)) -> Vec<Difference> {
     let mut comparison =
         Comparison { live, candidate, counted: BTreeMap::new(), found: Vec::new() };
@@ -71,7 +71,8 @@ pub(super) fn effects(live: (&Net, Clock), candidate: (&Net, Clock)) -> Vec<Diff
     comparison.found
 }
 
-/// What differs in the answers of two runs that succeeded.
+/// Returns the difference in the results of two runs that succeeded; none where they are equal as
+/// JSON.
 pub(super) fn outcome(live: Option<&str>, candidate: Option<&str>) -> Option<Difference> {
     let parsed = |text: Option<&str>| {
         text.map(|text| serde_json::from_str::<Value>(text).map_err(|_| text.to_owned()))
@@ -88,7 +89,7 @@ pub(super) fn outcome(live: Option<&str>, candidate: Option<&str>) -> Option<Dif
 }
 
 impl<'a> Comparison<'a> {
-    /// Rows that are the same row because their keys are.
+    /// Pairs rows of both runs that have one key, and records rows that only one run has.
     fn by_key(
         &mut self,
         table: &'a Table,
@@ -118,8 +119,8 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// New rows whose key a sequence gave, and rows without a key: the same row is the one that
-    /// holds the same; what then remains is paired in the order in which it came.
+    /// Pairs new rows whose key a sequence gave, and rows without a key, where they hold equal
+    /// values. Pairs the remaining ones in the order in which they came.
     fn by_content(
         &mut self,
         table: &'a Table,
@@ -156,7 +157,7 @@ impl<'a> Comparison<'a> {
         for row in &theirs[both..] {
             self.only_one(table, "inserted", None, None, Some(row));
         }
-        // A row without a key that is gone is gone as a whole.
+        // A removed row without a key is compared as a whole.
         let (mut ours, mut theirs): (Vec<_>, Vec<_>) =
             (live.removed.iter().collect(), candidate.removed.iter().collect());
         ours.retain(|(_, row)| match theirs.iter().position(|(_, other)| other.text == row.text) {
@@ -174,7 +175,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Whether two new rows hold the same, apart from what sequences gave.
+    /// Returns whether two new rows hold equal values, apart from those that sequences gave.
     fn holds_same(&self, table: &Table, live: &Row, candidate: &Row) -> bool {
         (0..table.columns.len())
             .filter(|position| {
@@ -189,7 +190,7 @@ impl<'a> Comparison<'a> {
             })
     }
 
-    /// Whether a column refers to one that a sequence fills, in a table that was changed.
+    /// Returns whether a column refers to one that a sequence fills, in a table that was changed.
     fn may_follow(&self, column: &Column) -> bool {
         let Some((table, name)) = &column.refers_to else { return false };
         let changed = self.live.0.get(table).or_else(|| self.candidate.0.get(table));
@@ -233,7 +234,8 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Whether a reference names the same new row, under the number that each run gave it.
+    /// Returns whether a reference names the matching new row, under the number that each run gave
+    /// it.
     fn follows(&self, column: &Column, live: &Option<String>, candidate: &Option<String>) -> bool {
         let (Some((table, name)), Some(live)) = (&column.refers_to, live) else { return false };
         self.counted
@@ -241,7 +243,7 @@ impl<'a> Comparison<'a> {
             .is_some_and(|expected| expected == candidate)
     }
 
-    /// Equal, or each read from the clock of its own run.
+    /// Returns whether two values are equal, or each was read from the clock of its own run.
     fn is_same(&self, column: &Column, live: &Option<String>, candidate: &Option<String>) -> bool {
         if live == candidate {
             return true;
@@ -250,7 +252,7 @@ impl<'a> Comparison<'a> {
         self.live.1.said(column, live) && self.candidate.1.said(column, candidate)
     }
 
-    /// A row that only one of the two has in the end.
+    /// Records a row that only one of the two runs has in the end.
     fn only_one(
         &mut self,
         table: &Table,
@@ -272,7 +274,8 @@ impl<'a> Comparison<'a> {
 }
 
 impl NetTable {
-    /// New rows that the other run has no row of the same key for, in the order in which they came.
+    /// Returns the new rows that the other run has no row of equal key for, in the order in which
+    /// they came.
     fn fresh<'a>(&'a self, other: &NetTable) -> Vec<&'a Row> {
         let mut fresh: Vec<_> = self.added.iter().map(|(at, row)| (*at, row)).collect();
         if self.table.is_key_counted() {
@@ -288,7 +291,7 @@ impl NetTable {
 }
 
 impl Table {
-    /// Whether a new row's key is not the handler's choice alone.
+    /// Returns whether a new row's key is not the handler's choice alone.
     fn is_key_counted(&self) -> bool {
         self.key.iter().any(|position| {
             self.columns[*position].is_counted || self.columns[*position].refers_to.is_some()
@@ -315,8 +318,8 @@ impl Table {
 }
 
 impl Clock {
-    /// Whether a value is a time that a clock of this run can have said. A column that keeps no
-    /// fractions rounds.
+    /// Returns whether a value is a time that a clock of this run can have shown. A column that
+    /// keeps no fractions rounds, so it may be a second off.
     fn said(&self, column: &Column, value: &str) -> bool {
         let slack = if column.r#type.contains('(') { 1_000_000 } else { 0 };
         let at = if column.r#type.ends_with("with time zone")
@@ -423,7 +426,7 @@ mod tests {
             &[("", "(7,a)"), ("", "(8,a)")],
             &[r#"inserted  - - {"id":"8","n":"a"}"#],
         );
-        // A row that was there has the same number in both.
+        // A row that existed before has one number in both runs.
         check(&columns, &[0], &[("(1,a)", "(1,b)")], &[("(1,a)", "(1,c)")], &["updated n a b c"]);
     }
 

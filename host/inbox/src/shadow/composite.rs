@@ -1,6 +1,7 @@
 //! Rows as PostgreSQL writes them: `(1,"a ""b""",)`.
 
-/// The columns of a row's text form; none where it is not one. A column that is null is none.
+/// Parses the text form of a row into its columns; none where the text is not a row. A column that
+/// is null is none.
 pub(super) fn parse(text: &str) -> Option<Vec<Option<String>>> {
     let inner = text.strip_prefix('(')?.strip_suffix(')')?;
     let mut columns = Vec::new();

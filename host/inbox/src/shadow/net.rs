@@ -1,4 +1,4 @@
-//! What a run's changes come to, row by row.
+//! Net effect of a run's changes, row by row.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -8,14 +8,14 @@ use super::{
     table::{Places, Table},
 };
 
-/// A row as it was or will be.
+/// A row before or after a run.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Row {
-    /// Its columns, in the order of its table.
+    /// Values of its columns, in the order of its table.
     pub(super) values: Vec<Option<String>>,
-    /// As PostgreSQL wrote it.
+    /// Text as PostgreSQL wrote it.
     pub(super) text: String,
-    /// Where it is: the oid of a table or partition.
+    /// Oid of the table or partition that holds it.
     pub(super) place: i64,
 }
 
@@ -27,22 +27,22 @@ pub(super) type Key = Vec<Option<String>>;
 pub(super) struct NetRow {
     pub(super) before: Option<Row>,
     pub(super) after: Option<Row>,
-    /// When it was changed last, as a count of changes.
+    /// Position of its last change, counted in changes.
     pub(super) last: usize,
 }
 
-/// What the changes of one table come to.
+/// Net effect of the changes of one table.
 #[derive(Debug, Clone, Default)]
 pub(super) struct NetTable {
     pub(super) table: Arc<Table>,
-    /// With a primary key: rows by their key, those that ended as they began included.
+    /// Rows of a table with a primary key, by key, including those that ended as they began.
     pub(super) rows: BTreeMap<Key, NetRow>,
-    /// Without one: rows that are gone, and rows that came.
+    /// Rows of a table without a primary key: those that are gone, and below those that came.
     pub(super) removed: Vec<(usize, Row)>,
     pub(super) added: Vec<(usize, Row)>,
 }
 
-/// By the table's oid.
+/// Net effects by the table's oid.
 pub(super) type Net = BTreeMap<i64, NetTable>;
 
 /// One step of one row, with its place in the order of changes.
@@ -52,12 +52,13 @@ struct Step {
     after: Option<Row>,
 }
 
-/// What the changes come to. None: they do not fit together, or not the tables as they are now.
+/// Returns the net effect of the changes. None where they do not fit together, or do not fit the
+/// tables as the catalogs describe them.
 ///
-/// The order in which triggers saw the changes is not always that in which they were made: where a
-/// trigger of the tenant changes another row of the same statement, it is seen first. So nothing
-/// here depends on it: a row began in the state that no change ended in, and ended in the one that
-/// none began in.
+/// The order in which triggers saw the changes is not always that in which they were made. Where a
+/// trigger of the tenant changes another row of a statement, that change is seen first. So nothing
+/// here depends on the order. A row began in the state that no change ended in, and ended in the
+/// state that no change began in.
 pub(super) fn net(changes: &[Change], places: &Places) -> Option<Net> {
     let mut net = Net::new();
     let mut steps: BTreeMap<(i64, Key), Vec<Step>> = BTreeMap::new();
@@ -94,14 +95,14 @@ pub(super) fn net(changes: &[Change], places: &Places) -> Option<Net> {
 }
 
 impl Table {
-    /// The key of a row; the same for all rows of a table without one.
+    /// Returns the key of a row; an empty one for each row of a table without a primary key.
     pub(super) fn key_of(&self, row: &Row) -> Key {
         self.key.iter().map(|position| row.values[*position].clone()).collect()
     }
 }
 
 impl NetTable {
-    /// Rows without a key are told apart by all they hold; equal ones are counted.
+    /// Sums up rows without a key. They are told apart by all their values; equal ones are counted.
     fn bag(&mut self, steps: Vec<Step>) {
         let (mut removed, mut added) = (Vec::new(), Vec::new());
         for step in steps {
@@ -122,7 +123,8 @@ fn row(place: i64, text: Option<&str>, places: &Places) -> Option<Option<Row>> {
     Some(Some(Row { values, text: text.to_owned(), place }))
 }
 
-/// The first and the last state of a row that went through these steps.
+/// Returns the first and the last state of a row that went through these steps; none where the
+/// steps do not fit together.
 fn link(steps: Vec<Step>) -> Option<NetRow> {
     let last = steps.iter().map(|step| step.at).max()?;
     let final_step = steps.last()?.after.clone();
@@ -136,7 +138,7 @@ fn link(steps: Vec<Step>) -> Option<NetRow> {
     }
 }
 
-/// Take away what is in both.
+/// Removes the items that are in both lists, one for one.
 fn cancel<T: PartialEq>(one: &mut Vec<(usize, T)>, other: &mut Vec<(usize, T)>) {
     one.retain(|(_, item)| match other.iter().position(|(_, known)| known == item) {
         Some(found) => {
@@ -154,7 +156,7 @@ pub(super) mod tests {
         *,
     };
 
-    /// A table with the oid 7 and these columns; a name that ends in `#` is counted.
+    /// Returns a table with the oid 7 and these columns; a name that ends in `#` is counted.
     pub(in super::super) fn places(columns: &[&str], key: &[usize]) -> Places {
         let column = |name: &&str| Column {
             name: name.trim_end_matches('#').to_owned(),

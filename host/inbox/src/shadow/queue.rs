@@ -1,4 +1,4 @@
-//! What waits for a trial, and the task that works through it.
+//! Messages that wait for their trial, and the task that runs the trials.
 
 use std::{
     sync::{
@@ -18,13 +18,13 @@ use super::{
 };
 use crate::session::Sessions;
 
-/// Messages that wait for their trial.
+/// Most messages that wait for their trial.
 const MESSAGES_MAX: usize = 64;
-/// Bytes of those messages and of their changes.
+/// Most bytes of those messages and of their changes.
 const BYTES_MAX: usize = 8 << 20;
-/// How often sums are written.
+/// Interval at which sums are written.
 const WRITE: Duration = Duration::from_millis(500);
-/// Longest wait of a trial for a lock: it gives way before anyone's deadlock detector starts.
+/// Longest wait of a trial for a lock: it gives way before any deadlock detector starts.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(30);
 
 /// A live run of a message in the sample; it counts once its transaction has committed.
@@ -32,7 +32,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_millis(30);
 pub(crate) struct Sampled {
     pub(super) shadow: Arc<Shadow>,
     pub(super) message: Message,
-    /// Generation of deployments that the live run was of.
+    /// Generation of deployments under which the live run ran.
     pub(super) generation: i64,
     pub(super) result: Option<String>,
     pub(super) trace: Trace,
@@ -64,7 +64,8 @@ impl Sampled {
     }
 }
 
-/// A consumer's trials: one task and one connection, both there only once something was sampled.
+/// A consumer's trials: one task and one connection, which exist only after a first message was
+/// sampled.
 pub(crate) struct Queue {
     shared: Arc<Shared>,
     sender: OnceLock<mpsc::Sender<Sampled>>,
@@ -72,13 +73,13 @@ pub(crate) struct Queue {
     stop: CancellationToken,
 }
 
-/// What the queue and its task both use.
+/// State that the queue and its task share.
 pub(super) struct Shared {
     pub(super) consumer_id: i32,
     pub(super) tenant: String,
     pub(super) consumer: String,
     pub(super) sessions: Arc<Sessions>,
-    /// Bytes an instance may have.
+    /// Most bytes that an instance may have.
     pub(super) memory: u64,
     payload: PayloadPolicy,
     tally: Tally,
@@ -111,10 +112,10 @@ impl Queue {
         }
     }
 
-    /// Offer a message whose transaction has committed. Never waits: what there is no room for is
-    /// counted.
+    /// Offers a message whose transaction has committed. Never waits: a message for which there is
+    /// no room is counted as skipped.
     pub(crate) fn offer(&self, sampled: Sampled) {
-        // There from the first message on: it also writes the sums.
+        // The task exists from the first message on, since it also writes the sums.
         let (shared, sender) = (&self.shared, self.sender());
         if let Err(reason) = sampled.trace.changes {
             return shared.skip(&sampled, reason);
@@ -133,12 +134,13 @@ impl Queue {
         }
     }
 
-    /// Finish the trial that runs, write the sums, and end. What still waits is dropped.
+    /// Finishes the running trial, writes the sums and ends the task. Drops the messages that still
+    /// wait.
     pub(crate) async fn close(&self) {
         self.stop.cancel();
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(task) = task {
-            let _ = task.await; // it was aborted, or it panicked and said so
+            let _ = task.await; // an error is an abort, or a panic that is reported already
         }
     }
 

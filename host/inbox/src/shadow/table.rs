@@ -12,9 +12,9 @@ use sqlx::{FromRow, postgres::types::Oid};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Table {
     pub(super) oid: i64,
-    /// Its name alone.
+    /// Name without its schema.
     pub(super) name: String,
-    /// Its name in a statement.
+    /// Name in a statement.
     pub(super) sql: String,
     pub(super) columns: Vec<Column>,
     /// Positions of the primary key's columns; empty where there is none.
@@ -24,26 +24,26 @@ pub(super) struct Table {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Column {
     pub(super) name: String,
-    /// As PostgreSQL writes it: `timestamp with time zone`.
+    /// Type as PostgreSQL writes it: `timestamp with time zone`.
     pub(super) r#type: String,
-    /// Filled by a sequence or at random, so that no two runs agree.
+    /// True where a sequence or a random default fills it, so that no two runs agree.
     pub(super) is_counted: bool,
-    /// Computed from other columns; cannot be written.
+    /// True where it is computed from other columns and cannot be written.
     pub(super) is_generated: bool,
-    /// `GENERATED ALWAYS AS IDENTITY`: an update cannot write it.
+    /// True for `GENERATED ALWAYS AS IDENTITY`: an update cannot write it.
     pub(super) is_always: bool,
-    /// The table and column that it refers to.
+    /// Table and column that it refers to.
     pub(super) refers_to: Option<(i64, String)>,
 }
 
-/// Where rows really are: a table or one of its partitions, whose columns may stand in another
-/// order.
+/// The table or partition that stores rows. The columns of a partition may stand in another order
+/// than those of its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) table: Arc<Table>,
-    /// Its own name in a statement, which is also that of its row type.
+    /// Name in a statement, which is also that of its row type.
     pub(super) sql: String,
-    /// For each column of the table, its position here.
+    /// Position here of each column of the table.
     pub(super) order: Vec<usize>,
 }
 
@@ -102,7 +102,7 @@ struct ColumnRow {
     refers_to_column: Option<String>,
 }
 
-/// Read the places of these oids; what is gone by now is not in the answer.
+/// Reads the places of these oids; leaves out those that are gone.
 pub(super) async fn read(
     tx: &Tx,
     oids: impl IntoIterator<Item = i64>,
@@ -168,7 +168,7 @@ impl ColumnRow {
     }
 }
 
-/// A name as SQL.
+/// Returns a name quoted for SQL.
 pub(super) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }

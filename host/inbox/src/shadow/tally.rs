@@ -1,4 +1,4 @@
-//! What was found, summed up in memory and written every now and then.
+//! Results of trials, summed up in memory and written at intervals.
 
 use std::{
     collections::BTreeMap,
@@ -12,29 +12,29 @@ use sqlx::PgPool;
 
 use super::compare::Difference;
 
-/// Differences of one shadow that are kept, the newest.
+/// Most differences of one shadow that are kept; the newest stay.
 const DIFFERENCES_MAX: i64 = 200;
-/// Differences of one message that are kept.
+/// Most differences of one message that are kept.
 const OF_MESSAGE_MAX: usize = 20;
-/// Ways in which messages of one shadow differ that are told apart.
+/// Number of ways in which messages of one shadow differ after which a write adds no new ones.
 const SUMS_MAX: i64 = 500;
-/// Bytes of a value that are kept.
+/// Most bytes of a value that are kept.
 const VALUE_BYTES: usize = 1_024;
 
-/// What became of one trial.
+/// Result of one trial.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Both runs did the same.
+    /// Equal effects and results of both runs.
     Same(Cost),
-    /// They did not.
+    /// Differences between the two runs.
     Differ(Cost, Vec<Difference>),
-    /// The candidate failed; how.
+    /// Failure of the candidate, as a difference of the outcome.
     Failed(Difference),
-    /// Nothing can be said; why.
+    /// Reason why the trial came to no comparison.
     Skipped(&'static str),
 }
 
-/// What two runs that are compared took.
+/// Cost of two runs that are compared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Cost {
     pub(super) live: Duration,
@@ -43,13 +43,13 @@ pub(super) struct Cost {
     pub(super) candidate_statements: u64,
 }
 
-/// What is not written yet, by deployment.
+/// Results that are not written yet, by deployment.
 #[derive(Default)]
 pub(super) struct Tally {
     open: Mutex<BTreeMap<i64, Sums>>,
 }
 
-/// What is not written yet of one shadow.
+/// Results of one shadow that are not written yet.
 #[derive(Default)]
 struct Sums {
     same: i64,
@@ -60,13 +60,13 @@ struct Sums {
     candidate_us: i64,
     live_statements: i64,
     candidate_statements: i64,
-    /// Messages in which something differs: table, kind of change, column.
+    /// Number of messages in which something differs, by table, kind of change and column.
     ways: BTreeMap<(String, &'static str, String), i64>,
     kept: Vec<(String, Difference)>,
 }
 
 impl Tally {
-    /// Add one trial. `with_values`: whether values of the tenant's tables may be kept.
+    /// Adds one trial. `with_values` allows values of the tenant's tables to be kept.
     pub(super) fn add(
         &self,
         deployment_id: i64,
@@ -94,7 +94,8 @@ impl Tally {
         }
     }
 
-    /// Write what came since the last time. What cannot be written is kept for the next.
+    /// Writes the results that came since the last call. Results that cannot be written are kept
+    /// for the next call.
     pub(super) async fn write(&self, pool: &PgPool) -> Result<(), InboxError> {
         loop {
             let Some((deployment_id, sums)) = self.open().pop_first() else { return Ok(()) };
@@ -138,7 +139,7 @@ impl Sums {
         self.kept.drain(..over);
     }
 
-    /// Put back what could not be written; it is older than what came since.
+    /// Puts back results that could not be written; they are older than those that came since.
     fn take_in(&mut self, older: Self) {
         self.same += older.same;
         self.differ += older.differ;
@@ -202,7 +203,7 @@ impl Sums {
         connection: &mut sqlx::PgConnection,
         deployment_id: i64,
     ) -> Result<(), InboxError> {
-        // The row of totals is locked, so nobody else adds ways of this shadow at the same time.
+        // The row of totals is locked, so no other host adds ways of this shadow in the meantime.
         const WAYS: &str = "INSERT INTO oncebox.shadow_sum AS s (deployment_id, \"table\", change, \
             \"column\", messages) \
             SELECT $1, u.* FROM unnest($2::text[], $3::text[], $4::text[], $5::bigint[]) AS \
@@ -265,7 +266,7 @@ impl Sums {
 }
 
 impl Difference {
-    /// Values of a bearable length.
+    /// Cuts each value to at most `VALUE_BYTES`, and marks the cut.
     fn cut(mut self) -> Self {
         for value in [&mut self.key, &mut self.before, &mut self.live, &mut self.candidate]
             .into_iter()
@@ -283,13 +284,14 @@ impl Difference {
         self
     }
 
-    /// Only where it differs, for a consumer that keeps no payloads.
+    /// Removes key and values, for a consumer that keeps no payloads. Table, kind of change and
+    /// column stay.
     fn without_values(self) -> Self {
         Self { key: None, before: None, live: None, candidate: None, ..self }
     }
 }
 
-/// A text that PostgreSQL takes.
+/// Returns a text that PostgreSQL accepts: zero bytes are replaced.
 fn storable(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }

@@ -33,12 +33,12 @@ use crate::{
     session::Transaction,
 };
 
-/// How often is looked whether someone waits for the trial.
+/// Interval at which the host checks whether a transaction waits for the trial.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long that may take: a trial that nobody watches is stopped.
+/// Longest duration of that check: a trial that is not watched is stopped.
 const LOOK_MAX: Duration = Duration::from_millis(200);
 
-/// Why a trial came to no comparison.
+/// Reason why a trial came to no comparison.
 enum Unfit {
     Skipped(&'static str),
     Failed(Failure),
@@ -52,8 +52,8 @@ impl From<InboxError> for Unfit {
 }
 
 impl Shared {
-    /// Try the candidate on a message. Whatever happens, nothing of it remains in the tenant's
-    /// tables.
+    /// Tries the candidate on a message. Nothing of the trial remains in the tenant's tables,
+    /// whatever happens.
     pub(super) async fn attempt(&self, sampled: &Sampled) -> Verdict {
         let Some(admission) = self.admission() else { return Verdict::Skipped("no_connection") };
         let transaction = match self.sessions.begin_spare(&admission).await {
@@ -84,7 +84,7 @@ impl Shared {
         }
     }
 
-    /// Leave to run a trial, where nobody waits for what it takes.
+    /// Returns an admission for a trial, where no transaction waits for what it takes.
     fn admission(&self) -> Option<Admission> {
         let ask = Ask {
             tenant_id: self.sessions.tenant_id,
@@ -116,7 +116,7 @@ impl Shared {
         compare(tx, sampled, &live, (candidate, &trace), result).await
     }
 
-    /// A guard that nothing ever takes away, so that the database itself refuses to commit.
+    /// Sets a guard that nothing ever takes away, so that the database itself refuses to commit.
     async fn forbid_commit(
         &self,
         transaction: &Transaction<'_>,
@@ -140,7 +140,7 @@ impl Shared {
             message: &sampled.message,
             attempt: 1,
             kind: DeliveryKind::Shadow,
-            // The trial as a whole ends first.
+            // The trial as a whole ends before this deadline.
             deadline: ends_at.saturating_duration_since(Instant::now()) + LOOK,
         };
         match run(job, tx).await {
@@ -153,8 +153,8 @@ impl Shared {
         }
     }
 
-    /// Comes to an end when someone waits for this backend, or for a connection, or when that is
-    /// not known.
+    /// Waits until a transaction waits for this backend or for a connection, or until that is
+    /// unknown. Returns the reason to stop the trial.
     async fn in_the_way(&self, backend: i32) -> &'static str {
         const WAITED_FOR: &str = "SELECT EXISTS (SELECT FROM pg_stat_activity a \
             WHERE a.wait_event_type = 'Lock' AND a.pid <> $1 AND $1 = ANY \
@@ -175,8 +175,8 @@ impl Shared {
     }
 }
 
-/// Back to the rows that the live run saw; what it made of them is the answer. The undoing is
-/// captured like a run, so that it is known to have changed these rows back, and no others.
+/// Restores the rows that the live run saw, and returns its net effect on them. Captures the undo
+/// like a run, so that it is known to have changed these rows back, and no others.
 async fn restore(transaction: &Transaction<'_>, sampled: &Sampled) -> Result<Net, Unfit> {
     let tx = transaction.tx();
     let changes = sampled.trace.changes.as_ref().map_err(|reason| Unfit::Skipped(reason))?;
@@ -198,7 +198,8 @@ async fn restore(transaction: &Transaction<'_>, sampled: &Sampled) -> Result<Net
     if undo::is_exact(&live, &undone) { Ok(live) } else { Err(Unfit::Skipped("moved_on")) }
 }
 
-/// What changes come to, with the tables that they are about, some of which may be known.
+/// Returns the net effect of changes, with the tables that they are about. `places` holds those
+/// that are known already.
 async fn net_of(
     tx: &Tx,
     changes: &[Change],
@@ -208,7 +209,7 @@ async fn net_of(
         changes.iter().map(|change| change.table).filter(|oid| !places.contains_key(oid)).collect();
     if !unknown.is_empty() {
         let found = table::read(tx, unknown).await?;
-        // One table may now be described by two values that are equal.
+        // One table may then be described by two equal values.
         places.extend(found);
     }
     Ok(net::net(changes, &places).map(|net| (places, net)))
@@ -246,7 +247,7 @@ async fn compare(
     })
 }
 
-/// Check the tenant's deferred constraints, by name: all of them at once would include the guard.
+/// Checks the tenant's deferred constraints, by name: all of them at once would include the guard.
 /// Their failure is the candidate's, as at a commit.
 async fn check_deferred(tx: &Tx) -> Result<(), Unfit> {
     const DEFERRABLE: &str = "SELECT string_agg(format('%I.%I', n.nspname, k.conname), ', ') FROM \
@@ -292,7 +293,7 @@ fn of_candidate(reason: &'static str) -> &'static str {
     if reason == "too_many_changes" { "candidate_changes" } else { reason }
 }
 
-/// A lock that was not to be had.
+/// Returns whether a lock was not to be had.
 fn is_busy(error: &InboxError) -> bool {
     matches!(error, InboxError::InFlightElsewhere)
 }

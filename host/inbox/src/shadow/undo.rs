@@ -1,5 +1,5 @@
-//! Back to the rows that the live run saw: every row that it changed becomes what it was before,
-//! whatever later messages have made of it since.
+//! Undo of a live run: every row that it changed becomes what it was before, whatever later
+//! messages have made of it since.
 
 use std::collections::BTreeMap;
 
@@ -18,15 +18,15 @@ use super::{
 
 /// One row that is to be restored.
 enum Step<'a> {
-    /// With a primary key: to this state, or away.
+    /// Row with a primary key, which gets this state or is deleted.
     To { table: &'a Table, key: Key, row: Option<&'a Row> },
-    /// Without one: an equal row goes.
+    /// Row without a primary key: an equal one is deleted.
     Remove(&'a Table, &'a Row),
-    /// Without one: it comes back.
+    /// Row without a primary key, which is inserted again.
     Add(&'a Table, &'a Row),
 }
 
-/// Undo the changes, the last first.
+/// Undoes the changes, the last first.
 pub(super) async fn undo(tx: &Tx, net: &Net, places: &Places) -> Result<(), InboxError> {
     let mut steps = Vec::new();
     for NetTable { table, rows, removed, added } in net.values() {
@@ -56,8 +56,9 @@ pub(super) async fn undo(tx: &Tx, net: &Net, places: &Places) -> Result<(), Inbo
     Ok(())
 }
 
-/// What a foreign key does is seen after what made it do so: rows that others refer to may come
-/// back too late. Then each row is tried until it fits.
+/// Applies the steps in any order, each again until it fits. Triggers see the action of a foreign
+/// key after the change that caused it. So in the order of changes, rows that others refer to may
+/// come back too late.
 async fn in_any_order(tx: &Tx, mut open: Vec<Step<'_>>, places: &Places) -> Result<(), InboxError> {
     loop {
         let (mut left, mut trouble) = (Vec::new(), None);
@@ -83,7 +84,7 @@ async fn in_any_order(tx: &Tx, mut open: Vec<Step<'_>>, places: &Places) -> Resu
     }
 }
 
-/// Another row has to go first, or to come back: a constraint refuses the step.
+/// Returns whether a constraint refuses a step: another row has to go first, or to come back.
 fn is_in_the_way(error: &InboxError) -> bool {
     refused(error).is_some_and(|answer| answer.sqlstate.starts_with("23"))
 }
@@ -105,8 +106,8 @@ impl Step<'_> {
     }
 }
 
-/// Whether the undoing changed these rows back, and no others: a trigger of the tenant, or a row
-/// that came later and refers to one of these, can make it do more.
+/// Returns whether the undo changed these rows back, and no others. A trigger of the tenant, or a
+/// later row that refers to one of these, can make it do more.
 pub(super) fn is_exact(live: &Net, undone: &Net) -> bool {
     let no_rows = BTreeMap::new();
     live.iter().all(|(oid, live)| {
@@ -145,7 +146,7 @@ fn same_rows(one: &[(usize, Row)], other: &[(usize, Row)]) -> bool {
     sorted(one) == sorted(other)
 }
 
-/// The row as it was, over what has become of it, or anew where it is gone.
+/// Restores a row: updates what has become of it, or inserts it where it is gone.
 async fn restore(
     tx: &Tx,
     table: &Table,
@@ -195,7 +196,7 @@ async fn insert(tx: &Tx, table: &Table, row: &Row, places: &Places) -> Result<()
     execute(tx, &sql, &vec![Some(row.text.clone())]).await.map(drop)
 }
 
-/// One row that is equal to the last byte.
+/// Deletes one row that is equal to the last byte.
 async fn remove(tx: &Tx, table: &Table, row: &Row, places: &Places) -> Result<(), InboxError> {
     let place = &places[&row.place].sql;
     let sql = format!(
@@ -207,7 +208,7 @@ async fn remove(tx: &Tx, table: &Table, row: &Row, places: &Places) -> Result<()
     execute(tx, &sql, &vec![Some(row.text.clone())]).await.map(drop)
 }
 
-/// The condition that a row `x` has this key, with parameters from `first`.
+/// Returns the condition that a row `x` has this key, with parameters from `first`.
 fn by_key(table: &Table, first: usize) -> String {
     let is = |(number, position): (usize, &usize)| {
         let column = &table.columns[*position];
@@ -216,7 +217,8 @@ fn by_key(table: &Table, first: usize) -> String {
     table.key.iter().enumerate().map(is).collect::<Vec<_>>().join(" AND ")
 }
 
-/// Rows touched. The names in the text come from the catalogs, quoted; values are bound.
+/// Executes a statement and returns the number of rows that it touched. The names in the text come
+/// from the catalogs, quoted; values are bound.
 async fn execute(tx: &Tx, sql: &str, values: &Vec<Option<String>>) -> Result<u64, InboxError> {
     let mut query = sqlx::query(AssertSqlSafe(sql.to_owned()));
     for value in values {

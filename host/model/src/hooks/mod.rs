@@ -1,12 +1,15 @@
 //! Fail points, and sabotage for the test suite.
 //!
-//! A fail point kills the process at a step of the protocol. It is armed by code, with [`arm`]:
-//! `oncebox verify` does that in its own worker processes, never a host. Nothing armed costs one
-//! relaxed load. With the feature `test-hooks` the environment arms as well:
-//! `ONCEBOX_FAILPOINT=inbox:claim:after` kills the first time the process comes by,
+//! A fail point kills the process at a step of the protocol. Code arms it with [`arm`]: the worker
+//! processes of `oncebox verify` do so, a host never. While no point is armed, passing one costs
+//! one relaxed load.
+//!
+//! With the feature `test-hooks` the environment arms points as well.
+//! `ONCEBOX_FAILPOINT=inbox:claim:after` kills the process the first time it passes the point,
 //! `inbox:claim:after@7` the seventh time. Sabotage exists with that feature only:
-//! `ONCEBOX_SABOTAGE=ack_before_commit` switches a named defect on, so that the suite can show
-//! that it would notice. `ONCEBOX_CLOCK_AHEAD_S` is another clock of the host's.
+//! `ONCEBOX_SABOTAGE=ack_before_commit` switches a named defect on, so that the suite can show that
+//! it would notice the defect. `ONCEBOX_CLOCK_AHEAD_S` puts the host's clock ahead by that many
+//! seconds.
 
 // Every fail point by name.
 mod points;
@@ -19,11 +22,11 @@ use std::sync::{
 use points::is_known;
 pub use points::{CHANGE_POINTS, COPY_POINTS, PLACE_POINTS, POINTS, REMEDY_POINTS, REMOVAL_POINTS};
 
-/// Nothing is armed, and nothing will be but by [`arm`].
+/// State in which no point is armed, and only [`arm`] can arm one.
 const IDLE: u8 = 0;
-/// A point is armed.
+/// State in which a point is armed.
 const ARMED: u8 = 1;
-/// The environment has not been asked yet.
+/// State in which the environment has not been read yet.
 #[cfg(feature = "test-hooks")]
 const UNREAD: u8 = 2;
 
@@ -35,13 +38,13 @@ const AT_START: u8 = UNREAD;
 static STATE: AtomicU8 = AtomicU8::new(AT_START);
 static POINT: Mutex<Option<Armed>> = Mutex::new(None);
 
-/// The armed point and how often it will be passed alive.
+/// The armed point, and how often the process passes it alive.
 struct Armed {
     name: String,
     passes_left: u64,
 }
 
-/// A step of the protocol; the process dies here when the point is armed.
+/// Marks a step of the protocol; the process dies here when the point is armed.
 #[inline(always)]
 pub fn point(name: &str) {
     if STATE.load(Ordering::Relaxed) != IDLE {
@@ -49,8 +52,9 @@ pub fn point(name: &str) {
     }
 }
 
-/// Kill this process when it comes by a point for the nth time from now, from 1. Replaces what was
-/// armed before. False: there is no such point, or the count is zero, and nothing is armed.
+/// Arms a point: the process dies when it passes the point for the nth time, counted from 1.
+/// Replaces the point that was armed before. Returns false where the point is unknown or the count
+/// is zero; then nothing changes.
 pub fn arm(name: &str, nth: u64) -> bool {
     if nth == 0 || !is_known(name) {
         return false;
@@ -60,7 +64,7 @@ pub fn arm(name: &str, nth: u64) -> bool {
     true
 }
 
-/// Let the process live.
+/// Disarms the armed point, so that the process lives.
 pub fn disarm() {
     STATE.store(IDLE, Ordering::SeqCst);
     *armed() = None;
@@ -85,16 +89,16 @@ fn pass(name: &str) {
     kill_self();
 }
 
-/// SIGKILL, as the kernel or an operator would: no destructor, no flush, no goodbye.
+/// Kills this process with SIGKILL, as the kernel or an operator would: no destructor, no flush.
 fn kill_self() -> ! {
     // SAFETY: plain system call, with a signal that no handler can be installed for.
     unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
     std::process::abort()
 }
 
-/// What a native library cannot bear and no bound knows of: with the feature `test-hooks`, the
-/// process aborts as soon as a consumer has subscribed to the topic that `ONCEBOX_CRASH_TOPIC`
-/// names.
+/// Aborts the process, with the feature `test-hooks`, when a consumer has subscribed to the topic
+/// that `ONCEBOX_CRASH_TOPIC` names. That topic stands for one that crashes a native library and
+/// that no bound excludes.
 pub fn subscribed(topics: &[String]) {
     #[cfg(feature = "test-hooks")]
     if std::env::var("ONCEBOX_CRASH_TOPIC").is_ok_and(|topic| topics.contains(&topic)) {
@@ -105,7 +109,7 @@ pub fn subscribed(topics: &[String]) {
     let _ = topics;
 }
 
-/// Whether a named defect is switched on.
+/// Returns whether a named defect is switched on.
 #[cfg(not(feature = "test-hooks"))]
 #[inline(always)]
 pub const fn sabotage(_name: &str) -> bool {
@@ -115,7 +119,7 @@ pub const fn sabotage(_name: &str) -> bool {
 #[cfg(feature = "test-hooks")]
 pub use test_hooks::{host_clock, sabotage, switch_sabotage};
 
-/// What time it is by the clock of this host, which decides nothing.
+/// Returns the time by the clock of this host, which decides nothing.
 #[cfg(not(feature = "test-hooks"))]
 #[inline(always)]
 pub fn host_clock() -> chrono::DateTime<chrono::Utc> {
@@ -128,7 +132,7 @@ mod test_hooks {
 
     use super::{IDLE, STATE, UNREAD, arm};
 
-    /// Arm what `ONCEBOX_FAILPOINT` says, once.
+    /// Arms the point that `ONCEBOX_FAILPOINT` names, once.
     pub(super) fn read_environment() {
         static READ: Once = Once::new();
         READ.call_once(|| {
@@ -145,7 +149,7 @@ mod test_hooks {
     static SABOTAGE: LazyLock<RwLock<Option<String>>> =
         LazyLock::new(|| RwLock::new(std::env::var("ONCEBOX_SABOTAGE").ok()));
 
-    /// Whether a named defect is switched on.
+    /// Returns whether a named defect is switched on.
     pub fn sabotage(name: &str) -> bool {
         SABOTAGE.read().unwrap_or_else(PoisonError::into_inner).as_deref() == Some(name)
     }
@@ -155,12 +159,12 @@ mod test_hooks {
             .map_or(0, |text| text.parse().expect("ONCEBOX_CLOCK_AHEAD_S is a number of seconds"))
     });
 
-    /// What time it is by the clock of this host, or of one that is so many seconds ahead of it.
+    /// Returns the time by the clock of this host, put ahead by `ONCEBOX_CLOCK_AHEAD_S` seconds.
     pub fn host_clock() -> chrono::DateTime<chrono::Utc> {
         chrono::Utc::now() + chrono::TimeDelta::seconds(*CLOCK_AHEAD_S)
     }
 
-    /// Switch to another defect, or to none: for tests that run the inbox in their own process.
+    /// Switches to another defect, or to none: for tests that run the inbox in their own process.
     pub fn switch_sabotage(name: Option<&str>) {
         *SABOTAGE.write().unwrap_or_else(PoisonError::into_inner) = name.map(str::to_owned);
     }

@@ -29,7 +29,7 @@ pub const POINTS: &[&str] = &[
     "kafka:commit:after",
 ];
 
-/// Every fail point on the way of a change of a consumer that a host carries out.
+/// Every fail point of a host's work on a changed consumer.
 pub const CHANGE_POINTS: &[&str] = &[
     "consumer:drained:before",
     "consumer:seek:before",
@@ -38,13 +38,13 @@ pub const CHANGE_POINTS: &[&str] = &[
     "consumer:delete:last",
 ];
 
-/// Every fail point of what a person does with messages.
+/// Every fail point of an operator's action on messages.
 pub const REMEDY_POINTS: &[&str] = &["inbox:remedy:before", "inbox:remedy:after"];
 
-/// Every fail point on the way of a copy of a dead letter.
+/// Every fail point of the copying of a dead letter.
 pub const COPY_POINTS: &[&str] = &["inbox:copied:before"];
 
-/// Fail points between a host's database and one that a tenant named.
+/// Every fail point between the host's database and one that a tenant named.
 pub const PLACE_POINTS: &[&str] = &[
     "place:create:after",
     "place:mirror:before",
@@ -53,7 +53,7 @@ pub const PLACE_POINTS: &[&str] = &[
     "place:redrive:after",
 ];
 
-/// Every fail point of the end of a tenant, in order.
+/// Every fail point of the deletion of a tenant, in order.
 pub const REMOVAL_POINTS: &[&str] = &[
     "tenant:delete:stopped",
     "tenant:delete:shut_out",
@@ -65,7 +65,7 @@ pub const REMOVAL_POINTS: &[&str] = &[
     "tenant:delete:roles",
 ];
 
-/// Whether there is a point of this name.
+/// Returns whether there is a point of this name.
 pub(super) fn is_known(name: &str) -> bool {
     [POINTS, CHANGE_POINTS, REMEDY_POINTS, COPY_POINTS, PLACE_POINTS, REMOVAL_POINTS]
         .iter()

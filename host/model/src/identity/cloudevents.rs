@@ -9,7 +9,7 @@ use serde_json::{Value, value::RawValue};
 
 use crate::record::Record;
 
-/// What a record says of itself as an event. Every part may be missing.
+/// The attributes of an event that a record carries. Every part may be missing.
 #[derive(Debug, Default)]
 pub(crate) struct Event {
     pub(crate) id: Option<String>,
@@ -18,9 +18,9 @@ pub(crate) struct Event {
     pub(crate) dataschema: Option<String>,
     pub(crate) content_type: Option<String>,
     pub(crate) trace_parent: Option<String>,
-    /// In structured mode: the event's data, exactly as written.
+    /// Data of the event exactly as written; only in structured mode.
     pub(crate) data: Option<Vec<u8>>,
-    /// In structured mode: the attributes as headers of binary mode.
+    /// Attributes as headers of binary mode; only in structured mode.
     attributes: Option<Vec<(String, Vec<u8>)>>,
 }
 
@@ -33,7 +33,8 @@ struct Structured<'a> {
     attributes: BTreeMap<String, Value>,
 }
 
-/// Read a record as an event, in whichever mode it is. Err: it claims to be one and is not.
+/// Reads a record as an event, in binary or structured mode. Fails where the record claims to be an
+/// event and is none.
 pub(crate) fn read(record: &Record) -> Result<Event, String> {
     let content_type = text(record, "content-type");
     if content_type.as_deref().is_some_and(|t| {
@@ -99,16 +100,17 @@ fn attribute_text(value: &Value) -> Option<String> {
 }
 
 impl Event {
-    /// `source` and `id` together identify an event; the specification wants neither empty.
+    /// Returns `source` and `id` together, which identify an event; none where one is missing. The
+    /// specification wants neither empty: then the result is empty, and no valid id.
     pub(crate) fn identity(&self) -> Option<String> {
         match (self.source.as_deref()?, self.id.as_deref()?) {
             ("", _) | (_, "") => Some(String::new()),
-            // A URI has no space; one that has must not borrow from the id.
+            // A URI has no space. A source that has one must not run into the id.
             (source, id) => Some(format!("{} {id}", source.replace(' ', "%20"))),
         }
     }
 
-    /// The record in binary mode, whatever mode it came in.
+    /// Converts the record to binary mode, whichever mode it came in.
     pub(crate) fn unfold(self, mut record: Record) -> Record {
         if let Some(attributes) = self.attributes {
             record.headers.extend(attributes);

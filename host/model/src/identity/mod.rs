@@ -1,4 +1,4 @@
-//! From a record to a message: who it is, what it is, what it must stay in order with.
+//! From a record to a message: its id, its event type, and the key that it must stay in order with.
 
 mod cloudevents;
 
@@ -14,46 +14,50 @@ use crate::{
     record::Record,
 };
 
-/// Why a record is not a message.
+/// The reason why a record is no message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Undecodable {
-    /// No source of the policy yields an id.
+    /// Record in which no source of the policy yields an id.
     #[error("no message id")]
     NoId,
-    /// The id cannot be one.
+    /// Value that cannot be an id.
     #[error("the message id {0}")]
     BadId(&'static str),
-    /// No source of the policy yields an event type.
+    /// Record in which no source of the policy yields an event type.
     #[error("no event type")]
     NoType,
-    /// The event type cannot be one.
+    /// Value that cannot be an event type.
     #[error("the event type {0}")]
     BadType(&'static str),
-    /// Its sequence is guarded, and it does not say which version of its aggregate it makes.
+    /// Record of a guarded sequence without a version of its aggregate.
     #[error("no version of its aggregate")]
     NoVersion,
-    /// The version cannot be one.
+    /// Value that cannot be a version.
     #[error("the version of its aggregate is not a whole number from 0 to 9223372036854775806")]
     BadVersion,
-    /// Its sequence is guarded, and it does not say whose version it makes.
+    /// Record of a guarded sequence without an ordering key, which names its aggregate.
     #[error("no ordering key, which is to name its aggregate")]
     NoKey,
-    /// A structured CloudEvent that does not parse.
+    /// Structured CloudEvent that does not parse.
     #[error("not a CloudEvent: {0}")]
     BadEvent(String),
-    /// It does not decode by its schema, or has none.
+    /// Payload that does not decode by its schema, or has none.
     #[error("{0}")]
     BadPayload(oncebox_registry::Fault),
 }
 
-/// Content type of what was decoded.
+/// Content type of decoded payloads.
 pub(crate) const JSON: &str = "application/json";
 
 /// Longest id and event type, bytes.
 const ID_BYTES_MAX: usize = 512;
 
-/// Decode a record by its consumer's policy, with a decoder where payloads come in the wire format
+/// Decodes a record by its consumer's policy, with a decoder where payloads come in the wire format
 /// of a schema registry.
+///
+/// # Errors
+///
+/// The record itself, to be parked, with the reason why it is no message.
 #[expect(
     clippy::result_large_err,
     reason = "the record itself comes back, to be parked; boxing it would move it once more"
@@ -68,7 +72,7 @@ pub fn decode(
         Ok(event) => event,
         Err(error) => return Err((record, Undecodable::BadEvent(error))),
     };
-    // The data of a structured CloudEvent is in it, as it is.
+    // The data of a structured CloudEvent stands in the event as it is, not in the wire format.
     let payload = record.payload.as_deref().filter(|_| event.data.is_none());
     let decoded =
         match decoder.zip(payload).map(|(decoder, payload)| decoder.decode(payload)).transpose() {
@@ -108,7 +112,7 @@ fn text_header(record: &Record, name: &str) -> Option<String> {
     record.header(name).and_then(|value| std::str::from_utf8(value).ok()).map(str::to_owned)
 }
 
-/// Looks into one record; parses its payload as JSON at most once, and only when asked.
+/// A look-up in one record. It parses the payload as JSON at most once, and only when needed.
 struct Lookup<'a> {
     record: &'a Record,
     event: &'a Event,
@@ -210,7 +214,8 @@ impl Lookup<'_> {
     }
 }
 
-/// What PostgreSQL's text and its index can hold, and a person can read in a log.
+/// Checks that a text may be an id or an event type. PostgreSQL's text and its index must be able
+/// to hold it, and an operator to read it in a log.
 fn valid(text: &str) -> Result<(), &'static str> {
     if text.is_empty() {
         return Err("is empty");
@@ -224,8 +229,8 @@ fn valid(text: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Whether two deliveries of one event collapse into one effect, or only two deliveries of one
-/// record. Shown with the policy.
+/// Returns what deduplication by this policy collapses: all deliveries of one event, or only the
+/// deliveries of one record. Shown with the policy.
 pub fn collapses(policy: &Identity) -> Cow<'static, str> {
     match policy.id.first() {
         Some(IdSource::Position) | None => "redeliveries of one record".into(),
@@ -306,7 +311,7 @@ mod tests {
         assert_eq!(message.record.header("ce_type"), Some(b"t".as_slice()));
     }
 
-    // S1-122, A8 (c): what cannot be an id is never replaced by a made-up one.
+    // S1-122, A8 (c): a value that cannot be an id is never replaced by an invented one.
     #[test]
     fn unusable_ids_are_undecodable() {
         // S1-122.

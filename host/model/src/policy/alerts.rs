@@ -1,17 +1,17 @@
-//! When what is open in the inbox is too much.
+//! The bounds at which open messages of an inbox become an alert.
 
 use serde::{Deserialize, Serialize};
 
-/// Messages of one state that are counted again and again, for all consumers of a host; so no bound
-/// of [`Alerts`] is above it.
+/// Highest number of messages of one state that a host counts, at each check of its consumers. No
+/// bound of [`Alerts`] may be above it.
 pub const WATCHED_MAX: i64 = 10_000;
 
-/// From where on what is open in the inbox is an alert: a metric, an event in the log, a line of
-/// `oncebox inbox stats`. 0 is never.
+/// The bounds at which open messages become an alert: a metric, an event in the log, a line of
+/// `oncebox inbox stats`. A bound of 0 raises no alert.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Alerts {
-    /// Seconds since the oldest message was received that is still to be run.
+    /// Seconds since the oldest message that runs or is still to run was received.
     pub pending_age_s: u64,
     /// Parked messages.
     pub parked: u64,

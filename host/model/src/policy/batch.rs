@@ -1,4 +1,4 @@
-//! How many messages share a transaction, and for how long.
+//! The bounds of a transaction: its messages and its time.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Batch {
-    /// Messages, at most; 1 to 1,000. Each holds a lock in PostgreSQL's shared lock table until the
-    /// commit: over some hundreds, with many partitions, raise the server's
-    /// `max_locks_per_transaction`.
+    /// Maximum number of messages of a transaction, 1 to 1,000. Each holds a lock in PostgreSQL's
+    /// shared lock table until the commit. Over some hundreds, with many partitions, raise the
+    /// server's `max_locks_per_transaction`.
     pub messages_max: usize,
     /// Milliseconds after which no further message of the batch is started.
     pub duration_ms: u64,

@@ -1,4 +1,4 @@
-//! What in a policy cannot work. Everything is said at once.
+//! The checks of a policy. All problems are reported at once.
 
 use super::{
     Ack, DeadLetters, Dedup, IdSource, KeySource, Order, PastHorizon, PayloadPolicy, Policy,
@@ -6,15 +6,15 @@ use super::{
 };
 use crate::{error::InboxError, problem::Problem};
 
-/// One thing that is wrong with a policy.
+/// One problem of a policy.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct PolicyProblem {
-    /// The key, with dots; empty where it is the document.
+    /// Key, with dots; empty where the problem is the document's.
     pub key: String,
-    /// Its line in the file it was read from.
+    /// Line of the key in the file that the policy was read from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<usize>,
-    /// What is wrong, with the key.
+    /// Description of the problem, with the key.
     pub text: String,
 }
 
@@ -33,7 +33,7 @@ impl std::fmt::Display for PolicyProblem {
     }
 }
 
-/// Problems as an error.
+/// Refuses a policy that has problems, with all of them in the error.
 pub(super) fn refuse(problems: Vec<PolicyProblem>) -> Result<(), InboxError> {
     match problems.is_empty() {
         true => Ok(()),
@@ -43,30 +43,38 @@ pub(super) fn refuse(problems: Vec<PolicyProblem>) -> Result<(), InboxError> {
     }
 }
 
-/// Bytes of the name of a header.
+/// Maximum bytes of the name of a header.
 const HEADER_BYTES_MAX: usize = 256;
-/// Bytes of a JSON pointer.
+/// Maximum bytes of a JSON pointer.
 const POINTER_BYTES_MAX: usize = 1_024;
-/// Sources of a message id, or of an event type.
+/// Maximum number of sources of a message id, or of an event type.
 const SOURCES_MAX: usize = 16;
-/// Bytes of an event type.
+/// Maximum bytes of an event type.
 const EVENT_TYPE_BYTES_MAX: usize = 512;
 
 const DAY_MS: u64 = 24 * 3_600 * 1_000;
 
 impl Policy {
-    /// Refuse what cannot work, naming every key that is wrong.
+    /// Refuses a policy that cannot work.
+    ///
+    /// # Errors
+    ///
+    /// [`InboxError::Policy`] with every key that is wrong.
     pub fn check(&self) -> Result<(), InboxError> {
         refuse(self.problems())
     }
 
-    /// Everything that cannot work but for the schemas, which take a processor for a while. It asks
-    /// nothing of anybody.
+    /// Refuses a policy that cannot work, without a check of its schemas, which occupies a
+    /// processor for a while. The check asks no other program.
+    ///
+    /// # Errors
+    ///
+    /// [`InboxError::Policy`] with every key that is wrong.
     pub fn check_but_schemas(&self) -> Result<(), InboxError> {
         refuse(self.problems_but_schemas())
     }
 
-    /// Everything that cannot work.
+    /// Returns all problems of the policy.
     pub fn problems(&self) -> Vec<PolicyProblem> {
         let mut found = self.problems_but_schemas();
         for (event_type, fault) in schemas::faults(&self.schemas) {
@@ -91,7 +99,7 @@ impl Policy {
         found
     }
 
-    /// Numbers, one by one.
+    /// Checks each number against its range.
     fn check_ranges(&self, found: &mut Vec<PolicyProblem>) {
         let Self { batch, sequence, retry, breaker, limits, kafka, .. } = self;
         let ranges = [
@@ -151,7 +159,7 @@ impl Policy {
         }
     }
 
-    /// Texts, one by one, and how many there are.
+    /// Checks each text, and the number of sources.
     fn check_texts(&self, found: &mut Vec<PolicyProblem>) {
         let identity = &self.identity;
         for (key, sources) in
@@ -198,7 +206,7 @@ impl Policy {
         }
     }
 
-    /// What contradicts something else.
+    /// Checks for keys that contradict each other.
     fn check_together(&self, found: &mut Vec<PolicyProblem>) {
         let Self {
             topics,
@@ -281,7 +289,7 @@ impl Policy {
             ),
         ];
         for (key, _, text) in rules.into_iter().filter(|(_, is_broken, _)| *is_broken) {
-            // One that is wrong by itself is said once.
+            // A key that is wrong by itself is reported once.
             if !found.iter().any(|problem| problem.key == key) {
                 found.push(PolicyProblem::new(key, text));
             }

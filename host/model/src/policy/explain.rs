@@ -1,4 +1,4 @@
-//! What a policy means, in sentences.
+//! The meaning of a policy, in sentences.
 
 use super::{
     Ack, Alerts, Collision, Dedup, Gap, IdSource, Jitter, KeySource, NoRoute, Order, PastHorizon,
@@ -34,7 +34,8 @@ impl Sequence {
 }
 
 impl Policy {
-    /// What a consumer with this policy does, a paragraph each, in the order of a message's path.
+    /// Describes what a consumer with this policy does, a paragraph each, in the order of a
+    /// message's path.
     pub fn explain(&self) -> Vec<String> {
         let parts = [
             self.reads(),
@@ -357,7 +358,7 @@ fn workers(retry: &Retry) -> String {
     }
 }
 
-/// One after the other, with a word before the last.
+/// Joins items with commas, and the last with a word.
 fn listed(items: impl Iterator<Item = String>, word: &str) -> String {
     let mut items: Vec<_> = items.collect();
     match items.pop() {
@@ -366,7 +367,8 @@ fn listed(items: impl Iterator<Item = String>, word: &str) -> String {
     }
 }
 
-/// In the largest unit that leaves no rest.
+/// Formats a duration in the largest unit that leaves no remainder. Without such a unit, more than
+/// ten seconds are rounded up to seconds, and less stays in milliseconds.
 pub(super) fn duration(ms: u64) -> String {
     const UNITS: [(u64, &str); 4] =
         [(86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")];

@@ -1,4 +1,4 @@
-//! What handlers, and a consumer as a whole, may take.
+//! The limits of handlers, and of a consumer as a whole.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Wall clock around the whole call, milliseconds.
+    /// Longest call, milliseconds of wall clock.
     pub deadline_ms: u64,
-    /// Linear memory of the instance, bytes, all memories together.
+    /// Bytes of linear memory of the instance, all memories together.
     pub memory_bytes: usize,
     /// SQL calls per message.
     pub statements_max: u32,
@@ -24,24 +24,23 @@ pub struct Limits {
     pub rows_max: usize,
     /// Bytes of one result.
     pub result_bytes_max: usize,
-    /// Savepoints open at the same time.
+    /// Savepoints open at once.
     pub savepoints_max: usize,
     /// Bytes of log lines per message.
     pub log_bytes_max: usize,
     /// Bytes of the JSON result kept in the inbox row.
     pub outcome_bytes_max: usize,
-    /// Transactions of this consumer at the same time on one host, hence instances; none for the
-    /// tenant's bound. Over it, messages wait.
+    /// Concurrent transactions of this consumer on one host, hence instances; none for the tenant's
+    /// bound. Over it, messages wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transactions_max: Option<usize>,
-    /// Messages a second on one host; none for as many as come. Over it, messages wait. Hosts do
-    /// not talk to each other about it, which would cost every message a round trip: n hosts take n
-    /// times as many.
+    /// Messages a second on one host; none for no bound. Over it, messages wait. Hosts do not
+    /// coordinate it, which would cost every message a round trip: n hosts take n times as many.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub messages_per_second: Option<u32>,
 }
 
-/// What of the limits is a consumer's alone; a deployment cannot say it.
+/// Limits of the consumer alone, which a deployment cannot set.
 pub const OF_CONSUMER: [&str; 2] = ["transactions_max", "messages_per_second"];
 
 impl Default for Limits {

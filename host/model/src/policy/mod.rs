@@ -1,30 +1,30 @@
-//! What a consumer is told to do, as its owner writes it in TOML and as its row keeps it.
+//! The policy of a consumer, as its owner writes it in TOML and as its row keeps it.
 
-// Where id, event type, ordering key and version of a message are found.
+// The sources of a message's id, event type, ordering key and version.
 mod source;
-// What runs in its order.
+// The messages that run in order.
 mod order;
-// How many messages share a transaction.
+// The bounds of a transaction.
 mod batch;
-// When and how often a message that failed runs again.
+// The retries of a message that failed.
 mod retry;
-// What handlers, and a consumer as a whole, may take.
+// The limits of handlers, and of a consumer as a whole.
 mod limits;
-// When what is open is too much.
+// The bounds at which open messages become an alert.
 mod alerts;
-// What payloads have to be.
+// The schemas of payloads.
 mod schemas;
-// Compiling those schemas, off the threads that serve all.
+// The compilation of those schemas, off the threads that serve all tenants.
 mod apart;
 // From a text to a policy, with everything that is wrong with it.
 mod parse;
-// What in a policy cannot work.
+// The checks of a policy.
 mod check;
-// What of it reaches a native library.
+// The parts of a policy that reach a native library.
 mod native;
 // A policy in sentences.
 mod explain;
-// The questions that are asked of an inbox, answered by a policy.
+// The questions to ask of an inbox, answered by a policy.
 mod readiness;
 
 use std::collections::BTreeMap;
@@ -52,65 +52,65 @@ pub use self::{
 pub struct Policy {
     /// Topics to read.
     pub topics: Vec<String>,
-    /// When the broker is told that a message is done. Chosen, never implied.
+    /// Point at which the host acks a message to the broker. Chosen, never implied.
     pub ack: Ack,
-    /// What runs in its order.
+    /// Messages that run in order.
     #[serde(default, skip_serializing_if = "Order::is_none")]
     pub order: Order,
-    /// Whether messages run in the sequence of the versions of their aggregates.
+    /// Sequence of versions that messages of an aggregate run in; none for no sequence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequence: Option<Sequence>,
-    /// Whether the inbox remembers what completed.
+    /// Deduplication by the inbox.
     #[serde(default)]
     pub dedup: Dedup,
-    /// How long the inbox remembers a completed message.
+    /// Time for which the inbox remembers a completed message.
     #[serde(default)]
     pub retention: Retention,
-    /// Which rows keep payload and headers.
+    /// Rows that keep payload and headers.
     #[serde(default)]
     pub payload: PayloadPolicy,
-    /// What becomes of a known id that comes with another payload.
+    /// Treatment of a known id that comes with another payload.
     #[serde(default)]
     pub collision: Collision,
-    /// What becomes of a message that no deployment takes.
+    /// Treatment of a message that no deployment takes.
     #[serde(default)]
     pub no_route: NoRoute,
-    /// How payloads are encoded.
+    /// Encoding of payloads.
     #[serde(default, skip_serializing_if = "WireFormat::is_plain")]
     pub wire_format: WireFormat,
-    /// Where id, event type and ordering key are found.
+    /// Sources of id, event type and ordering key.
     #[serde(default)]
     pub identity: Identity,
-    /// What payloads have to be, by event type, also `orders.*` and `*`.
+    /// Schemas of payloads, by event type; keys may also be `orders.*` and `*`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub schemas: BTreeMap<String, PayloadSchema>,
     /// Bounds of a transaction.
     #[serde(default)]
     pub batch: Batch,
-    /// What happens after a failure.
+    /// Retries after a failure.
     #[serde(default)]
     pub retry: Retry,
-    /// What becomes of dead letters beside their rows.
+    /// Treatment of dead letters beside their rows.
     #[serde(default, skip_serializing_if = "DeadLetters::is_default")]
     pub dead_letters: DeadLetters,
-    /// Whether offsets may be set back.
+    /// Permission to set offsets back, and treatment of old records.
     #[serde(default, skip_serializing_if = "Replay::is_default")]
     pub replay: Replay,
-    /// When messages wait for a version that fails too often.
+    /// Circuit breaker of a version that fails too often.
     #[serde(default)]
     pub breaker: Breaker,
     /// Caps on one run of a handler.
     #[serde(default)]
     pub limits: Limits,
-    /// From where on what is open is too much.
+    /// Bounds at which open messages become an alert.
     #[serde(default, skip_serializing_if = "Alerts::is_default")]
     pub alerts: Alerts,
-    /// How records are read.
+    /// Reading of records from Kafka.
     #[serde(default)]
     pub kafka: Kafka,
 }
 
-/// When the broker is told.
+/// The point at which the host acks a message to the broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ack {
@@ -120,15 +120,15 @@ pub enum Ack {
     AfterInsert,
 }
 
-/// Whether deliveries are deduplicated.
+/// The deduplication of deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dedup {
     /// Every message is claimed in the inbox: its effect happens once.
     #[default]
     Inbox,
-    /// No claim is written: a redelivered message has its effect again. For telemetry and for
-    /// handlers that are idempotent by themselves. Failures are rows as ever.
+    /// No claim is written: a redelivered message has its effect again. For telemetry, and for
+    /// handlers that are idempotent by themselves. Failures still become rows.
     Off,
 }
 
@@ -151,7 +151,7 @@ pub enum Retention {
 }
 
 impl Retention {
-    /// The class's key in `oncebox.retention_class`.
+    /// Returns the class's key in `oncebox.retention_class`.
     pub fn class(self) -> i16 {
         match self {
             Self::SevenDays => 1,
@@ -161,7 +161,8 @@ impl Retention {
         }
     }
 
-    /// How long a completed message is surely remembered; none for ever.
+    /// Returns the number of days for which a completed message is surely remembered; none for
+    /// ever.
     pub fn days(self) -> Option<i64> {
         match self {
             Self::SevenDays => Some(7),
@@ -172,7 +173,7 @@ impl Retention {
     }
 }
 
-/// Which rows keep payload and headers. A row that is still to be run always has them.
+/// The rows that keep payload and headers. A row that is still to be run always has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PayloadPolicy {
@@ -181,11 +182,11 @@ pub enum PayloadPolicy {
     Failed,
     /// Every row.
     All,
-    /// No row once it is settled, but for a dead letter that was delivered again since.
+    /// No row once it is settled, except a dead letter that was delivered again since.
     None,
 }
 
-/// What becomes of a known id with another payload.
+/// The treatment of a known id with another payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Collision {
@@ -196,11 +197,11 @@ pub enum Collision {
     Ignore,
 }
 
-/// What becomes of a message that no deployment takes.
+/// Treatment of a message that no deployment takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NoRoute {
-    /// It is kept, and waits for a deployment and a person.
+    /// It is kept, and waits for a deployment and an operator.
     #[default]
     Park,
     /// It is acked; its row says `skipped` and keeps no payload.
@@ -209,15 +210,16 @@ pub enum NoRoute {
     Reject,
 }
 
-/// How payloads are encoded.
+/// The encoding of payloads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WireFormat {
-    /// As they are: bytes to the host, and JSON where something is looked for in them.
+    /// As they are: bytes to the host, and JSON where a source or a schema of the policy looks into
+    /// them.
     #[default]
     Plain,
-    /// By the schemas of a registry, whose id each begins with: Avro, Protobuf, JSON Schema. Where
-    /// something is looked for, and to handlers, they are the JSON that this stands for.
+    /// By the schemas of a registry: Avro, Protobuf or JSON Schema. Each payload begins with the id
+    /// of its schema. Handlers, and sources and schemas of the policy, see the equivalent JSON.
     Confluent,
 }
 
@@ -227,25 +229,26 @@ impl WireFormat {
     }
 }
 
-/// When messages wait for a version that fails too often. Each version has a breaker of its own on
-/// each host. A failure is a trap, a limit, an error or no answer; what a handler decides, be it to
-/// reject, to park or to be run again, is none.
+/// The circuit breaker for versions that fail too often. Each version has its own breaker on each
+/// host. A failure is a trap, a limit, an error or no answer. A handler's decision to reject, to
+/// park or to be run again is no failure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Breaker {
-    /// Off: messages of a version that fails are failed by it, one after the other.
+    /// Switch. While it is off, a failing version fails its messages one after the other.
     pub enabled: bool,
-    /// It opens when more than this share of the first runs within the window failed; 1 to 99.
+    /// Share of the first runs within the window, in percent, 1 to 99. The breaker opens when more
+    /// of them failed.
     pub failures_percent: u32,
-    /// First runs within the window before it is judged; one that ended at its deadline stands for
-    /// five.
+    /// First runs within the window before the breaker judges a version; a run that ended at its
+    /// deadline counts as five.
     pub runs_min: u32,
-    /// Milliseconds that are looked at.
+    /// Length of the window, milliseconds.
     pub window_ms: u64,
-    /// How long it stays open at first, before one message probes. It doubles with each probe that
-    /// fails.
+    /// Milliseconds for which the breaker stays open at first, before one message probes. The time
+    /// doubles with each probe that fails.
     pub pause_ms: u64,
-    /// How long it stays open at most.
+    /// Milliseconds for which the breaker stays open at most.
     pub pause_max_ms: u64,
 }
 
@@ -262,11 +265,12 @@ impl Default for Breaker {
     }
 }
 
-/// What becomes of dead letters, and of parked messages, beside their rows.
+/// The treatment of dead letters, and of parked messages, beside their rows.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DeadLetters {
-    /// The topic that each is copied to, with its headers and why it is one; none for no copies.
+    /// Topic that each is copied to, with its headers and the reason for its state; none for no
+    /// copies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topic: Option<String>,
 }
@@ -277,15 +281,14 @@ impl DeadLetters {
     }
 }
 
-/// Whether what was read may be read again.
+/// The rules for reading records again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Replay {
-    /// Whether `oncebox consumer seek` may set offsets back. Redeliveries by the brokers come all
-    /// the same.
+    /// Permission for `oncebox consumer seek` to set offsets back. Brokers redeliver regardless.
     pub allowed: bool,
-    /// What becomes of a message that is older than `retention`, and not known: the inbox may have
-    /// forgotten it.
+    /// Treatment of an unknown message that is older than `retention`: the inbox may have forgotten
+    /// it.
     pub past_horizon: PastHorizon,
 }
 
@@ -295,14 +298,14 @@ impl Default for Replay {
     }
 }
 
-/// What becomes of a message of which the inbox cannot know whether it ran.
+/// The treatment of a message that may have run before, which the inbox cannot know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PastHorizon {
-    /// It runs: it is taken for one that comes for the first time.
+    /// It runs as a message that comes for the first time.
     #[default]
     Run,
-    /// It is parked, for a person who knows.
+    /// It is parked for an operator, for a decision.
     Park,
 }
 
@@ -312,7 +315,7 @@ impl Replay {
     }
 }
 
-/// How records are read.
+/// The reading of records from Kafka.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Kafka {
@@ -323,7 +326,7 @@ pub struct Kafka {
     pub prefetch_messages: usize,
     /// Bytes held per partition before it is paused.
     pub prefetch_bytes: usize,
-    /// Any property of librdkafka, over the host's own.
+    /// Properties of librdkafka, which override the host's own.
     pub properties: BTreeMap<String, String>,
 }
 
@@ -339,13 +342,13 @@ impl Default for Kafka {
 }
 
 impl Policy {
-    /// How records are read, with a queue that batches of this policy do not run dry.
+    /// Returns the Kafka settings, with a prefetch that batches of this policy do not run dry.
     pub fn reading(&self) -> Kafka {
         let prefetch_messages = self.kafka.prefetch_messages.max(4 * self.batch.messages_max);
         Kafka { prefetch_messages, ..self.kafka.clone() }
     }
 
-    /// The Kafka group of a consumer with this policy.
+    /// Returns the Kafka group of a consumer with this policy.
     pub fn group(&self, tenant: &str, consumer: &str) -> String {
         match self.kafka.group.as_str() {
             "" => format!("oncebox.{tenant}.{consumer}"),
@@ -358,7 +361,7 @@ impl Policy {
 mod tests {
     use super::*;
 
-    // What could go wrong: a key is added, and nobody can look it up.
+    // What could go wrong: a key is added that the documentation does not name.
     #[test]
     fn every_key_is_in_the_documentation() {
         const DOCS: &str = include_str!("../../../../docs/policy.md");

@@ -1,39 +1,39 @@
-//! What of a policy reaches a native library, and how much of it that library is handed.
+//! The parts of a policy that reach a native library, and their bounds.
 //!
-//! librdkafka takes a topic that begins with `^` for a POSIX extended regular expression, and has
-//! the C library's `regcomp` compile it: in the thread that subscribes, and again for every topic
-//! of the brokers. `regcomp` calls itself for what is nested and writes out what is repeated, so
-//! that a pattern without bounds ends the process. What is accepted here is a part of that language
+//! librdkafka takes a topic that begins with `^` for a POSIX extended regular expression. It has
+//! the C library's `regcomp` compile the expression: in the thread that subscribes, and again for
+//! every topic of the brokers. `regcomp` recurses into nested parts and writes out repetitions, so
+//! that a pattern without bounds ends the process. The checks here accept a part of that language
 //! in which both are bounded.
 
 use regex_syntax::ast::{self, Ast, RepetitionKind, RepetitionRange};
 
 use super::Policy;
 
-/// Topics of a policy.
+/// Maximum number of topics of a policy.
 pub const TOPICS_MAX: usize = 100;
-/// Bytes of the name of a topic, of a pattern, and of the name of a group.
+/// Maximum bytes of the name of a topic, of a pattern, and of the name of a group.
 const NAME_BYTES_MAX: usize = 249;
-/// Parentheses of a pattern within each other.
+/// Deepest nesting of parentheses in a pattern.
 const DEPTH_MAX: usize = 10;
-/// Characters of a pattern that stand for one of a name, with everything that is repeated written
-/// out.
+/// Maximum number of characters of a pattern that each match one of a name, with all repetitions
+/// written out.
 const POSITIONS_MAX: usize = 1_000;
-/// Properties of Kafka's client in a policy.
+/// Maximum number of properties of Kafka's client in a policy.
 const PROPERTIES_MAX: usize = 64;
-/// Bytes of the name of such a property.
+/// Maximum bytes of the name of such a property.
 const PROPERTY_NAME_BYTES_MAX: usize = 128;
-/// Bytes of the value of such a property: a chain of certificates fits.
+/// Maximum bytes of the value of such a property: a chain of certificates fits.
 const PROPERTY_BYTES_MAX: usize = 64 << 10;
-/// Characters of what is wrong that are shown.
+/// Maximum number of characters of a wrong text that an error shows.
 const SHOWN_MAX: usize = 60;
 
-/// Whether a topic of a policy is a pattern of names.
+/// Returns whether a topic of a policy is a pattern of names.
 pub fn is_pattern(topic: &str) -> bool {
     topic.starts_with('^')
 }
 
-/// Whether Kafka takes a text for the name of a topic.
+/// Returns whether Kafka accepts a text as the name of a topic.
 pub(crate) fn is_topic(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len())
         && name.bytes().all(is_of_name)
@@ -44,7 +44,7 @@ fn is_of_name(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"._-".contains(&byte)
 }
 
-/// A text as an error shows it: cut, and on one line.
+/// Formats a text as an error shows it: cut, and on one line.
 fn shown(text: &str) -> String {
     let mut shown: String =
         text.chars().take(SHOWN_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect();
@@ -54,7 +54,8 @@ fn shown(text: &str) -> String {
     shown
 }
 
-/// What is wrong with a topic to read: a name, or a pattern of names.
+/// Returns the fault of a topic to read, which is a name or a pattern of names; none where it is
+/// valid.
 pub fn topic_fault(topic: &str) -> Option<String> {
     if !is_pattern(topic) {
         let rule = "it must be the name of a topic: 1 to 249 of the characters a-z, A-Z, 0-9, `.`, \
@@ -86,8 +87,8 @@ fn pattern_fault(pattern: &str) -> Option<String> {
     }
 }
 
-/// Refuse what the two readers of a pattern, the one here and the C library's, could read in two
-/// ways, and what is nested too deep.
+/// Refuses a pattern that is nested too deep, or that its two readers could understand differently:
+/// the parser here and the C library's.
 fn scan(pattern: &[u8]) -> Result<(), String> {
     const KNOWN: &[u8] = b"^$*+?|()[]{},\\";
     let (mut depth, mut at) = (0_usize, 0);
@@ -123,7 +124,8 @@ fn scan(pattern: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// Where a set ends that began: letters, digits and what else is in names, and ranges of them.
+/// Returns the offset in `rest` of the `]` that ends a set. `rest` begins after the `[`. A set
+/// holds letters, digits, `.`, `_`, `-`, and ranges of them.
 fn set_end(rest: &[u8]) -> Result<usize, String> {
     let begin = usize::from(rest.first() == Some(&b'^'));
     let end = rest.iter().position(|byte| *byte == b']').filter(|end| *end > begin);
@@ -140,7 +142,8 @@ fn set_end(rest: &[u8]) -> Result<usize, String> {
     }
 }
 
-/// Where a number of repetitions ends that began: `3}`, `3,}` or `3,5}`.
+/// Returns the offset in `rest` of the `}` that ends a number of repetitions: `3}`, `3,}` or
+/// `3,5}`. `rest` begins after the `{`.
 fn repetition_end(rest: &[u8]) -> Result<usize, String> {
     let wrong = "between `{` and `}` it must hold one number or two, of at most three digits: \
         `{3}`, `{3,}`, `{3,5}`";
@@ -153,7 +156,7 @@ fn repetition_end(rest: &[u8]) -> Result<usize, String> {
     if least && most && numbers.next().is_none() { Ok(end) } else { Err(wrong.to_owned()) }
 }
 
-/// How many nodes a compiler makes of it that writes out what is repeated.
+/// Counts the nodes that a compiler makes of a pattern, where it writes out what is repeated.
 fn positions(ast: &Ast) -> usize {
     match ast {
         Ast::Repetition(repetition) => {
@@ -175,7 +178,7 @@ fn positions(ast: &Ast) -> usize {
     }
 }
 
-/// What is wrong with the topics to read, all of them together.
+/// Returns the fault of the topics to read, all of them together; none where they are valid.
 pub fn topics_fault(topics: &[String]) -> Option<String> {
     if topics.is_empty() {
         return Some("`topics` must name at least one topic".to_owned());
@@ -193,7 +196,7 @@ pub fn topics_fault(topics: &[String]) -> Option<String> {
     })
 }
 
-/// What is wrong with the name of a group.
+/// Returns the fault of the name of a group; none where it is valid.
 pub fn group_fault(group: &str) -> Option<String> {
     let fits = group.len() <= NAME_BYTES_MAX && !group.chars().any(char::is_control);
     (!fits).then(|| {
@@ -201,7 +204,8 @@ pub fn group_fault(group: &str) -> Option<String> {
     })
 }
 
-/// What is wrong with properties of Kafka's client. Values may be passwords, and are not shown.
+/// Returns the first fault of properties of Kafka's client, with its key; none where they are
+/// valid. Values may be passwords, and are not shown.
 pub fn properties_fault<'a>(
     properties: impl ExactSizeIterator<Item = (&'a String, &'a String)>,
 ) -> Option<(String, String)> {
@@ -238,8 +242,8 @@ pub fn properties_fault<'a>(
 }
 
 impl Policy {
-    /// What of this policy a native library must not be handed, with its key. Hosts ask before each
-    /// start, too: a row may be older than a rule.
+    /// Returns the first part of this policy that a native library must not get, with its key.
+    /// Hosts also ask before each start: a row may be older than a rule.
     pub fn native_fault(&self) -> Option<(String, String)> {
         let of = |key: &'static str| move |fault: String| (key.to_owned(), fault);
         let copies = self.dead_letters.topic.as_ref().filter(|topic| !is_topic(topic));

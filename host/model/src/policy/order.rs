@@ -1,21 +1,21 @@
-//! What runs in its order, and in the sequence of its aggregate.
+//! The messages that run in order, and in the sequence of their aggregate.
 
 use serde::{Deserialize, Serialize};
 
 use super::VersionSource;
 
-/// What runs in its order. A message that failed, was parked or waits for its retry is open until
-/// it completes, is skipped or is discarded; what comes behind an open one waits in the inbox, and
-/// the rest goes on.
+/// The messages that run in order. A message that failed, was parked or waits for its retry is open
+/// until it completes, is skipped or is discarded. Messages behind an open one wait in the inbox;
+/// all others go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Nothing: a message that fails lets later ones pass.
+    /// No messages: a message that fails lets later ones pass.
     #[default]
     None,
     /// Messages of a partition.
     Partition,
-    /// Messages of an ordering key; those without one are in order with nothing.
+    /// Messages of an ordering key; a message without a key has no order.
     Key,
 }
 
@@ -25,21 +25,21 @@ impl Order {
     }
 }
 
-/// In which sequence messages of one aggregate run: that of an ordering key. Each says which
-/// version it makes; one that is not above the aggregate's is skipped, one that leaves a gap waits
-/// for it to close.
+/// The sequence in which messages of one aggregate run; the ordering key names the aggregate. Each
+/// message carries the version that it creates. A message whose version is not above the
+/// aggregate's is skipped. A message that leaves a gap waits for the gap to close.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sequence {
-    /// Where the version is found.
+    /// Source of the version.
     pub version: VersionSource,
-    /// The version that an aggregate begins with; none where it begins with whatever comes first.
+    /// First version of an aggregate; none where it begins with the first version that comes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first: Option<u32>,
     /// Milliseconds that a message waits for a gap to close.
     #[serde(default = "Sequence::gap_wait_ms")]
     pub gap_wait_ms: u64,
-    /// What becomes of a message that waited that long.
+    /// Treatment of a message that waited that long.
     #[serde(default)]
     pub gap: Gap,
 }
@@ -50,13 +50,13 @@ impl Sequence {
     }
 }
 
-/// What becomes of a message whose gap did not close in time.
+/// The treatment of a message whose gap did not close in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gap {
-    /// It is parked, and its key with it; it goes on when the gap closes, or when it is redriven.
+    /// It is parked, and its key with it. It goes on when the gap closes, or when it is redriven.
     #[default]
     Park,
-    /// It runs, and the aggregate is at its version: what was missing is skipped when it comes.
+    /// It runs, and the aggregate takes its version: a missing message is skipped when it comes.
     GoOn,
 }

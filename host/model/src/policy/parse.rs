@@ -1,4 +1,4 @@
-//! A policy from what its owner wrote, with everything that is wrong with it.
+//! The reading of a policy from its owner's text, with everything that is wrong with it.
 
 use serde_json::Value;
 use serde_path_to_error::Segment;
@@ -10,21 +10,31 @@ use super::{
 };
 use crate::error::InboxError;
 
-/// Problems of one document that are told; whoever mends them sees the next ones.
+/// Maximum number of problems of one document that are reported; the next ones appear once these
+/// are mended.
 const PROBLEMS_MAX: usize = 50;
 
 impl Policy {
-    /// A policy from TOML; the error names every key that is wrong, with its line.
+    /// Reads a policy from TOML.
+    ///
+    /// # Errors
+    ///
+    /// [`InboxError::Policy`] with every key that is wrong, and its line.
     pub fn parse(text: &str) -> Result<Self, InboxError> {
         right(Self::read(text))
     }
 
-    /// A policy from JSON; the error names every key that is wrong.
+    /// Reads a policy from JSON.
+    ///
+    /// # Errors
+    ///
+    /// [`InboxError::Policy`] with every key that is wrong.
     pub fn of(value: Value) -> Result<Self, InboxError> {
         right(Self::from_value(value))
     }
 
-    /// The same, with what is wrong as data. Without a problem there is a policy.
+    /// Reads a policy from TOML, and returns its problems as data. Returns a policy only where
+    /// there is no problem.
     pub fn read(text: &str) -> (Option<Self>, Vec<PolicyProblem>) {
         let (document, errors) = DeTable::parse_recoverable(text);
         let problem = |error: &toml::de::Error| PolicyProblem {
@@ -34,7 +44,7 @@ impl Policy {
         if !errors.is_empty() {
             return (None, errors.iter().take(PROBLEMS_MAX).map(problem).collect());
         }
-        // What is well written may still be no value, as a number that is too large.
+        // A document may parse and still hold no value, such as a number that is too large.
         let value = match toml::from_str(text) {
             Ok(value) => value,
             Err(error) => return (None, vec![problem(&error)]),
@@ -47,16 +57,16 @@ impl Policy {
         (policy, problems)
     }
 
-    /// A policy from JSON, with everything that is wrong with it. Without a problem there is a
-    /// policy.
+    /// Reads a policy from JSON, and returns its problems as data. Returns a policy only where
+    /// there is no problem.
     pub fn from_value(mut value: Value) -> (Option<Self>, Vec<PolicyProblem>) {
         let mut problems: Vec<PolicyProblem> = Vec::new();
-        // What is wrong is taken out, and the rest is looked at again.
+        // Each wrong part is taken out, and the rest is read again.
         while problems.len() < PROBLEMS_MAX {
             let error = match serde_path_to_error::deserialize::<_, Self>(&value) {
                 Ok(policy) => {
-                    // What was taken out has the value of who says nothing, which is no reason for
-                    // more.
+                    // A part that was taken out has its default or a stand-in: problems that
+                    // concern it are dropped.
                     let mut more = policy.problems();
                     more.retain(|more| !problems.iter().any(|known| is_about(more, &known.key)));
                     problems.extend(more);
@@ -86,7 +96,7 @@ fn is_about(problem: &PolicyProblem, key: &str) -> bool {
     !key.is_empty() && (problem.key == key || problem.text.contains(&format!("`{key}`")))
 }
 
-/// Where in a document something is.
+/// A path to a part of a document.
 struct Path(Vec<Step>);
 
 enum Step {
@@ -96,7 +106,7 @@ enum Step {
 
 impl Path {
     fn of<'a>(segments: impl Iterator<Item = &'a Segment>) -> Self {
-        // A variant is no place of its own: it is the element that holds it.
+        // A variant has no position of its own: its position is the element that holds it.
         let steps = segments.map_while(|segment| match segment {
             Segment::Map { key } => Some(Step::Key(key.clone())),
             Segment::Seq { index } => Some(Step::Index(*index)),
@@ -105,7 +115,7 @@ impl Path {
         Self(steps.collect())
     }
 
-    /// An unknown key is part of the path.
+    /// Extends the path by an unknown key that an error names.
     fn extend_by_unknown(&mut self, text: &str) {
         let unknown = text.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
         if let Some(unknown) = unknown
@@ -127,7 +137,7 @@ impl Path {
         shown
     }
 
-    /// What is wrong, with the key that it is about.
+    /// Describes a problem, with the key that it is about.
     fn describe(&self, text: &str) -> String {
         let shown = self.shown();
         match text.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`')) {
@@ -137,13 +147,13 @@ impl Path {
         }
     }
 
-    /// Take it out of the document, or give the document what is missing, so that the rest can be
-    /// read.
+    /// Takes the part at this path out of the document, or gives the document what is missing, so
+    /// that the rest can be read. Returns whether the document changed.
     fn take_out(&self, value: &mut Value, text: &str) -> bool {
         let Some((last, before)) = self.0.split_last() else {
             return give(value, text).is_some();
         };
-        // A key that must be there gets something that works in the place of what does not.
+        // A required key gets a valid value in the place of a wrong one.
         if let ([], Step::Key(key), Some(members)) = (before, last, value.as_object_mut())
             && let (Some(value), Some(present)) = (stand_in(key), members.get_mut(key))
         {
@@ -166,7 +176,7 @@ impl Path {
     }
 }
 
-/// Give a document the key that it lacks. None where that is not what is wrong with it.
+/// Adds the key that a document lacks. Returns none where no missing key is the problem.
 fn give(document: &mut Value, text: &str) -> Option<()> {
     let missing = text.strip_prefix("missing field `")?.split('`').next()?;
     let value = stand_in(missing)?;
@@ -174,7 +184,7 @@ fn give(document: &mut Value, text: &str) -> Option<()> {
     Some(())
 }
 
-/// Something that works, where a key that must be there is not, so that the rest is looked at too.
+/// Returns a valid value for a required key, so that the rest of the document is checked too.
 fn stand_in(key: &str) -> Option<Value> {
     match key {
         "topics" => Some(serde_json::json!(["t"])),
@@ -183,7 +193,8 @@ fn stand_in(key: &str) -> Option<Value> {
     }
 }
 
-/// Where in a text the value of a key begins: the nearest that is there.
+/// Returns the offset in a text of a key, or of its nearest ancestor in the document. For an
+/// element of a list, returns the offset of the element.
 fn place(document: &DeTable<'_>, key: &str) -> Option<usize> {
     let mut steps = key.split(['.', '[']).map(|step| step.trim_end_matches(']'));
     let (name, value) =
@@ -212,7 +223,8 @@ fn line(text: &str, start: usize) -> usize {
     text.get(..start).map_or(1, |before| before.matches('\n').count() + 1)
 }
 
-/// An error of TOML in one line, without the text it was found in: that may hold a password.
+/// Formats an error of TOML in one line, without the text in which it was found: that may hold a
+/// password.
 pub fn toml_error(text: &str, error: &toml::de::Error) -> String {
     let message = without_values(error.message());
     match error.span() {
@@ -244,7 +256,7 @@ fn in_words_of_toml(message: &str) -> String {
     }
 }
 
-/// A message that quotes no string that was written.
+/// Returns a message without the string values that it quotes.
 fn without_values(message: &str) -> String {
     let message = &in_words_of_toml(message);
     match message.split_once(" string \"") {
@@ -267,7 +279,7 @@ mod tests {
 
     const GOOD: &str = "topics = ['t']\nack = 'after_commit'\n";
 
-    // What could go wrong: a person who gives a table a word is told the name of a Rust type.
+    // What could go wrong: an error names a Rust type where a table got a word.
     #[test]
     fn no_type_of_rust_is_named() {
         let keys = [
@@ -304,7 +316,8 @@ mod tests {
         }
     }
 
-    // What could go wrong: a person mends one line after the other and is told the next each time.
+    // What could go wrong: errors are reported one at a time, each after the one before it is
+    // mended.
     #[test]
     fn everything_that_is_wrong_is_said_at_once() {
         let text = "\

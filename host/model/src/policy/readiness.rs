@@ -1,37 +1,36 @@
-//! The questions to ask of a consumer before it is relied on, answered as far as its policy answers
-//! them.
+//! The questions to ask of a consumer before relying on it, answered as far as its policy can.
 
 use super::{
     Ack, Collision, Dedup, IdSource, Order, PayloadPolicy, Policy, Retention, explain::duration,
 };
 
-/// How it stands with one question.
+/// The verdict on one question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Standing {
-    /// It holds, by the host or by this policy.
+    /// The guarantee holds, by the host or by this policy.
     Holds,
     /// The policy cannot know; the answer says where to look, or what to run.
     Look,
-    /// It does not hold with this policy.
+    /// The guarantee does not hold with this policy.
     Missing,
 }
 
 /// The answer to one question.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Answer {
-    /// As it is asked.
+    /// Text of the question.
     pub question: &'static str,
-    /// How it stands.
+    /// Verdict.
     pub standing: Standing,
-    /// Why, and what to do.
+    /// Reason for the verdict, and what to do.
     pub answer: String,
 }
 
 use Standing::{Holds, Look, Missing};
 
 impl Policy {
-    /// Eighteen questions, in the order in which they are asked of any inbox.
+    /// Answers eighteen questions, in the order in which to ask them of any inbox.
     pub fn readiness(&self) -> Vec<Answer> {
         let asked: [(&'static str, (Standing, String)); 18] = [
             ("What is the message id?", self.id()),

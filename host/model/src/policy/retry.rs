@@ -1,14 +1,14 @@
-//! When a message that failed is run again.
+//! The retries of a message that failed.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What happens after a failure that may pass.
+/// The rules for runs after a failure that may pass.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Written", into = "Written")]
 pub struct Retry {
-    /// The ladder whose steps are taken where nothing else is said.
+    /// Ladder that gives the values of the keys that the policy does not set.
     pub preset: Option<Preset>,
     /// Runs of one message, the first included, before it becomes a dead letter.
     pub attempts_max: u32,
@@ -16,41 +16,42 @@ pub struct Retry {
     pub backoff_min_ms: u64,
     /// Upper bound of any delay, milliseconds.
     pub backoff_max_ms: u64,
-    /// How many times as long the bound is after each further attempt; 1 to 100.
+    /// Factor by which the bound grows after each further attempt; 1 to 100.
     pub backoff_factor: u32,
-    /// How the delay is taken from its bound.
+    /// Choice of the delay below its bound.
     pub jitter: Jitter,
-    /// How long a leased attempt may take before another worker takes it over, milliseconds; by
-    /// `LEASE_ROOM_MS` more than a handler's deadline, so that a run that ends at its deadline is
-    /// recorded in time.
+    /// Milliseconds that a leased attempt may take before another worker takes it over. It exceeds
+    /// a handler's deadline by more than `LEASE_ROOM_MS`, so that a run that ends at its deadline
+    /// is recorded in time.
     pub lease_ms: u64,
-    /// Messages one host retries at the same time for this consumer.
+    /// Messages that one host retries concurrently for this consumer.
     pub workers: usize,
-    /// Milliseconds since a message was received, or last redriven, from which on a run that fails
-    /// is its last; none for no bound.
+    /// Milliseconds since a message was received, or last redriven, after which a failing run is
+    /// its last; none for no bound.
     pub age_max_ms: Option<u64>,
 }
 
-/// What a lease has left when a handler is stopped at its deadline in the middle of a statement,
-/// milliseconds: half a second until PostgreSQL has noticed that nobody waits for the statement any
-/// more and has let go of the row (sessions look every 500 ms whether their client is there), a
-/// second for a new login, a second to record the failure. A database that takes longer costs
-/// nobody anything but time: who had the lease says so afterwards, and what was counted is taken
-/// back.
+/// Time that a lease has left when a handler is stopped at its deadline in the middle of a
+/// statement, milliseconds.
+///
+/// The first half second is for PostgreSQL: it notices that the client is gone, and lets go of the
+/// row. Sessions check their client every 500 ms. A second is for a new login, and a second to
+/// record the failure. A database that takes longer costs only time: the former holder of the lease
+/// reports it afterwards, and the counted attempt is taken back.
 pub const LEASE_ROOM_MS: u64 = 500 + 1_000 + 1_000;
 
-/// How a delay is taken from its bound.
+/// The choice of a delay below its bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Jitter {
-    /// Uniform between zero and the bound: what failed together does not come back together.
+    /// Uniform between zero and the bound: messages that failed together do not come back together.
     #[default]
     Full,
     /// The bound itself.
     None,
 }
 
-/// Ladders that have a name.
+/// The ladders that have a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Preset {
@@ -62,10 +63,10 @@ pub enum Preset {
 }
 
 impl Preset {
-    /// Every one of them.
+    /// All presets.
     pub const ALL: [Self; 2] = [Self::ExponentialJitter, Self::Seed002];
 
-    /// As a policy names it.
+    /// Returns the name of the preset in a policy.
     pub fn name(self) -> &'static str {
         match self {
             Self::ExponentialJitter => "exponential-jitter",
@@ -73,7 +74,7 @@ impl Preset {
         }
     }
 
-    /// What it says, with the rest as ever.
+    /// Returns the values of the preset, with the defaults for the rest.
     pub fn retry(self) -> Retry {
         let rest = Retry { preset: Some(self), ..Retry::default() };
         match self {
@@ -89,7 +90,7 @@ impl Preset {
     }
 }
 
-/// The factor of who says none.
+/// Default of `backoff_factor`.
 const FACTOR: u32 = 2;
 
 impl Default for Retry {
@@ -109,18 +110,18 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// Upper bound of the delay after so many attempts.
+    /// Returns the upper bound of the delay after a number of attempts.
     pub fn bound(&self, attempts: u32) -> Duration {
         let factor = u64::from(self.backoff_factor).saturating_pow(attempts.saturating_sub(1));
         Duration::from_millis(self.backoff_min_ms.saturating_mul(factor).min(self.backoff_max_ms))
     }
 
-    /// Whether a message of this age is not tried again.
+    /// Returns whether a message of an age is not tried again.
     pub fn is_too_old(&self, age: Duration) -> bool {
         self.age_max_ms.is_some_and(|most| age >= Duration::from_millis(most))
     }
 
-    /// A delay after so many attempts.
+    /// Returns a delay after a number of attempts.
     pub fn delay(&self, attempts: u32) -> Duration {
         let bound = self.bound(attempts);
         match self.jitter {
@@ -130,7 +131,7 @@ impl Retry {
     }
 }
 
-/// As its owner writes it: what is missing is the preset's, or as ever.
+/// The section as its owner writes it; a missing key takes the preset's value, or its default.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -167,8 +168,8 @@ impl From<Written> for Retry {
 }
 
 impl From<Retry> for Written {
-    /// Every value, but for keys that hosts of an earlier release do not know, where they say
-    /// nothing new.
+    /// Converts every value. Keys that hosts of an earlier release do not know are left out where
+    /// they hold their default and no preset is set.
     fn from(retry: Retry) -> Self {
         let says_new = |is_new: bool| is_new || retry.preset.is_some();
         Self {
@@ -259,7 +260,7 @@ mod tests {
                 "{row}"
             );
         }
-        // An earlier release reads what uses nothing new.
+        // An earlier release reads a row that uses no new key.
         let row = serde_json::to_value(Retry::default()).expect("a value");
         let keys: BTreeSet<_> =
             row.as_object().expect("an object").keys().map(String::as_str).collect();

@@ -1,8 +1,8 @@
 //! JSON Schemas of payloads, by event type.
 //!
-//! Whoever writes a policy is not trusted with the host's time: a schema is bounded in size, refers
-//! to nothing outside of itself and never to itself, so that looking at a payload costs at most the
-//! schema's size times the payload's.
+//! The author of a policy is not trusted with the host's time. A schema is bounded in size, and
+//! refers to nothing outside of itself and never to itself. Checking a payload therefore costs at
+//! most the schema's size times the payload's.
 
 use std::collections::BTreeMap;
 
@@ -12,41 +12,41 @@ use serde_json::Value;
 
 use crate::message::Message;
 
-/// What payloads of an event type have to be.
+/// The schema that payloads of an event type must match.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PayloadSchema {
-    /// A JSON Schema of draft 2020-12, or of the one that its `$schema` names: JSON as a text, or a
+    /// JSON Schema of draft 2020-12, or of the draft that its `$schema` names: JSON as a text, or a
     /// table.
     pub json_schema: Value,
 }
 
-/// Bytes of a schema, as JSON.
+/// Maximum bytes of a schema, as JSON.
 const SCHEMA_BYTES_MAX: usize = 256 << 10;
-/// Values in a schema whose references are replaced by what they refer to.
+/// Maximum number of values in a schema whose references are replaced by their targets.
 const SCHEMA_VALUES_MAX: usize = 5_000;
-/// Values within each other in the same.
+/// Deepest nesting of values in such a schema.
 const DEPTH_MAX: usize = 128;
-/// Schemas of a policy.
+/// Maximum number of schemas of a policy.
 const SCHEMAS_MAX: usize = 32;
-/// Patterns of a schema, and of all schemas of a policy together.
+/// Maximum number of patterns of a schema, and of all schemas of a policy together.
 const PATTERNS_MAX: usize = 64;
-/// Values of all schemas of a policy together, references replaced.
+/// Maximum number of values of all schemas of a policy together, references replaced.
 const VALUES_MAX: usize = 20_000;
-/// Bytes of all schemas of a policy together, as JSON.
+/// Maximum bytes of all schemas of a policy together, as JSON.
 const BYTES_MAX: usize = 1 << 20;
-/// Bytes of a payload times values of its schema.
+/// Greatest product of a payload's bytes and its schema's values.
 const COST_MAX: usize = 1 << 31;
-/// Bytes of a payload of which it is told where it is wrong: to say so copies parts of it, once for
-/// each branch.
+/// Maximum bytes of a payload whose fault is located: locating it copies parts of the payload, once
+/// for each branch.
 const TOLD_BYTES_MAX: usize = 32 << 10;
-/// Bytes of a compiled pattern.
+/// Maximum bytes of a compiled pattern.
 const PATTERN_BYTES_MAX: usize = 1 << 20;
-/// Bytes of the text that says what is wrong with a payload.
+/// Maximum bytes of the text that describes a payload's fault.
 const FAULT_BYTES_MAX: usize = 400;
 
 impl PayloadSchema {
-    /// The schema, with what it costs to compile.
+    /// Returns the schema, with the cost of compiling it.
     fn measured(&self) -> Result<(Value, Cost), String> {
         let schema = match &self.json_schema {
             Value::String(text) if text.len() > SCHEMA_BYTES_MAX => return Err(too_large()),
@@ -72,7 +72,7 @@ impl PayloadSchema {
         Ok((schema, cost))
     }
 
-    /// The schema, ready to be looked at.
+    /// Compiles the schema.
     fn compile(&self) -> Result<Compiled, String> {
         let (schema, Cost { values, .. }) = self.measured()?;
         let text = schema.to_string();
@@ -90,7 +90,7 @@ impl PayloadSchema {
     }
 }
 
-/// What compiling a schema takes, known before.
+/// The cost of compiling a schema, known before.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cost {
     bytes: usize,
@@ -98,8 +98,9 @@ struct Cost {
     patterns: usize,
 }
 
-/// What is wrong with the schemas of a policy, by event type; empty where it is all of them
-/// together. They are compiled only where all of them together cost what a policy may cost.
+/// Returns the faults of a policy's schemas, by event type; the event type is empty for a fault of
+/// all schemas together. Compiles them only where each one, and all together, stay within their
+/// bounds.
 pub(super) fn faults(schemas: &BTreeMap<String, PayloadSchema>) -> Vec<(String, String)> {
     let of = |event_type: &String, fault: String| (event_type.clone(), fault);
     if schemas.len() > SCHEMAS_MAX {
@@ -149,7 +150,7 @@ fn too_large() -> String {
 
 /// Keywords whose value is data, and no schema.
 const DATA: [&str; 5] = ["const", "default", "enum", "example", "examples"];
-/// Keywords whose value has schemas under names of its own.
+/// Keywords whose value holds schemas under names of its own.
 const NAMED: [&str; 6] =
     ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"];
 
@@ -175,9 +176,9 @@ const OF_SCHEMAS: [&str; 18] = [
     "disallow",
 ];
 
-/// Keywords that look at what others have looked at.
+/// Keywords whose effect depends on other keywords of their schema.
 const UNEVALUATED: [&str; 2] = ["unevaluatedProperties", "unevaluatedItems"];
-/// Keywords whose schemas are for the same value as theirs.
+/// Keywords whose schemas apply to the value that the keyword itself applies to.
 const IN_PLACE: [&str; 10] = [
     "$ref",
     "allOf",
@@ -191,17 +192,17 @@ const IN_PLACE: [&str; 10] = [
     "then",
 ];
 
-/// What a value within a schema is.
+/// The kind of a value within a schema.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Schema,
-    /// Schemas, by name or in a list.
+    /// Schemas by name.
     Schemas,
-    /// Whatever it is, a reference may lead there.
+    /// A value of unknown kind, to which a reference may lead.
     Unknown,
 }
 
-/// The way through a schema as a payload takes it, each reference replaced by what it refers to.
+/// A walk through a schema as a payload takes it, each reference replaced by its target.
 struct Walk<'s> {
     root: &'s Value,
     /// References that are being followed.
@@ -209,13 +210,13 @@ struct Walk<'s> {
     depth: usize,
     values: usize,
     patterns: usize,
-    /// Whether `unevaluatedProperties` or `unevaluatedItems` of the same place of a payload is
-    /// around.
+    /// True where a surrounding schema for this value has `unevaluatedProperties` or
+    /// `unevaluatedItems`.
     unevaluated: bool,
 }
 
 impl<'s> Walk<'s> {
-    /// Refuse what cannot be looked at within bounds.
+    /// Refuses a schema that no payload can be checked against within bounds.
     fn check(&mut self, value: &'s Value, place: Place) -> Result<(), String> {
         self.values += 1;
         if self.values > SCHEMA_VALUES_MAX {
@@ -249,7 +250,8 @@ impl<'s> Walk<'s> {
                     self.unevaluated = true;
                 }
                 for (key, member) in members {
-                    // What is said of members and elements begins anew.
+                    // Members and elements of a payload are other values: for them the state starts
+                    // as false.
                     let here = self.unevaluated;
                     self.unevaluated &= place != Place::Schema || IN_PLACE.contains(&key.as_str());
                     self.check_member(value, key, member, place)?;
@@ -281,7 +283,7 @@ impl<'s> Walk<'s> {
             ("$dynamicRef" | "$recursiveRef", Value::String(_)) => {
                 Err(format!("`{key}` cannot be used"))
             }
-            // References would be looked for in what it names.
+            // The validator would look for references in the schema that it names.
             ("$id" | "id", Value::String(_))
                 if place == Place::Schema && !std::ptr::eq(of, self.root) =>
             {
@@ -313,7 +315,7 @@ impl<'s> Walk<'s> {
                 "`$ref` \"{reference}\" leads back to itself; schemas of trees cannot be used"
             ));
         }
-        // What is escaped would have to be read as the validator reads it.
+        // An escaped reference would have to be read exactly as the validator reads it.
         let target = reference
             .strip_prefix('#')
             .filter(|pointer| !pointer.contains('%'))
@@ -328,22 +330,22 @@ impl<'s> Walk<'s> {
     }
 }
 
-/// The schemas of a policy, compiled, which takes a processor for a while.
+/// The compiled schemas of a policy. Compiling them occupies a processor for a while.
 #[derive(Debug, Default)]
 pub struct Schemas(BTreeMap<String, Result<Compiled, String>>);
 
-/// A schema that can be looked at.
+/// A compiled schema.
 #[derive(Debug)]
 pub(crate) struct Compiled {
     validator: Validator,
-    /// Its values, references replaced.
+    /// Number of the schema's values, references replaced.
     values: usize,
-    /// As JSON, to know which names of a payload are its own.
+    /// The schema as JSON, to tell which names of a payload are the schema's own.
     text: String,
 }
 
 impl Schemas {
-    /// Those of a policy.
+    /// Compiles the schemas of a policy.
     pub fn new(schemas: &BTreeMap<String, PayloadSchema>) -> Self {
         Self(
             schemas
@@ -353,13 +355,13 @@ impl Schemas {
         )
     }
 
-    /// What is wrong with a message's payload, by the schema of its event type. A tombstone has
-    /// none.
+    /// Returns the fault of a message's payload, by the schema of its event type; none where it is
+    /// valid. A tombstone has no fault.
     pub fn fault(&self, message: &Message) -> Option<String> {
         let payload = message.body().filter(|_| !self.0.is_empty())?;
         let schema = match self.of(&message.event_type)? {
             Ok(schema) => schema,
-            // It was accepted, by another version of this program.
+            // The schema was accepted by another version of this program.
             Err(error) => return Some(cut(format!("its schema cannot be used: {error}"))),
         };
         if payload.len().saturating_mul(schema.values) > COST_MAX {
@@ -389,8 +391,8 @@ impl Schemas {
         schema.validator.validate(&payload).err().map(|error| schema.tell(&error))
     }
 
-    /// The one that is for an event type: of the same name, else of the longest `prefix.*`, else of
-    /// `*`.
+    /// Returns the schema for an event type: of exactly this name, else of the longest `prefix.*`,
+    /// else of `*`.
     fn of(&self, event_type: &str) -> Option<&Result<Compiled, String>> {
         let mut prefixes = event_type.match_indices('.').map(|(end, _)| &event_type[..=end]).rev();
         let of_prefix = || prefixes.find_map(|prefix| self.0.get(&format!("{prefix}*")));
@@ -399,8 +401,8 @@ impl Schemas {
 }
 
 impl Compiled {
-    /// Where a payload is wrong, and how: in the schema's words, since what is in a payload is
-    /// nobody's business who reads logs. Names of members are told that the schema knows.
+    /// Describes where and how a payload is wrong, in the schema's words, since a payload's data
+    /// must not appear in logs. Shows only names of members that the schema contains.
     fn tell(&self, error: &jsonschema::ValidationError<'_>) -> String {
         let known = |name: &str| self.text.contains(&Value::from(name).to_string());
         let step = |step: &str| {
@@ -519,7 +521,7 @@ mod tests {
         }
     }
 
-    /// What could go wrong: a schema overflows the host's stack, or keeps it busy for ever.
+    /// Checks the bounds: a schema could overflow the host's stack, or keep it busy for ever.
     #[test]
     fn a_schema_that_is_not_bounded_is_refused() {
         let refused = |schema: Value, why: &str| {
@@ -560,7 +562,7 @@ mod tests {
         refused(json!({ "pattern": "(a" }), "it is no JSON Schema");
         refused(json!({ "pattern": "(?=a)b" }), "it is no JSON Schema");
         refused(json!({ "pattern": "((a{1000}){1000}){1000}" }), "it is no JSON Schema");
-        // What hides a circle from us and not from the validator.
+        // A circle that is hidden from the check and not from the validator.
         refused(
             json!({ "$ref": "#/$defs/a%41", "$defs": { "a%41": true, "aA": { "$ref": "#/$defs/a%41" } } }),
             "is not within the schema",

@@ -1,8 +1,9 @@
-//! Where id, event type, ordering key and version of a message are found.
+//! The sources of a message's id, event type, ordering key and version.
 
 use serde::{Deserialize, Serialize};
 
-/// Where a message's identity is found: ordered lists, the first that yields wins.
+/// The sources of a message's identity: ordered lists, of which the first source that yields a
+/// value wins.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Identity {
@@ -12,8 +13,8 @@ pub struct Identity {
     pub event_type: Vec<TypeSource>,
     /// Source of the ordering key.
     pub ordering_key: KeySource,
-    /// Put the event type before the id, for producers whose ids are unique only within
-    /// a type.
+    /// True to put the event type before the id, for producers whose ids are unique only within a
+    /// type.
     pub scoped_by_event_type: bool,
 }
 
@@ -38,8 +39,8 @@ pub enum IdSource {
     Cloudevents,
     /// A JSON pointer (RFC 6901) into the payload; the value is a string or an integer.
     JsonPointer(String),
-    /// Topic, topic id, partition and offset. Collapses redeliveries of one record, not
-    /// one event that was produced twice.
+    /// Topic, topic id, partition and offset. This id collapses redeliveries of one record, but not
+    /// two records of one event.
     Position,
 }
 
@@ -59,7 +60,7 @@ pub enum TypeSource {
     Schema,
 }
 
-/// Where the ordering key is found.
+/// The source of the ordering key.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KeySource {
@@ -70,7 +71,7 @@ pub enum KeySource {
     JsonPointer(String),
 }
 
-/// Where the version of an aggregate is found.
+/// The source of an aggregate's version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VersionSource {

@@ -1,5 +1,5 @@
-//! How commands speak: the API's requests, answered by a server, or in this process over the
-//! database. Both answer the same; a command does not know which it is.
+//! The API as commands use it: a server answers its requests, or this process does, over the
+//! database. Both give equal answers, and a command does not know which one it uses.
 
 mod problem;
 mod remote;
@@ -22,36 +22,37 @@ use tower::ServiceExt;
 
 use crate::compilations::Compilations;
 
-/// Largest answer that is read.
+/// Largest answer that is read, bytes.
 const ANSWER_MAX: usize = 64 << 20;
-/// How long an answer may take.
+/// Longest time for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
-/// How long an upload may take, on a slow line.
+/// Longest time for an upload, on a slow line.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// Who answers.
+/// The side that answers requests.
 #[derive(Clone)]
 pub(crate) enum Api {
-    /// The routes themselves, in this process, for whoever may do everything, and what compiles for
-    /// them.
+    /// The routes themselves, in this process, with a principal that may do everything, and the
+    /// compilations for them.
     Here(Router, Principal, Compilations),
     /// A server.
     There(Remote),
 }
 
 impl Api {
-    /// Compile a version that is waited for, where that is done in this process and nobody else
-    /// does it: whoever began may have been ended. A server looks for such by itself.
+    /// Compiles an awaited version, if this process does the compiling and no other process is at
+    /// it: the one that began may have ended. A server finds such versions by itself.
     pub(crate) fn compile(&self, digest: &str) {
         if let (Self::Here(_, _, components), Ok(digest)) = (self, hex::decode(digest)) {
-            // With too many before it, it is asked for again.
+            // With too many versions before it, this one is refused, and the waiting command asks
+            // again.
             let _ = components.submit(&digest);
         }
     }
 
-    /// Give back what this process compiles, so that the next one begins at once and without a mark
-    /// on it.
+    /// Gives back the versions that this process compiles, so that the next process begins at once
+    /// and without a mark on them.
     pub(crate) async fn give_back(&self) {
         if let Self::Here(_, _, components) = self {
             let ended = CancellationToken::new();
@@ -60,12 +61,12 @@ impl Api {
         }
     }
 
-    /// Ask for something.
+    /// Sends a GET request and returns the answer.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         self.json(Method::GET, path, Body::empty(), None).await
     }
 
-    /// Make something.
+    /// Sends a POST request with a JSON body and returns the answer.
     pub(crate) async fn post<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -80,7 +81,7 @@ impl Api {
         .await
     }
 
-    /// Change something.
+    /// Sends a PATCH request with a JSON body and returns the answer.
     pub(crate) async fn patch<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -95,7 +96,7 @@ impl Api {
         .await
     }
 
-    /// Set something.
+    /// Sends a PUT request with a JSON body and returns the answer.
     pub(crate) async fn put_json<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -110,12 +111,12 @@ impl Api {
         .await
     }
 
-    /// Take something away.
+    /// Sends a DELETE request and returns the answer.
     pub(crate) async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         self.json(Method::DELETE, path, Body::empty(), None).await
     }
 
-    /// Take something away, with what has to be said for it.
+    /// Sends a DELETE request with a JSON body and returns the answer.
     pub(crate) async fn delete_with<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -130,7 +131,7 @@ impl Api {
         .await
     }
 
-    /// Bytes, as they are sent by a stream that may count them.
+    /// Uploads bytes by a PUT request. The body may be a stream that counts them.
     pub(crate) async fn put<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -163,7 +164,7 @@ impl Api {
         mut request: Request<Body>,
         within: Duration,
     ) -> Result<T> {
-        // In this process a request ends by itself, and a large migration may take its time.
+        // A request in this process ends by itself, and a large migration may take its time.
         let within = if matches!(self, Self::Here(..)) { HOUR } else { within };
         let answering = async {
             let response = match self {
@@ -197,7 +198,7 @@ impl Api {
         }
     }
 
-    /// Something answers, but not as this version's API does.
+    /// Returns the error text for an answer that is not one of this version's API.
     fn foreign(&self, status: StatusCode) -> String {
         format!(
             "{self} answered {} in a way that this program does not understand; check `--server` \
@@ -216,12 +217,12 @@ impl std::fmt::Display for Api {
     }
 }
 
-/// A path of segments, each as it stands.
+/// Returns a path of segments, each as it stands.
 pub(crate) fn path(segments: &[&str]) -> String {
     segments.iter().fold("/v1".to_owned(), |path, segment| path + "/" + &escaped(segment))
 }
 
-/// A path with a query, of those parameters that have a value.
+/// Returns a path with a query of the parameters that have a value.
 pub(crate) fn with_query(path: &str, parameters: &[(&str, Option<String>)]) -> String {
     let given = parameters
         .iter()
@@ -230,8 +231,9 @@ pub(crate) fn with_query(path: &str, parameters: &[(&str, Option<String>)]) -> S
     if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") }
 }
 
-/// RFC 3986: everything but unreserved characters is escaped. A segment of dots would be taken for
-/// a step in the path, and an empty one for none, by what stands between.
+/// Escapes everything but unreserved characters (RFC 3986). A segment of dots is escaped too, since
+/// a proxy would take it for a step in the path. An empty segment stays empty, and a proxy would
+/// take it for none.
 fn escaped(text: &str) -> String {
     let is_plain = |byte: u8| {
         byte.is_ascii_alphanumeric()

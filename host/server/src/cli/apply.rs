@@ -1,6 +1,6 @@
-//! `oncebox apply`: tenants, consumers and deployments as a file says them. What is there is
-//! compared with it first, the plan is shown, and only then something is done. Nothing is ever
-//! taken away.
+//! `oncebox apply`: makes tenants, consumers and deployments what a file says. It first compares
+//! them with the file and shows the plan, and only then changes anything. It never takes anything
+//! away.
 
 mod carry_out;
 mod file;
@@ -59,7 +59,7 @@ pub(super) async fn run(api: &Api, args: ApplyArgs, as_json: bool) -> Result<()>
     summary(&changes, &args, as_json)
 }
 
-/// Make things what a text says, without a word.
+/// Applies a text without printing anything.
 pub(crate) async fn apply(api: &Api, name: &Path, text: &str, open: Open<'_>) -> Result<()> {
     let tenants = file::parse(name, text, open)?;
     let changes = plan::compare(api, &tenants).await?;
@@ -87,7 +87,7 @@ fn count(changes: &[Change<'_>], sign: Sign) -> usize {
     changes.iter().filter(|change| change.sign == sign).count()
 }
 
-/// Ask the person at the terminal.
+/// Asks the operator at the terminal.
 fn agrees() -> Result<bool> {
     ensure!(std::io::stdin().is_terminal(), "`--prompt` needs a terminal to ask at");
     eprint!("do this? [y/N] ");

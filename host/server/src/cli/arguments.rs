@@ -17,17 +17,17 @@ use super::{
 
 /// Options that may be left out where one value exists.
 const LOOKED_UP: [&str; 2] = ["--tenant", "--consumer"];
-/// Stands for a value that is looked up later.
+/// Stand-in for a value that is looked up later.
 const PLACEHOLDER: &str = "?";
 
-/// A command line, and what it leaves out.
+/// A command line, and the options that it leaves out.
 pub(super) struct Arguments {
     words: Vec<OsString>,
     missing: Vec<&'static str>,
     matches: ArgMatches,
 }
 
-/// Parses the words of the command line, or ends the process with what is wrong with them.
+/// Parses the words of the command line, or ends the process with an error that says what is wrong.
 pub(super) fn parse() -> (Cli, Arguments) {
     let words: Vec<_> = std::env::args_os().collect();
     let error = match parsed(&words) {
@@ -104,7 +104,7 @@ fn parsed(words: &[OsString]) -> Result<(Cli, ArgMatches), clap::Error> {
     Ok((cli, matches))
 }
 
-/// Returns what the command line lacks, if all of it can be looked up.
+/// Returns the options that the command line lacks, if all of them can be looked up.
 fn looked_up(error: &clap::Error) -> Vec<&'static str> {
     let Some(ContextValue::Strings(missing)) = error
         .get(ContextKind::InvalidArg)

@@ -45,7 +45,7 @@ pub(super) async fn run(api: &Api, args: AuditArgs, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// What is worth knowing, as `key=value`; digests in short.
+/// Formats the details that have a value as `key=value`; digests in short.
 fn details(details: &serde_json::Value) -> String {
     let shown = |key: &str, value: &serde_json::Value| match value.as_str() {
         Some(text) if key.ends_with("digest") => super::upload::short(text).to_owned(),

@@ -203,7 +203,7 @@ async fn live(api: &Api, slot: &SlotArgs) -> Result<Deployment> {
     })
 }
 
-/// Take a canary or a shadow away.
+/// Ends a canary or a shadow.
 pub(super) async fn end(
     api: &Api,
     slot: &SlotArgs,

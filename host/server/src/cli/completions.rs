@@ -13,7 +13,7 @@ pub(super) struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Prints the script; nothing is installed.
+/// Prints the script, and installs nothing.
 pub(super) fn run(args: &CompletionsArgs) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut arguments::command(), "oncebox", &mut script);

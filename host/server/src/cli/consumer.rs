@@ -86,7 +86,7 @@ pub(super) struct Named {
 }
 
 impl Named {
-    /// A path of the API, below the consumer.
+    /// Returns a path of the API, below the consumer.
     fn path(&self, below: &[&str]) -> String {
         path(&[&["tenants", &self.tenant, "consumers", &self.name], below].concat())
     }
@@ -144,7 +144,7 @@ pub(super) async fn run(api: &Api, command: ConsumerCommand, json: bool) -> Resu
     }
 }
 
-/// A policy of a file, checked.
+/// Reads and checks the policy of a file.
 pub(super) fn read_policy(tenant: &str, name: &str, path: &Path, open: Open<'_>) -> Result<Policy> {
     let text = read_text(path, open)
         .with_context(|| format!("failed to read the policy `{}`", path.display()))?;
@@ -154,12 +154,12 @@ pub(super) fn read_policy(tenant: &str, name: &str, path: &Path, open: Open<'_>)
     Ok(policy)
 }
 
-/// A policy as the API takes it.
+/// Returns a policy as the API takes it.
 pub(super) fn policy_object(policy: &Policy) -> Result<serde_json::Map<String, serde_json::Value>> {
     serde_json::from_value(serde_json::to_value(policy)?).context("a policy is an object")
 }
 
-/// What only the client of the broker knows: properties that are not a policy's to set.
+/// Refuses Kafka properties that a policy may not set. Only the client of the broker knows them.
 pub(crate) fn check_kafka(tenant: &str, name: &str, policy: &Policy) -> Result<()> {
     let config = ConsumerConfig {
         tenant: tenant.to_owned(),

@@ -1,4 +1,4 @@
-//! `oncebox deploy`, and what it shares with canaries and shadows.
+//! `oncebox deploy`, and the parts that canaries and shadows share with it.
 
 use std::path::{Path, PathBuf};
 
@@ -86,7 +86,7 @@ impl From<RetriesArg> for wire::Retries {
     }
 }
 
-/// The name of a handler that is given none: its file's.
+/// Returns the default name of a handler: that of its file.
 pub(crate) fn handler_name(component: &Path) -> String {
     component
         .file_stem()
@@ -94,7 +94,7 @@ pub(crate) fn handler_name(component: &Path) -> String {
         .unwrap_or_default()
 }
 
-/// A setting as it is written on the command line.
+/// Parses a setting, as it is written on the command line.
 pub(super) fn setting(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("a setting is `key=value`")?;
     Ok((key.to_owned(), value.to_owned()))
@@ -107,18 +107,18 @@ fn limit(text: &str) -> Result<(String, u64), String> {
 }
 
 impl SlotArgs {
-    /// Where the API keeps its deployments.
+    /// Returns a path of the API, below the slot's consumer.
     pub(super) fn path(&self, rest: &[&str]) -> String {
         path(&[&["tenants", &self.tenant, "consumers", &self.consumer], rest].concat())
     }
 
-    /// The live deployment of a role here.
+    /// Returns the live deployment of a role in this slot.
     pub(crate) async fn live(&self, api: &Api, role: &str) -> Result<Option<Deployment>> {
         let live: Vec<Deployment> = api.get(&self.path(&["deployments"])).await?;
         Ok(live.into_iter().find(|deployment| deployment.role == role && self.is_of(deployment)))
     }
 
-    /// Returns the deployment of a role that runs here, else the last that did.
+    /// Returns the deployment of a role that runs in this slot, else the last that did.
     pub(super) async fn latest(&self, api: &Api, role: &str) -> Result<Deployment> {
         let all: Vec<Deployment> = api
             .get(&with_query(&self.path(&["deployments"]), &[("history", Some("true".to_owned()))]))
@@ -130,12 +130,12 @@ impl SlotArgs {
             .with_context(|| format!("no {role} ever ran for {}", self.shown()))
     }
 
-    /// Whether a deployment is for this place.
+    /// Returns whether a deployment is for this slot.
     pub(super) fn is_of(&self, deployment: &Deployment) -> bool {
         deployment.event_type == self.event_type && deployment.event_versions == self.event_versions
     }
 
-    /// Make a version live here, with nothing special about it.
+    /// Makes a version live in this slot, without settings, limits or a required migration.
     pub(crate) async fn deploy(&self, api: &Api, version: &Version) -> Result<Deployment> {
         let new = NewDeployment {
             event_type: self.event_type.clone(),
@@ -150,7 +150,7 @@ impl SlotArgs {
         api.post(&self.path(&["deployments"]), &new).await
     }
 
-    /// As a person reads it.
+    /// Describes the slot for operators.
     pub(crate) fn shown(&self) -> String {
         let of = format!("`{}/{}`", self.tenant, self.consumer);
         match &self.event_versions {
@@ -161,10 +161,11 @@ impl SlotArgs {
 }
 
 impl WhatArgs {
-    /// Upload the component, where one is given, and say what is to be deployed.
+    /// Uploads the component, if one is given. Returns the version and the deployment to make of
+    /// it.
     pub(super) async fn prepare(&self, api: &Api) -> Result<(Version, NewDeployment)> {
         let SlotArgs { tenant, event_type, event_versions, .. } = &self.slot;
-        // Told before anything is uploaded.
+        // This is reported before anything is uploaded.
         ensure!(
             !event_type.is_empty(),
             "the event type is empty; use `*` for those that no other deployment takes"
@@ -172,7 +173,7 @@ impl WhatArgs {
         let version = match (&self.component, &self.version) {
             (Some(file), _) => {
                 let bytes = upload::read(file)?;
-                // A misspelt name is told before anything is uploaded.
+                // A misspelt name is reported before anything is uploaded.
                 let _: Value = api.get(&self.slot.path(&[])).await?;
                 let handler = self.handler.clone().unwrap_or_else(|| handler_name(file));
                 if self.handler.is_some() {

@@ -26,7 +26,7 @@ pub(super) struct DeploymentsArgs {
     pub(super) role: Option<&'static str>,
 }
 
-/// A consumer with its deployments.
+/// A deployment, with its consumer.
 #[derive(serde::Serialize)]
 struct Of {
     tenant: String,
@@ -100,7 +100,7 @@ fn print(all: &[Of], history: bool) {
     output::table(&headings, &all.iter().map(cells).collect::<Vec<_>>());
 }
 
-/// How many hosts run it, and what of the others.
+/// Describes how many hosts run a deployment, and the state of the others.
 fn hosts(deployment: &Deployment) -> String {
     let late = |host| match hosts::state(deployment, host) {
         "switched" => None,
@@ -115,7 +115,7 @@ fn hosts(deployment: &Deployment) -> String {
     format!("{} of {of} switched{}", of - late.len(), late.concat())
 }
 
-/// Returns when a deployment ended, how and why; nothing while it lives.
+/// Describes when a deployment ended, how and why; returns an empty text while it lives.
 pub(super) fn ended(deployment: &Deployment) -> String {
     let (Some(at), Some(how)) = (deployment.ended_at, &deployment.ended_how) else {
         return String::new();

@@ -8,7 +8,7 @@ use super::{
     wire::{DoctorReport, Finding},
 };
 
-/// Prints what was found, what is wrong first, and fails when something is.
+/// Prints the findings, problems first, and fails if one is an error.
 pub(super) async fn run(api: &Api, json: bool) -> Result<()> {
     let report: DoctorReport = api.get(&path(&["doctor"])).await?;
     if json {

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::terminal;
 
-/// How often the hosts are asked for.
+/// Pause between two requests for the state of the hosts.
 pub(super) const POLL: Duration = Duration::from_millis(200);
 
 /// Whether to wait.
@@ -26,7 +26,7 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// For how long, where it is asked for.
+    /// Returns how long to wait, in seconds, if waiting was requested.
     pub(super) fn seconds(&self) -> Option<u64> {
         self.wait
     }
@@ -59,8 +59,8 @@ pub(super) async fn run(api: &Api, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Print a deployment that was just made, once every host has switched to it where that is asked
-/// for.
+/// Prints a deployment that was just made. If waiting was requested, it waits first until every
+/// host has switched.
 pub(super) async fn report(
     api: &Api,
     slot: &SlotArgs,
@@ -85,7 +85,7 @@ pub(super) async fn report(
     outcome.map(drop)
 }
 
-/// Wait, where that is asked for, until every running host has switched to what is live now.
+/// Waits, if that was requested, until every running host has switched to what is live now.
 pub(super) async fn wait_quietly(
     api: &Api,
     slot: &SlotArgs,
@@ -105,8 +105,8 @@ pub(super) async fn wait_quietly(
     Ok(())
 }
 
-/// Wait until every running host has switched to what is live by now; how many there are. What was
-/// withdrawn has no row of its own to wait for, so it is the consumer's generation that counts.
+/// Waits until every running host has switched to what is live by now. Returns the number of hosts.
+/// A withdrawn deployment has no row of its own to wait for, so the consumer's generation counts.
 pub(crate) async fn wait(
     api: &Api,
     slot: &SlotArgs,
@@ -151,12 +151,12 @@ fn has_switched(deployment: &Deployment, host: &HostProgress) -> bool {
     host.generation >= deployment.generation
 }
 
-/// How far a host is with a deployment, in a word.
+/// Returns the state of a host for a deployment, in a word.
 pub(super) fn state<'a>(deployment: &Deployment, host: &'a HostProgress) -> &'a str {
     if has_switched(deployment, host) {
         "switched"
     } else if host.state == "switched" {
-        "waiting" // it has not seen this one yet
+        "waiting" // the host has not seen this deployment yet
     } else {
         &host.state
     }

@@ -17,7 +17,7 @@ use super::{
     wire::{self, InboxDetail, InboxFilter, InboxRow, InboxStats, Remedy},
 };
 
-/// States of a row that can be seen from outside.
+/// Statuses of a row that can be seen from outside.
 const STATUSES: [&str; 9] = [
     "received",
     "in_progress",
@@ -145,8 +145,8 @@ pub(super) struct Remedied {
     dry_run: bool,
 }
 
-/// A place in a list of several consumers' messages: of those of one time, consumers come by their
-/// names.
+/// A position in a list of several consumers' messages. Messages of one time are ordered by the
+/// names of their consumers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct After {
     received_at: DateTime<Utc>,
@@ -188,12 +188,12 @@ impl After {
         }
     }
 
-    /// The same place in the list of one consumer.
+    /// Returns the position in the list of one consumer.
     fn within(&self, consumer: &str) -> InboxPlace {
         let message_id = match consumer.cmp(self.consumer.as_str()) {
             Ordering::Less => None,
             Ordering::Equal => Some(self.message_id.clone()),
-            // No id is empty: all of that time are still to come.
+            // No message id is empty, so all messages of that time are still to come.
             Ordering::Greater => Some(String::new()),
         };
         InboxPlace { received_at: self.received_at, message_id }
@@ -204,17 +204,17 @@ fn named(row: &InboxRow) -> String {
     format!("{}/{}", row.tenant, row.consumer)
 }
 
-/// What people count time in, and its seconds.
+/// Units of time for operators, with their seconds.
 const UNITS: [(char, i64); 4] = [('s', 1), ('m', 60), ('h', 3_600), ('d', 86_400)];
 
-/// How long ago something was, in the largest unit that has passed.
+/// Formats an age in the largest unit that has passed.
 fn ago(seconds: i64) -> String {
     let (unit, length) =
         UNITS.into_iter().rev().find(|(_, length)| seconds >= *length).unwrap_or(UNITS[0]);
     format!("{}{unit}", seconds / length)
 }
 
-/// A time, or how long ago it was.
+/// Parses a time, or how long ago it was.
 fn moment(text: &str) -> Result<DateTime<Utc>, String> {
     let ago = UNITS.iter().find_map(|(unit, seconds)| {
         text.strip_suffix(*unit)?.parse::<u32>().ok()?.checked_mul(*seconds as u32)
@@ -262,7 +262,7 @@ pub(super) async fn run(api: &Api, command: InboxCommand, as_json: bool) -> Resu
     }
 }
 
-/// The consumers of these names, with their tenants; all where no name is given.
+/// Returns the consumers of these names, with their tenants. A name that is left out matches all.
 async fn consumers(
     api: &Api,
     tenant: &Option<String>,
@@ -275,7 +275,7 @@ async fn consumers(
     Ok(all.filter(|(_, name)| consumer.as_ref().is_none_or(|consumer| consumer == name)).collect())
 }
 
-/// States whose reasons say what to do.
+/// Statuses whose reasons tell the operator what to do.
 const STUCK: [&str; 2] = ["failed_terminal", "parked"];
 
 async fn stats(
@@ -345,7 +345,7 @@ async fn stats(
     Ok(())
 }
 
-/// The newest rows of several consumers.
+/// Returns the newest rows of several consumers.
 async fn rows(api: &Api, wanted: &Wanted) -> Result<Vec<InboxRow>> {
     let consumers = consumers(api, &wanted.tenant, &wanted.consumer).await?;
     let mut rows: Vec<InboxRow> = Vec::new();
@@ -368,11 +368,11 @@ async fn rows(api: &Api, wanted: &Wanted) -> Result<Vec<InboxRow>> {
     Ok(rows)
 }
 
-/// Messages of one request.
+/// Messages per request.
 const BATCH: u32 = 500;
 
-/// Batch by batch, until nothing is left that it can be done with. Whoever breaks it off has done
-/// what it said so far, and goes on by saying it again.
+/// Works on batch after batch, until no message is left that the command can change. An interrupted
+/// command keeps what it has reported so far, and goes on when it is repeated.
 async fn remedy(
     api: &Api,
     wanted: &Remedied,
@@ -423,7 +423,7 @@ async fn remedy(
 }
 
 impl Narrowed {
-    /// A page of those, as a request asks for it.
+    /// Returns the query parameters of a request for one page of these messages.
     fn query(&self, after: Option<InboxPlace>, limit: i64) -> Vec<(&'static str, Option<String>)> {
         let time = |time: Option<DateTime<Utc>>| {
             time.map(|time| time.to_rfc3339_opts(SecondsFormat::Micros, true))
@@ -483,7 +483,7 @@ fn list(rows: &[InboxRow], limit: i64) -> Result<()> {
 fn show(message: &InboxDetail, as_json: bool) -> Result<()> {
     let mut value = serde_json::to_value(message)?;
     if let (None, Some(object)) = (&message.headers, value.as_object_mut()) {
-        // They were not asked for.
+        // The request did not ask for them.
         for name in ["key", "headers", "payload"] {
             object.remove(name);
         }

@@ -1,5 +1,5 @@
-//! `oncebox keys …`: the master key that credentials are sealed under. On the database itself,
-//! since it takes both keys.
+//! `oncebox keys …`: the master key that credentials are sealed under. The command works on the
+//! database itself, since it takes both keys.
 
 use std::path::PathBuf;
 

@@ -10,13 +10,13 @@ use oncebox_runtime::{Runtime, RuntimeConfig};
 use super::Api;
 use crate::{brokers::Kafka, compilations::Compilations, config::Config, uploads::Uploads};
 
-/// How long a request may take: whoever waits for it is at this terminal.
+/// Longest time for a request. The user waits for it at this terminal.
 const PATIENCE: Duration = Duration::from_secs(3_600);
-/// The largest migration.
+/// Largest body of a request, such as a migration, bytes.
 const JSON_BYTES_MAX: usize = 64 << 20;
 
-/// The routes, for whoever has the database and its key: everything is allowed, in the name of the
-/// user.
+/// Returns the routes for a user who has the database and its key. Everything is allowed, in the
+/// name of the user.
 pub(crate) fn api(config: &Config, admin: Admin) -> Result<Api> {
     let component_bytes_max = config.runtime.component_bytes_max;
     let runtime = Runtime::new(RuntimeConfig {
@@ -42,7 +42,7 @@ pub(crate) fn api(config: &Config, admin: Admin) -> Result<Api> {
         limits,
         Mode::Tokens,
     );
-    // Most commands need no brokers; those that do say what is missing.
+    // Most commands need no brokers. Those that do report what is missing.
     if let Ok(kafka) = Kafka::of(config) {
         state = state.with_brokers(Arc::new(kafka));
     }

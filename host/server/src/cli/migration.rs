@@ -1,4 +1,4 @@
-//! A tenant's migrations as files: named by their stem, known by their text.
+//! A tenant's migrations as files: named by their stem, identified by their text.
 
 use std::path::{Path, PathBuf};
 
@@ -10,30 +10,30 @@ use super::{
     wire::{self, NewMigration},
 };
 
-/// How the files are read that somebody names.
+/// Function that reads the files that an input names.
 pub(crate) type Open<'a> = &'a dyn Fn(&Path) -> std::io::Result<Vec<u8>>;
 
-/// A file that is a text.
+/// Reads a file as text.
 pub(super) fn read_text(path: &Path, open: Open<'_>) -> std::io::Result<String> {
     String::from_utf8(open(path)?)
         .map_err(|_| std::io::Error::new(std::io::ErrorKind::InvalidData, "it is not UTF-8"))
 }
 
-/// A migration, as it was read.
+/// A migration as it was read.
 #[derive(Debug)]
 pub(crate) struct Migration {
-    /// The file's stem.
+    /// Stem of the file.
     pub(crate) name: String,
-    /// Where it is.
+    /// Path of the file.
     pub(crate) path: PathBuf,
-    /// Its statements.
+    /// Statements of the migration.
     pub(super) sql: String,
-    /// SHA-256 of its text.
+    /// SHA-256 of the text, in hexadecimal digits.
     pub(crate) digest: String,
 }
 
 impl Migration {
-    /// Read a file.
+    /// Reads a migration from a file.
     pub(crate) fn read(path: &Path, open: Open<'_>) -> Result<Self> {
         let sql = read_text(path, open)
             .with_context(|| format!("failed to read the migration `{}`", path.display()))?;
@@ -45,12 +45,12 @@ impl Migration {
         })
     }
 
-    /// What the API takes.
+    /// Returns the migration as the API takes it.
     pub(crate) fn to_send(&self) -> NewMigration {
         NewMigration { name: self.name.clone(), sql: self.sql.clone() }
     }
 
-    /// A migration that was applied under this name has this text.
+    /// Refuses a migration that was applied under this name with another text.
     pub(super) fn check(&self, tenant: &str, applied: &[wire::Migration]) -> Result<()> {
         let is_other =
             applied.iter().any(|known| known.name == self.name && known.digest != self.digest);

@@ -149,7 +149,8 @@ enum ApiCommand {
 }
 
 impl Command {
-    /// Whether it only asks and prints: nothing is left half done when it ends in the middle.
+    /// Returns whether the command only asks and prints, so that nothing is left half done when it
+    /// ends in the middle.
     fn is_short(&self) -> bool {
         matches!(
             self,
@@ -166,9 +167,11 @@ impl Command {
 /// Parses the command line, runs the command, and ends with one clear line when something is wrong.
 pub fn main() -> ExitCode {
     let mut words = std::env::args_os().skip(1);
-    // What a host and `verify` start of this program is no command of a person.
+    // A host and `verify` start these subcommands of this program; they are no commands of an
+    // operator.
     match words.next().as_ref().and_then(|word| word.to_str()) {
-        // Neither a configuration nor threads of ours: it reads a component and writes its code.
+        // The compiler needs neither a configuration nor our threads: it reads a component and
+        // writes its code.
         Some(oncebox_runtime::COMPILE_SUBCOMMAND) => {
             return oncebox_runtime::compile_stdin(
                 &words.next().unwrap_or_default().to_string_lossy(),
@@ -179,21 +182,22 @@ pub fn main() -> ExitCode {
     }
     let (cli, arguments) = arguments::parse();
     if cli.command.is_short() {
-        // A reader that has seen enough ends the command, as everywhere, and not with a panic.
+        // A reader that closes the pipe ends the command, as everywhere, and does not make it
+        // panic.
         // SAFETY: no other thread runs yet, and the default action needs no handler.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
     on_executor(run(cli, arguments))
 }
 
-/// Runs a future to its end on an executor of its own.
+/// Runs a future to completion on an executor of its own.
 fn on_executor(work: impl Future<Output = Result<()>>) -> ExitCode {
     let runtime = match oncebox_runtime::executor() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error.into()),
     };
     let outcome = runtime.block_on(work);
-    // What still runs after the drain's deadline holds no promise any more.
+    // Tasks that still run after the drain's deadline hold no promise.
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -272,7 +276,7 @@ async fn speak(api: &Api, command: ApiCommand, json: bool) -> Result<()> {
     }
 }
 
-/// Who answers: the server that is named, else this process, over the database.
+/// Returns the API of the server that is named, else that of this process, over the database.
 async fn api(config: &Config, server: &Server) -> Result<Api> {
     match &server.server {
         Some(url) => Ok(Api::There(Remote::new(url, server, std::env::var("ONCEBOX_TOKEN").ok())?)),
@@ -283,8 +287,8 @@ async fn api(config: &Config, server: &Server) -> Result<Api> {
     }
 }
 
-/// The functions of a person's commands, on a database that holds an inbox: the configured one,
-/// else that of the `oncebox dev` that runs in this folder.
+/// Returns the functions of operators' commands, on a database that holds an inbox. This is the
+/// configured database, else that of the `oncebox dev` that runs in this folder.
 async fn ready(config: &Config) -> Result<oncebox_control::Admin> {
     let mut config = config.clone();
     dev::running::fill_in(&mut config).await?;

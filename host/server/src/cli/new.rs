@@ -30,7 +30,7 @@ pub(super) struct NewArgs {
     dir: Option<PathBuf>,
 }
 
-/// What can be the name of a handler, a folder and a package alike.
+/// Returns the name, if a handler, a folder and a package can all have it.
 fn name(text: &str) -> Result<String, String> {
     let sound = text.starts_with(|c: char| c.is_ascii_lowercase())
         && text.len() <= 63
@@ -73,7 +73,7 @@ pub(super) fn run(args: NewArgs, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Nothing of anybody's is written over.
+/// Refuses a folder that is not empty, so that no file is written over.
 fn check_is_free(dir: &Path) -> Result<()> {
     match std::fs::read_dir(dir).map(|mut entries| entries.next().is_none()) {
         Ok(true) => Ok(()),
@@ -102,7 +102,7 @@ fn write(path: &Path, content: &[u8]) -> Result<()> {
     file.write_all(content).with_context(failed)
 }
 
-/// The first hour, as a shell takes it.
+/// Returns the commands of the first hour, as a shell takes them.
 fn commands(dir: &Path, name: &str) -> Vec<String> {
     let mut commands = Vec::new();
     if let Some(folder) = folder_to_add_to_path() {
@@ -117,14 +117,14 @@ fn commands(dir: &Path, name: &str) -> Vec<String> {
     commands
 }
 
-/// The folder of this program, where a shell would not find it.
+/// Returns the folder of this program, if a shell would not find it.
 fn folder_to_add_to_path() -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let is_found = env::split_paths(&path).any(|folder| folder.join("oncebox").is_file());
     if is_found { None } else { env::current_exe().ok()?.parent().map(Path::to_owned) }
 }
 
-/// A path as one word of a shell.
+/// Returns a path as one word of a shell.
 pub(crate) fn quoted(path: impl AsRef<Path>) -> String {
     let text = path.as_ref().to_string_lossy();
     let is_plain = !text.is_empty()

@@ -1,16 +1,16 @@
-//! Two forms of everything: a table for people, JSON for programs.
+//! Two forms of all output: a table for operators, JSON for programs.
 
 use anyhow::Result;
 use serde::Serialize;
 
-/// Print a value as JSON.
+/// Prints a value as JSON.
 pub(super) fn json(value: &impl Serialize) -> Result<()> {
-    // Programs read it: what a string holds is told as it is, and JSON escapes the rest.
+    // Programs read it: strings are printed as they are, and JSON escapes the rest.
     std::println!("{}", serde_json::to_string_pretty(value)?);
     Ok(())
 }
 
-/// Say that something was done.
+/// Prints that something was done.
 pub(super) fn done(as_json: bool, text: &str) -> Result<()> {
     if as_json {
         return json(&serde_json::json!({ "done": text }));
@@ -19,7 +19,7 @@ pub(super) fn done(as_json: bool, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Print a table with aligned columns.
+/// Prints a table with aligned columns.
 pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) {
     let rows: Vec<Vec<_>> = rows
         .iter()
@@ -42,12 +42,12 @@ pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) {
     }
 }
 
-/// A moment, as a person reads it.
+/// Formats a time for operators.
 pub(crate) fn time(at: chrono::DateTime<chrono::Utc>) -> String {
     at.format("%F %T").to_string()
 }
 
-/// So many bytes, as a person reads them.
+/// Formats a number of bytes for operators.
 pub(crate) fn bytes(count: impl TryInto<u64>) -> String {
     match count.try_into().unwrap_or(0) {
         count @ 0..1024 => format!("{count} B"),

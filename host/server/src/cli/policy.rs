@@ -31,7 +31,7 @@ pub(super) enum PolicyCommand {
     Presets,
 }
 
-/// What became of one file.
+/// Problems of one file.
 #[derive(Serialize)]
 struct Checked {
     file: PathBuf,
@@ -48,7 +48,7 @@ pub(super) fn run(command: PolicyCommand, json: bool) -> Result<()> {
     }
 }
 
-/// Of a file it is not known whose it will be, and no rule depends on it.
+/// Stand-ins for names: a file does not tell its tenant and consumer, and no rule depends on them.
 const TENANT: &str = "tenant";
 const CONSUMER: &str = "consumer";
 
@@ -88,7 +88,7 @@ fn problems(file: &Path) -> Result<Vec<PolicyProblem>> {
     Ok(problems)
 }
 
-/// In sentences, with the questions that it answers.
+/// Prints a policy in sentences, with the questions that it answers.
 pub(super) fn explain(policy: &Policy, json: bool) -> Result<()> {
     #[derive(Serialize)]
     struct Explained {

@@ -22,9 +22,9 @@ use crate::{
     messages::{self, FileMessage},
 };
 
-/// How long the broker may take for its first answer, and for each message.
+/// Longest time for the broker's first answer, and for each message.
 const TIMEOUT: Duration = Duration::from_secs(15);
-/// Messages under way at the same time.
+/// Number of messages under way at one time.
 const UNDER_WAY: usize = 1_000;
 
 #[derive(Args)]
@@ -40,7 +40,7 @@ pub(super) struct SendArgs {
     topic: Option<String>,
 }
 
-/// Where messages go.
+/// Destination of the messages.
 struct Target {
     brokers: String,
     topic: String,
@@ -84,7 +84,7 @@ async fn target(config: &Config, args: &SendArgs) -> Result<Target> {
     }
 }
 
-/// Keys go to the partition where a Java client would send them.
+/// Returns a producer that sends keys to the partition where a Java client would send them.
 fn producer(config: &Config, target: &Target) -> Result<FutureProducer> {
     let mut client = ClientConfig::new();
     for (name, value) in config.kafka.properties.iter().filter(|_| !target.is_dev) {
@@ -97,7 +97,7 @@ fn producer(config: &Config, target: &Target) -> Result<FutureProducer> {
         .set("message.timeout.ms", TIMEOUT.as_millis().to_string())
         .set_log_level(rdkafka::config::RDKafkaLogLevel::Emerg);
     client.create().map_err(|error| match error {
-        // Its text shows the value, which may be a password.
+        // The text of this error shows the value, which may be a password.
         KafkaError::ClientConfig(_, _, name, _) => {
             anyhow::anyhow!(
                 "kafka property `{name}` is unknown or its value is not accepted; \
@@ -108,7 +108,7 @@ fn producer(config: &Config, target: &Target) -> Result<FutureProducer> {
     })
 }
 
-/// Send all of them; ok means that the broker has all of them.
+/// Sends all messages. `Ok` means that the broker has all of them.
 async fn send(producer: &FutureProducer, target: &Target, messages: &[FileMessage]) -> Result<()> {
     check(producer, target).await?;
     for batch in messages.chunks(UNDER_WAY) {
@@ -124,7 +124,7 @@ async fn send(producer: &FutureProducer, target: &Target, messages: &[FileMessag
     Ok(())
 }
 
-/// A broker that is not there is told at once, and not once for each message.
+/// Checks that a broker answers, so that a missing one is reported once and not for each message.
 async fn check(producer: &FutureProducer, target: &Target) -> Result<()> {
     let (client, topic) = (producer.clone(), target.topic.clone());
     let answer =

@@ -96,7 +96,7 @@ async fn start(api: &Api, args: StartArgs, json: bool) -> Result<()> {
     hosts::report(api, slot, shadow, &waiting, json).await
 }
 
-/// Wait until the changes of every table are captured: before that no message is compared. A host
+/// Waits until the changes of every table are captured: before that no message is compared. A host
 /// puts the triggers there; without one there is nothing to wait for.
 async fn until_captured(
     api: &Api,

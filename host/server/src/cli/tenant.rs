@@ -110,8 +110,8 @@ pub(super) async fn run(api: &Api, command: TenantCommand, json: bool) -> Result
     }
 }
 
-/// The URL of a tenant's own database. It holds a password, so it is no argument, which every
-/// process can read.
+/// Returns the URL of a tenant's own database. It holds a password, so it is no argument, which
+/// every process can read.
 fn database_url(file: Option<&Path>) -> Result<Option<String>> {
     let Some(path) = file else {
         return Ok(std::env::var("ONCEBOX_TENANT_DATABASE_URL").ok().filter(|url| !url.is_empty()));
@@ -178,12 +178,12 @@ async fn create(
     Ok(())
 }
 
-/// The name of a migration: its file's.
+/// Returns the name of a migration: the stem of its file.
 pub(crate) fn migration_name(path: &Path) -> String {
     path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// A tenant with its tables, or, when they are not right, neither.
+/// Creates a tenant with its tables, or, when they are not right, neither.
 pub(crate) async fn create_with_tables(
     admin: &Admin,
     name: &str,
@@ -197,7 +197,7 @@ pub(crate) async fn create_with_tables(
     let tenant = admin.create_tenant(name).await?;
     for (path, sql) in &files {
         if let Err(error) = admin.apply_migration(&tenant, &migration_name(path), sql).await {
-            // Its tables are applied by other connections than its row is written by.
+            // The tables are applied over other connections than the tenant's row is written over.
             admin
                 .take_back_tenant(&tenant)
                 .await

@@ -66,7 +66,7 @@ impl From<RoleArg> for Role {
     }
 }
 
-/// The tokens of a tenant, or all.
+/// Returns the API's path of a tenant's tokens, or of all tokens.
 fn tokens(tenant: Option<&str>, rest: &[&str]) -> String {
     let base = tenant.map_or_else(Vec::new, |tenant| vec!["tenants", tenant]);
     path(&[&base[..], &["tokens"], rest].concat())

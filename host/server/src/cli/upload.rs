@@ -1,4 +1,4 @@
-//! Uploading a component and waiting until it is compiled, with what there is to see of it.
+//! Upload of a component, and the wait until it is compiled, both with a sign of progress.
 
 use std::{
     path::Path,
@@ -17,24 +17,24 @@ use super::{
 };
 use crate::terminal;
 
-/// Bytes that are handed over at once; the bar moves by them.
+/// Size of one chunk of an upload, bytes. The progress bar moves by chunks.
 const CHUNK: usize = 64 << 10;
-/// How often the state is asked for.
+/// Pause between two requests for the state.
 const POLL: Duration = Duration::from_millis(100);
-/// How often this process offers to compile what is waited for. It takes over at once what nobody
-/// compiles any more.
+/// Pause between two offers of this process to compile the version it waits for. The offer takes
+/// over a compilation at once that no process works on any more.
 const OFFER: Duration = Duration::from_secs(1);
 
-/// A component, and what it is called.
+/// A component to upload, with its names.
 pub(crate) struct Upload<'a> {
     pub(crate) tenant: &'a str,
     pub(crate) handler: &'a str,
-    /// As a person knows it: its file.
+    /// Name for operators: the component's file.
     pub(crate) name: String,
     pub(crate) bytes: Bytes,
 }
 
-/// Something that cannot be deployed or applied, with every reason.
+/// Refusal to deploy or apply something, with every reason.
 #[derive(Debug)]
 pub(crate) struct Unfit {
     what: String,
@@ -46,12 +46,12 @@ impl Unfit {
         Self { what: format!("`{name}` cannot be deployed"), reasons }
     }
 
-    /// Migrations with statements that are not for a schema.
+    /// Returns the error for migrations with statements that are not for a schema.
     pub(crate) fn statements(reasons: Vec<String>) -> Self {
         Self { what: "nothing was applied".to_owned(), reasons }
     }
 
-    /// Why; a line each.
+    /// Returns the reasons, one line each.
     pub(crate) fn reasons(&self) -> &[String] {
         &self.reasons
     }
@@ -68,7 +68,7 @@ impl std::fmt::Display for Unfit {
 
 impl std::error::Error for Unfit {}
 
-/// Read a component's file.
+/// Reads a component's file.
 pub(crate) fn read(path: &Path) -> Result<Bytes> {
     let bytes = std::fs::read(path)
         .with_context(|| format!("failed to read the component `{}`", path.display()))?;
@@ -76,17 +76,17 @@ pub(crate) fn read(path: &Path) -> Result<Bytes> {
 }
 
 impl Upload<'_> {
-    /// Upload it, unless it is there, and wait until it can be deployed.
+    /// Uploads the component, unless it is there, and waits until it can be deployed.
     pub(crate) async fn until_ready(&self, api: &Api) -> Result<Version> {
         let version = self.send(api).await?;
         wait(api, self.tenant, &self.name, version).await
     }
 
-    /// Upload it, unless it is there.
+    /// Uploads the component, unless it is there.
     pub(crate) async fn send(&self, api: &Api) -> Result<Version> {
         let digest = hex::encode(Sha256::digest(&self.bytes));
         let path = path(&["tenants", self.tenant, "handlers", self.handler, "versions", &digest]);
-        // What failed is worth another try: it may have been the host's fault.
+        // A failed version is worth another try: the host may have caused the failure.
         if let Some(known) = known(api, &path).await?.filter(|known| known.state != "failed") {
             return Ok(known);
         }
@@ -95,7 +95,7 @@ impl Upload<'_> {
     }
 }
 
-/// A version, where there is one.
+/// Returns a version, if it exists.
 async fn known(api: &Api, path: &str) -> Result<Option<Version>> {
     match api.get(path).await {
         Ok(known) => Ok(Some(known)),
@@ -108,7 +108,7 @@ async fn known(api: &Api, path: &str) -> Result<Option<Version>> {
     }
 }
 
-/// Wait until a version is compiled, with a sign of life.
+/// Waits until a version is compiled, and shows a sign of life.
 pub(crate) async fn wait(api: &Api, tenant: &str, name: &str, version: Version) -> Result<Version> {
     let bar = spinner();
     let version = wait_telling(api, tenant, name, version, |state| {
@@ -119,7 +119,7 @@ pub(crate) async fn wait(api: &Api, tenant: &str, name: &str, version: Version) 
     Ok(version)
 }
 
-/// Wait until a version is compiled, and tell its state several times a second.
+/// Waits until a version is compiled, and passes its state to `tell` several times a second.
 pub(crate) async fn wait_telling(
     api: &Api,
     tenant: &str,
@@ -149,7 +149,7 @@ pub(crate) async fn wait_telling(
     Ok(version)
 }
 
-/// What the API says of a component belongs to its file.
+/// Turns the API's problems with a component into an error that names its file.
 fn unfit(name: &str, error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref::<Refused>().map(Refused::problems) {
         Some(reasons) if !reasons.is_empty() => Unfit::component(name, reasons).into(),
@@ -157,7 +157,7 @@ fn unfit(name: &str, error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// A body that moves a bar, where a person can see it.
+/// Returns a body that moves a progress bar, which shows on a terminal only.
 fn counted(bytes: Bytes, name: &str) -> Body {
     let bar = ProgressBar::with_draw_target(Some(bytes.len() as u64), ProgressDrawTarget::stderr());
     let style =
@@ -176,7 +176,7 @@ fn counted(bytes: Bytes, name: &str) -> Body {
     }))
 }
 
-/// A sign of life, where a person can see it.
+/// Returns a sign of life, which shows on a terminal only.
 pub(super) fn spinner() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     bar.set_style(
@@ -187,12 +187,12 @@ pub(super) fn spinner() -> ProgressBar {
     bar
 }
 
-/// A digest as a person reads it.
+/// Shortens a digest for operators.
 pub(crate) fn short(digest: &str) -> &str {
     digest.get(..12).unwrap_or(digest)
 }
 
-/// The version that a digest's beginning names, once it is ready.
+/// Returns the version that the beginning of a digest names, once it is ready.
 pub(crate) async fn find(api: &Api, tenant: &str, handler: &str, digest: &str) -> Result<Version> {
     if digest.is_empty() {
         bail!("the version is empty; name one by the first digits of its digest");

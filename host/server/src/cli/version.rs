@@ -104,7 +104,7 @@ pub(super) async fn run(api: &Api, command: VersionCommand, json: bool) -> Resul
     }
 }
 
-/// Where either of the two is live.
+/// Returns the live deployments of either version.
 async fn live(api: &Api, of: &HandlerArgs, diff: &VersionDiff) -> Result<Vec<Live>> {
     let mut live = Vec::new();
     for consumer in consumer::all(api, Some(&of.tenant)).await? {

@@ -41,7 +41,7 @@ pub(super) async fn run(api: &Api, args: WhyArgs, as_json: bool) -> Result<()> {
     if let (true, Some(error)) = (stories.is_empty(), failed.pop()) {
         return Err(error);
     }
-    // It may be there as well.
+    // The message may be in an inbox that failed as well.
     failed.iter().for_each(|error| eprintln!("{error:#}"));
     if stories.is_empty() {
         let looked = match &asked[..] {

@@ -1,4 +1,4 @@
-//! One component, from its row to a component that started once.
+//! The compilation of one component: from its row to a component that has started once.
 
 use std::time::{Duration, Instant};
 
@@ -9,22 +9,22 @@ use tokio::time::sleep;
 
 use super::Inner;
 
-/// How often a compilation says that it goes on.
+/// Pause between two heartbeats of a compilation.
 const BEAT: Duration = Duration::from_secs(5);
 
-/// Why a job brought no component.
+/// The reason that a job produced no component.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// The component does not fit, for good.
+    /// Defects of the component; a retry cannot help.
     #[error("{}", .0.iter().map(|problem| problem.text.as_str()).collect::<Vec<_>>().join("; "))]
     Refused(Vec<Problem>),
-    /// Another host compiles it.
+    /// A compilation on another host.
     #[error("another host compiles it")]
     Elsewhere,
-    /// It was compiled before; an upload needs no more than that.
+    /// An earlier compilation; an upload needs no more than that.
     #[error("it was compiled before")]
     Done,
-    /// This host could not go on; the same may work later.
+    /// A failure of this host; a later try may succeed.
     #[error("{0}")]
     Host(String),
 }
@@ -60,7 +60,7 @@ impl Inner {
         }
     }
 
-    /// Compile it and say in its row how that ended.
+    /// Compiles a component and writes the result into its row.
     async fn compile(
         &self,
         digest: &[u8],
@@ -79,7 +79,8 @@ impl Inner {
             Err(Failure::Refused(problems)) => Compiled::Failed(problems.clone()),
             Err(_) => Compiled::GivenBack,
         };
-        // Whatever is not written now is taken over when the claim's session has ended.
+        // A result that cannot be written now is lost; another host takes the row over when the
+        // claim's session has ended.
         let written = self.admin.end_compiling(digest, host_id, &ended).await;
         drop(claim);
         let digest = hex::encode(&digest[..digest.len().min(6)]);
@@ -116,7 +117,7 @@ impl Inner {
     ) -> std::convert::Infallible {
         loop {
             sleep(BEAT).await;
-            // A database that is away for a moment is told the next time.
+            // A heartbeat that fails is sent again the next time.
             let _ = self.admin.compiling_goes_on(digest, host_id, claim).await;
         }
     }

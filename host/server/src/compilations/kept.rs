@@ -1,4 +1,5 @@
-//! Compiled components in memory: what runs, what a rollback goes back to, and what was just used.
+//! Compiled components in memory: those that run, those that a rollback returns to, and those that
+//! were just used.
 
 use std::{
     collections::HashMap,
@@ -9,9 +10,9 @@ use oncebox_runtime::LoadedComponent;
 
 use super::Digest;
 
-/// How long a component that nothing uses stays.
+/// Longest stay of a component that no handler uses.
 const IDLE_MAX: Duration = Duration::from_secs(600);
-/// Components that stay without running, and bytes of their code.
+/// Most components that stay without running, and most bytes of their code.
 const COUNT_MAX: usize = 64;
 const BYTES_MAX: usize = 1 << 30;
 
@@ -40,7 +41,8 @@ impl Kept {
         self.shrink(COUNT_MAX, BYTES_MAX, &[]);
     }
 
-    /// Forget what no handler holds: after some minutes, unless a slot runs it or ran it before.
+    /// Forgets components that no handler holds: after some minutes, unless a slot runs one or ran
+    /// it before.
     pub(super) fn let_go(&mut self, warm: &[Digest]) {
         self.let_go_after(IDLE_MAX, warm);
         self.shrink(COUNT_MAX, BYTES_MAX, warm);
@@ -56,8 +58,8 @@ impl Kept {
         });
     }
 
-    /// Forget what was not used for longest, what is warm last, until the rest fits. What a handler
-    /// holds would stay in memory anyhow.
+    /// Forgets components, the longest unused first and warm ones last, until the rest fits. A
+    /// component that a handler holds is left out: it would stay in memory anyhow.
     fn shrink(&mut self, count_max: usize, bytes_max: usize, warm: &[Digest]) {
         let idle = self.components.iter().filter(|(_, entry)| !entry.component.is_shared());
         let mut idle: Vec<_> = idle

@@ -1,7 +1,7 @@
-//! What the tables must hold when every event had its effect exactly once.
+//! The content of the tables when every event had its effect exactly once.
 //!
-//! Computed from the events' JSON alone, with no code in common with the handlers, so that
-//! the two cannot be wrong in the same way.
+//! It is computed from the events' JSON alone, with no code in common with the handlers, so that
+//! the two cannot be wrong in one way.
 
 use std::collections::BTreeMap;
 
@@ -9,28 +9,28 @@ use serde::Deserialize;
 
 use super::input::{Event, Input, TENANTS};
 
-/// Of one repository: commits, pushes, stars.
+/// Commits, pushes and stars of one repository.
 pub(crate) type Activity = (i64, i64, i64);
-/// Of one issue or pull request: the newest state, absent where no event named one, and
-/// the number of events.
+/// Newest state of one issue or pull request, absent where no event named one, and the number of
+/// its events.
 pub(crate) type Progress = (Option<String>, i64);
-/// Of one delivery: event, action, repository, and the number of rows, which is one.
+/// Event, action and repository of one delivery, and the number of its rows, which is one.
 pub(crate) type Audit = (String, Option<String>, Option<i64>, i64);
 
 /// One tenant's tables, ordered, so that two are compared with `==`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Expected {
-    /// By repository.
+    /// Activity by repository.
     pub(crate) repository_activity: BTreeMap<i64, Activity>,
-    /// By repository and number.
+    /// Issues by repository and number.
     pub(crate) issues: BTreeMap<(i64, i64), Progress>,
-    /// By repository and number.
+    /// Pull requests by repository and number.
     pub(crate) pull_requests: BTreeMap<(i64, i64), Progress>,
-    /// By delivery. A doubled effect shows as a number of rows above one.
+    /// Audit rows by delivery. A doubled effect shows as a number of rows above one.
     pub(crate) audit: BTreeMap<String, Audit>,
 }
 
-/// The expected tables of every tenant, by its index.
+/// Returns the expected tables of every tenant, by its index.
 pub(crate) fn expected(input: &Input) -> serde_json::Result<Vec<Expected>> {
     let mut tenants = vec![Tenant::default(); TENANTS];
     for event in input.events() {
@@ -39,7 +39,7 @@ pub(crate) fn expected(input: &Input) -> serde_json::Result<Vec<Expected>> {
     Ok(tenants.into_iter().map(Tenant::finish).collect())
 }
 
-/// The members that matter, of whatever webhook.
+/// The members of any webhook that the tables depend on.
 #[derive(Deserialize)]
 struct Payload {
     action: Option<String>,
@@ -67,7 +67,7 @@ struct Numbered {
     updated_at: String,
 }
 
-/// All that was said of one issue: pairs of time and state, and the number of events.
+/// All events of one issue: pairs of time and state, and the number of events.
 type History = (Vec<(String, String)>, i64);
 
 /// A tenant's tables while events are added, in any order.
@@ -133,7 +133,7 @@ fn remember(histories: &mut BTreeMap<(i64, i64), History>, repository: i64, said
     states.extend(state.map(|it| (said.updated_at.clone(), it.to_owned())));
 }
 
-/// The newest state of each: the latest time, and of equal times the last state by name.
+/// Returns the newest state of each: the latest time, and of equal times the last state by name.
 /// Times are all UTC in one format, so their text has their order.
 fn newest(histories: BTreeMap<(i64, i64), History>) -> BTreeMap<(i64, i64), Progress> {
     let last =

@@ -1,4 +1,4 @@
-//! What the database holds in the end, compared with what the input alone says it should.
+//! The database's content at the end, compared with the content that the input alone demands.
 
 use std::{collections::BTreeMap, fmt::Debug};
 
@@ -7,7 +7,7 @@ use oncebox_control::Admin;
 
 use super::{Row, TENANTS, effects, expected::Expected, progress::Progress};
 
-/// Rows of the inbox so far.
+/// Counts the inbox rows that are completed or parked so far.
 pub(super) async fn settled(admin: &Admin) -> Result<u64> {
     let count: i64 = sqlx::query_scalar(
         "SELECT count(*) FROM oncebox.inbox WHERE status IN ('completed', 'parked')",
@@ -17,7 +17,7 @@ pub(super) async fn settled(admin: &Admin) -> Result<u64> {
     Ok(count as u64)
 }
 
-/// One row of the report per tenant.
+/// Compares each tenant's tables with the expected ones. Returns one row of the report per tenant.
 pub(super) async fn compare(
     admin: &Admin,
     expected: &[Expected],
@@ -90,10 +90,10 @@ async fn inbox(admin: &Admin, tenant: &str) -> Result<(u64, u64)> {
     Ok((rows as u64, parked as u64))
 }
 
-/// Message id, event, action, repository and how often.
+/// Message id, event, action, repository and number of rows.
 type AuditRow = (String, String, Option<String>, Option<i64>, i64);
 
-/// The tenant's tables, in the form of what is expected.
+/// Reads the tenant's tables, in the form of the expected ones.
 async fn read(admin: &Admin, tenant: &str) -> Result<Expected> {
     let schema = admin.tenant(tenant).await?.schema_name;
     let sql = |text: &str| sqlx::AssertSqlSafe(text.replace("{schema}", &schema));
@@ -134,7 +134,7 @@ async fn read(admin: &Admin, tenant: &str) -> Result<Expected> {
     })
 }
 
-/// The delivery's own id, without the CloudEvents source that the message id begins with.
+/// Returns the delivery's own id, without the CloudEvents source that the message id begins with.
 fn delivery(message_id: &str) -> String {
     message_id.rsplit(' ').next().unwrap_or(message_id).to_owned()
 }

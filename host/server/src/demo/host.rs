@@ -12,7 +12,7 @@ use oncebox_control::Admin;
 
 use crate::{config::Config, local::process::Child};
 
-/// A child that dies with this process.
+/// A host as a child that dies with this process.
 pub(super) struct Host {
     command: Box<dyn Fn() -> Result<Command> + Send>,
     child: Child,
@@ -33,7 +33,7 @@ impl Host {
         &self.log
     }
 
-    /// A host that ends by itself is an error.
+    /// Checks that the host still runs. A host that ends by itself is an error.
     pub(super) fn check(&self) -> Result<()> {
         ensure!(
             self.child.is_running(),
@@ -43,8 +43,8 @@ impl Host {
         Ok(())
     }
 
-    /// Kill it at a moment when the database holds an open transaction of its with a claim in it,
-    /// and start it again. It is stopped while the database is asked, so that the answer still
+    /// Kills the host while the database holds an open transaction of it that has written, and
+    /// starts it again. The host is stopped while the database is asked, so that the answer still
     /// holds.
     pub(super) async fn kill_in_transaction(&mut self, admin: &Admin) -> Result<()> {
         for _ in 0..10_000 {
@@ -62,7 +62,7 @@ impl Host {
         bail!("the host held no transaction open that it could be killed in")
     }
 
-    /// A clean end.
+    /// Stops the host with a clean drain.
     pub(super) fn stop(&mut self) -> Result<()> {
         let status = self.child.end(&[
             (libc::SIGTERM, Duration::from_secs(40)),
@@ -88,7 +88,7 @@ fn serve(config: &Config, log: &Path) -> Result<Command> {
         .arg("serve")
         .env("ONCEBOX_DATABASE_URL", &config.database.url)
         .env("ONCEBOX_KAFKA_BROKERS", &config.kafka.brokers)
-        // As in `dev`: the embedded broker is slow with groups that everyone has left.
+        // As in `dev`: the embedded broker is slow with groups that every member has left.
         .env("ONCEBOX_KAFKA_IDLE_AFTER_MS", "0")
         .env("ONCEBOX_MASTER_KEY", config.keys.master_key.as_deref().unwrap_or_default())
         .env("ONCEBOX_HTTP_LISTEN", "127.0.0.1:0")
@@ -103,7 +103,7 @@ fn serve(config: &Config, log: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// Transactions of tenants' sessions that have written, which a claim does first.
+/// Counts the transactions of tenants' sessions that have written, which a claim does first.
 async fn open_transactions(admin: &Admin) -> Result<i64> {
     const OPEN: &str = "SELECT count(*) FROM pg_stat_activity a JOIN oncebox.tenant t ON t.login = \
         a.usename WHERE a.backend_xid IS NOT NULL";

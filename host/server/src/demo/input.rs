@@ -1,8 +1,8 @@
-//! What the demo sends: GitHub's example webhooks, multiplied to any number of events.
+//! The demo's input: GitHub's example webhooks, multiplied to any number of events.
 //!
-//! Nothing is kept but the templates: event `i` is made anew from the seed whenever it is
-//! asked for, so twenty thousand events of 13 KB need no memory and a second delivery has
-//! the same bytes as the first.
+//! Only the templates are kept: event `i` is generated from the seed at every request for it. So
+//! twenty thousand events of 13 KB need no memory, and a second delivery has the bytes of the
+//! first.
 
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -13,33 +13,33 @@ use serde_json::{Value, json};
 /// GitHub's published examples, one `{event, delivery, payload}` per line.
 const WEBHOOKS: &str = include_str!("../../../../guest-examples/data/github-webhooks.jsonl");
 
-/// How many events the demo sends unless told otherwise.
+/// Number of events that the demo sends by default.
 pub(crate) const EVENTS_DEFAULT: usize = 20_000;
-/// How many tenants share the events.
+/// Number of tenants that share the events.
 pub(crate) const TENANTS: usize = 2;
-/// How many repositories each tenant has. Both have the same ones, so an effect that lands
+/// Number of repositories of each tenant. Both tenants have equal ones, so an effect that lands
 /// with the wrong tenant shows as a wrong number.
 const REPOSITORIES: i64 = 40;
 /// The first repository's id.
 const REPOSITORY_BASE: i64 = 186_853_000;
-/// How many issues, and how many pull requests, each repository has. Few, so that several
-/// events meet in one row.
+/// Number of issues, and of pull requests, of each repository. It is small, so that several events
+/// meet in one row.
 const NUMBERS: i64 = 12;
-/// How often an event is delivered at most.
+/// Most deliveries of one event.
 const DELIVERIES_MAX: usize = 3;
-/// One malformed record comes with so many events.
+/// Number of events for each malformed record.
 const EVENTS_PER_MALFORMED: usize = 100;
-/// The longest message id is 512 bytes.
+/// Length of an overlong message id, in bytes; the limit is 512.
 const OVERLONG_ID: usize = 513;
 
 /// One event, as its first and any later delivery carry it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Event {
-    /// Which tenant it goes to, from 0.
+    /// Index of the event's tenant, from 0.
     pub(crate) tenant: usize,
     /// The message id: unique per event.
     pub(crate) delivery: String,
-    /// Such as `com.github.push`.
+    /// Event type, such as `com.github.push`.
     pub(crate) event_type: String,
     /// The record's key: the repository's id, or the delivery where there is no repository.
     pub(crate) key: String,
@@ -47,7 +47,7 @@ pub(crate) struct Event {
     pub(crate) payload: Vec<u8>,
 }
 
-/// One thing to produce.
+/// A record to produce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Delivery {
     /// The event of this index, perhaps not for the first time.
@@ -74,7 +74,7 @@ pub(crate) enum Malformed {
 }
 
 impl Malformed {
-    /// Every way.
+    /// All kinds.
     pub(crate) const ALL: [Self; 6] = [
         Self::NotJson,
         Self::MissingId,
@@ -88,7 +88,7 @@ impl Malformed {
 /// A Kafka record, in CloudEvents' binary mode unless it is malformed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// Which tenant's topic it goes to, from 0.
+    /// Index of the tenant whose topic the record goes to, from 0.
     pub(crate) tenant: usize,
     /// The record's key.
     pub(crate) key: String,
@@ -106,13 +106,13 @@ pub(crate) struct Input {
 }
 
 impl Input {
-    /// Reads the embedded webhooks; fails only when they are not what they should be.
+    /// Reads the embedded webhooks. It fails only when they are malformed.
     pub(crate) fn new(seed: u64, events: usize) -> serde_json::Result<Self> {
         let templates = WEBHOOKS.lines().map(Template::parse).collect::<Result<_, _>>()?;
         Ok(Self { seed, events, templates })
     }
 
-    /// The event of an index; the same whenever it is asked for.
+    /// Returns the event of an index, identical at each call.
     pub(crate) fn event(&self, index: usize) -> Event {
         let template = &self.templates[index % self.templates.len()];
         let mut random = self.random(index);
@@ -132,12 +132,12 @@ impl Input {
         }
     }
 
-    /// Every event once, in the order of their indexes, made as they are taken.
+    /// Returns every event once, in the order of indexes, generated as they are taken.
     pub(crate) fn events(&self) -> impl Iterator<Item = Event> + '_ {
         (0..self.events).map(|index| self.event(index))
     }
 
-    /// The record to produce for a delivery.
+    /// Returns the record to produce for a delivery.
     pub(crate) fn record(&self, delivery: Delivery) -> Record {
         match delivery {
             Delivery::Event(index) => self.event(index).into(),
@@ -145,13 +145,14 @@ impl Input {
         }
     }
 
-    /// What belongs to one event alone. Its stream starts at a place of its own.
+    /// Returns the random numbers of one event, from a seed of its own.
     fn random(&self, index: usize) -> StdRng {
         StdRng::seed_from_u64(self.seed.rotate_left(32) ^ index as u64)
     }
 }
 
-/// The order of all deliveries: each event one to three times, each malformed record once.
+/// Returns all deliveries in a random order: each event one to three times, each malformed record
+/// once.
 pub(crate) fn plan(seed: u64, events: usize) -> Vec<Delivery> {
     let mut random = StdRng::seed_from_u64(seed);
     let mut plan = Vec::with_capacity(events * (DELIVERIES_MAX + 1) / 2);
@@ -167,7 +168,7 @@ pub(crate) fn plan(seed: u64, events: usize) -> Vec<Delivery> {
     plan
 }
 
-/// How many malformed records come with so many events: about one in a hundred, and each
+/// Returns the number of malformed records for a number of events: about one in a hundred, and each
 /// kind at least once.
 pub(crate) fn malformed_count(events: usize) -> usize {
     (events / EVENTS_PER_MALFORMED).max(Malformed::ALL.len())
@@ -229,7 +230,7 @@ fn delivery_id(random: &mut StdRng) -> String {
     [&id[..8], &id[8..12], &id[12..16], &id[16..20], &id[20..]].join("-")
 }
 
-/// What differs between two events of one template.
+/// The values that differ between two events of one template.
 struct Keys {
     repository: i64,
     number: i64,
@@ -253,8 +254,8 @@ impl Keys {
 /// The value of a member in an event with these keys.
 type Rekey = fn(&Keys) -> Value;
 
-/// Members that each event gets anew. Issue and pull request get a new time too, by the
-/// minute: then any event may be the newest of its issue, and two can be equally new.
+/// Members that each event gets values of its own for. Issue and pull request get a new time too,
+/// by the minute. So any event may be the newest of its issue, and two can be equally new.
 const REKEYED: [(&str, Rekey); 8] = [
     ("/repository/id", |keys| keys.repository.into()),
     ("/repository/name", |keys| format!("repo-{}", keys.repository).into()),
@@ -266,16 +267,17 @@ const REKEYED: [(&str, Rekey); 8] = [
     ("/pull_request/updated_at", Keys::updated_at),
 ];
 
-/// Opens the text that stands for a re-keyed member; its place in [`REKEYED`] and a quote follow.
+/// The start of the text that stands for a re-keyed member; its index in [`REKEYED`] and a quote
+/// follow.
 const MARK: &str = "\"rekeyed:";
 
-/// A webhook whose text is parsed once; its events are only put together.
+/// A webhook whose text is parsed once; its events are assembled from the parts.
 struct Template {
     event: String,
     has_repository: bool,
     /// The text before the first re-keyed member.
     head: String,
-    /// Places in [`REKEYED`], each with the text that follows the member.
+    /// Indexes in [`REKEYED`], each with the text that follows the member.
     tail: Vec<(usize, String)>,
 }
 

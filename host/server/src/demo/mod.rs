@@ -1,4 +1,4 @@
-//! `oncebox demo`: the main job on real input, with a host that is killed while it works, and the
+//! `oncebox demo`: the main job on real input, with a host that is killed while it works, and a
 //! count of effects at the end.
 
 mod expected;
@@ -38,7 +38,8 @@ use crate::{
 const TENANTS: [&str; input::TENANTS] = ["acme", "globex"];
 /// Partitions of each topic.
 const PARTITIONS: i32 = 16;
-/// What is set up, as a file of `oncebox apply`, with the files that it names.
+/// Tenants, consumers and deployments of the demo, as a file of `oncebox apply`; `FILES` holds the
+/// files that it names.
 const SETUP: &str = include_str!("../../../../guest-examples/github-demo.toml");
 const FILES: [(&str, &[u8]); 6] = [
     ("github-schema.sql", include_bytes!("../../../../guest-examples/github-schema.sql")),
@@ -63,7 +64,7 @@ const FILES: [(&str, &[u8]); 6] = [
         include_bytes!("../../../../guest-examples/components/github-audit.wasm"),
     ),
 ];
-/// Without any progress for this long, something is stuck.
+/// Time without progress after which the demo fails as stuck.
 const STUCK: Duration = Duration::from_secs(60);
 
 /// How much of it.
@@ -90,7 +91,7 @@ pub(crate) struct DemoArgs {
     brokers: Option<String>,
 }
 
-/// Run it; an error if any number differs.
+/// Runs the demo. It is an error if any number differs.
 pub(crate) async fn run(args: DemoArgs, as_json: bool) -> Result<()> {
     let started = Instant::now();
     empty(&args.dir)?;
@@ -112,10 +113,10 @@ pub(crate) async fn run(args: DemoArgs, as_json: bool) -> Result<()> {
     report(&rows, &progress, started.elapsed(), as_json)
 }
 
-/// Tells a folder of the demo from any other.
+/// Name of the file that marks a folder of the demo.
 const MARKER: &str = "oncebox-demo";
 
-/// Make the demo's folder, or empty that of an earlier run. No other folder is touched.
+/// Makes the demo's folder, or empties that of an earlier run. It touches no other folder.
 fn empty(dir: &Path) -> Result<()> {
     let shown = dir.display();
     if dir.join(MARKER).exists() {
@@ -172,7 +173,7 @@ fn topic(tenant: &str) -> String {
     format!("github.{tenant}")
 }
 
-/// Tenants, consumers and deployments, as a person would make them.
+/// Creates tenants, consumers and deployments, as an operator would.
 async fn set_up(config: &Config) -> Result<Admin> {
     let handlers = SETUP.matches("[[tenant.consumer.deployment]]").count() / TENANTS.len();
     eprintln!("creating {} tenants and deploying {handlers} handlers to each", TENANTS.len());
@@ -188,7 +189,7 @@ async fn set_up(config: &Config) -> Result<Admin> {
     Ok(admin)
 }
 
-/// Watch the inbox fill; kill the host on the way, whenever another share of the work is done.
+/// Watches the inbox fill, and kills the host whenever another share of the work is done.
 async fn drive(
     admin: &Admin,
     host: &mut Host,
@@ -227,7 +228,7 @@ async fn drive(
     }
 }
 
-/// Events of the demo's first tenant, for tests: id, event type and payload.
+/// Returns events of the demo's first tenant, for tests: id, event type and payload.
 #[cfg(feature = "test-hooks")]
 pub fn events(seed: u64, count: usize) -> serde_json::Result<Vec<(String, String, Vec<u8>)>> {
     let input = Input::new(seed, count)?;
@@ -235,7 +236,7 @@ pub fn events(seed: u64, count: usize) -> serde_json::Result<Vec<(String, String
     Ok(events.map(|event| (event.delivery, event.event_type, event.payload)).collect())
 }
 
-/// One line of the final table.
+/// A line of the final table.
 struct Row {
     tenant: String,
     delivered: u64,
@@ -311,7 +312,7 @@ fn report(rows: &[Row], progress: &Progress, took: Duration, as_json: bool) -> R
     Ok(())
 }
 
-/// Rows of expected effects, for the table.
+/// Counts the rows of effects, for the table.
 fn effects(expected: &Expected) -> u64 {
     (expected.repository_activity.len()
         + expected.issues.len()
@@ -319,7 +320,7 @@ fn effects(expected: &Expected) -> u64 {
         + expected.audit.len()) as u64
 }
 
-/// Tenant of a delivery.
+/// Returns the index of a delivery's tenant.
 fn tenant_of(input: &Input, delivery: Delivery) -> usize {
     input.record(delivery).tenant
 }
@@ -328,7 +329,7 @@ fn tenant_of(input: &Input, delivery: Delivery) -> usize {
 mod tests {
     use super::{MARKER, empty};
 
-    // What could go wrong: a mistyped `--dir` costs someone a folder.
+    // Could fail so: a mistyped `--dir` costs a user a folder.
     #[test]
     fn only_a_folder_of_the_demo_is_emptied() {
         let dir = std::env::temp_dir().join(format!("oncebox-empty-{}", std::process::id()));

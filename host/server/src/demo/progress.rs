@@ -1,4 +1,4 @@
-//! How far the demo is, and when the next kill is due.
+//! The progress of the demo, and the time of its next kill.
 
 use std::io::IsTerminal;
 
@@ -13,7 +13,7 @@ use crate::terminal;
 
 /// Counts by tenant, and a bar.
 pub(super) struct Progress {
-    /// Rows the inbox holds in the end.
+    /// Number of rows that the inbox holds in the end.
     pub(super) distinct: u64,
     delivered: [u64; TENANTS.len()],
     events: [u64; TENANTS.len()],
@@ -57,7 +57,7 @@ impl Progress {
         self.kills_wanted
     }
 
-    /// Kills are spread evenly over the work.
+    /// Returns whether the next kill is due. Kills are spread evenly over the work.
     pub(super) fn kill_is_due(&self, settled: u64) -> bool {
         self.kills < self.kills_wanted
             && settled >= self.distinct * (self.kills as u64 + 1) / (self.kills_wanted as u64 + 1)

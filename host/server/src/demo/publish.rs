@@ -1,5 +1,5 @@
-//! Publishing with a bounded lead: the embedded broker keeps 5 MiB per partition and drops the head
-//! without a word, so no partition ever holds much that is not yet consumed.
+//! Publishing with a bounded lead. The embedded broker keeps 5 MiB per partition and drops the head
+//! without an error, so no partition ever holds much that is not yet consumed.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -26,7 +26,7 @@ use super::{
     topic,
 };
 
-/// Bytes a partition may hold that are not consumed.
+/// Most bytes in a partition that are not consumed.
 const LEAD_BYTES: usize = 3 << 20;
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -38,7 +38,7 @@ pub(super) struct Publishing {
     watch: Arc<Watch>,
 }
 
-/// Start publishing the plan.
+/// Starts publishing the plan.
 pub(super) fn start(input: Input, plan: Vec<Delivery>, brokers: &str) -> Publishing {
     let published = Arc::new(AtomicU64::new(0));
     let failure = Arc::new(Mutex::new(None));
@@ -63,7 +63,7 @@ impl Publishing {
         self.failure.lock().expect("no panic while held").clone()
     }
 
-    /// Whether everything was published and the groups have acked it.
+    /// Returns whether everything was published and the groups have acked it.
     pub(super) async fn is_consumed(&self) -> Result<bool> {
         if !self.task.is_finished() {
             return Ok(false);
@@ -71,7 +71,7 @@ impl Publishing {
         Ok(self.behind().await? == 0)
     }
 
-    /// Published records that the groups have not acked.
+    /// Counts the published records that the groups have not acked.
     pub(super) async fn behind(&self) -> Result<i64> {
         let positions = self.watch.positions().await?;
         Ok(positions.values().map(|p| (p.high - p.committed).max(0)).sum())
@@ -82,7 +82,7 @@ impl Publishing {
     }
 }
 
-/// Where a partition stands.
+/// The ends of a partition, and its group's committed offset.
 struct Position {
     low: i64,
     high: i64,
@@ -91,7 +91,7 @@ struct Position {
 
 type Place = (usize, i32);
 
-/// Looks at the groups' offsets through the broker, as any tool would.
+/// A watch of the groups' offsets through the broker, as any tool would read them.
 struct Watch {
     brokers: String,
 }
@@ -135,7 +135,7 @@ fn of_tenant(brokers: &str, tenant: usize, positions: &mut HashMap<Place, Positi
     Ok(())
 }
 
-/// What each partition holds that its group has not acked.
+/// The records of each partition that its group has not acked.
 #[derive(Default)]
 struct Lead {
     records: HashMap<Place, VecDeque<(i64, usize)>>,
@@ -187,7 +187,7 @@ async fn publish(
         let record = input.record(delivery);
         let place = (record.tenant, partition(&record.key));
         let bytes = record.payload.len() + 512;
-        // Records under way count only when the broker has given them an offset: wait for those
+        // Records under way count only once the broker has given them an offset: wait for those
         // first.
         if !lead.has_room(place, bytes + sent.iter().map(|(_, bytes, _)| bytes).sum::<usize>())
             || sent.len() >= 256
@@ -235,7 +235,8 @@ async fn settle(
     Ok(())
 }
 
-/// What was acked makes room; what the broker dropped before it was acked is an error.
+/// Frees the room of acked records. Records that the broker dropped before they were acked are an
+/// error.
 async fn refresh(watch: &Watch, lead: &mut Lead) -> Result<()> {
     for (place, position) in watch.positions().await? {
         ensure!(

@@ -1,6 +1,6 @@
-//! Component files that change. They are looked at a few times a second: what a build writes is
-//! told from what it is still writing by its standing still, and that works in every file system,
-//! for files that are written in place and for those that are replaced.
+//! Component files that change. They are polled a few times a second. A file that stands still
+//! counts as completely written. That works in every file system, for files that are written in
+//! place and for those that are replaced.
 
 use std::{
     collections::BTreeMap,
@@ -12,14 +12,14 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// How often files are looked at, and how long one stands still before it is read.
+/// Pause between two looks at files, and the time that one stands still before it is read.
 pub(super) const POLL: Duration = Duration::from_millis(250);
-/// How long the rest of a component that breaks off may take; after that it is taken as it is.
+/// Longest wait for the rest of an incomplete component; after that it is taken as it is.
 const REST_MAX: Duration = Duration::from_secs(2);
 
 /// The files that are watched.
 pub(super) struct Files {
-    /// By absolute path, since a file of the folder may be named by itself, too.
+    /// Files by absolute path, since a file of the folder may also be named on its own.
     watched: BTreeMap<PathBuf, Watched>,
     /// A folder whose components are watched, too.
     dir: Option<PathBuf>,
@@ -28,13 +28,13 @@ pub(super) struct Files {
 struct Watched {
     path: PathBuf,
     event_type: String,
-    /// How it looked when it was read last.
+    /// Stamp of the file when it was read last.
     read: Option<Stamp>,
-    /// How it looked last, and since when.
+    /// Stamp at the last look, and the time since it has had that stamp.
     seen: Option<(Stamp, Instant)>,
 }
 
-/// A file from outside. A replaced one is another file, and so is one that is written again.
+/// A file's metadata, which differ for a file that was replaced or written again.
 #[derive(Clone, PartialEq)]
 struct Stamp {
     modified: Option<SystemTime>,
@@ -51,7 +51,7 @@ pub(super) struct Changed {
 }
 
 impl Files {
-    /// Components by what they take, and a folder.
+    /// Creates the watched files from components by event type, and a folder.
     pub(super) fn new(
         components: impl IntoIterator<Item = (String, PathBuf)>,
         dir: Option<PathBuf>,
@@ -63,7 +63,7 @@ impl Files {
         Self { watched, dir }
     }
 
-    /// All of them, as they are; what is changed afterwards is a change.
+    /// Reads all components as they are. Later differences count as changes.
     pub(super) fn read_all(&mut self) -> Result<Vec<Changed>> {
         self.look_into_dir()?;
         let mut all = Vec::new();
@@ -77,9 +77,9 @@ impl Files {
         Ok(all)
     }
 
-    /// Those that changed since, and stand still.
+    /// Returns the components that changed since they were read, and stand still.
     pub(super) fn changed(&mut self, now: Instant) -> Vec<Changed> {
-        // A folder that is away for a moment, as in a clean build, has no files for a moment.
+        // A folder that is missing for a moment, as in a clean build, has no files for that moment.
         let _ = self.look_into_dir();
         self.watched.values_mut().filter_map(|watched| watched.changed(now)).collect()
     }
@@ -96,7 +96,8 @@ impl Files {
     }
 }
 
-/// What a component of a folder takes: its stem. Hidden files are those that are still being made.
+/// Returns the event type of a component in the folder: its stem. Hidden files are still being
+/// made.
 fn event_type(path: &Path) -> Option<String> {
     let stem = path.file_stem()?.to_str()?;
     let is_component = path.extension()? == "wasm" && !stem.starts_with('.');
@@ -114,7 +115,7 @@ impl Watched {
 
     fn changed(&mut self, now: Instant) -> Option<Changed> {
         let path = &self.path;
-        // A file that is gone comes back, or its last version stays what it was.
+        // A file that is gone comes back, or its last version stays live.
         let stamp = Stamp::of(&std::fs::metadata(path).ok()?);
         if self.read.as_ref() == Some(&stamp) {
             return None;
@@ -143,7 +144,7 @@ impl Stamp {
     }
 }
 
-/// Whether it is the beginning of a WebAssembly file, to go by the lengths of its sections.
+/// Returns whether bytes are an incomplete WebAssembly file, judged by the lengths of its sections.
 fn breaks_off(bytes: &[u8]) -> bool {
     let magic = b"\0asm";
     if bytes.len() < 8 {
@@ -161,7 +162,7 @@ fn breaks_off(bytes: &[u8]) -> bool {
     false
 }
 
-/// An unsigned LEB128 of 32 bits.
+/// Reads an unsigned LEB128 number of 32 bits. Returns it with the bytes that follow.
 fn length(bytes: &[u8]) -> Option<(usize, &[u8])> {
     let end = bytes.iter().take(5).position(|byte| byte & 0x80 == 0)? + 1;
     let value = bytes[..end]
@@ -175,7 +176,7 @@ fn length(bytes: &[u8]) -> Option<(usize, &[u8])> {
 mod tests {
     use super::*;
 
-    /// Looks, a poll apart.
+    /// A watcher whose looks are one poll apart.
     struct Looker {
         files: Files,
         now: Instant,
@@ -189,8 +190,8 @@ mod tests {
         }
     }
 
-    // What could go wrong: half a file is deployed, a change is missed, or a file is deployed again
-    // and again.
+    // Could fail so: half a file is deployed, a change is missed, or a file is deployed again and
+    // again.
     #[test]
     fn a_change_is_told_once_and_whole() {
         let dir = std::env::temp_dir().join(format!("oncebox-files-{}", std::process::id()));

@@ -1,4 +1,4 @@
-//! `oncebox dev`: a host with batteries.
+//! `oncebox dev`: a host with a private database and an embedded broker.
 
 mod files;
 mod redeploy;
@@ -34,17 +34,17 @@ use crate::{
 const TENANT: &str = "dev";
 const CONSUMER: &str = "dev";
 
-/// The topic that is read where nothing else is said.
+/// The topic that is read by default.
 const TOPIC: &str = "events";
 
-/// Takes those that no other deployment takes.
+/// The event type of a deployment that takes messages of types that no other deployment takes.
 const ANY_EVENT_TYPE: &str = "*";
 
 /// Partitions of a topic of the embedded broker, which keeps 5 MiB of each.
 const PARTITIONS: i32 = 16;
 
-/// The consumer that `dev` makes: any record is a message, whoever sent it. Its membership ends
-/// soon after a kill, so that the next start need not wait for long.
+/// Policy of the consumer that `dev` makes: any record is a message, whatever its producer. Its
+/// membership ends soon after a kill, so that the next start need not wait for long.
 const POLICY: &str = "ack = 'after_commit'\nidentity.id = ['cloudevents', {header = 'message-id'}, \
     'position']\n\
     identity.event_type = ['cloudevents', {header = 'event-type'}, 'topic']\n\
@@ -77,7 +77,8 @@ pub(crate) struct DevArgs {
     brokers: Option<String>,
 }
 
-/// Logs without a line for each of its own requests, unless somebody chose what to log.
+/// Returns log settings without a line for each of the program's own requests, unless the user
+/// chose what to log.
 pub(crate) fn quiet(log: &Log) -> Log {
     match log.level.parse::<LevelFilter>() {
         Ok(level) => Log {
@@ -88,9 +89,9 @@ pub(crate) fn quiet(log: &Log) -> Log {
     }
 }
 
-/// Start what is missing, deploy, tell how to send a message, and serve.
+/// Starts the services that are missing, deploys, prints how to send a message, and serves.
 pub(crate) async fn run(mut config: Config, args: DevArgs) -> Result<()> {
-    // What is wrong with the files is told before anything is started.
+    // Errors in the files are reported before anything is started.
     let tables = schema::read(&args.schema)?;
     let mut files = files(&args);
     files.read_all()?;
@@ -137,7 +138,8 @@ pub(crate) async fn run(mut config: Config, args: DevArgs) -> Result<()> {
     served
 }
 
-/// Addresses that somebody chose, else free ones: those of a `serve` stay free for it.
+/// Keeps the addresses that the user chose and picks free ones otherwise: those of a `serve` stay
+/// free for it.
 fn choose_ports(config: &mut Config) -> Result<()> {
     if !config.http.is_chosen {
         config.http.listen = SocketAddr::from(([127, 0, 0, 1], free_port()?));
@@ -148,7 +150,7 @@ fn choose_ports(config: &mut Config) -> Result<()> {
     Ok(())
 }
 
-/// What everything is prepared on.
+/// The services on which a run is prepared.
 struct Stage<'a> {
     config: &'a Config,
     args: &'a DevArgs,
@@ -157,7 +159,7 @@ struct Stage<'a> {
     broker: Option<&'a MockBroker>,
 }
 
-/// What is known once everything is prepared.
+/// The results of the preparation.
 struct Prepared {
     /// The topic to send to.
     topic: String,
@@ -167,7 +169,7 @@ struct Prepared {
 }
 
 impl Stage<'_> {
-    /// Bring the database up to date, make what no earlier run made, and deploy.
+    /// Brings the database up to date, makes the parts that no earlier run made, and deploys.
     async fn prepare(
         &self,
         files: &mut Files,
@@ -187,8 +189,8 @@ impl Stage<'_> {
         Ok(Prepared { topic, event_type: self.event_type().await?, schema })
     }
 
-    /// The tenant and the consumer, unless an earlier run made them; the topics that it reads, the
-    /// one to send to first.
+    /// Makes the tenant and the consumer, unless an earlier run made them. Returns the topics that
+    /// the consumer reads, the one to send to first.
     async fn set_up(&self) -> Result<Vec<String>> {
         match self.admin.tenant(TENANT).await {
             Ok(_) => {}
@@ -223,7 +225,7 @@ impl Stage<'_> {
         Ok(topics)
     }
 
-    /// Deploy the components as they are, through the API; the host finds what was compiled in the
+    /// Deploys the components as they are, through the API; the host finds the compiled code in the
     /// cache.
     async fn deploy(&self, files: &mut Files, start: &mut Start) -> Result<()> {
         for component in files.read_all()? {
@@ -241,7 +243,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// An event type that something takes, also of an earlier run.
+    /// Returns an event type that a deployment takes, also one of an earlier run.
     async fn event_type(&self) -> Result<Option<String>> {
         let consumer = self.admin.consumer(TENANT, CONSUMER).await?;
         let live = self.admin.deployment_list(consumer.consumer_id, false).await?;
@@ -252,7 +254,8 @@ impl Stage<'_> {
     }
 }
 
-/// A key that lives as long as the folder, since the database in it was made with it.
+/// Returns the folder's master key, which it makes on first use. The database in the folder was
+/// made with it, so it lives as long as the folder.
 pub(crate) fn master_key(dir: &Path) -> Result<String> {
     use std::{io::Write, os::unix::fs::OpenOptionsExt};
     let path = dir.join("master.key");
@@ -288,13 +291,13 @@ fn start_broker(config: &mut Config, args: &DevArgs) -> Result<Option<MockBroker
     }
     let broker = MockBroker::start()?;
     config.kafka.brokers = broker.bootstrap().to_owned();
-    // This broker lets a group that everyone has left wait for most of a session before it takes a
-    // member.
+    // This broker lets a group that every member has left wait for most of a session before it
+    // takes a member.
     config.kafka.idle_after_ms = 0;
     Ok(Some(broker))
 }
 
-/// An event type that a deployment takes: its own, or one that begins as it says.
+/// Returns an event type that a deployment takes: its own, or one with its prefix.
 fn one_of(event_type: &str) -> String {
     match event_type.strip_suffix('*') {
         Some("") => "greeting".to_owned(),
@@ -303,7 +306,7 @@ fn one_of(event_type: &str) -> String {
     }
 }
 
-/// The components that are named, and the folder.
+/// Returns the files to watch: the components that are named, and the folder.
 fn files(args: &DevArgs) -> Files {
     let named = args.components.iter().map(|component| {
         let (event_type, file) = component.split_once('=').unwrap_or((ANY_EVENT_TYPE, component));
@@ -312,7 +315,7 @@ fn files(args: &DevArgs) -> Files {
     Files::new(named, args.watch.clone())
 }
 
-/// How the tables are made anew, as the end of a sentence.
+/// Returns a text on how to make new tables, as the end of a sentence.
 fn anew(args: &DevArgs) -> String {
     match &args.database_url {
         None => format!("stop this, then rm -r {}", quoted(&args.dir)),
@@ -320,8 +323,8 @@ fn anew(args: &DevArgs) -> String {
     }
 }
 
-/// For the commands of this folder. The password of a database that was given stays where it was
-/// given.
+/// Returns the details for the commands of this folder. The password of a database that was given
+/// stays where it was given.
 fn running(config: &Config, args: &DevArgs, topic: &str) -> Result<running::Running> {
     let key = args.dir.join("master.key");
     Ok(running::Running {

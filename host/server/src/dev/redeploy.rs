@@ -1,4 +1,4 @@
-//! A component that changes is made live, through the same API as anybody's.
+//! Redeployment of components that change, through the API that any client uses.
 
 use std::{path::Path, time::Duration};
 
@@ -15,20 +15,20 @@ use crate::{
     report,
 };
 
-/// How long the host of this process may take to switch.
+/// Longest wait for the host of this process to switch.
 const SWITCH_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often a compilation is told of.
+/// Pause between two lines about one compilation.
 const TELL: Duration = Duration::from_secs(5);
 
-/// What became of a component.
+/// The result of deploying a component.
 pub(super) enum Deployed {
-    /// It is live, with this digest.
+    /// A new deployment, live with this digest.
     Now { deployment_id: i64, digest: String },
-    /// It was live before.
+    /// No deployment: the component was live before.
     Before,
 }
 
-/// Redeploy what changes, for ever.
+/// Redeploys components that change, for ever.
 pub(super) async fn watch(api: Api, mut files: Files) {
     loop {
         tokio::time::sleep(POLL).await;
@@ -67,7 +67,7 @@ async fn redeploy(api: &Api, changed: &Changed) -> Result<Option<String>> {
     }
 }
 
-/// Upload a component and deploy it, unless it is live.
+/// Uploads a component and deploys it, unless it is live.
 pub(super) async fn deploy(api: &Api, changed: &Changed) -> Result<Deployed> {
     let slot = slot(&changed.event_type);
     let (handler, name) = (handler_of(&changed.path), changed.path.display().to_string());
@@ -89,8 +89,8 @@ pub(super) async fn deploy(api: &Api, changed: &Changed) -> Result<Deployed> {
     Ok(Deployed::Now { deployment_id: deployed.deployment_id, digest: version.digest })
 }
 
-/// Upload a component and wait until it is compiled. The first time may take a minute, which is
-/// told while it passes.
+/// Uploads a component and waits until it is compiled. The first time may take a minute, so it
+/// prints the progress.
 async fn compiled(api: &Api, upload: &Upload<'_>) -> Result<wire::Version> {
     let version = upload.send(api).await?;
     let started = Instant::now();
@@ -104,7 +104,7 @@ async fn compiled(api: &Api, upload: &Upload<'_>) -> Result<wire::Version> {
     wait_telling(api, upload.tenant, &upload.name, version, tell).await
 }
 
-/// How far a compilation is.
+/// Returns the progress of a compilation as text.
 fn so_far(state: &str, since: Duration) -> String {
     match (state, since.as_secs()) {
         (_, 0) => "once; what is compiled is kept".to_owned(),
@@ -113,7 +113,8 @@ fn so_far(state: &str, since: Duration) -> String {
     }
 }
 
-/// The handler of a file; an event type, which may be the file's name, has dots.
+/// Returns the handler's name for a file. An event type, which may be the file's name, has dots;
+/// they become hyphens.
 pub(super) fn handler_of(path: &Path) -> String {
     handler_name(path).replace('.', "-")
 }

@@ -1,7 +1,7 @@
-//! What an `oncebox dev` tells the commands of its folder: first that it starts and what it is
-//! about, then where its broker and its database are. Both files are locked for as long as the
-//! process lives; a lock ends with the process however that ends, so a file that was left behind is
-//! told from one that holds.
+//! Two files by which an `oncebox dev` informs the commands of its folder: that it starts and what
+//! it is doing, then where its broker and its database are. The process locks both for as long as
+//! it lives. A lock ends with its process, so a file that was left behind differs from one that
+//! holds.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -17,24 +17,24 @@ use tokio::time::{Instant, sleep};
 
 use crate::config::Config;
 
-/// Where `oncebox dev` keeps its files, unless it is told otherwise.
+/// Default folder of the files of `oncebox dev`.
 pub(crate) const DIR: &str = ".oncebox/dev";
 
 const FILE: &str = "dev.json";
-/// Holds what a starting `oncebox dev` is about, and nothing once it is up.
+/// File with the present step of an `oncebox dev` that starts; empty once it is up.
 const START_FILE: &str = "dev.lock";
 
-/// How long a command waits for an `oncebox dev` that a shell may have put into the background a
+/// Longest wait of a command for an `oncebox dev` that a shell may have put into the background a
 /// moment ago.
 const APPEAR_MAX: Duration = Duration::from_secs(2);
-/// How long it waits for one that starts: a large component may take minutes to compile.
+/// Longest wait of a command for one that starts: a large component may take minutes to compile.
 const START_MAX: Duration = Duration::from_secs(600);
-/// How often it looks.
+/// Pause between two looks at the files.
 const POLL: Duration = Duration::from_millis(50);
-/// A command that looks holds the lock for an instant: an `oncebox dev` tries again this often
-/// before it believes that another one has it.
+/// Tries of an `oncebox dev` to take the lock before it concludes that another one has it. A
+/// command that looks holds the lock for an instant.
 const LOCK_TRIES: u32 = 20;
-/// Pause between two tries.
+/// Pause between two tries to take the lock.
 const LOCK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A running `oncebox dev`.
@@ -42,23 +42,24 @@ const LOCK_AGAIN: Duration = Duration::from_millis(10);
 pub(crate) struct Running {
     /// `bootstrap.servers`.
     pub(crate) brokers: String,
-    /// The topic it reads.
+    /// The topic that it reads.
     pub(crate) topic: String,
-    /// The private database, with its password. None when it uses one that it was given.
+    /// URL of the private database, with its password. None where it uses a database that it was
+    /// given.
     pub(crate) database_url: Option<String>,
     /// File with the master key.
     pub(crate) master_key_file: PathBuf,
 }
 
-/// An `oncebox dev` from its first moment to its last; there is one of a folder.
+/// The start of an `oncebox dev`, locked from its first moment to its last; a folder has one.
 pub(super) struct Start {
     path: PathBuf,
-    /// Holds the lock.
+    /// The file, which holds the lock.
     file: File,
 }
 
 impl Start {
-    /// Begin, unless another one of this folder lives.
+    /// Begins the start of an `oncebox dev`, unless another one of this folder lives.
     pub(super) fn begin(dir: &Path) -> Result<Self> {
         let path = dir.join(START_FILE);
         let failed = || format!("failed to write `{}`", path.display());
@@ -90,25 +91,25 @@ impl Start {
         Ok(Self { path, file })
     }
 
-    /// Say what it is about, for commands that wait for it.
+    /// Writes its present step, for commands that wait for it.
     pub(super) fn is_about(&mut self, what: &str) -> Result<()> {
         self.write(what).with_context(|| format!("failed to write `{}`", self.path.display()))
     }
 
-    /// It is up, or ends: nothing waits for its start any more.
+    /// Ends the start: it is up or stops, so no command waits for it any longer.
     pub(super) fn end(&mut self) -> Result<()> {
         self.is_about("")
     }
 
     fn write(&mut self, what: &str) -> std::io::Result<()> {
-        // In this order: an empty file says that nothing starts, and a command may read at any
+        // In this order: an empty file means that nothing starts, and a command may read at any
         // moment.
         self.file.rewind()?;
         self.file.write_all(what.as_bytes())?;
         self.file.set_len(what.len() as u64)
     }
 
-    /// What the one that starts with this folder is about, if one does.
+    /// Returns the present step of an `oncebox dev` that starts with this folder, if one does.
     fn find(dir: &Path) -> Result<Option<String>> {
         let path = dir.join(START_FILE);
         let failed = || format!("failed to read `{}`", path.display());
@@ -127,22 +128,22 @@ impl Start {
     }
 }
 
-/// The file, until this is dropped.
+/// The file of a running `oncebox dev`, until this is dropped.
 pub(super) struct Announced {
     path: PathBuf,
-    /// Holds the lock.
+    /// The file, which holds the lock.
     _file: File,
 }
 
 impl Drop for Announced {
     fn drop(&mut self) {
-        // Left behind it would do no harm.
+        // A file that is left behind does no harm.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
 impl Running {
-    /// Write the file. It appears complete and locked, and nobody but its owner can read it.
+    /// Writes the file. It appears complete and locked, and only its owner can read it.
     pub(super) fn announce(&self, dir: &Path) -> Result<Announced> {
         let path = dir.join(FILE);
         let failed = || format!("failed to write `{}`", path.display());
@@ -166,7 +167,7 @@ impl Running {
         Ok(Announced { path, _file: file })
     }
 
-    /// What runs with this folder, if anything does.
+    /// Returns the `oncebox dev` that runs with this folder, if one does.
     pub(crate) fn find(dir: &Path) -> Result<Option<Self>> {
         let path = dir.join(FILE);
         let failed = || format!("failed to read `{}`", path.display());
@@ -179,18 +180,18 @@ impl Running {
                 Ok(Some(serde_json::from_reader(&file).with_context(failed)?))
             }
             Err(TryLockError::Error(error)) => Err(error).with_context(failed),
-            // Nobody holds it: its owner was killed.
+            // The lock is free: the file's owner was killed.
             Ok(()) => Ok(None),
         }
     }
 
-    /// What runs with this folder, if anything does. One that starts is waited for, with a line on
-    /// standard error.
+    /// Returns the `oncebox dev` that runs with this folder, if one does. It waits for one that
+    /// starts, with a line on standard error.
     pub(crate) async fn wait(dir: &Path) -> Result<Option<Self>> {
         let began = Instant::now();
         let mut told = None;
         loop {
-            // In this order: the one that is up wrote its file before it said so.
+            // In this order: one that is up wrote its file before it ended its start.
             let starting = Start::find(dir)?;
             if let Some(running) = Self::find(dir)? {
                 return Ok(Some(running));
@@ -220,8 +221,8 @@ impl Running {
     }
 }
 
-/// Commands of a person who configured nothing speak to the `oncebox dev` of the folder they are
-/// in. A database or a key that is configured is never mixed with it.
+/// Fills in the configuration from the `oncebox dev` of the current folder, for a user who
+/// configured nothing. A database or a key that is configured is never mixed with it.
 pub(crate) async fn fill_in(config: &mut Config) -> Result<()> {
     let is_configured = !config.database.url.is_empty()
         || config.keys.master_key.is_some()
@@ -247,8 +248,8 @@ mod tests {
 
     use super::*;
 
-    /// What could go wrong: a command that comes a moment after `oncebox dev` is told that there is
-    /// none, or waits for one that has ended.
+    /// Could fail so: a command that comes a moment after `oncebox dev` finds none, or waits for
+    /// one that has ended.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_start_is_waited_for_and_its_end_is_told() {
         let dir = std::env::temp_dir().join(format!("oncebox-start-{}", std::process::id()));
@@ -259,7 +260,7 @@ mod tests {
             master_key_file: dir.join("master.key"),
         };
         assert_eq!(Running::wait(&dir).await.expect("no folder"), None);
-        // The command is the first to be there.
+        // The command comes first.
         let waiting = tokio::spawn({
             let dir = dir.clone();
             async move { Running::wait(&dir).await }
@@ -280,7 +281,7 @@ mod tests {
         let announced = running().announce(&dir).expect("a file");
         start.end().expect("a file");
         assert_eq!(waiting.await.expect("no panic").expect("it is up"), Some(running()));
-        // It stops: nobody waits for it.
+        // It stops: no command waits for it.
         drop(announced);
         assert_eq!(
             (Start::find(&dir).expect("a file"), Running::find(&dir).expect("no file")),
@@ -297,7 +298,7 @@ mod tests {
         let ended = waiting.await.expect("no panic").expect_err("it ended").to_string();
         assert!(ended.contains("ended before it was ready"), "{ended}");
 
-        // A command that looks in that instant keeps nobody from starting.
+        // A command that looks in that instant does not prevent a start.
         let looking = File::open(dir.join(START_FILE)).expect("a file");
         looking.try_lock_shared().expect("nobody starts");
         let looked = std::thread::spawn(move || {
@@ -328,7 +329,7 @@ mod tests {
         assert!(second.contains("running with"), "{second}");
         drop(announced);
         assert!(!dir.join(FILE).exists());
-        // Left behind by a process that was killed.
+        // A file left behind by a process that was killed.
         std::fs::write(dir.join(FILE), "{}").expect("a file");
         assert_eq!(Running::find(&dir).expect("a stale file"), None);
         drop(running().announce(&dir).expect("it takes the place of the stale one"));

@@ -1,5 +1,5 @@
-//! The files with the handlers' tables. Each is a migration of the tenant, applied once: a new one
-//! is applied, and one that changed is told, since the tables stay as they were made.
+//! The files with the handlers' tables. Each is a migration of the tenant, applied once: a new file
+//! is applied. A changed one is only reported, since the tables stay as they were made.
 
 use std::{
     path::{Path, PathBuf},
@@ -11,26 +11,27 @@ use anyhow::{Context, Result};
 use super::TENANT;
 use crate::cli::{Api, Migration, api_path, wire};
 
-/// How often files are looked at. One that looks the same twice is not being written any more.
+/// Pause between two looks at the files. A file that is equal in two looks is no longer being
+/// written.
 const POLL: Duration = Duration::from_secs(1);
 
-/// The files, as their tables were made.
+/// The files, with the state that their tables were made from.
 pub(super) struct Schema {
-    /// How to make the tables anew, as a sentence's end.
+    /// Text on how to make new tables, as the end of a sentence.
     anew: String,
     files: Vec<SchemaFile>,
 }
 
 struct SchemaFile {
     path: PathBuf,
-    /// SHA-256 of what was applied.
+    /// SHA-256 of the content that was applied.
     applied: String,
-    /// SHA-256 of what was looked at last, and of what was told last.
+    /// SHA-256 of the content at the last look, and of the content last reported.
     seen: String,
     told: String,
 }
 
-/// The files, which must be there and readable.
+/// Reads the files, which must exist and be readable.
 pub(super) fn read(paths: &[PathBuf]) -> Result<Vec<Migration>> {
     paths.iter().map(|path| read_one(path)).collect()
 }
@@ -40,7 +41,7 @@ fn read_one(path: &Path) -> Result<Migration> {
 }
 
 impl Schema {
-    /// Apply the files that were not applied before, and tell which changed since.
+    /// Applies the files that were not applied before, and reports those that changed since.
     pub(super) async fn apply(api: &Api, files: Vec<Migration>, anew: String) -> Result<Self> {
         let route = api_path(&["tenants", TENANT, "migrations"]);
         let known: Vec<wire::Migration> = api.get(&route).await?;
@@ -66,12 +67,12 @@ impl Schema {
         Ok(schema)
     }
 
-    /// Tell when a file changes, for ever.
+    /// Reports each change of a file, for ever.
     pub(super) async fn watch(mut self) {
         loop {
             tokio::time::sleep(POLL).await;
             for file in &mut self.files {
-                // A file that is away for a moment is being written.
+                // A file that is missing for a moment is being written.
                 if let Ok(now) = read_one(&file.path) {
                     let stands_still = file.seen == now.digest;
                     file.seen = now.digest;
@@ -85,7 +86,8 @@ impl Schema {
 }
 
 impl SchemaFile {
-    /// Tell that it is not what the tables were made of, once for each text.
+    /// Reports that the file differs from the one that the tables were made from, once for each
+    /// content.
     fn tell(&mut self, anew: &str) {
         if self.seen == self.told {
             return;

@@ -1,20 +1,20 @@
-//! A line for each message that was handled, so that whoever tries a handler sees it work.
+//! A line for each message that was handled, so that a user who tries a handler sees it work.
 
 use std::{collections::HashMap, time::Duration};
 
 use oncebox_control::{Admin, Filter, InboxRow};
 
-/// How often the inbox is looked at.
+/// Pause between two looks at the inbox.
 const POLL: Duration = Duration::from_millis(250);
-/// Messages that are looked at; a flood is not told one by one.
+/// Most messages that are read at a look; a flood is not printed one by one.
 const ROWS_MAX: i64 = 100;
 
-/// Tell what becomes of messages, for ever.
+/// Prints the results of messages, for ever.
 pub(super) async fn watch(admin: Admin) {
     let filter = Filter { limit: ROWS_MAX, ..Filter::default() };
     let mut known: Option<HashMap<String, String>> = None;
     loop {
-        // An inbox that cannot be read at this moment is the business of the host itself.
+        // An inbox that cannot be read at this moment is reported by the host itself.
         if let Ok(rows) = admin.inbox_list(&filter).await {
             let states = rows.iter().map(|row| (key(row), state(row))).collect();
             if let Some(known) = &known {
@@ -40,7 +40,8 @@ fn tell(rows: &[InboxRow], known: &HashMap<String, String>) {
     }
 }
 
-/// Rows that wait for a worker or are held by one change again soon.
+/// Returns whether a row is settled. Rows that wait for a worker or are held by one change again
+/// soon.
 fn is_settled(row: &InboxRow) -> bool {
     !matches!(row.status.as_str(), "received" | "in_progress")
 }
@@ -67,6 +68,6 @@ fn line(row: &InboxRow) -> String {
     if let Some(result) = row.result.as_ref().filter(|_| row.status == "completed") {
         line.push_str(&format!(", {result}"));
     }
-    // An id is what a producer wrote, which must not steer a terminal.
+    // A producer chose the id, which must not control the terminal.
     line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

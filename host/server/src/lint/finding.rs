@@ -1,15 +1,15 @@
-//! One thing that a person should look at.
+//! A finding: one defect or risk of a handler, with its place and advice.
 
 use std::fmt::Write as _;
 
-/// How bad it is, the worst first.
+/// Severity of a finding, worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
-    /// An effect was lost, doubled or changed.
+    /// A lost, doubled or changed effect.
     Error,
-    /// It will happen when something else does that is not rare.
+    /// A defect that shows as soon as a second event occurs that is not rare.
     Warning,
-    /// Worth knowing.
+    /// A fact worth knowing.
     Hint,
 }
 
@@ -23,38 +23,39 @@ impl Level {
     }
 }
 
-/// What was found, where, and what to do about it.
+/// A defect or risk, with its place and the advice about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Finding {
     pub(crate) level: Level,
     /// Stable name of the kind of finding.
     pub(crate) rule: &'static str,
-    /// What is the matter, in one line.
+    /// Description of the problem, in one line.
     pub(crate) text: String,
-    /// The line of SQL, where it is one.
+    /// Line of SQL that the finding is about, if it is about one.
     pub(crate) place: Option<Place>,
-    /// What to do.
+    /// Remedy, for the handler's author.
     pub(crate) advice: String,
 }
 
 /// A line of a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
-    /// Which of the handler's statements, from 1.
+    /// Number of the handler's statement, from 1.
     pub(crate) statement: usize,
-    /// Which line of it, from 1.
+    /// Number of the line in the statement, from 1.
     pub(crate) line: usize,
 }
 
 impl Place {
-    /// The line that holds a byte of a statement.
+    /// Returns the line that holds the byte `at` of a statement.
     pub(crate) fn of(statement: usize, text: &str, at: usize) -> Self {
         Self { statement, line: 1 + text[..at].matches('\n').count() }
     }
 }
 
 impl Finding {
-    /// A block for people: the finding, the statement with the line marked, the advice.
+    /// Formats the finding for a terminal: its text, the statement with the line marked, the
+    /// advice.
     pub(crate) fn block(&self, statements: &[String]) -> String {
         let mut block = format!("{}: {} ({})\n", self.level.name(), self.text, self.rule);
         if let Some((place, text)) =

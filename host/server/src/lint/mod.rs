@@ -1,4 +1,4 @@
-//! Reads the SQL that a handler really sent, beside the tables it went to, and says what would go
+//! Checks the SQL that a handler really sent against the tables it went to. Reports what would go
 //! wrong with it although every message has its effect once.
 
 mod finding;
@@ -14,29 +14,29 @@ pub(crate) use finding::{Finding, Level, Place};
 
 use crate::tables::Table;
 
-/// What is read.
+/// Input of the linter.
 pub(crate) struct Subject<'a> {
     /// The tenant's tables.
     pub(crate) tables: &'a [Table],
-    /// What each message sent.
+    /// Recorded runs, with the statements that each message sent.
     pub(crate) runs: &'a [RunRecord],
-    /// Messages that ended ok.
+    /// Ids of messages that ended ok.
     pub(crate) completed: &'a BTreeSet<String>,
-    /// What deliveries have shown.
+    /// Observed effects of deliveries.
     pub(crate) shown: Shown,
 }
 
-/// What deliveries have shown, by table.
+/// Observed effects of deliveries, by table.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Shown {
-    /// The same fact under a second message id changed these again; none where that was not tried.
+    /// Tables that one fact under a second message id changed again; `None` if that was not tried.
     pub(crate) changed_by_second_id: Option<BTreeSet<String>>,
-    /// Another order of the messages leaves something else in these.
+    /// Tables that another order of the messages left different.
     pub(crate) changed_by_order: BTreeSet<String>,
 }
 
-/// The different statements of all runs, in the order in which they were first sent. A finding
-/// names them by their number, from 1.
+/// Returns the distinct statements of all runs, in the order in which they were first sent. A
+/// finding names them by their number, from 1.
 pub(crate) fn statements(runs: &[RunRecord]) -> Vec<String> {
     let mut texts: Vec<String> = Vec::new();
     for statement in runs.iter().flat_map(|run| &run.statements) {
@@ -47,7 +47,7 @@ pub(crate) fn statements(runs: &[RunRecord]) -> Vec<String> {
     texts
 }
 
-/// Everything that is found, the worst first.
+/// Returns all findings, worst first.
 pub(crate) fn lint(subject: &Subject<'_>) -> Vec<Finding> {
     let texts = statements(subject.runs);
     let mut findings = Vec::new();
@@ -70,7 +70,8 @@ pub(crate) fn lint(subject: &Subject<'_>) -> Vec<Finding> {
     findings
 }
 
-/// The line of the first statement that writes a column of a table, or the table at all.
+/// Returns the line of the first statement that writes `column` of a table. Without a column,
+/// returns the first one that writes the table at all.
 pub(crate) fn writer_of(statements: &[String], table: &str, column: Option<&str>) -> Option<Place> {
     (1..).zip(statements).find_map(|(number, text)| {
         shape::parts(text)
@@ -90,7 +91,7 @@ pub(crate) fn writer_of(statements: &[String], table: &str, column: Option<&str>
     })
 }
 
-/// Whether a statement inserts into a table.
+/// Returns whether one of the statements inserts into a table.
 pub(crate) fn inserts_into(statements: &[String], table: &str) -> bool {
     let inserts = |part: shape::Part<'_>| part.verb == shape::Verb::Insert && part.table == table;
     statements.iter().any(|text| shape::parts(text).into_iter().any(inserts))

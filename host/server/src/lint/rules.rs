@@ -1,4 +1,4 @@
-//! What is looked for in a statement.
+//! The linter's rules for a statement.
 
 use super::{
     Finding, Level, Place, Subject,
@@ -30,11 +30,11 @@ const SESSION_FUNCTIONS: &[&str] = &[
     "pg_backend_pid",
 ];
 
-/// The same without parentheses.
+/// Key words with such a value, which take no parentheses.
 const SESSION_WORDS: &[&str] =
     &["current_timestamp", "current_date", "current_time", "localtime", "localtimestamp"];
 
-/// One statement, with what is known of it.
+/// One statement with its parts, its tokens and the linter's input.
 pub(super) struct Source<'a> {
     pub(super) subject: &'a Subject<'a>,
     pub(super) number: usize,
@@ -52,7 +52,7 @@ impl Source<'_> {
         self.subject.tables.iter().find(|table| table.name == name)
     }
 
-    /// Whether the same fact under a second id was seen to change a table again.
+    /// Returns whether one fact under a second id was seen to change a table again.
     fn is_doubled(&self, table: &str) -> bool {
         self.subject
             .shown
@@ -61,7 +61,7 @@ impl Source<'_> {
             .is_some_and(|tables| tables.contains(table))
     }
 
-    /// S4-004, S4-019: a value computed from itself.
+    /// Finds columns whose new value is computed from the old one. S4-004, S4-019.
     pub(super) fn deltas(&self) -> Vec<Finding> {
         let deltas = self.parts.iter().flat_map(|part| {
             part.assignments.iter().filter(|it| part.is_delta(it)).map(move |it| (part, it))
@@ -99,7 +99,7 @@ impl Source<'_> {
         deltas.map(finding).collect()
     }
 
-    /// S4-004: an INSERT that nothing of the business keeps from being repeated.
+    /// Finds INSERTs that no business key keeps from being repeated. S4-004.
     pub(super) fn inserts(&self) -> Vec<Finding> {
         let unguarded = self
             .parts
@@ -147,7 +147,7 @@ impl Source<'_> {
         unguarded.map(finding).collect()
     }
 
-    /// Values that another run of the same message would not write again.
+    /// Finds values that another run of one message would not write again.
     pub(super) fn session_values(&self) -> Vec<Finding> {
         let writes = self.parts.iter().any(|part| part.verb != Verb::Select);
         let mut findings = Vec::new();
@@ -178,7 +178,8 @@ impl Source<'_> {
         findings
     }
 
-    /// Columns that an INSERT leaves to such a default.
+    /// Returns a finding for columns that an INSERT leaves to a default that differs from run to
+    /// run.
     fn session_defaults(&self, part: &Part<'_>) -> Option<Finding> {
         let table = self
             .table(&part.table)
@@ -208,8 +209,8 @@ impl Source<'_> {
         })
     }
 
-    /// S4-005, S1-014: what is overwritten whatever it holds, in tables that another order left
-    /// different.
+    /// Finds columns that are overwritten whatever they hold, in tables that another order left
+    /// different. S4-005, S1-014.
     pub(super) fn last_writes(&self) -> Vec<Finding> {
         let differs = |part: &&Part<'_>| self.subject.shown.changed_by_order.contains(&part.table);
         let blind =
@@ -234,7 +235,7 @@ impl Source<'_> {
         blind.map(finding).collect()
     }
 
-    /// An UPDATE or DELETE that found nothing, in a message that ended ok.
+    /// Finds an UPDATE or DELETE that changed no row, in a message that ended ok.
     pub(super) fn untouched(&self) -> Vec<Finding> {
         let changes = |part: &&Part<'_>| matches!(part.verb, Verb::Update | Verb::Delete);
         let Some(part) = self.parts.first().filter(changes) else { return Vec::new() };
@@ -262,8 +263,8 @@ impl Source<'_> {
     }
 }
 
-/// A column read and then set to what the handler made of it: two messages at once read the same
-/// value, and the second one to write wins.
+/// Finds columns that are read and then set to what the handler made of the value. Two concurrent
+/// messages read equal values, and the second one to write wins.
 pub(super) fn reads_then_writes(subject: &Subject<'_>, texts: &[String]) -> Vec<Finding> {
     let mut found: Vec<Finding> = Vec::new();
     for run in subject.runs {
@@ -326,8 +327,8 @@ fn read_then_write(part: &Part<'_>, reads: &[&Part<'_>]) -> Option<(Finding, usi
     Some((finding, assignment.at))
 }
 
-/// Whether a unique index keeps this INSERT from being repeated: it writes every column of it, and
-/// none of them with a value that is made up.
+/// Returns whether a unique index keeps this INSERT from being repeated. The INSERT must write
+/// every column of the index, and none of them with a generated value.
 fn is_business_key(part: &Part<'_>, table: &Table, index: &UniqueIndex) -> bool {
     let all: Vec<String>;
     let columns = if part.columns.is_empty() {
@@ -338,7 +339,7 @@ fn is_business_key(part: &Part<'_>, table: &Table, index: &UniqueIndex) -> bool 
     };
     index.columns.iter().all(|name| {
         let Some(at) = columns.iter().position(|column| column == name) else {
-            // An expression; or a column that is left to its default.
+            // An expression counts as written; a column that is left to its default does not.
             return name.is_empty();
         };
         part.values.get(at).is_none_or(|value| {
@@ -359,7 +360,8 @@ fn is_session_value(token: &Token<'_>, next: Option<&Token<'_>>) -> bool {
             || is_call && SESSION_FUNCTIONS.iter().any(|name| token.is(name)))
 }
 
-/// A default that is not a counter; counters are expected to jump.
+/// Returns whether a default belongs to the session, the moment or chance. A counter does not
+/// count: counters are expected to jump.
 fn is_session_default(default: &str) -> bool {
     let tokens = super::token::tokens(default);
     let is_session = |(at, token): (usize, &Token<'_>)| {

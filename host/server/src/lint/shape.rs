@@ -1,4 +1,4 @@
-//! What a statement does to which table: its parts, also those inside WITH.
+//! The parts of a statement, also those inside WITH: what each of them does to which table.
 
 use super::token::{Kind, Token, tokens};
 
@@ -8,27 +8,27 @@ pub(super) struct Part<'a> {
     pub(super) verb: Verb,
     /// Name, without its schema.
     pub(super) table: String,
-    /// What the table is called in the part besides its name.
+    /// Alias of the table in the part, if it has one.
     alias: Option<String>,
-    /// Where the part begins.
+    /// Offset of the part in the statement, bytes.
     pub(super) at: usize,
-    /// INSERT: the columns it names; none where it names none.
+    /// INSERT: the columns it names; empty if it names none.
     pub(super) columns: Vec<String>,
     /// INSERT … VALUES: the first row's expressions.
     pub(super) values: Vec<Vec<Token<'a>>>,
-    /// UPDATE … SET, or ON CONFLICT DO UPDATE SET.
+    /// Assignments of UPDATE … SET, or of ON CONFLICT DO UPDATE SET.
     pub(super) assignments: Vec<Assignment<'a>>,
-    /// INSERT: it names what it may conflict with, for which PostgreSQL wants a unique index.
+    /// INSERT: whether it names its conflict target, for which PostgreSQL requires a unique index.
     pub(super) is_guarded: bool,
-    /// WHERE of the part, or of its DO UPDATE.
+    /// WHERE condition of the part, or of its DO UPDATE.
     pub(super) condition: Vec<Token<'a>>,
-    /// SELECT: what is selected.
+    /// SELECT: the selected expressions.
     pub(super) selected: Vec<Token<'a>>,
-    /// SELECT: FOR UPDATE or the like.
+    /// SELECT: whether it locks rows, with FOR UPDATE or the like.
     pub(super) is_locking: bool,
 }
 
-/// What a part does.
+/// Operation of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verb {
     Select,
@@ -46,7 +46,7 @@ pub(super) struct Assignment<'a> {
     pub(super) at: usize,
 }
 
-/// Clauses that end another one.
+/// Key words that end the clause before them.
 const CLAUSES: &[&str] = &[
     "FROM",
     "WHERE",
@@ -79,7 +79,7 @@ const CLAUSES: &[&str] = &[
     "NATURAL",
 ];
 
-/// The parts of a statement, in the order in which they are written.
+/// Returns the parts of a statement, in the order in which they are written.
 pub(super) fn parts(text: &str) -> Vec<Part<'_>> {
     let tokens = tokens(text);
     let mut found = Vec::new();
@@ -107,7 +107,7 @@ pub(super) fn parts(text: &str) -> Vec<Part<'_>> {
     found
 }
 
-/// Reads one part.
+/// Reader of one part.
 struct Reader<'t, 'a> {
     tokens: &'t [Token<'a>],
     depth: usize,
@@ -151,13 +151,14 @@ impl<'a> Reader<'_, 'a> {
         })
     }
 
-    /// Where a key word stands, in this part and not deeper.
+    /// Returns the position of a key word in this part, not deeper.
     fn clause(&self, word: &str, from: usize) -> Option<usize> {
         (from..self.tokens.len())
             .find(|at| self.tokens[*at].depth == self.depth && self.tokens[*at].is(word))
     }
 
-    /// `[ONLY] [schema.]table [[AS] alias]`, and where it ends.
+    /// Reads `[ONLY] [schema.]table [[AS] alias]`. Returns table and alias, and the position behind
+    /// them.
     fn table(&self, at: usize) -> Option<(String, Option<String>, usize)> {
         let mut at = at + usize::from(self.tokens.get(at)?.is("ONLY"));
         let mut name = self.tokens.get(at)?.name()?;
@@ -177,7 +178,7 @@ impl<'a> Reader<'_, 'a> {
         }
     }
 
-    /// The tokens up to the next clause of this part.
+    /// Returns the tokens up to the next clause of this part.
     fn until_clause(&self, from: usize) -> Vec<Token<'a>> {
         let ends = |token: &Token<'_>| {
             token.depth == self.depth
@@ -186,7 +187,7 @@ impl<'a> Reader<'_, 'a> {
         self.tokens.iter().skip(from).take_while(|token| !ends(token)).copied().collect()
     }
 
-    /// ON CONFLICT.
+    /// Returns the position of ON CONFLICT.
     fn conflict(&self, from: usize) -> Option<usize> {
         (from..self.tokens.len()).find(|at| {
             let next = self.tokens.get(at + 1);
@@ -196,7 +197,7 @@ impl<'a> Reader<'_, 'a> {
         })
     }
 
-    /// `(a, b)` right behind the table of an INSERT.
+    /// Reads `(a, b)` right behind the table of an INSERT.
     fn columns(&self, at: usize) -> Vec<String> {
         match self.tokens.get(at) {
             Some(token) if token.is_symbol('(') => {
@@ -206,7 +207,7 @@ impl<'a> Reader<'_, 'a> {
         }
     }
 
-    /// The first row behind VALUES.
+    /// Returns the first row behind VALUES.
     fn values(&self, from: usize) -> Vec<Vec<Token<'a>>> {
         match self.clause("VALUES", from) {
             Some(at) if self.tokens.get(at + 1).is_some_and(|token| token.is_symbol('(')) => {
@@ -216,7 +217,7 @@ impl<'a> Reader<'_, 'a> {
         }
     }
 
-    /// The items between a parenthesis and its partner.
+    /// Returns the items between a parenthesis and its partner.
     fn list(&self, open: usize) -> Vec<Vec<Token<'a>>> {
         let inside: Vec<_> = self.tokens[open + 1..]
             .iter()
@@ -226,7 +227,7 @@ impl<'a> Reader<'_, 'a> {
         split(&inside, self.depth + 1)
     }
 
-    /// `a = x, (b, c) = (y, z)`
+    /// Reads `a = x, (b, c) = (y, z)`.
     fn assignments(&self, from: usize) -> Vec<Assignment<'a>> {
         let mut found = Vec::new();
         for item in split(&self.until_clause(from), self.depth) {
@@ -246,7 +247,7 @@ impl<'a> Reader<'_, 'a> {
     }
 }
 
-/// Whether a comparison of order begins here; `->`, `#>` and `@>` are none.
+/// Returns whether a comparison of order begins at a token; `->`, `#>` and `@>` are none.
 fn is_comparison(tokens: &[Token<'_>], at: usize) -> bool {
     let touches = |other: usize| tokens[other.min(at)].at + 1 == tokens[other.max(at)].at;
     let joins = |other: usize, symbols: &[char]| {
@@ -257,14 +258,14 @@ fn is_comparison(tokens: &[Token<'_>], at: usize) -> bool {
     (tokens[at].is_symbol('<') || tokens[at].is_symbol('>')) && !follows && !leads
 }
 
-/// Items between commas of this depth.
+/// Splits tokens into the items between commas of this depth.
 fn split<'a>(tokens: &[Token<'a>], depth: usize) -> Vec<Vec<Token<'a>>> {
     let items = tokens.split(|token| token.depth == depth && token.is_symbol(','));
     items.filter(|item| !item.is_empty()).map(<[_]>::to_vec).collect()
 }
 
 impl Part<'_> {
-    /// Whether an expression speaks of a column of this part's own row.
+    /// Returns whether an expression mentions a column of this part's own row.
     pub(super) fn mentions(&self, expression: &[Token<'_>], column: &str) -> bool {
         expression.iter().enumerate().any(|(index, token)| {
             if token.name().as_deref() != Some(column) {
@@ -276,8 +277,8 @@ impl Part<'_> {
         })
     }
 
-    /// Whether an assignment computes a column's new value from the old one, as `n = n + 1` does.
-    /// `greatest(n, $1)` does not: twice is as good as once.
+    /// Returns whether an assignment computes a column's new value from the old one, as `n = n + 1`
+    /// does. `greatest(n, $1)` does not: applied twice, it has the effect of once.
     pub(super) fn is_delta(&self, assignment: &Assignment<'_>) -> bool {
         let value = &assignment.value;
         let computes = value.iter().enumerate().any(|(index, token)| {
@@ -288,8 +289,8 @@ impl Part<'_> {
         computes && self.mentions(value, &assignment.column)
     }
 
-    /// Whether the part writes a value that does not depend on the row, whatever the row holds: no
-    /// comparison of order, and none with what is assigned.
+    /// Returns whether the part overwrites a column whatever the row holds. The value does not
+    /// mention the column. The condition neither compares an order nor mentions an assigned column.
     pub(super) fn is_blind(&self, assignment: &Assignment<'_>) -> bool {
         let compares = (0..self.condition.len()).any(|at| is_comparison(&self.condition, at));
         let is_conditional =

@@ -1,4 +1,5 @@
-//! What could go wrong: a rule that finds nothing, or finds fault with sound SQL.
+//! Tests of the rules. The dangers are a rule that finds nothing, and one that finds fault with
+//! sound SQL.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -7,7 +8,7 @@ use oncebox_runtime::{RunRecord, StatementRecord};
 use super::{Shown, Subject, lint};
 use crate::tables::Table;
 
-/// Findings of one message that sent these statements, as `level rule statement:line`.
+/// Checks the findings of one message that sent these statements, as `level rule statement:line`.
 fn check(shown: Shown, sent: &[(&str, u64)], expected: &[&str]) {
     let statement = |(text, rows): &(&str, u64)| StatementRecord {
         text: (*text).to_owned(),
@@ -98,7 +99,7 @@ fn an_insert_needs_a_unique_key_that_is_not_made_up() {
         &[("INSERT INTO entry VALUES (DEFAULT, $1, $2)", 1)],
         &["warning unguarded-insert 1:1"],
     );
-    // The key is a default that differs each time; so is the time, which is only worth a hint.
+    // The key is a default that differs each time. So is the time, which is only worth a hint.
     check(
         nothing_shown(),
         &[("INSERT INTO token (fact) VALUES ($1)", 1)],

@@ -1,18 +1,18 @@
 //! SQL as words, literals and symbols. Enough to find the parts of a statement that PostgreSQL has
-//! accepted already; no judge of syntax.
+//! accepted already; it does not check syntax.
 
 /// A piece of a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Token<'a> {
     pub(super) kind: Kind,
     pub(super) text: &'a str,
-    /// Where it begins, in bytes.
+    /// Offset in the statement, bytes.
     pub(super) at: usize,
-    /// Parentheses it stands in.
+    /// Number of parentheses around it.
     pub(super) depth: usize,
 }
 
-/// What a piece is.
+/// Kind of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A key word or a name.
@@ -26,17 +26,17 @@ pub(super) enum Kind {
 }
 
 impl Token<'_> {
-    /// Whether it is this key word.
+    /// Returns whether the token is this key word.
     pub(super) fn is(&self, word: &str) -> bool {
         self.kind == Kind::Word && self.text.eq_ignore_ascii_case(word)
     }
 
-    /// Whether it is this character.
+    /// Returns whether the token is this character.
     pub(super) fn is_symbol(&self, symbol: char) -> bool {
         self.kind == Kind::Symbol && self.text.starts_with(symbol)
     }
 
-    /// The name that it is, as the catalog has it.
+    /// Returns the name that the token denotes, as the catalog has it.
     pub(super) fn name(&self) -> Option<String> {
         match self.kind {
             Kind::Word => Some(self.text.to_lowercase()),
@@ -46,7 +46,7 @@ impl Token<'_> {
     }
 }
 
-/// The pieces of a statement, without comments and white space.
+/// Splits a statement into its pieces, without comments and white space.
 pub(super) fn tokens(text: &str) -> Vec<Token<'_>> {
     let (mut found, mut at, mut depth) = (Vec::new(), 0, 0_usize);
     while let Some(first) = text[at..].chars().next() {
@@ -88,7 +88,7 @@ fn is_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_' || !c.is_ascii()
 }
 
-/// Bytes of a comment; they nest.
+/// Returns the length of a comment, bytes. Comments nest.
 fn comment(rest: &str) -> usize {
     let (mut depth, mut at) = (0_usize, 0);
     while at < rest.len() {
@@ -104,7 +104,8 @@ fn comment(rest: &str) -> usize {
     rest.len()
 }
 
-/// Bytes of a string whose text begins at `from`; a doubled quote does not end it.
+/// Returns the length in bytes of a string whose text begins at `from`. A doubled quote does not
+/// end the string.
 fn string(rest: &str, from: usize, has_escapes: bool) -> usize {
     let bytes = rest.as_bytes();
     let mut at = from;
@@ -132,7 +133,7 @@ fn quoted(rest: &str) -> usize {
     rest.len()
 }
 
-/// A parameter or a string in dollars.
+/// Reads a parameter or a string in dollars. Returns its kind and its length in bytes.
 fn dollar(rest: &str) -> (Option<Kind>, usize) {
     let digits = rest[1..].find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len() - 1);
     if digits > 0 {

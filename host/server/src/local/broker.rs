@@ -16,8 +16,8 @@ use rdkafka::bindings::{
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{BaseProducer, DefaultProducerContext, Producer};
 
-/// How long a new group waits for more members. The default of 3 s would be the longest
-/// part of a first run.
+/// Time in milliseconds that a new group waits for more members. The default of 3 s would be the
+/// longest part of a first run.
 const INITIAL_REBALANCE_DELAY_MS: i32 = 100;
 
 /// A broker inside this process; it ends when this is dropped, and its data with it.
@@ -46,7 +46,7 @@ impl MockBroker {
         Ok(Self { client, bootstrap })
     }
 
-    /// `host:port` for any client's `bootstrap.servers`.
+    /// Returns the broker's `host:port`, for any client's `bootstrap.servers`.
     pub fn bootstrap(&self) -> &str {
         &self.bootstrap
     }
@@ -62,7 +62,8 @@ fn mock_cluster(client: &BaseProducer) -> anyhow::Result<MockCluster<'_, Default
     client.client().mock_cluster().context("the client has no mock cluster")
 }
 
-/// The safe API has no call for the rebalance delay, hence the pointer.
+/// Returns a pointer to the mock cluster of a client. The safe API has no call for the rebalance
+/// delay.
 fn raw_cluster(client: &BaseProducer) -> anyhow::Result<NonNull<rd_kafka_mock_cluster_t>> {
     // SAFETY: `native_ptr` is a live client; the call only reads a field of it.
     let cluster = unsafe { rd_kafka_handle_mock_cluster(client.client().native_ptr()) };

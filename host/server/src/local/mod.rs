@@ -13,8 +13,11 @@ use std::net::{Ipv4Addr, TcpListener};
 
 use anyhow::Context;
 
-/// A port of 127.0.0.1 that is free at this moment. It is not one that the system would give
-/// to an outgoing connection, which could take it while its server is down for a restart.
+/// Returns a port of 127.0.0.1 that is free at this moment. It is outside the range that the system
+/// gives to outgoing connections: one of those could take it while its server restarts.
+///
+/// # Errors
+/// None of 1,000 random ports is free.
 pub fn free_port() -> anyhow::Result<u16> {
     let mut candidates = std::iter::repeat_with(|| rand::random_range(20_000..32_768)).take(1000);
     let free = candidates.find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok());

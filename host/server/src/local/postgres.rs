@@ -25,8 +25,8 @@ use super::process::{Child, Identity, limit_memory};
 /// else, so that one statement cannot take the machine's memory.
 const MEMORY_LIMIT_BYTES: u64 = (128 + 1536) * 1024 * 1024;
 
-/// Before the caller's settings, which win. `jit` compiles with LLVM, which wants more address
-/// space than it is worth for short statements.
+/// Server settings that come before the caller's, which win. `jit` compiles with LLVM, which needs
+/// more address space than it is worth for short statements.
 const SETTINGS: [(&str, &str); 4] = [
     ("shared_buffers", "128MB"),
     ("max_connections", "200"),
@@ -36,34 +36,35 @@ const SETTINGS: [(&str, &str); 4] = [
 
 const SUPERUSER: &str = "postgres";
 
-/// Names the socket file where no TCP port is wanted; the folder is ours alone.
+/// Port in the socket file's name where no TCP port is wanted; no other server uses the folder.
 const SOCKET_ONLY_PORT: u16 = 5432;
 
 const PORT_ATTEMPTS: usize = 3;
 
-/// Fast, then immediate shutdown, then the end.
+/// Signals that stop a server, each with the longest wait for it: fast shutdown, immediate
+/// shutdown, kill.
 const STOP: [(c_int, Duration); 3] = [
     (SIGINT, Duration::from_secs(30)),
     (SIGQUIT, Duration::from_secs(10)),
     (SIGKILL, Duration::from_secs(10)),
 ];
 
-/// What to start, and where.
+/// The folder and the settings of a server to start.
 #[derive(Debug, Clone)]
 pub struct PostgresOptions {
     /// The folder of this cluster; created with mode 0700 if missing.
     pub dir: PathBuf,
-    /// Listen on a free port of 127.0.0.1 besides the unix socket, for clients that know
-    /// TCP only. The port stays the same from run to run while nobody else takes it.
+    /// Whether to listen on a free port of 127.0.0.1 besides the unix socket, for clients that know
+    /// TCP only. The port stays from run to run, unless another process takes it.
     pub tcp: bool,
-    /// Server settings (`postgresql.conf` names), stronger than our defaults.
+    /// Server settings (`postgresql.conf` names), stronger than the defaults of this module.
     pub settings: Vec<(String, String)>,
     /// The folder with `initdb` and `postgres`; searched for when `None`.
     pub binaries: Option<PathBuf>,
 }
 
 impl PostgresOptions {
-    /// A cluster in `dir` that listens on a unix socket only.
+    /// Makes options for a cluster in `dir` that listens on a unix socket only.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into(), tcp: false, settings: Vec::new(), binaries: None }
     }
@@ -90,7 +91,8 @@ pub struct PrivatePostgres {
     password: String,
     port: u16,
     child: Option<Child>,
-    /// Held as long as the cluster is ours; the system lets go of it when we die.
+    /// Lock on the folder, held as long as this process owns the cluster; the system releases it
+    /// when the process dies.
     _lock: File,
 }
 
@@ -119,8 +121,8 @@ impl PrivatePostgres {
         Ok(server)
     }
 
-    /// A URL of the superuser, password included, for any client: TCP if asked for, else
-    /// the unix socket.
+    /// Returns a URL of the superuser, password included, for any client: over TCP if asked for,
+    /// else over the unix socket.
     pub fn url(&self) -> String {
         let (password, port) = (&self.password, self.port);
         if self.options.tcp {
@@ -134,7 +136,7 @@ impl PrivatePostgres {
         )
     }
 
-    /// The same for sqlx; always over the unix socket.
+    /// Returns the superuser's connection options for sqlx, always over the unix socket.
     pub fn connect_options(&self) -> PgConnectOptions {
         PgConnectOptions::new_without_pgpass()
             .socket(&self.home.socket_dir)
@@ -145,18 +147,18 @@ impl PrivatePostgres {
             .ssl_mode(PgSslMode::Disable)
     }
 
-    /// Whether the server process lives.
+    /// Returns whether the server process runs.
     pub fn is_running(&self) -> bool {
         self.child.as_ref().is_some_and(Child::is_running)
     }
 
-    /// The process id of the server while it runs.
+    /// Returns the process id of the server while it runs.
     pub fn pid(&self) -> Option<pid_t> {
         self.child.as_ref().filter(|child| child.is_running()).map(Child::pid)
     }
 
-    /// Kills the server and all its sessions at one blow. Clients see the connection break
-    /// without a word; what was not flushed is lost.
+    /// Kills the server and all its sessions at one blow. Clients see a connection break without a
+    /// message; data that was not flushed is lost.
     pub fn kill(&mut self) -> Result<()> {
         let Some(child) = self.child.take() else {
             return Ok(());
@@ -170,7 +172,7 @@ impl PrivatePostgres {
         self.launch()
     }
 
-    /// A crash and a recovery: kills the server and starts it at the same address.
+    /// Kills the server and starts it at its old address, as a crash and a recovery would.
     pub fn restart_immediate(&mut self) -> Result<()> {
         self.kill()?;
         self.start_again()
@@ -200,7 +202,8 @@ impl PrivatePostgres {
         Ok(())
     }
 
-    /// A port that was free a moment ago may be taken by now, so a few are tried.
+    /// Launches the server. Over TCP it tries a few ports, since one that was free a moment ago may
+    /// be taken.
     fn launch_on_free_port(&mut self) -> Result<()> {
         if !self.options.tcp {
             return self.launch();
@@ -249,7 +252,7 @@ impl Drop for PrivatePostgres {
     }
 }
 
-/// For a URL's query: everything but unreserved characters and `/`.
+/// Encodes a path for a URL's query: everything but unreserved characters and `/`.
 fn percent_encode(path: &Path) -> String {
     let encode = |byte: &u8| match byte {
         b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
@@ -268,7 +271,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder of our own that goes away with the test.
+    /// A folder that is removed at the end of its test.
     struct Folder(PathBuf);
 
     impl Folder {

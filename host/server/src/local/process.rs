@@ -1,4 +1,4 @@
-//! Child processes that cannot outlive us, and the user they run as.
+//! Child processes that cannot outlive this process, and the user they run as.
 
 use std::ffi::CStr;
 use std::io;
@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use libc::{c_int, gid_t, pid_t, uid_t};
 
-/// A child process that receives a signal when we end, even by SIGKILL.
+/// A child process that receives a signal when this process ends, even by SIGKILL.
 ///
-/// Dropping the handle leaves the process running; whoever owns it calls [`Child::end`].
+/// Dropping the handle leaves the child running; its owner calls [`Child::end`].
 #[derive(Debug)]
 pub struct Child {
     pid: pid_t,
@@ -35,10 +35,10 @@ impl Exit {
 }
 
 impl Child {
-    /// Starts `command`; `death_signal` is what it gets when this process ends.
+    /// Starts `command`, which gets `death_signal` when this process ends.
     ///
-    /// The kernel ties that signal to the *thread* that started the child, so each child
-    /// has a thread of its own, which does nothing but wait for it.
+    /// The kernel ties that signal to the *thread* that started the child, so each child has a
+    /// thread of its own, which does nothing but wait for it.
     pub fn spawn(mut command: Command, death_signal: c_int) -> io::Result<Self> {
         let parent = own_pid();
         // SAFETY: `die_with_parent` makes three system calls and allocates nothing, so it
@@ -56,12 +56,12 @@ impl Child {
         Ok(Self { pid, exit })
     }
 
-    /// The process id, also after the process has ended.
+    /// Returns the process id, also after the process has ended.
     pub fn pid(&self) -> pid_t {
         self.pid
     }
 
-    /// Sends a signal, unless the process has ended: its id may be someone else's by then.
+    /// Sends a signal, unless the process has ended: another process may have its id by then.
     pub fn signal(&self, signal: c_int) {
         let status = self.exit.status();
         if status.is_none() {
@@ -79,7 +79,7 @@ impl Child {
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Whether the process has not ended yet.
+    /// Returns whether the process has not ended yet.
     pub fn is_running(&self) -> bool {
         self.exit.status().is_none()
     }
@@ -112,7 +112,7 @@ impl Child {
     }
 }
 
-/// Whether a process with this id exists and is more than a zombie.
+/// Returns whether a process with this id exists and is more than a zombie.
 pub fn is_running(pid: pid_t) -> bool {
     state_and_parent(pid).is_some_and(|(state, _)| state != 'Z' && state != 'X')
 }
@@ -130,7 +130,7 @@ fn state_and_parent(pid: pid_t) -> Option<(char, pid_t)> {
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
 }
 
-/// The body of a child's thread: starts it, reports its id, waits, reaps it.
+/// Runs as the body of a child's thread: starts the child, reports its id, waits, reaps it.
 fn keep(mut command: Command, started: &SyncSender<io::Result<pid_t>>, exit: &Exit) {
     let spawned = command.spawn();
     drop(command);
@@ -139,7 +139,7 @@ fn keep(mut command: Command, started: &SyncSender<io::Result<pid_t>>, exit: &Ex
         Err(error) => return drop(started.send(Err(error))),
     };
     let pid = pid_t::try_from(child.id()).unwrap_or(pid_t::MAX);
-    // Nobody listening means that the process is ending, and the child with it.
+    // A failed send means that this process is ending, and the child with it.
     let _ = started.send(Ok(pid));
     wait_without_reaping(pid);
     let mut status = exit.status();
@@ -165,8 +165,8 @@ fn wait_without_reaping(pid: pid_t) {
     }
 }
 
-/// Runs in the child before exec. A parent that died before the request gives no signal,
-/// hence the second look.
+/// Requests the death signal, in the child before exec. A parent that died before the request gives
+/// no signal, hence the second check.
 fn die_with_parent(parent: pid_t, signal: c_int) -> io::Result<()> {
     // SAFETY: plain system call with integer arguments.
     if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal, 0, 0, 0) } != 0 {
@@ -191,20 +191,21 @@ pub fn limit_memory(command: &mut Command, bytes: u64) {
     unsafe { command.pre_exec(set) };
 }
 
-/// As whom a server runs that refuses to run as root.
+/// The identity of a server that refuses to run as root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Identity {
-    /// As ourselves: we are not root.
+    /// The user of this process, which is not root.
     Caller,
-    /// We are root, and so are the files; inside a user namespace the server believes to be
-    /// this user. Works in any folder that we can write, also below a closed home.
+    /// A user inside a namespace: this process and the files are root's, and the server believes to
+    /// be this user. It works in any folder that this process can write, also below a closed home.
     Namespace(uid_t),
-    /// We are root where user namespaces are blocked: as another user, who must own the files.
+    /// Another user, who must own the files: this process is root's, and user namespaces are
+    /// blocked.
     User(uid_t, gid_t),
 }
 
 impl Identity {
-    /// Finds out what works here. `program --version` is run as a trial.
+    /// Chooses the identity that works on this machine. It runs `program --version` as a trial.
     pub fn choose(program: &Path) -> anyhow::Result<Self> {
         // SAFETY: plain system call.
         if unsafe { libc::geteuid() } != 0 {
@@ -242,7 +243,7 @@ impl Identity {
     }
 }
 
-/// Runs in the child before exec: root outside becomes one plain user inside.
+/// Enters a user namespace, in the child before exec: root outside becomes one plain user inside.
 fn enter_namespace(map: &[u8]) -> io::Result<()> {
     // SAFETY: plain system call; the child has one thread, as the call demands.
     if unsafe { libc::unshare(libc::CLONE_NEWUSER) } != 0 {
@@ -253,7 +254,8 @@ fn enter_namespace(map: &[u8]) -> io::Result<()> {
     write_file(c"/proc/self/gid_map", map)
 }
 
-/// `std::fs::write` may allocate, which is not allowed between fork and exec.
+/// Writes a file without allocating. `std::fs::write` may allocate, which is not allowed between
+/// fork and exec.
 fn write_file(path: &CStr, content: &[u8]) -> io::Result<()> {
     // SAFETY: `path` is a valid C string; the descriptor is closed below.
     let file = unsafe { libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC) };
@@ -268,7 +270,7 @@ fn write_file(path: &CStr, content: &[u8]) -> io::Result<()> {
     if usize::try_from(written).is_ok_and(|n| n == content.len()) { Ok(()) } else { Err(error) }
 }
 
-/// The first of these users that exists, with its group.
+/// Returns the first of these users that exists, with its group.
 fn look_up(names: &[&str]) -> anyhow::Result<(uid_t, gid_t)> {
     let users = std::fs::read_to_string("/etc/passwd").context("failed to read `/etc/passwd`")?;
     let find = |name: &&str| {

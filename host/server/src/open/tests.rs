@@ -1,4 +1,4 @@
-//! Against the embedded broker, with an inbox that only counts.
+//! Tests against the embedded broker, with an inbox that only counts.
 
 use std::{
     collections::BTreeMap,
@@ -51,7 +51,7 @@ impl Inbox for Counting {
     }
 }
 
-/// A database that is never away.
+/// A database that is always in reach.
 struct InReach;
 
 impl Database for InReach {
@@ -89,8 +89,8 @@ impl PartitionInbox for Counting {
 fn config(brokers: &str, consumer: &str) -> ConsumerConfig {
     let properties = [
         ("bootstrap.servers", brokers),
-        // What is left of it after a second is how long the embedded broker holds a group that
-        // everyone left.
+        // The embedded broker holds a group that every member left for the rest of this time after
+        // a second.
         ("session.timeout.ms", "1300"),
         ("heartbeat.interval.ms", "200"),
         ("auto.commit.interval.ms", "50"),
@@ -148,7 +148,7 @@ async fn until(what: &str, mut reached: impl FnMut() -> bool) {
     }
 }
 
-/// A message that comes just as its consumer closes could wait until another comes.
+/// Could fail so: a message that arrives just as its consumer closes waits until another arrives.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_missed_while_a_consumer_opens_and_closes() {
     let broker = Broker::start();
@@ -167,7 +167,8 @@ async fn nothing_is_missed_while_a_consumer_opens_and_closes() {
     assert!(matches!(reading.failure(), Some(ConsumerError::Panicked)), "it is over");
 }
 
-/// Brokers forget the offsets of a group that nobody joins, and everything is read again.
+/// Could fail so: brokers forget the offsets of a group without members, and it reads everything
+/// again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_group_with_offsets_is_joined_now_and_then() {
     let broker = Broker::start();
@@ -189,7 +190,8 @@ async fn a_group_with_offsets_is_joined_now_and_then() {
     assert_eq!(with.drain(SOON).await, Drained::Clean);
 }
 
-/// Brokers that go away could make a host with many consumers open them all at once.
+/// Could fail so: brokers that become unavailable make a host with many consumers open them all at
+/// once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn those_that_cannot_tell_open_a_few_at_a_time() {
     let openings = Openings::with(NEVER, NEVER, (NEVER, NEVER));
@@ -215,7 +217,7 @@ async fn those_that_cannot_tell_open_a_few_at_a_time() {
     }
 }
 
-/// A consumer that is told never to close could wait for something to read first.
+/// Could fail so: a consumer that must never close waits for records before it joins.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_never_closes_joins_at_once() {
     let broker = Broker::start();

@@ -1,4 +1,4 @@
-//! What became of a tenant's rows between two snapshots.
+//! The changes of a tenant's rows between two snapshots.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub(crate) struct Change {
     pub(crate) after: Option<Row>,
 }
 
-/// What happened to a row.
+/// The kind of a row's change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ChangeKind {
     Inserted,
@@ -36,8 +36,8 @@ impl ChangeKind {
     }
 }
 
-/// Everything that differs, table by table. Rows are the same row when their primary keys are; a
-/// table without one has rows that come and go, but none that are updated.
+/// Returns every change, table by table. Rows are matched by their primary keys. A table without
+/// one has inserted and deleted rows, but none that are updated.
 pub(crate) fn changes(tables: &[Table], before: &Snapshot, after: &Snapshot) -> Vec<Change> {
     tables.iter().flat_map(|table| table_changes(table, before, after)).collect()
 }
@@ -83,7 +83,8 @@ fn table_changes(table: &Table, before: &Snapshot, after: &Snapshot) -> Vec<Chan
 }
 
 impl Change {
-    /// The row in one line: of an update the key, and each changed column before and after.
+    /// Returns the row in one line: for an update the key, and each changed column before and
+    /// after.
     pub(crate) fn line(&self, table: &Table) -> String {
         let name = |position: usize| table.columns[position].name.as_str();
         let cells: Vec<String> = match (&self.before, &self.after) {
@@ -113,7 +114,7 @@ impl Change {
         cells.join("  ")
     }
 
-    /// The same for programs.
+    /// Returns the change as JSON, for programs.
     pub(crate) fn json(&self, table: &Table) -> Value {
         let object = |row: &Row| -> Value {
             let cells = table
@@ -132,10 +133,10 @@ impl Change {
     }
 }
 
-/// Characters of a value that are shown.
+/// Most characters of a value that are shown.
 const SHOWN_MAX: usize = 60;
 
-/// A value in a line: quoted only where its end would not be seen.
+/// Returns a value for a line, quoted only where its end would not be seen.
 pub(crate) fn shown(value: &Option<String>) -> String {
     let Some(text) = value else { return "null".to_owned() };
     let mut cut: String = text

@@ -1,4 +1,4 @@
-//! A tenant's tables: what they are made of, what is in them, and what changed.
+//! A tenant's tables: their columns and constraints, their rows, and the changes of rows.
 //!
 //! Everything is read as the tenant, in a transaction of the tenant.
 
@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use oncebox_model::tx::Tx;
 use sqlx::{AssertSqlSafe, FromRow, postgres::PgRow};
 
-/// A table and what decides about its rows.
+/// A table with the columns, indexes and references that decide about its rows.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
     pub(crate) name: String,
@@ -21,16 +21,16 @@ pub(crate) struct Table {
     pub(crate) references: Vec<Reference>,
 }
 
-/// A column.
+/// A column of a table.
 #[derive(Debug, Clone, FromRow)]
 pub(crate) struct Column {
     table: String,
     pub(crate) name: String,
-    /// As PostgreSQL writes it: `timestamp with time zone`.
+    /// Type as PostgreSQL writes it: `timestamp with time zone`.
     pub(crate) r#type: String,
-    /// An identity column.
+    /// Whether it is an identity column.
     pub(crate) is_identity: bool,
-    /// Its default, as SQL.
+    /// The column's default, as SQL.
     pub(crate) default: Option<String>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct UniqueIndex {
     table: String,
     pub(crate) name: String,
     pub(crate) is_primary: bool,
-    /// Its columns; an expression is an empty name.
+    /// The index's columns; an expression is an empty name.
     pub(crate) columns: Vec<String>,
 }
 
@@ -92,7 +92,7 @@ const REFERENCES: &str = "SELECT c.relname::text AS \"table\", f.relname::text A
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = current_schema() \
     AND k.contype = 'f'";
 
-/// The tables of the tenant's schema, by name.
+/// Reads the tables of the tenant's schema, ordered by name.
 pub(crate) async fn read(tx: &Tx) -> Result<Vec<Table>> {
     let names: Vec<(String,)> = fetch(tx, TABLES).await?;
     let columns: Vec<Column> = fetch(tx, COLUMNS).await?;
@@ -111,7 +111,7 @@ pub(crate) async fn read(tx: &Tx) -> Result<Vec<Table>> {
     Ok(names.into_iter().map(table).collect())
 }
 
-/// The answer to a statement of ours in a transaction of the tenant.
+/// Fetches the rows of one of the host's statements, in a transaction of the tenant.
 async fn fetch<T: for<'r> FromRow<'r, PgRow> + Send + Unpin>(tx: &Tx, sql: &str) -> Result<Vec<T>> {
     let mut statement = tx.statement().await;
     let rows =
@@ -121,13 +121,13 @@ async fn fetch<T: for<'r> FromRow<'r, PgRow> + Send + Unpin>(tx: &Tx, sql: &str)
 }
 
 impl Table {
-    /// Positions of the primary key's columns.
+    /// Returns the positions of the primary key's columns.
     pub(crate) fn key(&self) -> Option<Vec<usize>> {
         let index = self.indexes.iter().find(|index| index.is_primary)?;
         index.columns.iter().map(|name| self.position(name)).collect()
     }
 
-    /// Where a column stands.
+    /// Returns the position of a column in the table.
     pub(crate) fn position(&self, column: &str) -> Option<usize> {
         self.columns.iter().position(|known| known.name == column)
     }
@@ -135,8 +135,8 @@ impl Table {
 
 #[cfg(test)]
 impl Table {
-    /// A table for tests: its columns, its unique indexes (the first is the primary key), its
-    /// defaults.
+    /// Makes a table for tests from its columns, its unique indexes (the first is the primary key)
+    /// and its defaults.
     pub(crate) fn sample(
         name: &str,
         columns: &[&str],
@@ -172,13 +172,14 @@ impl Table {
 }
 
 impl Column {
-    /// Whether its value is counted up by a sequence.
+    /// Returns whether a sequence generates the column's values.
     pub(crate) fn is_counted(&self) -> bool {
         self.is_identity
             || self.default.as_deref().is_some_and(|default| default.contains("nextval("))
     }
 
-    /// A value as JSON: numbers and truth values as such, everything else as PostgreSQL writes it.
+    /// Returns a value as JSON: integers and booleans typed, any other as the text that PostgreSQL
+    /// writes.
     pub(crate) fn json(&self, value: Option<&str>) -> serde_json::Value {
         let Some(text) = value else { return serde_json::Value::Null };
         let typed = match self.r#type.as_str() {
@@ -190,7 +191,7 @@ impl Column {
     }
 }
 
-/// A name as SQL.
+/// Returns a name as a quoted SQL identifier.
 fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }

@@ -7,13 +7,13 @@ use oncebox_model::tx::Tx;
 
 use super::{Table, fetch, quoted};
 
-/// Rows of a table that are compared; a larger table is only said to be large.
+/// Most rows of a table that are compared; a larger table is only reported as too large.
 const ROWS_MAX: usize = 10_000;
 
 /// A row: each column as PostgreSQL writes it.
 pub(crate) type Row = Vec<Option<String>>;
 
-/// Every table's content.
+/// The content of every table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Snapshot {
     pub(crate) tables: BTreeMap<String, Rows>,
@@ -22,14 +22,14 @@ pub(crate) struct Snapshot {
 /// The content of one table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Rows {
-    /// All rows, in no order that means anything.
+    /// All rows, in no particular order.
     All(Vec<Row>),
-    /// More rows than are compared.
+    /// More rows than the limit for a comparison.
     TooMany,
 }
 
 impl Snapshot {
-    /// Read every table. In a transaction, so what it did itself is seen.
+    /// Reads every table in a transaction, so it sees the transaction's own changes.
     pub(crate) async fn take(tx: &Tx, tables: &[Table]) -> Result<Self> {
         let mut snapshot = Self::default();
         for table in tables {
@@ -55,7 +55,7 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// Names of tables too large to compare.
+    /// Returns the names of tables that are too large to compare.
     pub(crate) fn too_large(&self) -> impl Iterator<Item = &str> {
         self.tables
             .iter()

@@ -1,4 +1,4 @@
-//! Copies of one furnished database, and what is done in them.
+//! Copies of one furnished database, and the runs in them.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -18,7 +18,7 @@ use crate::{
     tables::{self, Snapshot, Table},
 };
 
-/// Everything that the windows of one verification share.
+/// State that the windows of one verification share.
 pub(super) struct Bench {
     scratch: Scratch,
     tenant: Tenant,
@@ -27,12 +27,12 @@ pub(super) struct Bench {
     pub(super) messages: Arc<Vec<FileMessage>>,
     file: PathBuf,
     cache_dir: PathBuf,
-    /// This very program, which is also the workers'.
+    /// Path of this program, which is also the workers' program.
     pub(super) program: PathBuf,
 }
 
 impl Bench {
-    /// Look at what was furnished, and let go of it so that it can be copied.
+    /// Reads the furnished tables and closes the connections, so that the database can be copied.
     pub(super) async fn new(
         scratch: Scratch,
         furnished: Furnished,
@@ -60,7 +60,8 @@ impl Bench {
         })
     }
 
-    /// Do something in a copy of its own; the answer comes with what it left behind.
+    /// Runs `work` in a copy of its own and drops the copy. Returns the result and what the run
+    /// left behind.
     pub(super) async fn in_copy<T>(
         &self,
         name: &str,
@@ -101,7 +102,8 @@ impl Bench {
         Ok(Found { tables, statuses })
     }
 
-    /// Every message once, in order, in this process.
+    /// Handles every message once, in order, in this process. Returns the recorded runs and what
+    /// they left behind.
     pub(super) async fn clean_run(&self, name: &str) -> Result<(Vec<RunRecord>, Found)> {
         let recorder = Recorder::default();
         self.in_copy(name, async |spec| {
@@ -115,14 +117,15 @@ impl Bench {
         .await
     }
 
-    /// The log in which every message is there once, in order.
+    /// Returns a log that holds every message once, in order.
     pub(super) fn log(&self) -> Vec<Delivery> {
         (0..self.messages.len())
             .map(|message| Delivery { message, offset: message as i64, id: None })
             .collect()
     }
 
-    /// The same with other content: an order, repetitions, second ids.
+    /// Returns a log of the given messages, in their order. `true` marks a delivery under a second
+    /// id.
     pub(super) fn log_of(
         &self,
         messages: impl IntoIterator<Item = (usize, bool)>,
@@ -136,7 +139,7 @@ impl Bench {
     }
 }
 
-/// The tenant's tables and their content.
+/// Returns the tenant's tables and their content.
 async fn look(admin: &Admin, tenant: &Tenant) -> Result<(Vec<Table>, Snapshot)> {
     let sessions =
         Sessions::of(admin.session_target(tenant)?, &SessionSettings::default(), Budget::new(1));

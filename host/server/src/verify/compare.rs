@@ -1,4 +1,4 @@
-//! What a run left behind, beside what a clean run leaves.
+//! Comparison of what a run left behind with what a clean run leaves.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use crate::tables::{Change, ChangeKind, Rows, Snapshot, Table, changes};
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Found {
     pub(crate) tables: Snapshot,
-    /// Message ids and the states of their rows.
+    /// Statuses of inbox rows, by message id.
     pub(crate) statuses: BTreeMap<String, String>,
 }
 
@@ -18,20 +18,20 @@ pub(crate) struct Excluded {
     columns: BTreeMap<(String, String), String>,
 }
 
-/// What became of the effects.
+/// Verdict on the effects of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Each is there once.
+    /// Each effect present once.
     Once,
-    /// Something is missing.
+    /// A missing effect.
     Lost,
-    /// Something is there again.
+    /// A repeated effect.
     Doubled,
-    /// Something else is there.
+    /// Another effect than expected.
     Differs,
-    /// Something else is there, as with any other order of the messages.
+    /// Another effect than expected, as with any other order of the messages.
     OrderDependent,
-    /// The process did not come by the step.
+    /// A step that the process did not pass.
     NotReached,
 }
 
@@ -47,13 +47,13 @@ impl Verdict {
         }
     }
 
-    /// Whether the handler fails for it.
+    /// Returns whether the verdict fails the handler.
     pub(crate) fn is_failure(self) -> bool {
         !matches!(self, Self::Once | Self::OrderDependent)
     }
 }
 
-/// A verdict and what it rests on.
+/// A verdict and its evidence.
 #[derive(Debug, Clone)]
 pub(crate) struct Judgement {
     pub(crate) verdict: Verdict,
@@ -63,12 +63,12 @@ pub(crate) struct Judgement {
     pub(crate) tables: BTreeSet<String>,
 }
 
-/// Lines of a judgement that are kept.
+/// Lines of detail that a judgement keeps.
 const DETAILS_MAX: usize = 6;
 
 impl Excluded {
-    /// Columns that no two runs agree on: counted by a sequence, different after two clean runs, or
-    /// referring to such a column.
+    /// Finds columns that no two runs agree on: counted by a sequence, different after two clean
+    /// runs, or referring to such a column.
     pub(crate) fn find(tables: &[Table], first: &Snapshot, second: &Snapshot) -> Self {
         let mut excluded = Self::default();
         for table in tables {
@@ -90,7 +90,7 @@ impl Excluded {
         excluded
     }
 
-    /// Exclude what refers to an excluded column. Whether there was anything new.
+    /// Excludes columns that refer to an excluded column. Returns whether it excluded any.
     fn follow_references(&mut self, tables: &[Table]) -> bool {
         let before = self.columns.len();
         for table in tables {
@@ -106,7 +106,7 @@ impl Excluded {
         self.columns.len() > before
     }
 
-    /// Table, column and reason.
+    /// Returns the table, column and reason of each excluded column.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &str, &str)> {
         self.columns
             .iter()
@@ -117,7 +117,8 @@ impl Excluded {
         self.columns.contains_key(&(table.to_owned(), column.to_owned()))
     }
 
-    /// The tables as they can be compared. A key of which a part is excluded tells no rows apart.
+    /// Returns the tables with only the columns and indexes that can be compared. A key of which a
+    /// part is excluded tells no rows apart.
     fn comparable(&self, tables: &[Table]) -> Vec<Table> {
         let mut tables = tables.to_vec();
         for table in &mut tables {
@@ -130,7 +131,7 @@ impl Excluded {
         tables
     }
 
-    /// The same content without the excluded columns.
+    /// Returns a snapshot without the excluded columns.
     fn without(&self, tables: &[Table], snapshot: &Snapshot) -> Snapshot {
         let mut snapshot = snapshot.clone();
         for table in tables {
@@ -146,7 +147,7 @@ impl Excluded {
     }
 }
 
-/// A column's values, sorted.
+/// Returns a column's values, sorted.
 fn values(snapshot: &Snapshot, table: &Table, position: usize) -> Vec<Option<String>> {
     let Some(Rows::All(rows)) = snapshot.tables.get(&table.name) else { return Vec::new() };
     let mut values: Vec<_> = rows.iter().map(|row| row[position].clone()).collect();
@@ -154,7 +155,7 @@ fn values(snapshot: &Snapshot, table: &Table, position: usize) -> Vec<Option<Str
     values
 }
 
-/// What clean runs have shown, to judge others by.
+/// Results of the clean runs, by which other runs are judged.
 pub(crate) struct Reference {
     pub(crate) tables: Vec<Table>,
     pub(crate) initial: Snapshot,
@@ -163,7 +164,7 @@ pub(crate) struct Reference {
 }
 
 impl Reference {
-    /// Compare a run with the clean one. `compares_inbox` is false where other messages were
+    /// Compares a run with the clean one. `compares_inbox` is false where other messages were
     /// delivered.
     pub(crate) fn judge(&self, found: &Found, compares_inbox: bool) -> Judgement {
         let expected = self.excluded.without(&self.tables, &self.found.tables);
@@ -200,7 +201,8 @@ impl Reference {
     }
 }
 
-/// Which way one row differs: a number that went further than it should is an effect too many.
+/// Returns the verdict on one row that differs. A number that went further than it should is a
+/// repeated effect; one that did not go far enough is a lost one.
 fn vote(tables: &[Table], change: &Change, initial: &Snapshot) -> Verdict {
     let Some(table) = tables.iter().find(|table| table.name == change.table) else {
         return Verdict::Differs;
@@ -253,7 +255,7 @@ fn detail(tables: &[Table], change: &Change) -> String {
     }
 }
 
-/// The row as it was before any message, found by its key.
+/// Returns the row as it was before any message, found by its key.
 fn first_values<'a>(
     table: &Table,
     initial: &'a Snapshot,
@@ -264,7 +266,8 @@ fn first_values<'a>(
     rows.iter().find(|old| key.iter().all(|position| old[*position] == row[*position]))
 }
 
-/// All the same, or something else.
+/// Returns the verdict that all votes agree on, else [`Verdict::Differs`]. Without a vote, the
+/// verdict is [`Verdict::Once`].
 fn sum(votes: &[Verdict]) -> Verdict {
     match votes.split_first() {
         None => Verdict::Once,
@@ -313,7 +316,7 @@ mod tests {
             &[("account", &["a", "150"]), ("entry", &["1", "x"]), ("entry", &["2", "y"])],
             Verdict::Once,
         );
-        // A sequence jumps over what was rolled back.
+        // A sequence jumps over values of a transaction that was rolled back.
         check(
             &[("account", &["a", "150"]), ("entry", &["7", "y"]), ("entry", &["8", "x"])],
             Verdict::Once,

@@ -1,5 +1,4 @@
-//! The real inbox without a broker: whoever drives it hands over records and learns how many are
-//! settled.
+//! The real inbox without a broker: the caller hands over records and learns how many are settled.
 
 use std::{
     path::{Path, PathBuf},
@@ -28,46 +27,47 @@ use crate::{
 
 /// The topic that records claim to come from.
 const TOPIC: &str = "verify";
-/// How long trouble may last, and how long the last retry may take.
+/// Longest time that errors may last, and that the last retry may take.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A row that waits for longer than this, as its handler asked, is left waiting.
+/// Waiting time above which a row is left waiting, because its handler asked for the delay.
 const WAITS_ON_PURPOSE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
 
-/// What every run of a verification is told; a worker reads it as JSON.
+/// Settings of every run of a verification. A worker reads them as JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Spec {
-    /// The database.
+    /// URL of the database.
     pub(crate) url: String,
-    /// Its master key.
+    /// Master key of the database.
     pub(crate) key: String,
-    /// Compiled code.
+    /// Directory of compiled code.
     pub(crate) cache_dir: PathBuf,
-    /// The message file.
+    /// Path of the message file.
     pub(crate) messages: PathBuf,
-    /// When a record counts as settled.
+    /// Point at which a record counts as settled.
     pub(crate) ack: Ack,
-    /// The handler waits for so long after each of its statements.
+    /// Pause of the handler after each of its statements, milliseconds.
     pub(crate) pause_ms: u64,
-    /// The partition that records come from.
+    /// Partition that records come from.
     pub(crate) partition: i32,
-    /// Where the broker would go on.
+    /// Offset from which the broker would go on.
     pub(crate) next_offset: i64,
 }
 
 /// One record of the log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Delivery {
-    /// Which message of the file.
+    /// Index of the message in the file.
     pub(crate) message: usize,
-    /// Its place in the log.
+    /// Offset in the log.
     pub(crate) offset: i64,
-    /// Another id than the file has.
+    /// Message id in place of the file's.
     pub(crate) id: Option<String>,
 }
 
-/// The policy that handlers are verified under: as by default, but quick to retry, and with leases
-/// that run out soon. Without a breaker: what fails is to fail here, and nobody is there to wait.
+/// Returns the policy that handlers are verified under: the default, but quick to retry, with
+/// leases that run out soon. It has no breaker: a failure must show here, and no operator is there
+/// to wait.
 pub(crate) fn policy() -> Result<Policy> {
     Ok(Policy::parse(&format!(
         "topics = ['{TOPIC}']\nack = 'after_commit'\n{IDENTITY}\
@@ -87,7 +87,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Load the deployment and take the partition.
+    /// Loads the deployment and takes the partition.
     pub(crate) async fn open(
         spec: &Spec,
         messages: Arc<Vec<FileMessage>>,
@@ -127,8 +127,8 @@ impl Driver {
         Ok(Self { inbox, partition, admin, messages, number: spec.partition })
     }
 
-    /// Hand records over until all are settled; `settled` hears how many are. `each` hands them
-    /// over one by one, so that none shares a transaction.
+    /// Hands records over until all are settled, and passes the count of settled ones to `settled`.
+    /// With `each`, it hands them over one by one, so that none shares a transaction.
     pub(crate) async fn deliver(
         &mut self,
         deliveries: &[Delivery],
@@ -146,7 +146,7 @@ impl Driver {
                     done += count;
                     settled(done);
                 }
-                // The same records are offered again, as by a broker.
+                // The next round offers these records again, as a broker does.
                 Err(_) if Instant::now() < deadline => sleep(POLL).await,
                 Err(error) => return Err(error).context("records could not be settled"),
             }
@@ -164,7 +164,7 @@ impl Driver {
         Ok(message.record(&TOPIC.into(), self.number, delivery.offset))
     }
 
-    /// Run what is due until nothing is left that will be due soon.
+    /// Runs due messages until none is left that will be due soon.
     pub(crate) async fn finish(&self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         let never = CancellationToken::new();
@@ -191,14 +191,15 @@ impl Driver {
         Ok(!open)
     }
 
-    /// Give the partition up.
+    /// Gives up the partition and closes the database connections.
     pub(crate) async fn close(self) {
         self.partition.close().await;
         self.admin.pool.close().await;
     }
 }
 
-/// The runtime of every process of a verification, so that compiled code can be shared.
+/// Returns a runtime with the settings that all processes of a verification have, so that compiled
+/// code can be shared.
 pub(crate) fn runtime(cache_dir: &Path) -> Result<Runtime> {
     Ok(Runtime::new(RuntimeConfig {
         instances_max: 4,
@@ -207,7 +208,7 @@ pub(crate) fn runtime(cache_dir: &Path) -> Result<Runtime> {
     })?)
 }
 
-/// The rows of the inbox.
+/// Returns all rows of the inbox.
 pub(crate) async fn rows(admin: &Admin) -> Result<Vec<oncebox_control::InboxRow>> {
     let filter = oncebox_control::Filter {
         limit: i64::from(i32::MAX),

@@ -1,4 +1,4 @@
-//! From windows to findings: what deliveries have shown, beside what the SQL says.
+//! Findings of a verification, from its windows and from the linter.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +8,9 @@ use super::{
 };
 use crate::lint::{self, Finding, Level, Shown};
 
-/// Where two workers or a lease that waited changed the order, a handler that depends on it is not
-/// to be told that an effect was lost.
+/// Changes the verdict of failed windows to order-dependent, if another order of the messages was
+/// seen to matter. It does so where two workers or a lease that waited may have changed the order.
+/// Such a handler must not be reported to have lost an effect.
 pub(super) fn excuse_order(mut rows: Vec<Row>) -> Vec<Row> {
     let depends = rows.iter().any(|row| row.judgement.verdict == Verdict::OrderDependent);
     for row in rows.iter_mut().filter(|_| depends) {
@@ -23,7 +24,7 @@ pub(super) fn excuse_order(mut rows: Vec<Row>) -> Vec<Row> {
     rows
 }
 
-/// What the linter is told about deliveries.
+/// Returns what the linter needs to know about deliveries.
 pub(super) fn shown(rows: &[Row]) -> Shown {
     let second = rows.iter().find(|row| matches!(row.window.kind, Kind::SecondIds));
     Shown {
@@ -32,13 +33,13 @@ pub(super) fn shown(rows: &[Row]) -> Shown {
     }
 }
 
-/// Tables that another order of the messages left different.
+/// Returns the tables that another order of the messages left different.
 pub(super) fn order_dependent(rows: &[Row]) -> BTreeSet<String> {
     let shuffled = rows.iter().filter(|row| matches!(row.window.kind, Kind::Shuffled));
     shuffled.flat_map(|row| row.judgement.tables.iter().cloned()).collect()
 }
 
-/// Everything, the worst first.
+/// Returns all findings, worst first.
 pub(super) fn find(
     subject: &lint::Subject<'_>,
     rows: &[Row],
@@ -56,8 +57,8 @@ pub(super) fn find(
     findings
 }
 
-/// Whether a window fails the handler. That one fact under two ids has its effect twice is the
-/// handler's choice, and only worth a warning.
+/// Returns whether a window fails the handler. That one fact under two ids has its effect twice is
+/// the handler's choice, and only worth a warning.
 pub(super) fn is_failure(row: &Row) -> bool {
     row.judgement.verdict.is_failure() && !matches!(row.window.kind, Kind::SecondIds)
         || row.judgement.verdict == Verdict::NotReached
@@ -89,7 +90,7 @@ fn failed_window(row: &Row) -> Finding {
     }
 }
 
-/// S1-014, S4-004: another order, another state.
+/// Returns a finding if another order of the messages leaves another state. S1-014, S4-004.
 fn order(rows: &[Row], linted: &[Finding], statements: &[String]) -> Option<Finding> {
     let row = rows.iter().find(|row| row.judgement.verdict == Verdict::OrderDependent)?;
     let tables = order_dependent(rows);
@@ -116,7 +117,8 @@ fn order(rows: &[Row], linted: &[Finding], statements: &[String]) -> Option<Find
     })
 }
 
-/// Tables that a second id changed again, and that no statement was blamed for yet.
+/// Returns a finding for each table that a second id changed again and that no statement is blamed
+/// for.
 fn second_ids(rows: &[Row], linted: &[Finding], statements: &[String]) -> Vec<Finding> {
     let Some(row) = rows.iter().find(|row| matches!(row.window.kind, Kind::SecondIds)) else {
         return Vec::new();
@@ -144,7 +146,8 @@ fn second_ids(rows: &[Row], linted: &[Finding], statements: &[String]) -> Vec<Fi
     unblamed.map(finding).collect()
 }
 
-/// Columns that two clean runs did not agree on, unless their default says why.
+/// Returns a finding for each column that two clean runs did not agree on, unless its default
+/// explains the difference.
 fn two_runs(reference: &Reference, statements: &[String]) -> Vec<Finding> {
     let unexplained = reference.excluded.iter().filter(|(_, _, why)| why.starts_with("differs"));
     let finding = |(table, column, _): (&str, &str, &str)| Finding {

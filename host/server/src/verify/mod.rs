@@ -1,5 +1,5 @@
-//! The crash windows and the deliveries of at-least-once, for one handler: real processes that are
-//! really killed, the real inbox, a throw-away database.
+//! Verification of one handler: the crash windows and the deliveries of at-least-once. It really
+//! kills real processes, and uses the real inbox and a throw-away database.
 
 mod bench;
 mod compare;
@@ -32,13 +32,13 @@ use crate::{
 
 pub(crate) use worker::{SUBCOMMAND, run as work};
 
-/// Windows side by side: most of the time is spent waiting for processes to start and leases to run
-/// out.
+/// Windows that run at one time. Most of the time is spent waiting for processes to start and
+/// leases to run out.
 const AT_ONCE: usize = 3;
 
-/// What is verified.
+/// Input of a verification.
 pub(crate) struct Request<'a> {
-    /// The component's file, for people.
+    /// Path of the component's file, for error texts.
     pub(crate) path: &'a Path,
     pub(crate) handler: &'a str,
     pub(crate) component: &'a [u8],
@@ -48,7 +48,7 @@ pub(crate) struct Request<'a> {
     pub(crate) seed: u64,
 }
 
-/// Go through every window and say what was found.
+/// Runs every window and reports the findings.
 pub(crate) async fn verify(request: Request<'_>) -> Result<Report> {
     refuse_repeated_ids(&request.messages)?;
     let scratch = Scratch::start().await?;
@@ -120,7 +120,8 @@ pub(crate) async fn verify(request: Request<'_>) -> Result<Report> {
     })
 }
 
-/// A message that comes twice in the file would be a duplicate in the clean run already.
+/// Refuses a file that holds a message id twice: the second one would be a duplicate in the clean
+/// run already.
 fn refuse_repeated_ids(messages: &[FileMessage]) -> Result<()> {
     let mut seen = BTreeSet::new();
     match messages.iter().find(|message| !seen.insert(message.id.as_str())) {
@@ -132,7 +133,7 @@ fn refuse_repeated_ids(messages: &[FileMessage]) -> Result<()> {
     }
 }
 
-/// Where no message has an effect, each effect is there once.
+/// Refuses a clean run that completes no message: without effects, every window would pass.
 fn refuse_vacuity(clean: &Found) -> Result<()> {
     match clean.statuses.iter().next() {
         Some((id, status)) if clean.statuses.values().all(|status| status != "completed") => {
@@ -145,7 +146,7 @@ fn refuse_vacuity(clean: &Found) -> Result<()> {
     }
 }
 
-/// Shown on a terminal only.
+/// Returns the progress bar of the windows. It is shown on a terminal only.
 fn progress(windows: usize) -> ProgressBar {
     let bar = ProgressBar::new(windows as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos} of {len} windows") {
@@ -155,7 +156,7 @@ fn progress(windows: usize) -> ProgressBar {
     bar
 }
 
-/// The worst there is.
+/// Returns the worst level of the findings.
 fn worst(findings: &[lint::Finding]) -> Option<Level> {
     findings.iter().map(|finding| finding.level).min()
 }

@@ -1,4 +1,4 @@
-//! What `oncebox verify` shows, for people and for programs.
+//! The report of `oncebox verify`, as text and as JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,11 +17,11 @@ use crate::{
     tables::Table,
 };
 
-/// Everything that a verification found.
+/// All results of a verification.
 pub(crate) struct Report {
     pub(super) seed: u64,
     pub(super) messages: usize,
-    /// How each message ended in a clean run.
+    /// Status of each message after a clean run, by message id.
     pub(super) outcomes: BTreeMap<String, String>,
     pub(super) tables: Vec<Table>,
     pub(super) excluded: Excluded,
@@ -33,7 +33,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Verdicts, findings, readiness, and the sum.
+    /// Prints verdicts, findings, readiness and the summary.
     pub(crate) fn print(&self) {
         let rows: Vec<_> = self
             .rows
@@ -76,7 +76,7 @@ impl Report {
         println!("\n{}", self.sum());
     }
 
-    /// The same as one document.
+    /// Returns the report as one JSON document.
     pub(crate) fn json(&self, is_strict: bool) -> Value {
         let window = |row: &Row| {
             json!({
@@ -117,7 +117,7 @@ impl Report {
         })
     }
 
-    /// Ok when nothing failed; with `is_strict`, when there is no warning either.
+    /// Returns an error if a finding is an error or, with `is_strict`, a warning.
     pub(crate) fn verdict(&self, is_strict: bool) -> Result<()> {
         if self.is_passed(is_strict) {
             return Ok(());
@@ -154,7 +154,7 @@ impl Report {
         )
     }
 
-    /// The questions of a pre-ship checklist that a handler by itself can answer. S1-128.
+    /// Answers the questions of a pre-ship checklist that a handler by itself can answer. S1-128.
     fn readiness(&self) -> Vec<(&'static str, String)> {
         vec![
             ("duplicates tested", self.answer(|kind| matches!(kind, Kind::Duplicates))),
@@ -229,7 +229,7 @@ impl Report {
         }
     }
 
-    /// What two clean runs of the same messages left.
+    /// Describes the difference between two clean runs of the messages.
     fn another_run(&self) -> String {
         let differs = |finding: &&Finding| {
             finding.level <= Level::Warning
@@ -244,7 +244,7 @@ impl Report {
         }
     }
 
-    /// What was seen of messages that came again: under their ids, and under others.
+    /// Describes the effects of messages that came again: under their ids, and under others.
     fn replay(&self) -> String {
         let mut duplicates =
             self.rows.iter().filter(|row| matches!(row.window.kind, Kind::Duplicates));
@@ -258,7 +258,7 @@ impl Report {
     }
 }
 
-/// The word for a row.
+/// Returns the word for the verdict of a row.
 fn verdict(row: &Row) -> &'static str {
     match (&row.window.kind, row.judgement.verdict) {
         (Kind::SecondIds, Verdict::Once) => "changes nothing",

@@ -1,5 +1,6 @@
-//! Where the process dies, and what is delivered how. Each window has a copy of the database, ends
-//! when everything is settled, and is judged by what it left behind.
+//! The windows of a verification: where the process dies, and how messages are delivered. Each
+//! window has a copy of the database, ends when everything is settled, and is judged by what it
+//! left behind.
 
 use std::collections::BTreeSet;
 
@@ -16,32 +17,32 @@ use super::{
     worker::{Ended, Order, Worker},
 };
 
-/// One row of the report.
+/// Plan of one row of the report.
 #[derive(Debug, Clone)]
 pub(super) struct Window {
-    /// What happens, in words.
+    /// Description of the events, for the report.
     pub(super) name: String,
     pub(super) kind: Kind,
 }
 
-/// What is done.
+/// Kind of a window.
 #[derive(Debug, Clone)]
 pub(super) enum Kind {
-    /// The process dies at this point while it handles a message straight from the log.
+    /// Death of the process at `point`, while it handles a message straight from the log.
     Crash { point: &'static str, nth: u64, target: usize },
-    /// It dies while it handles a message from the inbox, under a lease.
+    /// Death of the process while it handles a message from the inbox, under a lease.
     LeasedCrash { point: &'static str, nth: u64 },
-    /// Every message comes two or three times.
+    /// Two or three deliveries of every message.
     Duplicates,
-    /// Two processes at once, each with its own partition, and then what the other had.
+    /// Two processes at once, each with its own partition first and then with the other's messages.
     TwoWorkers,
-    /// The messages in another order.
+    /// Another order of the messages.
     Shuffled,
     /// Every message, and then each again under another id.
     SecondIds,
 }
 
-/// A window and what came of it.
+/// A window and its result.
 #[derive(Debug, Clone)]
 pub(super) struct Row {
     pub(super) window: Window,
@@ -50,21 +51,22 @@ pub(super) struct Row {
     pub(super) judgement: Judgement,
 }
 
-/// What was done in a window.
+/// Deliveries and kills of a window.
 struct Done {
     delivered: usize,
     killed: usize,
     is_reached: bool,
 }
 
-/// Orders that are tried.
+/// Number of other orders that are tried.
 const SHUFFLES: u64 = 3;
-/// SQL calls of one message after which the process is killed; a handler may make a thousand.
+/// Highest number of SQL calls of one message after which the process is killed. A handler may make
+/// a thousand.
 const CALLS_MAX: usize = 12;
-/// How long each statement takes at least where two workers meet, milliseconds.
+/// Shortest duration of each statement where two workers meet, milliseconds.
 const PAUSE_MS: u64 = 15;
 
-/// All windows for these messages. `runs` are those of a clean run.
+/// Plans all windows for these messages. `runs` are those of a clean run.
 pub(super) fn plan(
     messages: usize,
     runs: &[RunRecord],
@@ -73,8 +75,8 @@ pub(super) fn plan(
 ) -> Vec<Window> {
     let first_runs = |id: &str| runs.iter().find(|run| run.message_id == id && run.attempt == 1);
     let calls = |index: usize| first_runs(ids[index]).map_or(0, |run| run.statements.len());
-    // Of the messages that complete, one that makes the most calls; one in the middle where there
-    // is a choice, so that something is settled before it and something shares its transaction.
+    // The target is a completed message with the most calls. Of several such messages it is the
+    // middle one, so that something is settled before it and something shares its transaction.
     let ok: Vec<usize> = (0..messages).filter(|index| completed.contains(ids[*index])).collect();
     let most = ok.iter().map(|index| calls(*index)).max();
     let busiest: Vec<usize> = ok.into_iter().filter(|index| Some(calls(*index)) == most).collect();
@@ -99,7 +101,7 @@ pub(super) fn plan(
         crash("killed before COMMIT", "inbox:commit:before", 1),
         crash("killed after COMMIT, before the ack", "inbox:commit:after", 1),
     ]);
-    // The last lease, so that the order of the messages stays; where some are tried again, the
+    // The last lease, so that the order of the messages stays. Where messages are retried, the
     // first.
     let is_straight = ids.iter().all(|id| completed.contains(*id)) && runs.len() == messages;
     let nth = if is_straight { messages as u64 } else { 1 };
@@ -126,7 +128,7 @@ pub(super) fn plan(
     windows
 }
 
-/// Go through one window.
+/// Runs one window and judges what it left behind.
 pub(super) async fn go(
     bench: &Bench,
     reference: &Reference,
@@ -177,8 +179,8 @@ async fn run(bench: &Bench, kind: &Kind, spec: Spec, mut rng: StdRng) -> Result<
     }
 }
 
-/// Settle what stands before the target, die in the batch that begins with it, and go on from the
-/// ack.
+/// Settles the messages before the target, kills the worker in the batch that begins with it, and
+/// goes on from the ack.
 async fn crash(
     bench: &Bench,
     spec: Spec,
@@ -208,7 +210,8 @@ async fn crash(
     Ok(done)
 }
 
-/// Store everything, die while it runs from the inbox, and let another worker take the lease over.
+/// Stores all messages, kills the worker while it runs them from the inbox, and lets another worker
+/// take the lease over.
 async fn leased_crash(
     bench: &Bench,
     spec: Spec,
@@ -232,7 +235,7 @@ async fn leased_crash(
     Ok(Done { delivered: log.len(), killed: 1, is_reached: true })
 }
 
-/// One worker, one log, no trouble.
+/// Settles a log with one worker that is not killed.
 async fn settle(bench: &Bench, spec: Spec, log: &[Delivery]) -> Result<Done> {
     let mut worker = Worker::start(&bench.program, &spec).await?;
     worker.deliver(log, false).await?;
@@ -241,7 +244,8 @@ async fn settle(bench: &Bench, spec: Spec, log: &[Delivery]) -> Result<Done> {
     Ok(Done { delivered: log.len(), killed: 0, is_reached: true })
 }
 
-/// Messages of one key stay in one partition, as a producer would have it.
+/// Delivers the messages with two workers at once. Messages of one key stay in one partition, as a
+/// producer would have it.
 async fn two_workers(bench: &Bench, spec: Spec) -> Result<Done> {
     let mut logs = [Vec::new(), Vec::new()];
     for (index, message) in bench.messages.iter().enumerate() {
@@ -265,7 +269,8 @@ async fn two_workers(bench: &Bench, spec: Spec) -> Result<Done> {
     Ok(Done { delivered: logs[0].len() + logs[1].len(), killed: 0, is_reached: true })
 }
 
-/// In order, with one or two repetitions of each message somewhere behind it.
+/// Returns the messages in order, with one or two repetitions of each somewhere behind its first
+/// delivery.
 fn repeated(messages: usize, rng: &mut StdRng) -> Vec<(usize, bool)> {
     let mut order: Vec<usize> = (0..messages).collect();
     for message in 0..messages {
@@ -277,7 +282,7 @@ fn repeated(messages: usize, rng: &mut StdRng) -> Vec<(usize, bool)> {
     order.into_iter().map(|message| (message, false)).collect()
 }
 
-/// Another order than the file's.
+/// Returns another order than the file's.
 fn shuffled(messages: usize, rng: &mut StdRng) -> Vec<usize> {
     let mut order: Vec<usize> = (0..messages).collect();
     order.shuffle(rng);

@@ -1,8 +1,8 @@
-//! A process that runs a handler and may be killed at any step, and the side that tells it what to
-//! do.
+//! A worker process, which runs a handler and may be killed at any step, and the side that gives it
+//! orders.
 //!
 //! They speak in lines of JSON: the worker reads a [`Spec`] and then orders from standard input,
-//! and answers on standard output. When its input ends, so does it.
+//! and answers on standard output. When its input ends, the worker ends.
 
 use std::{
     os::unix::process::ExitStatusExt, path::Path, process::Stdio, sync::Arc, time::Duration,
@@ -22,32 +22,32 @@ use crate::messages;
 
 /// The subcommand that makes a process a worker.
 pub(crate) const SUBCOMMAND: &str = "verify-worker";
-/// A worker that says nothing for so long is stuck.
+/// Silence after which a worker counts as stuck.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// What a worker is told.
+/// Order to a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Order {
-    /// Settle these.
+    /// Deliveries to settle.
     Deliver { deliveries: Vec<Delivery>, each: bool },
-    /// Die at this point, the nth time it is passed from now.
+    /// Death at a point, the nth time the worker passes it from now.
     Arm { point: String, nth: u64 },
-    /// Run what is due.
+    /// Run of the due messages.
     Finish,
 }
 
-/// What it answers.
+/// Answer of a worker.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    /// So many of the deliveries are settled: the ack.
+    /// Number of deliveries that are settled: the ack.
     Settled(usize),
-    /// The order is carried out.
+    /// End of an order that is carried out.
     Done,
-    /// It cannot be.
+    /// Error of an order that cannot be carried out.
     Failed(String),
 }
 
-/// Be a worker.
+/// Runs this process as a worker.
 pub(crate) async fn run() -> Result<()> {
     let mut orders = BufReader::new(tokio::io::stdin()).lines();
     let spec = orders
@@ -81,19 +81,19 @@ async fn carry_out(driver: &mut Driver, order: Order) -> Result<()> {
     }
 }
 
-/// A whole line at once: what is printed is acked, what is not printed is not.
+/// Prints an answer as one whole line: what is printed is acked, what is not printed is not.
 fn answer(answer: &Answer) {
     println!("{}", serde_json::to_string(answer).unwrap_or_default()); // these enums always serialize
 }
 
-/// A worker as its master has it. Dropped, it is killed.
+/// Handle of a worker process. Dropping it kills the process.
 pub(super) struct Worker {
     child: Child,
     orders: ChildStdin,
     answers: Lines<BufReader<ChildStdout>>,
 }
 
-/// How an order ended, and how many of its deliveries were acked by then.
+/// End of an order, with the number of its deliveries that were acked by then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ended {
     Done(usize),
@@ -109,7 +109,7 @@ impl Ended {
 }
 
 impl Worker {
-    /// Start a process and wait until it has loaded the handler.
+    /// Starts a process and waits until it has loaded the handler.
     pub(super) async fn start(program: &Path, spec: &Spec) -> Result<Self> {
         let mut command = Command::new(program);
         command
@@ -118,8 +118,8 @@ impl Worker {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
-        // A worker is told everything; a host's settings are none of its business. A sabotage,
-        // which only the test suite's program knows, is: it is how the suite sees that a
+        // The worker gets all its settings by the spec, so it gets none of a host's. A sabotage,
+        // which only the test suite's program knows, stays: the suite sees by it that a
         // verification would notice.
         for (name, _) in std::env::vars()
             .filter(|(name, _)| name.starts_with("ONCEBOX_") && name != "ONCEBOX_SABOTAGE")
@@ -138,12 +138,12 @@ impl Worker {
         }
     }
 
-    /// Settle deliveries.
+    /// Sends deliveries and waits until the worker has settled them or is killed.
     pub(super) async fn deliver(&mut self, deliveries: &[Delivery], each: bool) -> Result<Ended> {
         self.order(&Order::Deliver { deliveries: deliveries.to_vec(), each }).await
     }
 
-    /// Carry an order out, or die of it.
+    /// Sends an order and waits until the worker has carried it out or is killed.
     pub(super) async fn order(&mut self, order: &Order) -> Result<Ended> {
         self.send(&serde_json::to_string(order)?).await?;
         self.wait().await
@@ -179,12 +179,12 @@ impl Worker {
         }
         let mut said = String::new();
         if let Some(stderr) = self.child.stderr.as_mut() {
-            let _ = stderr.read_to_string(&mut said).await; // nothing said is as good as nothing read
+            let _ = stderr.read_to_string(&mut said).await; // unreadable counts as silent
         }
         bail!("a worker ended with {status}: {}", said.lines().last().unwrap_or("it said nothing"))
     }
 
-    /// Let it give its partition up and end.
+    /// Closes the worker's input and waits until the worker has given up its partition and ended.
     pub(super) async fn stop(self) -> Result<()> {
         let Self { mut child, orders, .. } = self;
         drop(orders);

@@ -1,15 +1,15 @@
-//! Kinds of statements by their leading words: those that belong to a schema, and for all others
-//! what to do instead.
+//! Kinds of statements by their leading words: those that belong to a schema, and advice for all
+//! others.
 
 use oncebox_model::problem::Problem;
 
 use crate::database::statements::lexer::{Statement, Token};
 
-/// Statements of data, which every session of the tenant may send as well.
+/// First words of data statements, which every session of the tenant may send as well.
 const DATA: &[&str] =
     &["select", "insert", "update", "delete", "merge", "values", "table", "with", "truncate"];
 
-/// What `CREATE`, `ALTER` and `DROP` take.
+/// Objects that `CREATE`, `ALTER` and `DROP` may name.
 const OBJECTS: &[&str] = &[
     "table",
     "index",
@@ -27,7 +27,7 @@ const OBJECTS: &[&str] = &[
     "statistics",
 ];
 
-/// What can stand between `CREATE` and the object.
+/// Words that may stand between `CREATE` and the object, with their plain form.
 const ADORNED: &[(&str, &str)] = &[
     ("unique index", "index"),
     ("recursive view", "view"),
@@ -35,7 +35,7 @@ const ADORNED: &[(&str, &str)] = &[
     ("or replace", ""),
 ];
 
-/// Leading words that are refused, and what to do instead. The first that fits.
+/// Objects that are refused, with advice. The first match counts.
 const REFUSED: &[(&str, &str)] = &[
     ("rule", "rules change what other statements do; write a view, or do it in the handler"),
     ("foreign", "tables of other servers are out of reach; a handler's effect is in this database"),
@@ -69,7 +69,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("large object", "large objects belong to no schema; use `bytea`"),
 ];
 
-/// First words that are refused, and what to do instead.
+/// First words that are refused, with advice.
 const REFUSED_FIRST: &[(&str, &str)] = &[
     (
         "grant",
@@ -94,7 +94,7 @@ const REFUSED_FIRST: &[(&str, &str)] = &[
     ("explain", "it changes nothing; leave it out"),
 ];
 
-/// Why a statement is refused.
+/// Returns the problem of a statement that is refused, with its line.
 pub(super) fn problem(statement: &Statement) -> Option<Problem> {
     let words: Vec<&str> = statement
         .tokens
@@ -129,7 +129,7 @@ pub(super) fn problem(statement: &Statement) -> Option<Problem> {
     ))
 }
 
-/// What is made, changed or dropped.
+/// Returns the refused words and the reason, where a verb's object is not permitted.
 fn object(verb: &str, rest: &[&str]) -> Option<(String, String)> {
     let mut rest = rest.join(" ");
     for (words, plain) in ADORNED {
@@ -157,13 +157,13 @@ fn object(verb: &str, rest: &[&str]) -> Option<(String, String)> {
     }
 }
 
-/// What follows these words.
+/// Returns the text that follows these words, or nothing where the text does not begin with them.
 fn after<'a>(text: &'a str, words: &str) -> Option<&'a str> {
     let rest = text.strip_prefix(words)?;
     (rest.is_empty() || rest.starts_with(' ')).then(|| rest.trim_start())
 }
 
-/// Parts of a statement that are refused wherever they stand in it.
+/// Parts of a statement that are refused at any position, with the reason.
 const PARTS: &[(&[&str], &str)] = &[
     (
         &["security", "definer"],
@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(lines, ["line 2", "line 4"]);
     }
 
-    // What is shipped as an example is what a tenant would send.
+    // A shipped example is the text that a tenant would send.
     #[test]
     fn the_schemas_of_the_examples_are_taken() {
         let mut folders = vec![std::path::PathBuf::from(concat!(

@@ -1,37 +1,37 @@
-//! Texts of SQL, cut into statements as PostgreSQL would cut them: quotes, escape strings, dollar
+//! Lexer that cuts SQL texts into statements as PostgreSQL would. Quotes, escape strings, dollar
 //! quotes, nested comments and `BEGIN ATOMIC` bodies hold no ends of statements.
 //!
-//! <https://www.postgresql.org/docs/current/sql-syntax-lexical.html>; the bodies as psql counts
-//! them.
+//! <https://www.postgresql.org/docs/current/sql-syntax-lexical.html>; bodies are counted as psql
+//! does.
 
 use oncebox_model::problem::Problem;
 
-/// What a statement is made of, as far as anyone asks. Comments and spaces are none of it.
+/// A part of a statement, as far as the checks need it. Comments and spaces are not tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Token {
-    /// A key word or a name without quotes, in lower case.
+    /// A keyword or an unquoted name, in lower case.
     Word(String),
-    /// A name in quotes, a text, a number, a parameter.
+    /// A quoted name, a text, a number or a parameter.
     Other,
-    /// Anything else, by its character.
+    /// Any other character.
     Symbol(char),
 }
 
 /// One statement of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Statement {
-    /// As it stands there, from its first token to its last.
+    /// Text of the statement, from its first token to its last.
     pub(crate) text: String,
-    /// The line of its first token, from 1.
+    /// Line of its first token, from 1.
     pub(crate) line: usize,
     pub(super) tokens: Vec<Token>,
 }
 
-/// The statements of a text, in order; empty ones are left out.
+/// Returns the statements of a text, in order, without empty ones.
 pub(super) fn split(text: &str) -> Result<Vec<Statement>, Problem> {
     let mut lexer = Lexer { text, at: 0 };
     let (mut statements, mut open) = (Vec::new(), Open::default());
-    // Lines are counted on from statement to statement: there may be as many of these as of those.
+    // Lines are counted on from statement to statement: there may be as many statements as lines.
     let mut counted = (0, 1);
     let mut close = |open: Open| {
         counted.1 += text[counted.0..open.from.max(counted.0)].matches('\n').count();
@@ -49,14 +49,14 @@ pub(super) fn split(text: &str) -> Result<Vec<Statement>, Problem> {
     Ok(statements)
 }
 
-/// A statement that has not come to its end.
+/// A statement whose end is not read yet.
 #[derive(Default)]
 struct Open {
     from: usize,
     to: usize,
     tokens: Vec<Token>,
     parentheses: usize,
-    /// `BEGIN … END` and `CASE … END` in the body of a routine.
+    /// Depth of `BEGIN … END` and `CASE … END` in the body of a routine.
     blocks: usize,
 }
 
@@ -100,7 +100,7 @@ impl Open {
 }
 
 impl Token {
-    /// The word that it is.
+    /// Returns the word of a word token.
     pub(super) fn word(&self) -> Option<&str> {
         match self {
             Self::Word(word) => Some(word),
@@ -115,7 +115,7 @@ struct Lexer<'a> {
 }
 
 impl Lexer<'_> {
-    /// The next token and where it begins.
+    /// Reads the next token, and returns it with its offset.
     fn next(&mut self) -> Result<Option<(usize, Token)>, Problem> {
         self.skip_blank()?;
         let from = self.at;
@@ -163,7 +163,7 @@ impl Lexer<'_> {
         Token::Other
     }
 
-    /// Comments hold comments.
+    /// Skips a block comment, in which comments may be nested.
     fn comment(&mut self) -> Result<(), Problem> {
         let from = self.at;
         let mut depth = 0;
@@ -181,8 +181,8 @@ impl Lexer<'_> {
         }
     }
 
-    /// A text or a name in quotes, where two quotes are one, and a backslash hides one where it
-    /// may.
+    /// Reads a quoted text or name. Two quotes stand for one, and with escapes a backslash hides
+    /// the next character.
     fn quoted(&mut self, quote: char, escapes: bool) -> Result<Token, Problem> {
         let from = self.at;
         self.at += 1;
@@ -201,7 +201,8 @@ impl Lexer<'_> {
         }
     }
 
-    /// Whether the text goes on in the next line, as standard SQL has it: with the same escapes.
+    /// Returns whether the text continues on the next line, as in standard SQL, and then skips to
+    /// it. The continuation has the escapes of the first part.
     fn goes_on(&mut self) -> bool {
         let before = self.at;
         loop {
@@ -220,7 +221,7 @@ impl Lexer<'_> {
         goes_on
     }
 
-    /// `$$` or `$tag$`.
+    /// Returns the `$$` or `$tag$` at the present offset.
     fn dollar_tag(&self) -> Option<&str> {
         let rest = self.rest().strip_prefix('$')?;
         let tag = &rest[..rest.find('$')?];
@@ -320,7 +321,7 @@ mod tests {
         );
     }
 
-    // The part in the next line has the escapes of the first: its end is after `b;`.
+    // The part on the next line has the escapes of the first: its end is after `b;`.
     #[test]
     fn a_text_goes_on_in_the_next_line_with_its_escapes() {
         check("SELECT E'a'\n '\\' ; b;' ; SELECT 2", &["SELECT E'a'\n '\\' ; b;'", "SELECT 2"]);

@@ -1,7 +1,7 @@
-//! Which statements a tenant's own schema may be made with. The text is cut into statements, and
-//! each is looked at by its leading words and sent alone: what this takes for one statement and
-//! PostgreSQL for several is refused there, so that no mistake here can end the transaction that
-//! they run in.
+//! Checks of the statements in a tenant's own schema. The text is cut into statements. Each is
+//! checked by its leading words and sent alone. Where this module sees one statement and PostgreSQL
+//! several, PostgreSQL refuses it. So no mistake here can end the transaction that the statements
+//! run in.
 
 mod kinds;
 mod lexer;
@@ -10,10 +10,10 @@ pub(crate) use lexer::Statement;
 
 use oncebox_model::problem::Problem;
 
-/// Problems that are told at once.
+/// Maximum of problems in one report.
 const PROBLEMS_MAX: usize = 50;
 
-/// The statements of a text, or what is wrong with it, each problem with its line.
+/// Returns the statements of a text, or its problems, each with its line.
 pub(crate) fn read(text: &str) -> Result<Vec<Statement>, Vec<Problem>> {
     let statements = lexer::split(text).map_err(|problem| vec![problem])?;
     let problems: Vec<_> =
@@ -21,7 +21,8 @@ pub(crate) fn read(text: &str) -> Result<Vec<Statement>, Vec<Problem>> {
     if problems.is_empty() { Ok(statements) } else { Err(problems) }
 }
 
-/// What would be refused in a text of a tenant's schema, each with its line. Nothing runs.
+/// Returns the problems for which a text of a tenant's schema would be refused, each with its line.
+/// Executes nothing.
 pub fn check_schema(text: &str) -> Vec<Problem> {
     read(text).err().unwrap_or_default()
 }

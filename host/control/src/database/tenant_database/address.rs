@@ -3,11 +3,11 @@
 use oncebox_model::error::InboxError;
 use sqlx::postgres::PgConnectOptions;
 
-/// What a URL may say beside where the database is and who logs in. Anything else would reach into
-/// the host: its files, its sockets, the settings of its sessions.
+/// Parameters that a URL may hold. Any other would reach into the host: its files, its sockets, the
+/// settings of its sessions.
 const PARAMETERS: [&str; 4] = ["sslmode", "ssl-mode", "sslrootcert", "ssl-root-cert"];
 
-/// Where a tenant's database is, with the login that the host uses there. It holds a password, so
+/// Address of a tenant's database, with the login that the host uses there. It holds a password, so
 /// it is neither shown nor logged.
 #[derive(Clone)]
 pub struct DatabaseUrl {
@@ -17,7 +17,12 @@ pub struct DatabaseUrl {
 }
 
 impl DatabaseUrl {
-    /// A URL such as `postgres://login:password@db.example.com:5432/name?sslmode=verify-full`.
+    /// Parses a URL such as
+    /// `postgres://login:password@db.example.com:5432/name?sslmode=verify-full`.
+    ///
+    /// # Errors
+    /// `Invalid` where the URL is unreadable, lacks a login, host or database, or holds other
+    /// parameters. The text repeats nothing of the URL.
     pub fn parse(text: &str) -> Result<Self, InboxError> {
         let text = text.trim();
         check(text).map_err(|what| {
@@ -26,7 +31,7 @@ impl DatabaseUrl {
                     `postgres://login:password@host:5432/name?sslmode=require`"
             ))
         })?;
-        // The parser's own words may repeat a part of the URL.
+        // The parser's own error may repeat a part of the URL.
         let unreadable = |_| {
             InboxError::Invalid(
                 "the database URL cannot be read; percent-encode what is special \
@@ -36,7 +41,8 @@ impl DatabaseUrl {
         };
         let mut options: PgConnectOptions = text.parse().map_err(unreadable)?;
         if !has_password(text) {
-            // Otherwise the driver sends what the host's environment or its password file holds.
+            // Otherwise the driver sends the password from the host's environment or its password
+            // file.
             options = options.password("");
         }
         let shown = format!(
@@ -48,7 +54,7 @@ impl DatabaseUrl {
         Ok(Self { text: text.to_owned(), options, shown })
     }
 
-    /// Host, port and name, for people.
+    /// Returns host, port and name of the database, for display.
     pub fn shown(&self) -> &str {
         &self.shown
     }
@@ -68,10 +74,12 @@ impl std::fmt::Debug for DatabaseUrl {
     }
 }
 
-/// The driver fills in what a URL leaves out from the host's environment, and takes more parameters
-/// than a tenant should have a say in.
+/// Checks that a URL names login, host and database, and holds only permitted parameters. The
+/// driver fills in missing parts from the host's environment, and takes more parameters than a
+/// tenant may set.
 fn check(text: &str) -> Result<(), &'static str> {
-    // The driver's parser passes over some of these, and would read another URL than this one.
+    // The driver's parser skips some of these characters, and would read another URL than this
+    // check.
     if text.contains(|c: char| c == '#' || c == '\\' || c.is_whitespace() || c.is_control()) {
         return Err("holds a character that has to be percent-encoded");
     }

@@ -1,4 +1,4 @@
-//! Tenants with a database of their own begin and end.
+//! Creation and removal of tenants with a database of their own.
 
 use oncebox_model::{error::InboxError, hooks};
 use serde_json::json;
@@ -11,13 +11,17 @@ use crate::{
     tenants::{Tenant, credentials::Credentials, keys::secret_hash},
 };
 
-/// How long taking a tenant away may take there.
+/// Longest time for the removal of a tenant from its own database.
 const REMOVE_MAX: std::time::Duration = std::time::Duration::from_secs(60);
 
 impl Admin {
-    /// Create a tenant whose inbox and tables are in a database of its own. That is checked,
-    /// brought up to date and taken before there is a tenant; what a process leaves that dies after
-    /// that, a look finishes.
+    /// Creates a tenant whose inbox and tables are in a database of its own. That database is
+    /// checked, brought up to date and taken before the tenant's row exists. Where the process dies
+    /// after that, reconciliation finishes the work.
+    ///
+    /// # Errors
+    /// `Invalid` for a bad name, or where the database cannot hold the inbox. `Conflict` for a name
+    /// in use.
     pub async fn create_tenant_at(
         &self,
         name: &str,
@@ -65,8 +69,8 @@ impl Admin {
         Ok(tenant)
     }
 
-    /// Take back a tenant that was just created, there first: whoever finds the row until then
-    /// knows that it is going.
+    /// Removes a tenant that was just created, first from its own database. Its row is in state
+    /// `deleting` until then, so that readers of the row know that it is going.
     pub(crate) async fn take_back_from_place(&self, tenant: &Tenant) -> Result<(), InboxError> {
         const DELETING: &str = "UPDATE oncebox.tenant SET state = 'deleting', revision = revision \
             + 1 WHERE tenant_id = $1";
@@ -82,16 +86,19 @@ impl Admin {
         Ok(tx.commit().await?)
     }
 
-    /// Take the mirror of a tenant that is being deleted out of its own database, and let go of
-    /// that. Its messages are gone by then; its rows in the host's database, which say what there
-    /// is, go next.
+    /// Removes the mirror of a deleted tenant from its own database, and closes the host's
+    /// connections to it. Its messages are gone by then. Its rows in the host's database, which
+    /// list what exists there, are removed next.
+    ///
+    /// # Errors
+    /// An error of the tenant's database, or its silence for too long.
     pub async fn forget_place(&self, tenant: &Tenant) -> Result<(), InboxError> {
         let place = self.place(tenant)?;
         if !place.is_own {
             return Ok(());
         }
         answered_within(REMOVE_MAX, self.remove_mirror(&place, tenant)).await??;
-        // Whoever is at work there has a handle of its own; the last one closes it.
+        // Work that still runs there holds a handle of its own; the last handle closes the pool.
         self.places.remove(tenant.tenant_id);
         Ok(())
     }
@@ -114,12 +121,12 @@ impl Admin {
             sqlx::query(AssertSqlSafe(remove)).bind(tenant.tenant_id).execute(&mut *tx).await?;
         }
         tx.commit().await?;
-        let _ = connection.close().await; // what it was for is done
+        let _ = connection.close().await; // its work is done
         Ok(())
     }
 }
 
-/// Schema and roles of a tenant that has neither consumers nor sessions.
+/// Removes schema and roles of a tenant that has neither consumers nor sessions.
 async fn remove_schema(place: &Place, tenant: &Tenant) -> Result<(), InboxError> {
     let Tenant { schema_name: schema, login, owner_login: owner, .. } = tenant;
     let mut connection = place.connect().await?;
@@ -140,7 +147,7 @@ async fn remove_schema(place: &Place, tenant: &Tenant) -> Result<(), InboxError>
         }
     }
     tx.commit().await?;
-    let _ = connection.close().await; // what it was for is done
+    let _ = connection.close().await; // its work is done
     Ok(())
 }
 

@@ -1,6 +1,6 @@
-//! The host's copy of what a tenant's own database says of its migrations: deployments ask for them
-//! by name, and the audit log tells what is said there of who applied them, which whoever runs that
-//! database may forge.
+//! The host's copy of the migration records in a tenant's own database. Deployments require
+//! migrations by name. The audit log repeats the actor that those records name, which an operator
+//! of that database may forge.
 
 use oncebox_model::error::InboxError;
 use sqlx::Executor;
@@ -8,8 +8,8 @@ use sqlx::Executor;
 use crate::{control::Admin, database::migration::Migration, tenants::Tenant};
 
 impl Admin {
-    /// Copy the records of migrations that are in a tenant's own database alone, each with its
-    /// audit row: both or neither, and once, whoever does it.
+    /// Copies migration records that are only in a tenant's own database, each with its audit row.
+    /// A record and its audit row are written together and once, even where several hosts copy.
     pub(crate) async fn copy_migrations(&self, tenant: &Tenant) -> Result<(), InboxError> {
         const COPY: &str = "WITH copied AS (INSERT INTO oncebox.tenant_migration (tenant_id, name, \
             digest, applied_at, applied_by) \

@@ -1,8 +1,8 @@
 //! The mirror of a tenant and its consumers in the database that the tenant named.
 //!
-//! Everyone who writes it takes one lock there first and reads the truth, in the host's database,
-//! after it. So of two writers the later one has read the newer truth, and what the mirror requires
-//! never goes back to what an earlier reader saw.
+//! Every writer first takes one lock there, and after it reads the truth in the host's database. So
+//! of two writers the later one has read the newer truth. The mirror's requirements never go back
+//! to the state that an earlier reader saw.
 
 use std::time::Duration;
 
@@ -20,20 +20,20 @@ use crate::{
     tenants::{Tenant, lock_grants, roles::role_statements},
 };
 
-/// How long a look may take before it is given up.
+/// Longest time for the mirror, and for the copy of migration records, before each is given up.
 const LOOK_MAX: Duration = Duration::from_secs(15);
 
-/// A tenant with a database of its own, and what of it the mirror follows, as one text: while that
-/// is the same, nothing has changed.
+/// A tenant with a database of its own, and its mirrored state as one text. While the text is
+/// equal, nothing has changed.
 #[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub struct Drift {
     /// Name of the tenant.
     pub tenant: String,
-    /// What the mirror follows.
+    /// Text of all values that the mirror follows.
     pub state: String,
 }
 
-/// What the mirror has to say, as the host's database has it.
+/// Required contents of the mirror, read from the host's database.
 struct Truth {
     row: TruthOfTenant,
     consumers: Vec<TruthOfConsumer>,
@@ -59,7 +59,7 @@ struct TruthOfConsumer {
     revision: i64,
 }
 
-/// What is there of a tenant.
+/// State of a tenant in its own database.
 #[derive(sqlx::FromRow)]
 struct Held {
     secret_hash: Option<Vec<u8>>,
@@ -68,9 +68,13 @@ struct Held {
 }
 
 impl Admin {
-    /// Make the database that a tenant named say of the tenant and its consumers what the host's
-    /// database says, and finish there what a process left that died between the two. Nothing to do
-    /// for other tenants. Safe to repeat, and to run from several hosts at once.
+    /// Makes the mirror of a tenant and its consumers equal to the host's database. Finishes the
+    /// work of a process that died between the two databases. Does nothing for tenants in the
+    /// host's database. Safe to repeat, and to run from several hosts at once.
+    ///
+    /// # Errors
+    /// `Unreachable` where the database does not answer in time. `Invalid` where it is not this
+    /// installation's.
     pub async fn mirror(&self, tenant: &Tenant) -> Result<(), InboxError> {
         let place = self.place(tenant)?;
         if !place.is_own {
@@ -81,12 +85,15 @@ impl Admin {
         answered_within(prepare::PREPARE_MAX, self.redrive_pending(&place, tenant)).await?
     }
 
-    /// The same for the tenant of a consumer.
+    /// Makes the mirror of a tenant, given by name, equal to the host's database.
     pub(crate) async fn mirror_of(&self, tenant: &str) -> Result<(), InboxError> {
         self.mirror(&self.tenant(tenant).await?).await
     }
 
-    /// The tenants with databases of their own.
+    /// Returns the tenants with databases of their own, with their mirrored state.
+    ///
+    /// # Errors
+    /// An error of the host's database.
     pub async fn drifts(&self) -> Result<Vec<Drift>, InboxError> {
         const DRIFTS: &str = "SELECT t.name AS tenant, concat_ws(' ', t.tenant_id, t.revision, \
             t.state, md5(t.secret_hash), md5(t.database_url), \
@@ -100,7 +107,7 @@ impl Admin {
         Ok(sqlx::query_as(DRIFTS).fetch_all(&self.pool).await?)
     }
 
-    /// The mirror alone.
+    /// Writes roles, schema and mirror of a tenant, without migration records and redrives.
     pub(super) async fn mirror_in(&self, place: &Place, tenant: &Tenant) -> Result<(), InboxError> {
         const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
         hooks::point("place:mirror:before");
@@ -108,10 +115,10 @@ impl Admin {
         prepare::check_is_ours(&mut connection, self.installation().await?, tenant).await?;
         let mut tx = connection.begin_with(BEGIN).await?;
         lock(&mut tx, tenant.tenant_id).await?;
-        // Deleted meanwhile: whoever did has taken everything away there before.
+        // Another process deleted the tenant, and has already removed everything in this database.
         let Some(truth) = self.truth(tenant.tenant_id).await? else { return Ok(()) };
         let held = Held::look(&mut tx, &truth.row.tenant).await?;
-        // A tenant that is being deleted gets nothing back.
+        // A tenant in deletion gets nothing back.
         if truth.is_deleted() && held.secret_hash.is_none() {
             return Ok(());
         }
@@ -119,7 +126,7 @@ impl Admin {
         let is_new = self.make_roles(&mut tx, &truth, &held).await?;
         truth.write(&mut tx).await?;
         tx.commit().await?;
-        let _ = connection.close().await; // what it was for is done
+        let _ = connection.close().await; // its work is done
         hooks::point("place:mirror:after");
         if is_new {
             self.restrict_logs(&place.pool, &truth.row.tenant.login, &truth.row.tenant.owner_login)
@@ -141,8 +148,8 @@ impl Admin {
         Ok(Some(Truth { row, consumers }))
     }
 
-    /// Roles and schema, where they are not there, and their passwords, where the secret is
-    /// another.
+    /// Makes the tenant's roles and schema where they are missing, and sets their passwords where
+    /// the secret differs. Returns whether it did so.
     async fn make_roles(
         &self,
         connection: &mut PgConnection,
@@ -168,8 +175,8 @@ impl Admin {
             &self.credentials(tenant)?,
         );
         if held.has_schema && !held.has_roles {
-            // Roles are the server's: a database that was restored elsewhere comes without them and
-            // their rights.
+            // Roles belong to the server: a database that was restored elsewhere comes without them
+            // and their rights.
             let (schema, login) = (&tenant.schema_name, &tenant.login);
             statements.push(format!(
                 "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {login}"
@@ -183,7 +190,7 @@ impl Admin {
     }
 }
 
-/// One writer at a time for a tenant, in whatever process.
+/// Locks a tenant's mirror against writers in all processes, until the transaction ends.
 pub(crate) async fn lock(connection: &mut PgConnection, tenant_id: i32) -> Result<(), InboxError> {
     locks::take(connection, HostLock::Mirror(tenant_id)).await
 }
@@ -204,7 +211,7 @@ impl Held {
 }
 
 impl Truth {
-    /// Retention classes of the consumers.
+    /// Returns the retention classes of the consumers.
     fn classes(&self) -> Vec<i16> {
         self.consumers.iter().map(|consumer| consumer.retention_class).collect()
     }
@@ -213,9 +220,9 @@ impl Truth {
         self.row.tenant.state == "deleting"
     }
 
-    /// Nothing is written where it says so already.
+    /// Writes the tenant and its consumers to the mirror, except rows that are equal already.
     async fn write(&self, connection: &mut PgConnection) -> Result<(), InboxError> {
-        // Whoever deletes a tenant has shut it out there, and it stays so.
+        // The deletion of a tenant has locked it out there, and it stays locked out.
         if !self.is_deleted() {
             self.write_tenant(connection).await?;
         }
@@ -223,7 +230,7 @@ impl Truth {
     }
 
     async fn write_tenant(&self, connection: &mut PgConnection) -> Result<(), InboxError> {
-        // Left by one of that name whose deletion did not come to its end.
+        // A tenant of this name whose deletion was not finished may have left its row.
         const FREE_NAME: &str = "UPDATE oncebox.tenant SET name = 'gone-' || tenant_id WHERE name \
             = $2 AND tenant_id <> $1";
         const WRITE: &str = "INSERT INTO oncebox.tenant AS t (tenant_id, name, schema_name, login, \
@@ -264,8 +271,8 @@ impl Truth {
         Ok(())
     }
 
-    /// Policies stay where they are: no host function reads them, and they may hold a broker's
-    /// password.
+    /// Writes the consumers to the mirror, and deletes the others of the tenant. Policies are not
+    /// copied: no host function reads them, and they may hold a broker's password.
     async fn write_consumers(&self, connection: &mut PgConnection) -> Result<(), InboxError> {
         const GONE: &str =
             "DELETE FROM oncebox.consumer WHERE tenant_id = $1 AND consumer_id <> ALL ($2)";

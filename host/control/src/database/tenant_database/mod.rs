@@ -2,21 +2,20 @@
 //! named.
 //!
 //! Claim, effect and completion are one transaction, so a tenant's inbox is where its tables are.
-//! The host's database stays the truth about tenants and consumers; a place holds a mirror of the
-//! rows that the host functions there read ([`mirror`]). What a change does in two databases, and
-//! what a crash in between leaves:
+//! The host's database stays the source of truth about tenants and consumers. A tenant's own
+//! database holds a mirror of the rows that the host functions there read ([`mirror`]). The table
+//! lists the effects of each change on two databases, and the state that a crash in between leaves:
 //!
 //! | change | first | then | a crash in between leaves |
 //! | --- | --- | --- | --- |
-//! | create | the place is migrated and taken, the tenant's row is committed | roles, schema and mirror, in one transaction | a tenant without them; a look makes them |
-//! | policy, limits, state, consumers | the host's database | the mirror | the mirror of before; a look makes it equal |
-//! | rotation of credentials | the host's database, with the hash of before | passwords and mirror, in one transaction | sessions of before go on; a look does the rest |
-//! | withdrawal of a version | generation and fence, with a mark where messages are to be redriven | the fence in the mirror, then the redrive, then the mark goes | nobody was told yet; a look does the rest |
-//! | migration of the tenant's tables | the place, with its record | a copy of the record and the audit row | both in the place alone; a look copies them |
-//! | delete | the tenant is `deleting`, then everything in the place goes | the tenant's row goes | a tenant that is `deleting`; deleting again goes on |
+//! | create | the tenant's database is migrated and taken, the tenant's row is committed | roles, schema and mirror, in one transaction | a tenant without them; reconciliation makes them |
+//! | policy, limits, state, consumers | the host's database | the mirror | the earlier mirror; reconciliation makes it equal |
+//! | rotation of credentials | the host's database, with the earlier hash | passwords and mirror, in one transaction | earlier sessions that go on; reconciliation does the rest |
+//! | withdrawal of a version | generation and fence, with a mark where messages are to be redriven | the fence in the mirror, then the redrive, then the mark goes | no reported success; reconciliation does the rest |
+//! | migration of the tenant's tables | the tenant's database, with its record | a copy of the record and the audit row | both in the tenant's database alone; reconciliation copies them |
+//! | delete | the tenant is `deleting`, then everything in its database goes | the tenant's row goes | a tenant that is `deleting`; deleting again goes on |
 //!
-//! A look is [`Admin::mirror`]: any host makes one when it sees that something changed, and every
-//! now and then.
+//! Reconciliation is [`Admin::mirror`]: any host runs it when it sees a change, and at intervals.
 
 mod address;
 mod create;
@@ -39,33 +38,35 @@ pub use mirror::Drift;
 
 use crate::{control::Admin, database::reach, tenants::Tenant};
 
-/// Connections of the host's login in a tenant's database: for people who look into its inbox,
-/// mostly.
+/// Maximum of connections of the host's login in a tenant's database. Most serve operators that
+/// inspect its inbox.
 const CONNECTIONS_MAX: u32 = 3;
-/// How long one is kept when nobody needs it.
+/// Time after which an idle connection is closed.
 const IDLE: Duration = Duration::from_secs(20);
-/// How long a tenant's database may take to answer. Short, since others may wait behind who asks.
+/// Longest wait for a connection to a tenant's database. Short, since others may wait behind the
+/// caller.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a host may hold a lock in a tenant's database while it is away itself.
+/// Longest time that an idle transaction of the host keeps its locks in a tenant's database,
+/// milliseconds. Also the longest wait for a lock there.
 const ABSENCE_MAX_MS: &str = "5000";
 
-/// How long a statement of the host may take there: whoever waits for it keeps something from
-/// others.
+/// Longest statement of the host there, milliseconds: its caller may hold resources that others
+/// wait for.
 const STATEMENT_MAX_MS: &str = "60000";
 
-/// What the address of a tenant's database is sealed for.
+/// Purpose under which the address of a tenant's database is sealed.
 const PURPOSE: &str = "database url";
 
-/// A database with an inbox, as the host's own login reaches it. What belongs to a tenant's
-/// messages and tables is asked for here; tenants, versions, deployments, tokens and the audit log
-/// are in the host's database.
+/// A database with an inbox, as the host's own login reaches it. Queries about a tenant's messages
+/// and tables go here. Tenants, versions, deployments, tokens and the audit log are in the host's
+/// database.
 #[derive(Clone)]
 pub struct Place {
     /// Connections of the host's login.
     pub pool: PgPool,
-    /// Whether the tenant named it; otherwise it is the host's.
+    /// Whether the tenant named the database; otherwise it is the host's.
     pub is_own: bool,
-    /// How to open one more, also as another login.
+    /// Options for another connection, also as another login.
     pub(crate) options: PgConnectOptions,
 }
 
@@ -76,7 +77,10 @@ pub(crate) struct Places {
 }
 
 impl Admin {
-    /// Where a tenant's inbox and tables are. Nothing is connected for it.
+    /// Returns the database with a tenant's inbox and tables. Opens no connection.
+    ///
+    /// # Errors
+    /// An error where the address cannot be unsealed or parsed.
     pub fn place(&self, tenant: &Tenant) -> Result<Place, InboxError> {
         let Some(sealed) = &tenant.database_url else {
             return Ok(Place {
@@ -94,7 +98,10 @@ impl Admin {
         Ok(place)
     }
 
-    /// What sessions of a tenant are opened with.
+    /// Returns the parameters with which sessions of a tenant are opened.
+    ///
+    /// # Errors
+    /// An error where the tenant's credentials or address cannot be unsealed.
     pub fn session_target(&self, tenant: &Tenant) -> Result<SessionTarget, InboxError> {
         let (place, credentials) = (self.place(tenant)?, self.credentials(tenant)?);
         Ok(SessionTarget {
@@ -139,8 +146,8 @@ impl Place {
         Self { pool, is_own: true, options }
     }
 
-    /// A connection for one piece of work. It is not the pool's: work that is given up half way
-    /// closes its connection, and whoever is stopped in the middle loses its locks soon.
+    /// Opens a connection for one piece of work, outside the pool. Cancelled work closes its
+    /// connection, and a process that is suspended in the middle loses its locks soon.
     async fn connect(&self) -> Result<PgConnection, InboxError> {
         let options = self.options.clone().options([
             ("lock_timeout", ABSENCE_MAX_MS),
@@ -150,7 +157,7 @@ impl Place {
     }
 }
 
-/// An answer, or the error of a database that does not give one.
+/// Waits for an answer, and returns `Unreachable` where none arrives within the limit.
 async fn answered_within<T>(
     limit: Duration,
     answer: impl Future<Output = T>,

@@ -1,4 +1,4 @@
-//! A database becomes the place of an installation's tenants, and stays one.
+//! Preparation of databases that hold tenants of an installation.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use crate::{
     tenants::Tenant,
 };
 
-/// The oldest server that the host functions and the sessions' settings are made for.
+/// Oldest PostgreSQL version that the host functions and the settings of sessions work with.
 const VERSION_MIN: i32 = 15;
-/// How long checking a place may take, and making its mirror equal.
+/// Longest time for the check of a tenant's database, and for the update of its mirror.
 pub(super) const PREPARE_MAX: Duration = Duration::from_secs(120);
 
-/// What a server says of itself.
+/// Properties that a server reports.
 #[derive(sqlx::FromRow)]
 struct Server {
     version: i32,
@@ -28,8 +28,13 @@ struct Server {
 }
 
 impl Admin {
-    /// Whether the database that a tenant named can be used, brought up to date where this program
-    /// knows more than it, and its mirror made equal. Nothing to do for other tenants.
+    /// Checks that the database that a tenant named can be used. Brings it up to date where it is
+    /// behind this program, and makes its mirror equal. Does nothing for tenants in the host's
+    /// database.
+    ///
+    /// # Errors
+    /// `PlaceAway` where the database cannot be reached. `Invalid` where it is not this
+    /// installation's, or cannot hold an inbox.
     pub async fn prepare_place(&self, tenant: &Tenant) -> Result<(), InboxError> {
         let place = self.place(tenant)?;
         if !place.is_own {
@@ -37,7 +42,8 @@ impl Admin {
         }
         let preparing = async {
             if answered_within(PREPARE_MAX, self.check_is_behind(&place, tenant)).await?? {
-                // For as long as that takes: given up, it would begin anew each time.
+                // Without a time limit: an update that was given up would start from the beginning
+                // each time.
                 bring_up_to_date(&place, &tenant.name).await?;
             }
             answered_within(PREPARE_MAX, self.mirror(tenant)).await?
@@ -45,18 +51,18 @@ impl Admin {
         preparing.await.map_err(|error| of_place(error, tenant))
     }
 
-    /// Whether a place that can be used is behind this program.
+    /// Returns whether a tenant's database is behind this program. Fails where it cannot be used.
     async fn check_is_behind(&self, place: &Place, tenant: &Tenant) -> Result<bool, InboxError> {
         reach::check_options_arrive(&place.options).await?;
         let mut connection = place.connect().await?;
         check_server(&mut connection, tenant.database.as_deref().unwrap_or_default()).await?;
         check_is_ours(&mut connection, self.installation().await?, tenant).await?;
         let is_behind = schema::is_behind(&mut connection).await?;
-        let _ = connection.close().await; // its answers are there
+        let _ = connection.close().await; // its answers have arrived
         Ok(is_behind)
     }
 
-    /// Take a database that nobody uses as a place of this installation.
+    /// Takes an unused database for tenants of this installation.
     pub(super) async fn take_place(&self, url: &DatabaseUrl) -> Result<(), InboxError> {
         let (place, id) = (Place::at(url), self.installation().await?);
         reach::check_options_arrive(&place.options)
@@ -68,13 +74,13 @@ impl Admin {
         if holder(&mut connection).await? != Some((id, true)) {
             check_is_free(&mut connection, url.shown()).await?;
         }
-        // Also where it is up to date: one that was copied is open again.
+        // Runs even where the database is up to date: a copied one is open to PUBLIC again.
         bring_up_to_date(&place, url.shown()).await?;
         const TAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_place) VALUES \
             ($1, true) ON CONFLICT DO NOTHING";
         sqlx::query(TAKE).bind(id).execute(&mut connection).await?;
         let taken = holder(&mut connection).await? == Some((id, true));
-        let _ = connection.close().await; // what it was for is done
+        let _ = connection.close().await; // its work is done
         place.pool.close().await;
         if taken {
             Ok(())
@@ -83,7 +89,8 @@ impl Admin {
         }
     }
 
-    /// What this installation is called in the places of its tenants.
+    /// Returns the id of this installation, which marks its tenants' databases. Creates it on first
+    /// use.
     pub(crate) async fn installation(&self) -> Result<Uuid, InboxError> {
         const ID: &str = "SELECT installation_id FROM oncebox.installation";
         const MAKE: &str = "INSERT INTO oncebox.installation (installation_id, is_place) VALUES \
@@ -95,7 +102,10 @@ impl Admin {
         Ok(sqlx::query_scalar(ID).fetch_one(&self.pool).await?)
     }
 
-    /// A database that holds tenants of another installation cannot be a host's own as well.
+    /// Checks that the host's own database does not hold tenants of another installation.
+    ///
+    /// # Errors
+    /// `Invalid` where it does.
     pub async fn check_is_no_place(&self) -> Result<(), InboxError> {
         let is_place: Option<bool> =
             sqlx::query_scalar("SELECT is_place FROM oncebox.installation")
@@ -113,16 +123,16 @@ impl Admin {
 }
 
 impl Place {
-    /// Whether no other installation has it.
+    /// Returns whether no other installation has the database.
     pub(crate) async fn is_free_for(&self, installation: Uuid) -> Result<bool, InboxError> {
         let mut connection = self.connect().await?;
         Ok(holder(&mut connection).await?.is_none_or(|(holder, _)| holder == installation))
     }
 }
 
-/// Whether the database is this installation's for tenants such as this one. One that is not any
-/// more was lost and made anew, or is another one under the same address: an inbox that is empty
-/// there would take everything that comes again for new.
+/// Checks that the database is marked as this installation's for tenants. Fails where it was lost
+/// and recreated, or is another one under that address. An inbox that is empty there would treat
+/// every repeated message as new.
 pub(super) async fn check_is_ours(
     connection: &mut PgConnection,
     installation: Uuid,
@@ -177,7 +187,7 @@ async fn check_server(connection: &mut PgConnection, shown: &str) -> Result<(), 
     Err(unfit(shown, &problem))
 }
 
-/// Which installation has the database, and whether as a place.
+/// Returns the installation that has the database, and whether as one for tenants.
 async fn holder(connection: &mut PgConnection) -> Result<Option<(Uuid, bool)>, InboxError> {
     const HAS_TABLE: &str = "SELECT to_regclass('oncebox.installation') IS NOT NULL";
     if !sqlx::query_scalar(HAS_TABLE).fetch_one(&mut *connection).await? {
@@ -188,8 +198,8 @@ async fn holder(connection: &mut PgConnection) -> Result<Option<(Uuid, bool)>, I
         .await?)
 }
 
-/// Whether nobody has the database. What closes it to other tenants would close it to whoever else
-/// uses it.
+/// Checks that no installation and no application uses the database. The revocations that close it
+/// to other tenants would also close it to its other users.
 async fn check_is_free(connection: &mut PgConnection, shown: &str) -> Result<(), InboxError> {
     const USED: &str =
         "SELECT EXISTS (SELECT FROM oncebox.tenant) OR EXISTS (SELECT FROM oncebox.audit)";
@@ -226,7 +236,7 @@ fn unfit(shown: &str, problem: &str) -> InboxError {
     InboxError::Invalid(format!("the database {shown} cannot hold the tenant's inbox: {problem}"))
 }
 
-/// An error of a tenant's database says whose it is.
+/// Returns the error with the tenant's name where its database cannot be reached.
 fn of_place(error: InboxError, tenant: &Tenant) -> InboxError {
     match error {
         InboxError::Unreachable(error) => {

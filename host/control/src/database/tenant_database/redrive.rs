@@ -1,4 +1,4 @@
-//! Redrives in a database of a tenant's own: what the transaction that withdraws a version cannot
+//! Redrives in a tenant's own database, which the transaction that withdraws a version cannot
 //! reach.
 
 use oncebox_model::{error::InboxError, hooks};
@@ -12,8 +12,8 @@ use crate::{
 };
 
 impl Admin {
-    /// Redrive what withdrawals have left marks for. A process that dies before a mark is gone
-    /// leaves it to the next look, which finds again what did not run since.
+    /// Redrives the messages that withdrawals have marked. Where a process dies before a mark is
+    /// gone, the next reconciliation finds the messages that have not run since.
     pub(super) async fn redrive_pending(
         &self,
         place: &Place,
@@ -30,7 +30,8 @@ impl Admin {
         Ok(())
     }
 
-    /// The fence stands there already, so what is due again runs with what is live.
+    /// Redrives the messages of one withdrawn version, and clears its mark. The fence is in the
+    /// mirror already, so due messages run with the live version.
     async fn redrive_in(
         &self,
         place: &Place,
@@ -45,7 +46,7 @@ impl Admin {
         let mut tx =
             connection.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await?;
         mirror::lock(&mut tx, tenant.tenant_id).await?;
-        // Someone else may have been faster, before the lock.
+        // Another process may have been faster, before the lock.
         let Some(withdrawn) = self.pending(deployment_id).await? else { return Ok(()) };
         let redriven = canary::redrive(
             &mut tx,
@@ -57,7 +58,7 @@ impl Admin {
         tx.commit().await?;
         hooks::point("place:redrive:after");
         sqlx::query(DONE).bind(deployment_id).bind(redriven as i64).execute(&self.pool).await?;
-        let _ = connection.close().await; // what it was for is done
+        let _ = connection.close().await; // its work is done
         tracing::info!(
             tenant = tenant.name,
             deployment = deployment_id,
@@ -74,7 +75,8 @@ impl Admin {
             .await?)
     }
 
-    /// How many messages a withdrawal made due again, as the mark was left with.
+    /// Returns the number of messages that a withdrawal made due again, as recorded when its mark
+    /// was cleared. Zero before that.
     pub(crate) async fn redriven(&self, deployment_id: i64) -> Result<u64, InboxError> {
         let redriven: Option<i64> =
             sqlx::query_scalar("SELECT redriven FROM oncebox.deployment WHERE deployment_id = $1")

@@ -1,16 +1,16 @@
-//! The end of a tenant. It is `deleting` first, so that hosts let go of it; then everything of it
-//! goes, in steps of which each may be done again, and its row goes last. A process that dies on
-//! the way leaves the rest to whoever asks for it next: another host, or a person. The audit log
-//! stays.
+//! Deletion of a tenant. The tenant is first set to `deleting`, so that hosts stop its consumers.
+//! Then everything of it is removed, in steps that may each be repeated; its row goes last. A
+//! process that dies on the way leaves the rest to the next removal, by another host or by an
+//! operator. The audit log stays.
 //!
 //! | step | why not earlier |
 //! | --- | --- |
-//! | hosts let go of its consumers | a batch that is under way comes to its end |
-//! | its logins are shut, its secret is no secret any more, its sessions end | until then a host may claim |
-//! | its tables, a few in a transaction, then its schema | one transaction would lock more than there is room for |
-//! | its messages, a few thousand in a transaction | nobody adds any more |
-//! | consumers, deployments, versions, components that nobody else uses, tokens | messages are found by them |
-//! | its roles, then its row | they say what is to be dropped |
+//! | hosts stop its consumers | batches that run finish |
+//! | logins are shut, the secret is cleared, sessions end | until then a host may claim |
+//! | tables, a few in a transaction, then the schema | one transaction would need too many locks |
+//! | messages, a few thousand in a transaction | from here on none are added |
+//! | consumers, deployments, versions, components of no other tenant, tokens | messages need them |
+//! | roles, then the row | both name what is to be dropped |
 
 mod objects;
 mod rows;
@@ -32,29 +32,30 @@ use crate::{
     tenants::{Tenant, lock_grants, suspend::set_state},
 };
 
-/// How long hosts that live may take to let go: longer than a host may take to drain.
+/// Longest wait for live hosts to stop the tenant's consumers: longer than a host may take to
+/// drain.
 const HOSTS_MAX: Duration = Duration::from_secs(60);
-/// How long the groups of its consumers may take to be deleted.
+/// Longest wait for the deletion of the Kafka groups of its consumers.
 const GROUPS_MAX: Duration = Duration::from_secs(30);
-/// How often it is looked whether they have.
+/// Interval between two checks.
 const LOOK: Duration = Duration::from_millis(200);
-/// Looks at sessions that were ended, before that is given up.
+/// Checks for sessions that were ended, before the removal gives up.
 const ENDINGS_MAX: usize = 100;
 
-/// How far the end of a tenant is.
+/// The progress of a tenant's deletion.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct TenantRemoval {
-    /// Hosts that still run something of it.
+    /// Names of hosts that still run a consumer of it.
     pub waiting_for: Vec<String>,
-    /// Tables, functions and whatever else is left in its schema.
+    /// Objects left in its schema: tables, functions and others.
     pub objects: i64,
-    /// Messages that are left in its inbox; more than 100,000 are counted as one more.
+    /// Messages left in its inbox; 100,001 stands for more than 100,000.
     pub messages: i64,
 }
 
 impl Admin {
-    /// Begin to delete a tenant: hosts let go of it, and nobody changes anything of it any more.
-    /// Again, it changes nothing. What goes then is up to [`Admin::remove_tenant`].
+    /// Begins to delete a tenant: hosts stop its consumers, and further changes of it are refused.
+    /// Repeating it changes nothing. [`Admin::remove_tenant`] does the removal.
     pub async fn delete_tenant(&self, name: &str) -> Result<Tenant, InboxError> {
         let known = self.tenant(name).await?;
         if known.state == "deleting" {
@@ -75,19 +76,20 @@ impl Admin {
         Ok(tenant)
     }
 
-    /// Tenants of which something is left to be taken away.
+    /// Lists tenants whose deletion is not complete.
     pub async fn tenants_being_deleted(&self) -> Result<Vec<Tenant>, InboxError> {
         const LIST: &str =
             "SELECT * FROM oncebox.tenant WHERE state = 'deleting' ORDER BY tenant_id";
         Ok(sqlx::query_as(LIST).fetch_all(&self.pool).await?)
     }
 
-    /// Take away everything of a tenant that is being deleted. Safe to repeat after a crash at any
-    /// step. False: someone else is at it, or it is gone.
+    /// Removes everything of a tenant that is being deleted. Safe to repeat after a crash at any
+    /// step. Returns false where another process removes it, or where it is gone.
     pub async fn remove_tenant(&self, tenant: &Tenant) -> Result<bool, InboxError> {
         const STANDS: &str = "SELECT EXISTS (SELECT FROM oncebox.tenant WHERE tenant_id = $1 AND \
             state = 'deleting')";
-        // A connection of its own: the turn ends with it, also when this is dropped half way.
+        // The lock has its own connection and ends with it, also when this future is dropped half
+        // way.
         let mut turn = self.pool.acquire().await?.detach();
         let is_ours =
             locks::try_for_session(&mut turn, HostLock::Removal(tenant.tenant_id)).await?;
@@ -95,7 +97,7 @@ impl Admin {
             && sqlx::query_scalar(STANDS).bind(tenant.tenant_id).fetch_one(&mut turn).await?;
         let removed =
             if stands { self.remove_everything(tenant).await.map(|()| true) } else { Ok(false) };
-        let _ = turn.close().await; // the turn ends either way
+        let _ = turn.close().await; // the lock ends either way
         removed
     }
 
@@ -105,7 +107,8 @@ impl Admin {
         self.hosts_let_go(tenant).await?;
         self.groups_are_gone(tenant).await?;
         hooks::point("tenant:delete:stopped");
-        // Where the truth is first: a tenant's own database is made to say the same.
+        // The host's database, which is the source, comes first: a tenant's own database is made to
+        // match it.
         forget_secret(&mut *self.pool.acquire().await?, tenant).await?;
         shut_out(&place.pool, tenant).await?;
         hooks::point("tenant:delete:shut_out");
@@ -122,7 +125,7 @@ impl Admin {
         self.remove_last(tenant).await
     }
 
-    /// Another installation may have taken a place that is not this one's any more.
+    /// Refuses a tenant's own database that another installation has taken over.
     async fn check_place(&self, tenant: &Tenant) -> Result<(), InboxError> {
         let place = self.place(tenant)?;
         if !place.is_own || place.is_free_for(self.installation().await?).await? {
@@ -135,8 +138,9 @@ impl Admin {
         )))
     }
 
-    /// Hosts that live finish what they run. One that does not is shut out all the same: its batch
-    /// is rolled back, as if its connection had broken.
+    /// Waits until live hosts have stopped the tenant's consumers, for [`HOSTS_MAX`] at most. A
+    /// host that is late is shut out as well: its batch is rolled back, as if its connection had
+    /// broken.
     async fn hosts_let_go(&self, tenant: &Tenant) -> Result<(), InboxError> {
         let deadline = Instant::now() + HOSTS_MAX;
         loop {
@@ -153,9 +157,10 @@ impl Admin {
         }
     }
 
-    /// Hosts that live delete its consumers with their Kafka groups: of a tenant that comes again
-    /// under the name, a group that stayed would go on where this one's was. What is not done in
-    /// time goes without: a group may still have a member that was killed, or brokers may be away.
+    /// Marks the tenant's consumers as `deleting`, and waits until live hosts have deleted them
+    /// with their Kafka groups. A group that stays would make a later tenant of that name continue
+    /// at this one's offsets. After [`GROUPS_MAX`] the removal continues: a group may still have a
+    /// member that was killed, or brokers may be unreachable.
     async fn groups_are_gone(&self, tenant: &Tenant) -> Result<(), InboxError> {
         const DELETE: &str = "UPDATE oncebox.consumer SET state = 'deleting', seek = NULL, \
             revision = revision + 1 \
@@ -180,7 +185,7 @@ impl Admin {
         }
     }
 
-    /// Hosts that live and have not said that nothing of the tenant runs there any more.
+    /// Lists live hosts that have not reported the tenant's consumers as stopped.
     async fn late_hosts_of(&self, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
         const LATE: &str = "SELECT DISTINCT h.name FROM oncebox.host h JOIN oncebox.consumer c ON \
             c.tenant_id = $1 AND c.generation > 0 \
@@ -192,7 +197,7 @@ impl Admin {
         Ok(sqlx::query_scalar(LATE).bind(tenant.tenant_id).fetch_all(&self.pool).await?)
     }
 
-    /// How far the end of a tenant is.
+    /// Returns the progress of a tenant's deletion.
     pub async fn tenant_removal(&self, tenant: &Tenant) -> Result<TenantRemoval, InboxError> {
         let place = self.place(tenant)?;
         Ok(TenantRemoval {
@@ -207,13 +212,13 @@ impl Admin {
     }
 }
 
-/// Nobody logs in as the tenant any more, no host function takes its secret, and its sessions end
-/// with whatever they are at.
+/// Shuts the tenant out: its roles cannot log in, host functions refuse its secret, and its
+/// sessions are ended with any statement that they run.
 async fn shut_out(pool: &PgPool, tenant: &Tenant) -> Result<(), InboxError> {
     const END: &str = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE \
         usename::text = ANY ($1)";
     let mut tx = pool.begin().await?;
-    // A look that read what was true before must not give anything back afterwards.
+    // A copy that was read before this change must not restore access afterwards.
     mirror::lock(&mut tx, tenant.tenant_id).await?;
     for login in logins(&mut tx, tenant).await? {
         tx.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(format!("ALTER ROLE {login} NOLOGIN"))))
@@ -237,7 +242,8 @@ async fn shut_out(pool: &PgPool, tenant: &Tenant) -> Result<(), InboxError> {
     )))
 }
 
-/// No hash is empty: nothing is authorized, also for a session that is about to be ended.
+/// Clears the hashes of the tenant's secrets. No hash is empty, so nothing is authorized, also for
+/// a session that is about to be ended.
 async fn forget_secret(connection: &mut PgConnection, tenant: &Tenant) -> Result<(), InboxError> {
     const FORGET: &str = "UPDATE oncebox.tenant SET secret_hash = '', secret_hash_before = NULL, \
         secret_before_until = NULL WHERE tenant_id = $1";
@@ -251,7 +257,7 @@ async fn is_shut_out(pool: &PgPool, tenant: &Tenant) -> Result<bool, InboxError>
     Ok(sqlx::query_scalar(SHUT).bind(&tenant.login).fetch_one(pool).await?)
 }
 
-/// Those of the tenant's roles that are there.
+/// Lists those of the tenant's roles that exist.
 async fn logins(connection: &mut PgConnection, tenant: &Tenant) -> Result<Vec<String>, InboxError> {
     const THERE: &str =
         "SELECT rolname::text FROM pg_roles WHERE rolname::text = ANY ($1) ORDER BY rolname";
@@ -259,7 +265,7 @@ async fn logins(connection: &mut PgConnection, tenant: &Tenant) -> Result<Vec<St
     Ok(sqlx::query_scalar(THERE).bind(logins).fetch_all(connection).await?)
 }
 
-/// With whatever they were granted in this database.
+/// Drops the tenant's roles, with all that they own or were granted in this database.
 async fn drop_roles(pool: &PgPool, tenant: &Tenant) -> Result<(), InboxError> {
     let mut tx = pool.begin().await?;
     lock_grants(&mut tx).await?;

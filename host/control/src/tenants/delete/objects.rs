@@ -1,21 +1,21 @@
-//! What is in a tenant's schema, a few objects in a transaction: each takes locks until its end,
-//! and the server has room for some thousands of all sessions together.
+//! Removal of the objects in a tenant's schema, a few in a transaction. Each object takes locks
+//! until the transaction ends, and the server has room for some thousands of all sessions together.
 
 use oncebox_model::{error::InboxError, hooks};
 use sqlx::{Executor, PgPool};
 
-/// Objects that go in one transaction. Each is a table with its indexes at most.
+/// Objects in one transaction. Each is a table with its indexes at most.
 const BATCH: i64 = 20;
 
-/// Objects that stand in the schema by themselves. Tables that others inherit from come after
-/// those.
+/// Objects that stand in the schema by themselves. Parent tables of an inheritance come after their
+/// children.
 const OBJECTS: &str = "FROM pg_depend d LEFT JOIN pg_class c ON d.classid = 'pg_class'::regclass \
     AND c.oid = d.objid \
     WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = to_regnamespace($1) AND \
     d.deptype = 'n' \
         AND d.classid IN ('pg_class'::regclass, 'pg_proc'::regclass, 'pg_type'::regclass)";
 
-/// Drop a schema with all that is in it. One that is not there is fine.
+/// Drops a schema with everything in it. A missing schema is no error.
 pub(super) async fn drop_all(pool: &PgPool, schema: &str) -> Result<(), InboxError> {
     let mut size = BATCH;
     loop {
@@ -25,26 +25,27 @@ pub(super) async fn drop_all(pool: &PgPool, schema: &str) -> Result<(), InboxErr
         }
         match drop_batch(pool, &drops).await {
             Ok(()) => hooks::point("tenant:delete:objects"),
-            // Perhaps the locks of all of them were too many.
+            // The batch may have needed more locks than the server has room for.
             Err(_) if size > 1 => size = 1,
             Err(error @ InboxError::Refused(_)) => {
                 tracing::debug!(%error, object = drops[0], "an object goes with its schema");
                 break;
             }
-            // Somebody holds it, or the connection broke: the next one who tries goes on.
+            // Another session holds the object, or the connection broke: the next removal continues
+            // here.
             Err(error) => return Err(error),
         }
     }
     drop_batch(pool, &[format!("DROP SCHEMA IF EXISTS {schema} CASCADE")]).await
 }
 
-/// How many objects there are.
+/// Counts the objects in a schema.
 pub(super) async fn count(pool: &PgPool, schema: &str) -> Result<i64, InboxError> {
     let count = format!("SELECT count(*) {OBJECTS}");
     Ok(sqlx::query_scalar(sqlx::AssertSqlSafe(count)).bind(schema).fetch_one(pool).await?)
 }
 
-/// Statements that drop the next objects. Names come quoted from PostgreSQL.
+/// Returns statements that drop the next objects. Names come quoted from PostgreSQL.
 async fn drops(pool: &PgPool, schema: &str, limit: i64) -> Result<Vec<String>, InboxError> {
     let list = format!(
         "SELECT format('DROP %s IF EXISTS %s CASCADE', i.type, i.identity) \

@@ -1,4 +1,4 @@
-//! A tenant's rows, in the order in which they refer to each other.
+//! Removal of a tenant's rows, in the order of their references.
 
 use oncebox_model::{error::InboxError, hooks};
 use serde_json::json;
@@ -8,9 +8,9 @@ use crate::{
     audit::Subject, consumers::delete::remove_beside_messages, control::Admin, tenants::Tenant,
 };
 
-/// Messages that go in one transaction.
+/// Messages in one transaction.
 const BATCH: i64 = 5_000;
-/// Messages are counted up to here.
+/// Most messages that are counted exactly.
 const COUNT_MAX: i64 = 100_000;
 
 impl Admin {
@@ -31,7 +31,8 @@ impl Admin {
         Ok(sqlx::query_scalar(COUNT).bind(consumers).bind(COUNT_MAX + 1).fetch_one(place).await?)
     }
 
-    /// Nobody claims for the tenant any more, so what is gone stays gone.
+    /// Deletes the tenant's messages, in batches. The tenant is shut out by then, so none are
+    /// added.
     pub(super) async fn remove_messages(
         &self,
         place: &PgPool,
@@ -58,8 +59,8 @@ impl Admin {
         Ok(())
     }
 
-    /// What refers to the tenant, but for its own row. Reports of hosts and shadows go with what
-    /// they are of.
+    /// Deletes the rows that refer to the tenant, but not its own row. Reports of hosts and shadows
+    /// go with the rows they refer to.
     pub(super) async fn remove_rows(&self, tenant: &Tenant) -> Result<(), InboxError> {
         const OF_DEPLOYMENTS: [&str; 3] = [
             "DELETE FROM oncebox.deployment_outcome o USING oncebox.deployment d JOIN \
@@ -71,7 +72,7 @@ impl Admin {
         ];
         const VERSIONS: &str = "DELETE FROM oncebox.version v USING oncebox.handler h WHERE \
             h.handler_id = v.handler_id AND h.tenant_id = $1 RETURNING v.digest";
-        // Whoever uploads the same component right now holds its row, or makes it again.
+        // A concurrent upload of the component holds its row, or inserts it again.
         const COMPONENTS: &str = "DELETE FROM oncebox.component c WHERE c.digest = ANY ($1) \
             AND NOT EXISTS (SELECT FROM oncebox.version v WHERE v.digest = c.digest)";
         const OTHERS: [&str; 3] = [
@@ -92,8 +93,8 @@ impl Admin {
         Ok(tx.commit().await?)
     }
 
-    /// The tenant's own row. What someone has added since is in its way, and goes when this is
-    /// repeated.
+    /// Deletes the tenant's own row. Rows that were added in between block this, and a repeated
+    /// removal deletes them.
     pub(super) async fn remove_last(&self, tenant: &Tenant) -> Result<(), InboxError> {
         let mut tx = self.pool.begin().await?;
         sqlx::query("DELETE FROM oncebox.tenant WHERE tenant_id = $1")

@@ -1,27 +1,27 @@
-//! A refusal of the API (RFC 9457), as a person reads it.
+//! A refusal of the API (RFC 9457), as operators read it.
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Why a request was refused.
+/// Refusal of a request.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Refused {
-    /// The status, as a number.
+    /// HTTP status code.
     pub(crate) status: u16,
-    /// What a person is told.
+    /// Text for the operator.
     pub(crate) detail: String,
-    /// Everything that is wrong with a component.
+    /// All problems of a component.
     #[serde(default)]
     problems: Vec<Value>,
 }
 
 impl Refused {
-    /// The body of an answer, where it is such a refusal.
+    /// Parses the body of an answer, if it is such a refusal.
     pub(super) fn parse(body: &[u8]) -> Option<Self> {
         serde_json::from_slice(body).ok()
     }
 
-    /// What is wrong with a component, a line each.
+    /// Returns the problems of a component, one line each.
     pub(crate) fn problems(&self) -> Vec<String> {
         self.problems.iter().filter_map(text).collect()
     }

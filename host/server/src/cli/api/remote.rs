@@ -1,4 +1,4 @@
-//! Requests to a server, over a connection each.
+//! Requests to a server, each over a connection of its own.
 
 use std::{
     net::SocketAddr,
@@ -24,7 +24,7 @@ use tokio::{
 };
 use tokio_openssl::SslStream;
 
-/// How long a server may take to accept a connection.
+/// Longest time for each step of a connection: finding the address, connecting, securing.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a person says of a server.
@@ -42,8 +42,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// For what is done on this machine alone. A name in the environment is meant for other
-    /// commands.
+    /// Refuses a server for a command that works on this machine alone. A name in the environment
+    /// is meant for other commands.
     pub(crate) fn refuse(&self) -> Result<()> {
         let is_said = self.server.is_some() && std::env::var_os("ONCEBOX_SERVER").is_none();
         ensure!(
@@ -60,7 +60,7 @@ pub(crate) struct Remote {
     base: String,
     host: String,
     port: u16,
-    /// The path that its routes stand under.
+    /// Path that the server's routes stand under.
     prefix: String,
     authority: HeaderValue,
     token: Option<HeaderValue>,
@@ -68,7 +68,7 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
-    /// What was said, checked; nothing is sent yet.
+    /// Checks the options and returns the server that they name. Sends nothing yet.
     pub(crate) fn new(url: &str, said: &Server, token: Option<String>) -> Result<Self> {
         let wrong = || {
             format!(
@@ -81,7 +81,7 @@ impl Remote {
             bail!("{}", wrong())
         };
         ensure!(matches!(scheme, "http" | "https") && uri.query().is_none(), "{}", wrong());
-        // It would be sent on and logged; a token has its own places.
+        // A password would be sent on and logged; a token has its own places.
         ensure!(
             !authority.as_str().contains('@'),
             "the URL of a server holds no password; use `--token-file` or ONCEBOX_TOKEN"
@@ -105,12 +105,12 @@ impl Remote {
         })
     }
 
-    /// Its URL.
+    /// Returns the server's URL.
     pub(super) fn base(&self) -> &str {
         &self.base
     }
 
-    /// Send a request and wait for the head of its answer.
+    /// Sends a request and waits for the head of its answer.
     pub(super) async fn send(&self, mut request: Request<Body>) -> Result<Response<Body>> {
         *request.uri_mut() = format!("{}{}", self.prefix, request.uri()).parse()?;
         let headers = request.headers_mut();
@@ -168,7 +168,7 @@ impl Remote {
         .await;
         let addresses: Vec<SocketAddr> =
             resolving.map_err(late).flatten().with_context(unreachable)?.collect();
-        // A name says nothing of where it leads, so the addresses are asked.
+        // A name does not tell where it leads, so the addresses are checked.
         ensure!(
             self.token.is_none()
                 || self.tls.is_some()
@@ -185,7 +185,7 @@ impl Remote {
     }
 }
 
-/// Ends the task of a connection with the last byte of its answer, or without.
+/// Handle that aborts the task of a connection, with the last byte of its answer or before.
 struct Connection(AbortHandle);
 
 impl Drop for Connection {
@@ -227,7 +227,8 @@ fn bearer(token: &str) -> Result<HeaderValue> {
     Ok(value)
 }
 
-/// The system's authorities and those of a file; the name of the server is checked.
+/// Returns a connector that trusts the system's authorities and those of a file. It checks the name
+/// of the server.
 fn connector(ca_file: Option<&Path>) -> Result<SslConnector> {
     let mut builder =
         SslConnector::builder(SslMethod::tls_client()).context("failed to prepare TLS")?;

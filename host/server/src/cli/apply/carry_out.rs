@@ -1,5 +1,5 @@
-//! The plan, step by step. A step that fails ends it; what was done stays, and the next run goes
-//! on.
+//! The plan, carried out step by step. A step that fails ends it. The steps before it stay, and the
+//! next run goes on.
 
 use anyhow::{Context, Result};
 
@@ -15,13 +15,14 @@ use crate::cli::{
     wire::{self, NewConsumer, NewDeployment, NewTenant},
 };
 
-/// Carry out what is to be created or changed; the deployments that were made.
+/// Carries out what is to be created or changed. Returns the deployments that were made.
 pub(super) async fn carry_out(
     api: &Api,
     changes: &[Change<'_>],
 ) -> Result<Vec<(SlotArgs, wire::Deployment)>> {
     let mut deployed = Vec::new();
-    // Tenants and versions of all first: a component that cannot be deployed stops everything else.
+    // The tenants and versions of all come first: a component that cannot be deployed stops
+    // everything else.
     let (first, rest): (Vec<_>, Vec<_>) = changes
         .iter()
         .filter(|change| change.sign != Sign::Keep)

@@ -1,5 +1,5 @@
-//! The file of `oncebox apply`, with everything that it names read and checked. Nothing is asked of
-//! anybody yet.
+//! The file of `oncebox apply`, with everything that it names read and checked. No request is sent
+//! yet.
 
 use std::{
     collections::HashSet,
@@ -19,7 +19,7 @@ use crate::cli::{
     wire::Retries,
 };
 
-/// As it is written.
+/// Content of the file, as it is written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -93,12 +93,12 @@ pub(super) struct Deployment {
     pub(super) retries: Retries,
 }
 
-/// Where a version comes from.
+/// Origin of a version.
 #[derive(Clone)]
 pub(super) enum Source {
-    /// A file, as it was read, with its SHA-256.
+    /// A file as it was read, with its SHA-256.
     File { path: PathBuf, bytes: axum::body::Bytes, digest: String },
-    /// The beginning of the digest of a version that was uploaded before.
+    /// Beginning of the digest of a version that was uploaded before.
     Uploaded(String),
 }
 
@@ -111,14 +111,14 @@ impl std::fmt::Debug for Source {
     }
 }
 
-/// Read a file and what it names, relative to its folder.
+/// Reads a file and the files that it names, relative to its folder.
 pub(super) fn read(path: &Path) -> Result<Vec<Tenant>> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("failed to read `{}`", path.display()))?;
     parse(path, &text, &|path| std::fs::read(path))
 }
 
-/// The same of a text, with what it names from elsewhere.
+/// Parses a text, and reads the files that it names with `open`.
 pub(super) fn parse(path: &Path, text: &str, open: Open<'_>) -> Result<Vec<Tenant>> {
     let shown = path.display();
     let file: File = toml::from_str(text)
@@ -240,7 +240,7 @@ impl Source {
     }
 }
 
-/// What a deployment takes, as a person names it.
+/// Describes the messages that a deployment takes, for operators.
 pub(super) fn slot(event_type: &str, event_versions: Option<&str>) -> String {
     event_versions.map_or_else(
         || format!("`{event_type}`"),
@@ -248,7 +248,7 @@ pub(super) fn slot(event_type: &str, event_versions: Option<&str>) -> String {
     )
 }
 
-/// Nothing is named twice.
+/// Refuses a name that is there twice.
 fn once(names: impl Iterator<Item = String>) -> Result<()> {
     let mut known = HashSet::new();
     for name in names {

@@ -1,4 +1,4 @@
-//! What is there, compared with what should be.
+//! The plan: what is there, compared with what should be.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -14,7 +14,7 @@ use crate::cli::{
     wire,
 };
 
-/// What becomes of something.
+/// Action on the subject of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sign {
     Create,
@@ -26,11 +26,11 @@ pub(super) enum Sign {
 pub(super) struct Change<'a> {
     pub(super) sign: Sign,
     pub(super) what: What<'a>,
-    /// What is different.
+    /// Differences between what is there and what should be.
     details: Vec<String>,
 }
 
-/// What the line is about.
+/// Subject of a line.
 pub(super) enum What<'a> {
     Tenant(&'a file::Tenant),
     Version { tenant: &'a str, handler: &'a str, source: &'a file::Source },
@@ -39,15 +39,16 @@ pub(super) enum What<'a> {
     Deployment { tenant: &'a str, consumer: &'a str, deployment: &'a file::Deployment },
 }
 
-/// What the API says of a tenant that is there.
+/// State of a tenant that is there, as the API reports it.
 struct Found {
     migrations: Vec<wire::Migration>,
     consumers: HashMap<String, wire::Consumer>,
 }
 
-/// Compare everything; what cannot be changed is an error, before anything is done. In the order in
-/// which it is carried out: versions come before migrations, so that a component that cannot be
-/// deployed stops everything before the tenant's tables are touched.
+/// Compares everything, and fails before anything is done if something cannot be changed. Each
+/// tenant's changes are in the order in which they are carried out. Versions come before
+/// migrations, so that a component that cannot be deployed stops everything before the tenant's
+/// tables are touched.
 pub(super) async fn compare<'a>(api: &Api, tenants: &'a [file::Tenant]) -> Result<Vec<Change<'a>>> {
     let mut changes = Vec::new();
     for tenant in tenants {
@@ -108,7 +109,7 @@ pub(super) fn is_missing(error: &anyhow::Error) -> bool {
     error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 404)
 }
 
-/// The versions of the handlers that a tenant's deployments name.
+/// Returns the versions of the handlers that a tenant's deployments name.
 async fn versions(
     api: &Api,
     tenant: &file::Tenant,
@@ -132,7 +133,7 @@ async fn versions(
     Ok(versions)
 }
 
-/// The version that a source names, where it is there.
+/// Returns the version that a source names, if it is there.
 fn version_of<'v>(
     source: &file::Source,
     handler: &str,
@@ -187,7 +188,8 @@ fn compare_consumer<'a>(
 ) -> Result<Change<'a>> {
     if let Some(known) = known {
         let name = || format!("consumer `{tenant}/{}`", consumer.name);
-        // Read and written again, so that settings that came later count with their defaults.
+        // The policy is read and written again, so that settings that came later count with their
+        // defaults.
         let policy: Policy = serde_json::from_value(known.policy.clone())
             .with_context(|| format!("the policy of {} is not readable", name()))?;
         let different = differences(&without_secrets(&policy), &without_secrets(&consumer.policy));
@@ -202,8 +204,8 @@ fn compare_consumer<'a>(
     Ok(Change::new(known.is_some(), What::Consumer { tenant, consumer }))
 }
 
-/// Values of Kafka's properties may be passwords, which the API does not show, so only their names
-/// count.
+/// Returns a policy in which only the names of Kafka's properties count. Their values may be
+/// passwords, which the API does not show.
 fn without_secrets(policy: &Policy) -> Value {
     let mut policy = json!(policy);
     for (_, value) in
@@ -214,7 +216,7 @@ fn without_secrets(policy: &Policy) -> Value {
     policy
 }
 
-/// The paths at which two values differ, with both.
+/// Returns the paths at which two values differ, with both values.
 fn differences(before: &Value, after: &Value) -> Vec<String> {
     let mut found = Vec::new();
     compare_at("", before, after, &mut found);
@@ -311,7 +313,7 @@ impl<'a> Change<'a> {
         Self { sign: if is_there { Sign::Keep } else { Sign::Create }, what, details: Vec::new() }
     }
 
-    /// What it is about, in two words.
+    /// Returns the kind and the name of the subject.
     fn subject(&self) -> (&'static str, String) {
         match &self.what {
             What::Tenant(tenant) => ("tenant", tenant.name.clone()),
@@ -340,7 +342,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// For programs.
+    /// Returns the change as JSON.
     pub(super) fn json(&self) -> Value {
         let (kind, name) = self.subject();
         let action = match self.sign {

@@ -1,4 +1,4 @@
-//! Changes of a consumer: its policy, its state, its end.
+//! Changes of a consumer: its policy, its state, its deletion.
 
 use std::{
     io::{BufRead, IsTerminal, Write},
@@ -34,7 +34,7 @@ pub(in crate::cli) struct SetArgs {
     patience: Patience,
 }
 
-/// Change the policy to what a file says.
+/// Changes the policy to that of a file. Asks first, if what follows is not accepted yet.
 pub(super) async fn set_policy(api: &Api, args: &SetArgs, json: bool) -> Result<()> {
     let SetArgs { of, policy, yes, patience } = args;
     let policy =
@@ -82,7 +82,7 @@ fn value(value: Option<&Value>) -> String {
     value.map_or_else(|| "nothing".to_owned(), ToString::to_string)
 }
 
-/// Ask at the terminal, where there is one.
+/// Asks the operator at the terminal, and fails if there is none.
 pub(super) fn ask(json: bool, question: &str) -> Result<()> {
     if json || !std::io::stdin().is_terminal() {
         bail!("nothing was changed; repeat it with `--yes` to accept what follows");
@@ -97,7 +97,7 @@ pub(super) fn ask(json: bool, question: &str) -> Result<()> {
     Ok(())
 }
 
-/// Tell a consumer to do something else.
+/// Sends a consumer the verb of another state, and waits for the hosts.
 pub(super) async fn state(api: &Api, of: &Waited, verb: &str, what: For, json: bool) -> Result<()> {
     let Waited { of, patience } = of;
     let asked: Consumer = api.post(&of.path(&[verb]), &NothingMore {}).await?;
@@ -109,7 +109,7 @@ pub(super) async fn state(api: &Api, of: &Waited, verb: &str, what: For, json: b
     Ok(())
 }
 
-/// Delete a consumer.
+/// Deletes a consumer, and waits for the hosts.
 pub(super) async fn delete(api: &Api, of: &Waited, confirm: &str, json: bool) -> Result<()> {
     let Waited { of, patience } = of;
     let asked: Consumer =

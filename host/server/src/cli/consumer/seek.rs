@@ -1,4 +1,4 @@
-//! `oncebox consumer seek`: what it means first, then the seek.
+//! `oncebox consumer seek`: shows what the seek means first, then seeks.
 
 use anyhow::{Context, Result, anyhow, bail};
 use chrono::{DateTime, Utc};
@@ -56,7 +56,7 @@ pub(super) async fn run(api: &Api, args: &SeekArgs, json: bool) -> Result<()> {
         }
         ask(json, "carry it out?")?;
     }
-    // Exactly what was shown, whatever the topics hold by now.
+    // The request names exactly the offsets that were shown, whatever the topics hold by now.
     let offset = |p: &SeekPartition| {
         Some(NewOffset { topic: Some(p.topic.clone()), partition: p.partition, offset: p.target? })
     };

@@ -1,4 +1,4 @@
-//! Consumers as they are.
+//! Output of consumers and their policies.
 
 use anyhow::{Context, Result};
 use oncebox_model::policy::Policy;
@@ -10,7 +10,7 @@ use crate::cli::{
     wire::{Consumer, Duplicates, HostRun},
 };
 
-/// More open messages are not counted.
+/// Number of open messages above which they are not counted.
 const OPEN_MAX: i64 = 10_000;
 
 fn readable(consumer: &Consumer) -> Result<Policy> {
@@ -20,7 +20,7 @@ fn readable(consumer: &Consumer) -> Result<Policy> {
     serde_json::from_value(consumer.policy.clone()).with_context(unreadable)
 }
 
-/// What a consumer is told to do, in a word.
+/// Returns the state that a consumer is to have, in a word.
 pub(super) fn state(consumer: &Consumer) -> &str {
     match () {
         () if consumer.tenant_state != "active" => &consumer.tenant_state,
@@ -30,7 +30,7 @@ pub(super) fn state(consumer: &Consumer) -> &str {
     }
 }
 
-/// All of them.
+/// Prints a list of consumers.
 pub(super) fn list(consumers: &[Consumer], json: bool) -> Result<()> {
     if json {
         return output::json(&consumers);
@@ -64,7 +64,7 @@ pub(super) fn list(consumers: &[Consumer], json: bool) -> Result<()> {
     Ok(())
 }
 
-/// One, with the hosts.
+/// Prints one consumer, with the hosts.
 pub(super) async fn one(api: &Api, of: &Named, json: bool) -> Result<()> {
     let consumer: Consumer = api.get(&of.path(&[])).await?;
     if json {
@@ -124,7 +124,7 @@ fn hosts(hosts: &[HostRun]) {
     );
 }
 
-/// The policy, as a file that can be changed and set.
+/// Prints the policy, as a file that can be changed and set.
 pub(super) async fn policy(api: &Api, of: &Named, json: bool) -> Result<()> {
     let consumer: Consumer = api.get(&of.path(&[])).await?;
     if json {
@@ -137,7 +137,7 @@ pub(super) async fn policy(api: &Api, of: &Named, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// What its policy means.
+/// Prints an explanation of a consumer's policy.
 pub(super) async fn explain(api: &Api, of: &Named, json: bool) -> Result<()> {
     let consumer: Consumer = api.get(&of.path(&[])).await?;
     crate::cli::policy::explain(&readable(&consumer)?, json)

@@ -1,4 +1,4 @@
-//! Waiting until every running host has done what a consumer was told.
+//! Waiting until every running host has carried out a change of a consumer.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::{
     terminal,
 };
 
-/// How often the hosts are asked for.
+/// Pause between two requests for the state of the hosts.
 const POLL: Duration = Duration::from_millis(200);
 
 /// How long to wait.
@@ -26,22 +26,23 @@ pub(super) struct Patience {
     pub(super) wait: u64,
 }
 
-/// What is waited for.
+/// Condition that is awaited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum For {
-    /// Nothing of the consumer runs.
+    /// No running part of the consumer.
     Rest,
-    /// Hosts do what the rows say now.
+    /// Hosts that do what the rows say now.
     Work,
-    /// Nothing in its inbox is open, and nothing of it runs.
+    /// No open message in its inbox, and no running part of the consumer.
     Drained,
-    /// The group's offsets are set, and hosts do what the rows say.
+    /// Offsets of the group that are set, and hosts that do what the rows say.
     Sought,
-    /// It is gone.
+    /// Deletion of the consumer.
     Gone,
 }
 
-/// Wait, where that is asked for. The consumer as it is then; none where it is gone.
+/// Waits for a condition, if waiting was requested. Returns the consumer as it is then, or `None`
+/// once it is gone.
 pub(super) async fn wait(
     api: &Api,
     of: &Named,
@@ -53,7 +54,7 @@ pub(super) async fn wait(
     let (bar, mut consumer) = (spinner(), Option::<Consumer>::None);
     loop {
         match api.get::<Consumer>(&of.path(&[])).await {
-            // One that was made again under the same name is another.
+            // A consumer that was made again under this name is another one.
             Ok(now)
                 if consumer.as_ref().is_none_or(|known| known.consumer_id == now.consumer_id) =>
             {
@@ -123,7 +124,7 @@ fn has_done(consumer: &Consumer, host: &HostRun, what: For) -> bool {
     is_there && host.revision >= consumer.revision
 }
 
-/// What is still missing, in a line.
+/// Describes in a line what is still missing.
 fn late(consumer: &Consumer, what: For) -> String {
     let late =
         consumer.hosts.iter().filter(|host| what == For::Gone || !has_done(consumer, host, what));

@@ -13,7 +13,7 @@ use oncebox_control::InboxPlace;
 use super::{Api, Narrowed, consumers, path, with_query};
 use crate::cli::wire::InboxExport;
 
-/// Messages of one request.
+/// Messages per request.
 const PAGE: i64 = 100;
 
 #[derive(Args)]
@@ -34,8 +34,8 @@ pub(in crate::cli) struct Export {
     output: Option<PathBuf>,
 }
 
-/// Consumer by consumer, the newest first. What comes after a consumer's turn began is newer, and
-/// is not in it.
+/// Writes the messages of one consumer after another, newest first. A message that arrives after a
+/// consumer's turn began is newer, and is left out.
 pub(super) async fn export(api: &Api, wanted: Export) -> Result<()> {
     let Export { tenant, consumer, narrowed, payload, output } = wanted;
     let unwritten = || match &output {
@@ -61,7 +61,7 @@ pub(super) async fn export(api: &Api, wanted: Export) -> Result<()> {
                 message_id: Some(row.message_id.clone()),
             });
             match write(&mut out, &page) {
-                // Whoever reads has had enough.
+                // The reader has closed the pipe.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
                 written => written.with_context(unwritten)?,
             }

@@ -14,12 +14,12 @@ use oncebox_control::InboxPlace;
 use super::{Api, InboxRow, Narrowed, cells, consumers, moment, path, with_query};
 use crate::terminal;
 
-/// Pause between two looks.
+/// Pause between two polls.
 const EVERY: Duration = Duration::from_secs(1);
-/// A message is of the time at which its transaction began, and is seen when that has committed: up
-/// to so much later.
+/// Longest time from a message's timestamp to the moment it can be seen. The timestamp is the begin
+/// of its transaction, and the message is seen when that has committed.
 const LATE: TimeDelta = TimeDelta::seconds(60);
-/// Messages of one request.
+/// Messages per request.
 const PAGE: i64 = 1_000;
 
 /// By what never changes: a message is shown once, as it is when it is first seen.
@@ -43,7 +43,8 @@ pub(in crate::cli) struct Tail {
     since: Option<DateTime<Utc>>,
 }
 
-/// Messages in the order in which they came. Without `--since`, from now on.
+/// Prints messages in the order in which they arrive. Without `--since`, it begins with the next
+/// one.
 pub(super) async fn tail(api: &Api, wanted: Tail, as_json: bool) -> Result<()> {
     let Tail { tenant, consumer, event_type, key, since } = wanted;
     let narrowed = Narrowed { event_type, key, since, ..Narrowed::default() };
@@ -65,7 +66,7 @@ pub(super) async fn tail(api: &Api, wanted: Tail, as_json: bool) -> Result<()> {
                 terminal::cell(&cells(row).join("  ")).into_owned()
             };
             match writeln!(std::io::stdout(), "{line}") {
-                // Whoever reads has had enough.
+                // The reader has closed the pipe.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
                 written => written?,
             }
@@ -74,14 +75,15 @@ pub(super) async fn tail(api: &Api, wanted: Tail, as_json: bool) -> Result<()> {
     }
 }
 
-/// The inbox of a consumer.
+/// The inbox of a consumer that is followed.
 struct Followed {
     path: String,
     narrowed: Narrowed,
     since: Option<DateTime<Utc>>,
-    /// When the last message that was seen was received. Clocks differ: only its database's counts.
+    /// Time at which the newest seen message was received. Clocks differ, so only the time of the
+    /// consumer's database counts.
     newest: Option<DateTime<Utc>>,
-    /// Those of the last while.
+    /// Times and ids of the messages seen within [`LATE`] before the newest one.
     seen: BTreeSet<(DateTime<Utc>, String)>,
 }
 
@@ -90,7 +92,7 @@ impl Followed {
         let mut followed =
             Self { path, since: narrowed.since, narrowed, newest: None, seen: BTreeSet::new() };
         if followed.since.is_none() {
-            // What is there now was not asked for.
+            // Messages that are there already were not requested.
             let last: Vec<InboxRow> =
                 api.get(&with_query(&followed.path, &followed.narrowed.query(None, 1))).await?;
             followed.newest = last.first().map(|row| row.received_at);
@@ -99,7 +101,7 @@ impl Followed {
         Ok(followed)
     }
 
-    /// What came since the last look, and was not seen.
+    /// Returns the messages that arrived since the last poll and were not seen.
     async fn look(&mut self, api: &Api) -> Result<Vec<InboxRow>> {
         self.narrowed.since = self.newest.map(|newest| newest - LATE).max(self.since);
         let mut rows = Vec::new();

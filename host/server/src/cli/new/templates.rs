@@ -20,14 +20,14 @@ pub(in crate::cli) enum Language {
 /// A file's path in the project, and its content.
 type File = (&'static str, &'static [u8]);
 
-/// The same path in a folder and in the project.
+/// Includes files that have one path in a folder and in the project.
 macro_rules! files {
     ($dir:literal: $($path:literal),+ $(,)?) => {
         &[$(($path, include_bytes!(concat!("../../../../../", $dir, "/", $path)))),+]
     };
 }
 
-/// What every project has.
+/// Files that every project has.
 const COMMON: &[File] = files!("guest-examples/languages": "schema.sql", "messages.jsonl");
 const GITIGNORE: &[u8] = include_bytes!("../../../templates/gitignore");
 const README: &str = include_str!("../../../templates/README.md");
@@ -64,7 +64,7 @@ impl Language {
         }
     }
 
-    /// What to know about the language, for the project's README.
+    /// Returns the notes about the language, for the project's README.
     fn notes(self) -> &'static str {
         match self {
             Self::Rust => include_str!("../../../templates/notes/rust.md"),
@@ -76,7 +76,7 @@ impl Language {
         }
     }
 
-    /// The file to open first.
+    /// Returns the file to open first.
     pub(in crate::cli) fn handler_file(self) -> &'static str {
         match self {
             Self::Rust => "src/lib.rs",
@@ -89,7 +89,7 @@ impl Language {
     }
 }
 
-/// The files of a project of this name, by their paths in it.
+/// Returns the files of a project of this name, by their paths in it.
 pub(super) fn project(language: Language, name: &str) -> Vec<(String, Vec<u8>)> {
     let own = language.files();
     // A template may bring tables and messages of its own.
@@ -111,7 +111,8 @@ pub(super) fn project(language: Language, name: &str) -> Vec<(String, Vec<u8>)> 
     files
 }
 
-/// The examples are projects of the name `order-placed`; templates have a gap where the name goes.
+/// Puts a project's name into the content of a file. The examples are projects of the name
+/// `order-placed`; templates have a gap where the name goes.
 fn named(content: &[u8], name: &str) -> Vec<u8> {
     let crate_name = name.replace('-', "_");
     match std::str::from_utf8(content) {
@@ -130,7 +131,7 @@ mod tests {
 
     use super::*;
 
-    /// Files below a folder that are sources, by their paths in it.
+    /// Collects the sources below a folder, by their paths in it.
     fn sources(dir: &Path, below: &str, found: &mut BTreeSet<String>) {
         for entry in std::fs::read_dir(dir.join(below)).expect("a folder") {
             let name = entry.expect("an entry").file_name().into_string().expect("a name");

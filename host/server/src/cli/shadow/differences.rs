@@ -1,10 +1,10 @@
-//! What a shadow would have done differently, summed up.
+//! Summary of what a shadow would have done differently.
 
 use serde::Deserialize;
 
 use crate::cli::output;
 
-/// As the API tells it, as far as a person is told.
+/// Answer of the API, as far as the output needs it.
 #[derive(Deserialize)]
 pub(super) struct Differences {
     messages: i64,
@@ -52,7 +52,7 @@ struct Difference {
     candidate: Option<String>,
 }
 
-/// Names of tables.
+/// Returns the quoted names of tables.
 pub(super) fn tables(names: &[String]) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
@@ -108,7 +108,7 @@ pub(super) fn print(found: &Differences) {
     );
 }
 
-/// 1,000 messages, 997 same, 3 differ
+/// Returns a line such as `1,000 messages, 997 same, 3 differ`.
 fn summary(found: &Differences) -> String {
     let mut parts = vec![
         count(found.messages, "message"),
@@ -139,7 +139,7 @@ fn thousands(number: i64) -> String {
     groups.join(",")
 }
 
-/// What handlers wrote must not steer a terminal.
+/// Replaces control characters, since text that handlers wrote must not steer a terminal.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -14,7 +14,7 @@ use crate::cli::{
     wire::{TenantDeletion, TenantRemoval},
 };
 
-/// How long to wait before asking again.
+/// Pause between two requests.
 const PAUSE: Duration = Duration::from_millis(300);
 
 #[derive(Args)]
@@ -26,7 +26,8 @@ pub(in crate::cli) struct DeleteArgs {
     confirm: Option<String>,
 }
 
-/// Ask until nothing of it is left. Whoever carries it out, it goes on when this ends.
+/// Repeats the request until nothing of the tenant is left. The deletion goes on when this command
+/// ends, since any process can carry it out.
 pub(super) async fn run(api: &Api, args: DeleteArgs, json: bool) -> Result<()> {
     let DeleteArgs { tenant, confirm } = args;
     let confirm = match confirm {
@@ -38,7 +39,7 @@ pub(super) async fn run(api: &Api, args: DeleteArgs, json: bool) -> Result<()> {
     loop {
         let removal: TenantRemoval = match api.delete_with(&route, &body).await {
             Ok(removal) => removal,
-            // Somebody else brought it to its end.
+            // Another caller has completed the deletion.
             Err(error)
                 if before.is_some()
                     && error
@@ -73,7 +74,7 @@ fn shown(removal: &TenantRemoval) -> String {
     )
 }
 
-/// Ask the person at the terminal.
+/// Asks the operator at the terminal.
 fn ask(tenant: &str) -> Result<String> {
     if !std::io::stdin().is_terminal() {
         bail!(

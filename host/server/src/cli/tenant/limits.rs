@@ -92,7 +92,7 @@ pub(super) async fn run(api: &Api, args: LimitsArgs, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// A limit a row.
+/// Returns one row for each limit.
 pub(super) fn rows(tenant: &Tenant) -> Vec<Vec<String>> {
     let limits: &TenantLimits = &tenant.limits;
     let or_none =

@@ -39,8 +39,8 @@ pub(super) async fn run(api: &Api, command: SchemaCommand, json: bool) -> Result
     }
 }
 
-/// Apply what was not applied before, in order; the first that fails is the last that is tried.
-/// What would be refused is found before anything runs, in all files.
+/// Applies the migrations that were not applied before, in order. The first that fails is the last
+/// that is tried. Statements that would be refused are found in all files before anything runs.
 async fn apply(api: &Api, tenant: &str, paths: &[PathBuf], json: bool) -> Result<()> {
     let files: Vec<_> = files(paths)?
         .iter()
@@ -85,7 +85,7 @@ fn check(files: &[&Migration]) -> Result<()> {
     if problems.is_empty() { Ok(()) } else { Err(Unfit::statements(problems).into()) }
 }
 
-/// The files that are meant, in order.
+/// Returns the files that the paths stand for, in order.
 fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {

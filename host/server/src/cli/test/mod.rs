@@ -1,4 +1,4 @@
-//! `oncebox test`: run a handler on messages, show everything it does, and keep none of it.
+//! `oncebox test`: runs a handler on messages, shows everything it does, and keeps none of it.
 
 mod report;
 
@@ -86,20 +86,20 @@ impl Outcome {
     }
 }
 
-/// The topic that records claim to come from.
+/// Topic that records claim to come from.
 const TOPIC: &str = "test";
 
-/// Everything that is known of one message.
+/// All that is known of one message.
 struct Tried<'a> {
     message: &'a FileMessage,
     first: Rehearsed,
     run: RunRecord,
     changes: Vec<Change>,
-    /// What the second delivery was answered, and what it changed.
+    /// Outcome of the second delivery, and the changes that it made.
     second: Option<(Rehearsed, Vec<Change>)>,
 }
 
-/// Run the messages and say what happened.
+/// Runs the messages and prints the report.
 pub(super) async fn run(config: &Config, args: TestArgs, json: bool) -> Result<()> {
     let file = messages::read(&args.message)?;
     let component = read_component(&args.component)?;
@@ -163,7 +163,7 @@ async fn try_out(
     report.verdict()
 }
 
-/// Where it ran, for people.
+/// Returns the name of the place where the messages ran, for the report.
 fn place_name(args: &TestArgs) -> String {
     match &args.tenant {
         Some(tenant) => format!("the tables of tenant `{tenant}`"),
@@ -171,19 +171,20 @@ fn place_name(args: &TestArgs) -> String {
     }
 }
 
-/// A file's bytes.
+/// Reads a component's file.
 pub(super) fn read_component(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path)
         .with_context(|| format!("failed to read the component `{}`", path.display()))
 }
 
-/// Compiled code is kept where the host keeps it, or where `oncebox dev` of this folder does.
+/// Returns the folder of compiled code: the host's, else that of the `oncebox dev` of this folder.
 pub(super) fn cache_dir(config: &Config) -> Option<PathBuf> {
     let dev = Path::new(".oncebox/dev/cache");
     config.runtime.cache_dir.clone().or_else(|| dev.is_dir().then(|| dev.to_owned()))
 }
 
-/// A handler's name shows nowhere here, and a file may be called anything.
+/// Returns the name, if a handler can have it, else another one. A handler's name shows nowhere
+/// here, and a file may be called anything.
 pub(super) fn valid_name(name: &str) -> &str {
     let sound = name.starts_with(|c: char| c.is_ascii_lowercase())
         && name.len() <= 63
@@ -191,7 +192,7 @@ pub(super) fn valid_name(name: &str) -> &str {
     if sound { name } else { "handler" }
 }
 
-/// A tenant of a database that is given, and one of its consumers.
+/// Returns the tenant of a given database, and one of its consumers.
 async fn given(config: &Config, args: &TestArgs) -> Result<Furnished> {
     let mut config = config.clone();
     config.database.url = args.database_url.clone().unwrap_or_default();
@@ -221,7 +222,7 @@ async fn only_consumer(admin: &Admin, tenant: &str) -> Result<Consumer> {
     }
 }
 
-/// The one handler, whatever the event type, as new as any deployment.
+/// Resolver of the one handler, for any event type, with the generation of the consumer.
 struct Only {
     handler: Arc<dyn Handler>,
     generation: i64,
@@ -253,7 +254,7 @@ fn handler(
     Ok(Only { handler: Arc::new(handler), generation: place.consumer.generation })
 }
 
-/// The consumer's inbox, except that messages are found the way a file has them.
+/// Returns the consumer's inbox, except that it identifies messages the way a file has them.
 async fn inbox(config: &Config, place: &Furnished, handler: Only) -> Result<Arc<ConsumerInbox>> {
     let Furnished { admin, tenant, consumer } = place;
     let identity =
@@ -273,7 +274,7 @@ async fn inbox(config: &Config, place: &Furnished, handler: Only) -> Result<Arc<
     ))
 }
 
-/// Deliver every message, looking at the tables before and after.
+/// Delivers every message, and compares the tables before and after.
 async fn deliver<'a>(
     rehearsal: &mut Rehearsal<'_>,
     file: &'a [FileMessage],
@@ -288,7 +289,7 @@ async fn deliver<'a>(
         let first = offer(rehearsal, message, offset).await?;
         let run = recorder.take().pop().unwrap_or_default();
         let after = Snapshot::take(rehearsal.tx(), &tables).await?;
-        // What a lost transaction took with it was not this message's doing.
+        // Changes that a lost transaction took with it are not this message's doing.
         let is_lost = matches!(first, Rehearsed::Failed { is_transaction_lost: true, .. });
         let changes = if is_lost { Vec::new() } else { tables::changes(&tables, &before, &after) };
         before = after;

@@ -1,4 +1,4 @@
-//! What `oncebox test` shows, for people and for programs.
+//! The report of `oncebox test`, as text and as JSON.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json, value::RawValue};
 use super::Tried;
 use crate::tables::{Change, Table};
 
-/// All messages, and how they were to end.
+/// Results of all messages, with the expected outcome.
 pub(super) struct Report<'a> {
     pub(super) tables: &'a [Table],
     pub(super) tried: &'a [Tried<'a>],
@@ -19,7 +19,7 @@ pub(super) struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// A block for each message, then the sum.
+    /// Prints a block for each message, then the summary.
     pub(super) fn print(&self, place: &str) {
         for tried in self.tried {
             self.print_message(tried);
@@ -91,7 +91,7 @@ impl Report<'_> {
             .expect("changes are found in these tables")
     }
 
-    /// The same as one document.
+    /// Returns the report as one JSON document.
     pub(super) fn json(&self, place: &str, imports: &[String]) -> Value {
         let messages: Vec<_> = self.tried.iter().map(|tried| self.json_message(tried)).collect();
         json!({ "place": place, "imports": imports, "expect": self.expect, "messages": messages, "tables_too_large": self.too_large })
@@ -122,7 +122,7 @@ impl Report<'_> {
         value
     }
 
-    /// Whether a message ended, and was refused the second time, as it was to.
+    /// Returns whether a message ended as expected, and its second delivery was refused.
     fn is_as_expected(&self, tried: &Tried<'_>) -> bool {
         let refused = |(answer, changes): &(Rehearsed, Vec<Change>)| {
             matches!(answer, Rehearsed::Duplicate { .. }) && changes.is_empty()
@@ -130,7 +130,7 @@ impl Report<'_> {
         outcome(&tried.first) == self.expect && tried.second.as_ref().is_none_or(refused)
     }
 
-    /// Ok when every message ended as expected; the error says what differed.
+    /// Returns an error that says what differed, unless every message ended as expected.
     pub(super) fn verdict(&self) -> Result<()> {
         let differing: Vec<_> =
             self.tried.iter().filter(|tried| !self.is_as_expected(tried)).collect();
@@ -147,7 +147,7 @@ impl Report<'_> {
     }
 }
 
-/// The outcome's name, as `--expect` takes it.
+/// Returns the outcome's name, as `--expect` takes it.
 fn outcome(rehearsed: &Rehearsed) -> &str {
     match rehearsed {
         Rehearsed::Duplicate { .. } => "duplicate",
@@ -157,7 +157,7 @@ fn outcome(rehearsed: &Rehearsed) -> &str {
     }
 }
 
-/// The outcome as the inbox would record it, and what belongs to it.
+/// Returns the outcome as the inbox would record it, and the text that belongs to it.
 fn described(rehearsed: &Rehearsed) -> (String, String) {
     match rehearsed {
         Rehearsed::Duplicate { status } => {
@@ -236,7 +236,7 @@ fn cost(run: &RunRecord) -> String {
     )
 }
 
-/// Milliseconds, to the microsecond.
+/// Returns a duration in milliseconds, to the microsecond.
 fn millis(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1_000.0
 }

@@ -10,7 +10,7 @@ use crate::cli::{
     wire::{Deployment, Version, VersionDiff},
 };
 
-/// A live deployment of one of the two, with its consumer.
+/// A live deployment of either version, with its consumer.
 pub(super) struct Live {
     pub(super) consumer: String,
     pub(super) deployment: Deployment,

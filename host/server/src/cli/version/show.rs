@@ -1,16 +1,16 @@
-//! A version, as a person reads it.
+//! Output of a version, for operators.
 
 use serde_json::Value;
 
 use crate::cli::{output, wire::Version};
 
-/// What a component imports, which is all that it can do.
+/// Returns the imports of a component, which are all that it can do.
 pub(crate) fn imports(version: &Version) -> String {
     let imports = names(version.report.as_ref(), "imports");
     if imports.is_empty() { "nothing".to_owned() } else { imports.join(", ") }
 }
 
-/// Everything that is known of a version.
+/// Prints everything that is known of a version.
 pub(super) fn print(version: &Version) {
     let report = version.report.as_ref();
     line("handler", &version.handler);
@@ -56,7 +56,7 @@ fn line(name: &str, value: &str) {
     println!("{name:<12} {value}");
 }
 
-/// Values below each other.
+/// Prints values below each other.
 fn lines(name: &str, values: impl Iterator<Item = String>) {
     for (nth, value) in values.enumerate() {
         line(if nth == 0 { name } else { "" }, &value);
@@ -68,7 +68,7 @@ pub(super) fn names(report: Option<&Value>, key: &str) -> Vec<String> {
     names.filter_map(|name| name.as_str().map(str::to_owned)).collect()
 }
 
-/// Tools with their versions.
+/// Returns tools with their versions.
 pub(super) fn tools(report: &Value, key: &str) -> Vec<String> {
     let shown = |tool: &Value| {
         let part = |key: &str| tool[key].as_str().unwrap_or_default().to_owned();

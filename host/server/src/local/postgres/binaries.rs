@@ -1,4 +1,4 @@
-//! Finding the PostgreSQL that is installed.
+//! The search for an installed PostgreSQL.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 
 use super::PostgresOptions;
 
-/// The folder with the server binaries: the one asked for, else the newest found. A cluster
-/// that exists wants the major version that created it.
+/// Returns the folder with the server binaries: the one asked for, else the newest found. A cluster
+/// that exists needs the major version that created it.
 pub(super) fn find_binaries(options: &PostgresOptions) -> Result<PathBuf> {
     let version = fs::read_to_string(options.dir.join("data/PG_VERSION")).ok();
     let major = version.as_deref().map(str::trim);
@@ -33,8 +33,8 @@ pub(super) fn find_binaries(options: &PostgresOptions) -> Result<PathBuf> {
     })
 }
 
-/// Candidates, best first: the distributions' folders from the newest version down, then what
-/// `pg_config` says, then PATH.
+/// Lists candidate folders, best first: the distributions' folders from the newest version down,
+/// then `pg_config`'s, then those of PATH.
 fn installed_binaries(major: Option<&str>) -> Vec<PathBuf> {
     let mut versions: Vec<(u32, PathBuf)> = Vec::new();
     for (parent, prefix) in

@@ -1,4 +1,4 @@
-//! The folder of a private cluster: its files, and whose they are.
+//! The folder of a private cluster: its files, and their owner.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::Write;
@@ -18,19 +18,19 @@ use super::{PostgresOptions, STOP, SUPERUSER};
 use crate::local::free_port;
 use crate::local::process::{Child, Identity, is_running};
 
-/// What the kernel allows for the path of a unix socket, without the final NUL.
+/// Longest path of a unix socket that the kernel allows, in bytes without the final NUL.
 const SOCKET_PATH_MAX: usize = 107;
 
-/// Covers crash recovery too.
+/// Longest start of a server, crash recovery included.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const READY_POLL: Duration = Duration::from_millis(2);
 
-/// Where the cluster's files are, and as whom they are worked on.
+/// The folders of a cluster, and the user that works on them.
 #[derive(Debug)]
 pub(super) struct Home {
-    /// As asked for, or a temporary folder where another user needs to own it.
+    /// The folder that was asked for, or a temporary one where another user needs to own it.
     pub(super) dir: PathBuf,
-    /// The same, unless its path is too long for a socket.
+    /// The folder of the socket: `dir`, unless its path is too long.
     pub(super) socket_dir: PathBuf,
     binaries: PathBuf,
     identity: Identity,
@@ -61,7 +61,8 @@ impl Home {
         command
     }
 
-    /// The superuser's password, made up on first use; its file is whole or absent.
+    /// Returns the superuser's password, which it makes up on first use; its file is whole or
+    /// absent.
     pub(super) fn password(&self) -> Result<String> {
         let path = self.dir.join("password");
         if let Ok(password) = fs::read_to_string(&path) {
@@ -115,7 +116,8 @@ impl Home {
         fs::rename(&unfinished, self.data()).context("failed to move the new cluster to its place")
     }
 
-    /// We hold the lock, so a server in this folder has lost its owner.
+    /// Ends a server that was left over in this folder. This process holds the lock, so such a
+    /// server has lost its owner.
     pub(super) fn end_leftover_server(&self) -> Result<()> {
         for (signal, patience) in STOP {
             let Some(pid) = self.leftover_server() else {
@@ -132,7 +134,8 @@ impl Home {
         bail!("a `postgres` left over in `{}` does not stop; end it by hand", self.dir.display())
     }
 
-    /// The process named in `postmaster.pid`, if it is a server of this folder: ids are reused.
+    /// Returns the process named in `postmaster.pid`, if it is a server of this folder: ids are
+    /// reused.
     fn leftover_server(&self) -> Option<pid_t> {
         let pid: pid_t = self.pid_file_line(1)?.parse().ok()?;
         let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
@@ -143,7 +146,7 @@ impl Home {
         (ours && is_running(pid)).then_some(pid)
     }
 
-    /// A line of `postmaster.pid`, counted from one: the process id is 1, the state is 8.
+    /// Returns a line of `postmaster.pid`, counted from one: the process id is 1, the state is 8.
     fn pid_file_line(&self, number: usize) -> Option<String> {
         let file = fs::read_to_string(self.data().join("postmaster.pid")).ok()?;
         Some(file.lines().nth(number - 1)?.trim().to_owned())
@@ -187,7 +190,7 @@ impl Home {
         lines[lines.len().saturating_sub(5)..].join("\n")
     }
 
-    /// The port of the last run if `reuse` and still free, else any.
+    /// Returns the port of the last run if `reuse` and still free, else any free one.
     pub(super) fn free_port(&self, reuse: bool) -> Result<u16> {
         let path = self.dir.join("port");
         let last = fs::read_to_string(&path).ok().and_then(|port| port.trim().parse().ok());
@@ -212,7 +215,8 @@ impl Home {
     }
 }
 
-/// One owner at a time; a second `postgres` on the same data would be refused less kindly.
+/// Takes the lock of a folder, which has one owner at a time. Without it, a second `postgres` on
+/// the data would be refused less clearly.
 pub(super) fn take_lock(dir: &Path) -> Result<File> {
     let path = dir.join("lock");
     let file = OpenOptions::new()
@@ -242,8 +246,8 @@ pub(super) fn create_private_dir(dir: &Path) -> Result<()> {
     created.with_context(|| format!("failed to create `{}`", dir.display()))
 }
 
-/// A folder with a short path that belongs to `dir`. Others can write beside it, so one that
-/// is not the user's own and closed is not trusted.
+/// Returns a folder with a short path that belongs to `dir`. Other users can write beside it, so it
+/// must belong to the user and be closed to others.
 fn temporary_dir(dir: &Path, uid: libc::uid_t, gid: libc::gid_t) -> Result<PathBuf> {
     let digest = hex::encode(&Sha256::digest(dir.as_os_str().as_encoded_bytes())[..8]);
     let path = std::env::temp_dir().join(format!("oncebox-{uid}-{digest}"));
@@ -262,8 +266,8 @@ fn temporary_dir(dir: &Path, uid: libc::uid_t, gid: libc::gid_t) -> Result<PathB
     Ok(path)
 }
 
-/// One flush for all of a new cluster's thousand files: `initdb` flushes them one by one,
-/// which takes seconds on a slow disk.
+/// Flushes all of a new cluster's thousand files at once: `initdb` flushes them one by one, which
+/// takes seconds on a slow disk.
 fn sync_file_system(dir: &Path) -> Result<()> {
     let dir = File::open(dir).context("failed to open the new cluster")?;
     // SAFETY: the descriptor is open for the whole call.
