@@ -137,7 +137,7 @@ CREATE TABLE oncebox.consumer (
     --
     -- * the consumer's number: a message, by the upper half of its id's hash;
     -- * the same below zero: what messages are in order with, by the upper half of `ordering_hash`;
-    -- * zero: the host's own, by a number of the closed list in host/inbox/src/locks.rs.
+    -- * zero: the host's own, by a number of the closed list in host/control/src/database/locks.rs.
     --
     -- A sender can choose the numbers that its ids and keys hash to, so they name a lock of their
     -- own consumer and no other. Ids and keys of one consumer that share a lock wait for each other

@@ -75,18 +75,18 @@ class Run:
             self.log.write(text)
             self.log.flush()
 
-    def job(self, job, threads=THREADS):
+    def job(self, job):
         began = time.monotonic()
         environment = {**os.environ, "CARGO_MANIFEST_DIR": str(job.package)}
-        command = [job.path, f"--test-threads={threads}", "--exact", *job.tests, *self.arguments]
+        command = [job.path, f"--test-threads={THREADS}", "--exact", *job.tests, *self.arguments]
         process = subprocess.Popen(command, cwd=job.package, env=environment, stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         watchdog = threading.Timer(60 * MINUTES_MAX, process.kill)
         watchdog.start()
         said = []
         # Tests begin in the order of their names, each when one before it ends.
-        begins = {test: began for test in job.tests[:threads]}
-        waiting = job.tests[threads:]
+        begins = {test: began for test in job.tests[:THREADS]}
+        waiting = job.tests[THREADS:]
         for line in process.stdout:
             said.append(line.decode(errors="replace"))
             ended, now = ENDED.match(said[-1].rstrip()), time.monotonic()
