@@ -24,18 +24,18 @@ use tokio::{
 };
 
 use crate::{
-    admission::{Admission, Ask, Class, ConsumerCaps, batch_sizer::Pace, breaker::Breakers},
+    admission::{Admission, Ask, Class, ConsumerCaps, batch_sizer::BatchSizer, breaker::Breakers},
     batch::{
-        claim::{Claimant, Claimed},
+        claim::{ClaimOutcome, Claimant},
         complete::{Completion, Recorded},
     },
     ordering::key_lock,
-    retry::{lease::Interrupted, wakeup::Due},
+    retry::{interrupted::Interrupted, wakeup::Due},
     session::Sessions,
     shadow::Queue,
 };
 
-/// A consumer's inbox: its policy, its tenant's sessions, its live handlers and its pace.
+/// A consumer's inbox: its policy, its tenant's sessions, its live handlers and its sizer.
 /// Partitions and retry workers share it.
 pub struct ConsumerInbox {
     /// The consumer's row.
@@ -51,7 +51,7 @@ pub struct ConsumerInbox {
     /// Connections of the tenant.
     pub(crate) sessions: Arc<Sessions>,
     /// Size, mode and serialization of the next transactions.
-    pub(crate) pace: Pace,
+    pub(crate) sizer: BatchSizer,
     /// Wakeups for the retry workers.
     pub(crate) due: Arc<Due>,
     /// Circuit breakers of the handlers' versions on this host.
@@ -86,7 +86,7 @@ const SCHEMA_TIMEOUT: Duration = Duration::from_secs(5);
 const NEWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time for a commit to end, added to the delay of a wakeup.
-const COMMIT: Duration = Duration::from_millis(20);
+pub(crate) const COMMIT: Duration = Duration::from_millis(20);
 
 /// Number of a consumer's event types with metrics of their own; further ones share `other`.
 const EVENT_TYPES_MAX: usize = 100;
@@ -119,7 +119,7 @@ impl ConsumerInbox {
         handlers: Arc<dyn Handlers>,
         schemas: Schemas,
     ) -> Arc<Self> {
-        let pace = Pace::new(policy.batch.messages_max);
+        let sizer = BatchSizer::new(policy.batch.messages_max);
         let breakers = Breakers::new(&tenant, &name, policy.breaker.clone());
         let memory = policy.limits.memory_bytes as u64;
         let shadows = Queue::new(consumer_id, (&tenant, &name), policy.payload, memory, &sessions);
@@ -139,7 +139,7 @@ impl ConsumerInbox {
             policy,
             owner,
             sessions,
-            pace,
+            sizer,
             due: Arc::default(),
             breakers,
             shadows,
@@ -321,7 +321,7 @@ impl ConsumerInbox {
     }
 
     /// Counts and logs the answer to a claim (S0-009, S0-040).
-    pub(crate) fn count_claim(&self, message: &Message, claimed: &Claimed) {
+    pub(crate) fn count_claim(&self, message: &Message, claimed: &ClaimOutcome) {
         let outcome = claimed.name();
         metrics::counter!("oncebox_claims_total", "tenant" => self.tenant.clone(), "consumer" => self.name.clone(),
             "event_type" => self.label(&message.event_type), "outcome" => outcome)
@@ -333,7 +333,7 @@ impl ConsumerInbox {
             (&self.tenant, &self.name, &message.id, &message.event_type);
         let trace_id = message.trace_id();
         match claimed {
-            Claimed::Known { status, same_payload, .. } => {
+            ClaimOutcome::Duplicate { status, same_payload, .. } => {
                 tracing::debug!(
                     tenant,
                     consumer,

@@ -781,7 +781,7 @@ async fn every_defect_turns_its_scenario_red() {
 }
 
 /// Processes that share the scenarios of [`IN_PROCESS`].
-const SHARES: usize = 3;
+const SHARES: usize = 2;
 /// Variable with the number of the share that a process runs.
 const SHARE: &str = "ONCEBOX_TEST_SHARE";
 /// Begins a line with what a run came to.
@@ -1426,11 +1426,18 @@ async fn kills_its_session(defect: Option<&Defect>) {
 
 /// Everybody's connection is cut, three times, while two messages run under their leases.
 async fn outages_under_a_retry(defect: Option<&Defect>) {
+    // Both messages wait for the holder until they are cut off, however slow the machine is.
+    const POLICY: &str = "ack = 'after_insert'\nlimits = { deadline_ms = 10000 }\nretry = { \
+        lease_ms = 13000, attempts_max = 50, backoff_min_ms = 1, backoff_max_ms = 1 }";
+    let settings = SessionSettings {
+        lock_timeout_ms: 60_000,
+        statement_timeout_ms: 60_000,
+        ..SessionSettings::default()
+    };
     let world = world(defect).await;
-    let consumer = world
-        .simple("CREATE TABLE hot (n int); INSERT INTO hot VALUES (0);", "ack = 'after_insert'")
-        .await;
-    let host = world.host(&consumer);
+    let consumer =
+        world.simple("CREATE TABLE hot (n int); INSERT INTO hot VALUES (0);", POLICY).await;
+    let host = world.host_with(&consumer, world.scripts(), &settings);
     deliver(
         &host,
         &[

@@ -25,17 +25,17 @@ const SAVEPOINTS_MAX: usize = 60;
 /// Size and mode of a consumer's transactions, adapted to the contention and the failures of its
 /// messages. Kept per consumer: hot rows are hot in all of its partitions.
 #[derive(Debug)]
-pub struct Pace {
+pub struct BatchSizer {
     messages_max: usize,
-    state: Mutex<State>,
+    state: Mutex<SizerState>,
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Permit to run one transaction. While transactions take turns, it is the only one of this host.
 #[derive(Default)]
-pub struct Turn(Option<OwnedMutexGuard<()>>);
+pub struct SerialPermit(Option<OwnedMutexGuard<()>>);
 
-impl Turn {
+impl SerialPermit {
     /// Returns whether it holds the turn, for whose end other transactions wait.
     pub fn is_held(&self) -> bool {
         self.0.is_some()
@@ -43,7 +43,7 @@ impl Turn {
 }
 
 #[derive(Debug)]
-struct State {
+struct SizerState {
     /// Messages of a transaction, as bounded by contention.
     size: usize,
     /// Messages of a transaction, as bounded by its time. A claim that is not run is written, taken
@@ -51,12 +51,12 @@ struct State {
     fits: usize,
     /// True while transactions take turns. Large ones in turn do more than small ones side by side
     /// that run into each other, and never run into a deadlock.
-    in_turn: bool,
+    is_serialized: bool,
     clean: u32,
     /// Commits in a row after which more is tried: a double batch, then side by side again. Every
     /// contention doubles it. A deadlock stops two workers until PostgreSQL notices it, which costs
     /// many times the possible gain.
-    patience: u32,
+    clean_commits_needed: u32,
     /// Share of failed messages, averaged over the window.
     failing: f64,
 }
@@ -78,14 +78,14 @@ pub struct Fit {
 
 /// Protection of a transaction's messages against each other's failures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub enum SavepointMode {
     /// No savepoints: a failure rolls the whole batch back.
     Optimistic,
     /// A savepoint before each message: a failure costs only itself.
     Savepoints,
 }
 
-impl Mode {
+impl SavepointMode {
     /// Returns the most messages that a transaction of this mode takes.
     pub fn limit(self, size: usize) -> usize {
         match self {
@@ -95,17 +95,17 @@ impl Mode {
     }
 }
 
-impl Pace {
-    /// Makes a pace that starts at the policy's bound.
+impl BatchSizer {
+    /// Makes a sizer that starts at the policy's bound.
     pub fn new(messages_max: usize) -> Self {
         Self {
             messages_max,
-            state: Mutex::new(State {
+            state: Mutex::new(SizerState {
                 size: messages_max,
                 fits: messages_max,
-                in_turn: false,
+                is_serialized: false,
                 clean: 0,
-                patience: CLEAN_COMMITS,
+                clean_commits_needed: CLEAN_COMMITS,
                 failing: 0.0,
             }),
             turn: Arc::default(),
@@ -113,42 +113,54 @@ impl Pace {
     }
 
     /// Returns size and mode of the next transaction.
-    pub fn next(&self) -> (usize, Mode) {
+    pub fn next(&self) -> (usize, SavepointMode) {
         let state = self.state.lock().expect("no panic while held");
         (
             state.size.min(state.fits),
-            if state.failing > FAILURE_SHARE { Mode::Savepoints } else { Mode::Optimistic },
+            if state.failing > FAILURE_SHARE {
+                SavepointMode::Savepoints
+            } else {
+                SavepointMode::Optimistic
+            },
         )
     }
 
     /// Returns whether transactions take turns.
-    pub fn takes_turns(&self) -> bool {
-        self.state.lock().expect("no panic while held").in_turn
+    pub fn is_serialized(&self) -> bool {
+        self.state.lock().expect("no panic while held").is_serialized
     }
 
     /// Waits until a transaction may run. Must not be called with an admission in hand: the
     /// transaction that has the turn may wait for that admission.
-    pub async fn turn(&self) -> Turn {
-        Turn(if self.takes_turns() { Some(self.turn.clone().lock_owned().await) } else { None })
+    pub async fn serial_permit(&self) -> SerialPermit {
+        SerialPermit(if self.is_serialized() {
+            Some(self.turn.clone().lock_owned().await)
+        } else {
+            None
+        })
     }
 
     /// Takes the turn, if it is free. Without it a transaction may run into others, which costs
     /// only time.
-    pub fn try_turn(&self) -> Turn {
-        Turn(if self.takes_turns() { self.turn.clone().try_lock_owned().ok() } else { None })
+    pub fn try_serial_permit(&self) -> SerialPermit {
+        SerialPermit(if self.is_serialized() {
+            self.turn.clone().try_lock_owned().ok()
+        } else {
+            None
+        })
     }
 
     /// Records a deadlock, serialization failure or lock timeout in a transaction that ran in this
     /// turn. From then on transactions take turns. Where they do so already, the contention is with
     /// another host's transactions, and the size is halved.
-    pub fn contended(&self, turn: &Turn) {
+    pub fn contended(&self, turn: &SerialPermit) {
         let mut state = self.state.lock().expect("no panic while held");
-        if turn.0.is_none() && state.in_turn {
+        if turn.0.is_none() && state.is_serialized {
             return; // it began before transactions took turns
         }
-        if !std::mem::replace(&mut state.in_turn, true) {
+        if !std::mem::replace(&mut state.is_serialized, true) {
             state.clean = 0;
-            state.patience = (state.patience * 2).min(CLEAN_COMMITS_MAX);
+            state.clean_commits_needed = (state.clean_commits_needed * 2).min(CLEAN_COMMITS_MAX);
         } else {
             state.shrink();
         }
@@ -187,23 +199,23 @@ impl Pace {
             state.failing += (sample - state.failing) / WINDOW;
         }
         state.clean += 1;
-        if state.clean >= state.patience {
+        if state.clean >= state.clean_commits_needed {
             state.clean = 0;
             if state.size < self.messages_max {
                 state.size = (state.size * 2).min(self.messages_max);
             } else {
-                state.in_turn = false;
+                state.is_serialized = false;
             }
-            state.patience = (state.patience / 2).max(CLEAN_COMMITS);
+            state.clean_commits_needed = (state.clean_commits_needed / 2).max(CLEAN_COMMITS);
         }
     }
 }
 
-impl State {
+impl SizerState {
     fn shrink(&mut self) {
         self.size = (self.size / 2).max(1);
         self.clean = 0;
-        self.patience = (self.patience * 2).min(CLEAN_COMMITS_MAX);
+        self.clean_commits_needed = (self.clean_commits_needed * 2).min(CLEAN_COMMITS_MAX);
     }
 }
 
@@ -211,65 +223,65 @@ impl State {
 mod tests {
     use super::*;
 
-    fn commit(pace: &Pace, times: u32) {
-        (0..times).for_each(|_| pace.committed(8, 0));
+    fn commit(sizer: &BatchSizer, times: u32) {
+        (0..times).for_each(|_| sizer.committed(8, 0));
     }
 
     #[tokio::test]
     async fn contention_leads_to_turns_then_to_smaller_batches_and_back() {
-        let pace = Pace::new(64);
-        let early = pace.turn().await;
-        pace.contended(&early);
-        let turn = pace.turn().await;
+        let sizer = BatchSizer::new(64);
+        let early = sizer.serial_permit().await;
+        sizer.contended(&early);
+        let turn = sizer.serial_permit().await;
         assert!(turn.0.is_some(), "transactions take turns");
-        assert_eq!(pace.next().0, 64);
-        pace.contended(&early); // it ran without a turn
-        assert_eq!(pace.next().0, 64);
-        (0..3).for_each(|_| pace.contended(&turn));
-        assert_eq!(pace.next().0, 8);
+        assert_eq!(sizer.next().0, 64);
+        sizer.contended(&early); // it ran without a turn
+        assert_eq!(sizer.next().0, 64);
+        (0..3).for_each(|_| sizer.contended(&turn));
+        assert_eq!(sizer.next().0, 8);
         drop(turn);
         // The more often it happened, the later more is tried again.
-        commit(&pace, CLEAN_COMMITS * 16 - 1);
-        assert_eq!(pace.next().0, 8);
-        commit(&pace, 1);
-        assert_eq!(pace.next().0, 16);
-        commit(&pace, CLEAN_COMMITS * (8 + 4));
-        assert_eq!(pace.next().0, 64);
-        assert!(pace.turn().await.0.is_some());
-        commit(&pace, CLEAN_COMMITS * 2);
-        assert!(pace.turn().await.0.is_none(), "side by side again");
+        commit(&sizer, CLEAN_COMMITS * 16 - 1);
+        assert_eq!(sizer.next().0, 8);
+        commit(&sizer, 1);
+        assert_eq!(sizer.next().0, 16);
+        commit(&sizer, CLEAN_COMMITS * (8 + 4));
+        assert_eq!(sizer.next().0, 64);
+        assert!(sizer.serial_permit().await.0.is_some());
+        commit(&sizer, CLEAN_COMMITS * 2);
+        assert!(sizer.serial_permit().await.0.is_none(), "side by side again");
     }
 
     const TIME: Duration = Duration::from_millis(50);
 
     /// Runs a batch whose messages take this many microseconds each. Returns the claims written and
     /// the messages settled.
-    fn batch(pace: &Pace, mut each_us: impl FnMut() -> u64) -> (usize, usize) {
-        let claimed = pace.next().0;
+    fn batch(sizer: &BatchSizer, mut each_us: impl FnMut() -> u64) -> (usize, usize) {
+        let claimed = sizer.next().0;
         let (mut ran, mut took) = (0, Duration::ZERO);
         while ran < claimed && (ran == 0 || took < TIME) {
             took += Duration::from_micros(each_us());
             ran += 1;
         }
         let withdrawn = claimed - ran;
-        pace.fitted(Fit { ran, settled: ran, withdrawn, is_cut: withdrawn > 0, took }, TIME);
+        sizer.fitted(Fit { ran, settled: ran, withdrawn, is_cut: withdrawn > 0, took }, TIME);
         (claimed, ran)
     }
 
     #[test]
     fn what_fits_is_learned_at_once_and_grows_back() {
-        let pace = Pace::new(64);
-        assert_eq!(batch(&pace, || 10_000), (64, 5));
-        (0..10).for_each(|_| assert_eq!(batch(&pace, || 10_000), (5, 5)));
-        assert_eq!(batch(&pace, || 200_000), (5, 1));
-        (0..10).for_each(|_| assert_eq!(batch(&pace, || 200_000), (1, 1)));
-        let sizes: Vec<_> = (0..8).map(|_| batch(&pace, || 100).0).collect();
+        let sizer = BatchSizer::new(64);
+        assert_eq!(batch(&sizer, || 10_000), (64, 5));
+        (0..10).for_each(|_| assert_eq!(batch(&sizer, || 10_000), (5, 5)));
+        assert_eq!(batch(&sizer, || 200_000), (5, 1));
+        (0..10).for_each(|_| assert_eq!(batch(&sizer, || 200_000), (1, 1)));
+        let sizes: Vec<_> = (0..8).map(|_| batch(&sizer, || 100).0).collect();
         assert_eq!(sizes, [1, 2, 4, 8, 16, 32, 64, 64]);
         // As many as there is time for, not twice as many.
-        assert_eq!(batch(&pace, || 1_250), (64, 40));
-        (0..10).for_each(|_| assert_eq!(batch(&pace, || 1_250), (40, 40)));
-        assert_eq!(batch(&pace, || 1_000).0, 40);
-        assert_eq!(batch(&pace, || 1_000).0, 50);
+        assert_eq!(batch(&sizer, || 1_250), (64, 40));
+        (0..10).for_each(|_| assert_eq!(batch(&sizer, || 1_250), (40, 40)));
+        assert_eq!(batch(&sizer, || 1_000).0, 40);
+        assert_eq!(batch(&sizer, || 1_000).0, 50);
     }
 
     // What could go wrong: a message is written more than twice on average. The database may change
@@ -279,17 +291,17 @@ mod tests {
         use rand::{Rng, SeedableRng, rngs::StdRng};
         for seed in 0..200 {
             let mut rng = StdRng::seed_from_u64(seed);
-            let pace = Pace::new(rng.random_range(1..=1_000));
+            let sizer = BatchSizer::new(rng.random_range(1..=1_000));
             let (mut claims, mut completed, mut scale) = (0, 0, 1_000);
             for _ in 0..500 {
                 if rng.random_bool(0.1) {
                     scale = 10_u64.pow(rng.random_range(1..6));
                 }
-                let (claimed, ran) = batch(&pace, || rng.random_range(0..=scale));
+                let (claimed, ran) = batch(&sizer, || rng.random_range(0..=scale));
                 (claims, completed) = (claims + claimed, completed + ran);
             }
             assert!(
-                claims <= 2 * completed + pace.messages_max,
+                claims <= 2 * completed + sizer.messages_max,
                 "seed {seed}: {claims} claims for {completed} messages"
             );
         }
@@ -297,20 +309,20 @@ mod tests {
 
     #[test]
     fn a_full_lock_table_halves() {
-        let pace = Pace::new(64);
-        (0..10).for_each(|_| pace.crowded());
-        assert_eq!(pace.next().0, 1);
-        commit(&pace, CLEAN_COMMITS_MAX * 2);
-        assert_eq!(pace.next().0, 64);
+        let sizer = BatchSizer::new(64);
+        (0..10).for_each(|_| sizer.crowded());
+        assert_eq!(sizer.next().0, 1);
+        commit(&sizer, CLEAN_COMMITS_MAX * 2);
+        assert_eq!(sizer.next().0, 64);
     }
 
     #[test]
     fn savepoints_stay_on_while_failures_are_common() {
-        let pace = Pace::new(64);
-        assert_eq!(pace.next().1, Mode::Optimistic);
-        (0..20).for_each(|_| pace.committed(64, 3));
-        assert_eq!(pace.next().1, Mode::Savepoints);
-        (0..200).for_each(|_| pace.committed(60, 0));
-        assert_eq!(pace.next().1, Mode::Optimistic);
+        let sizer = BatchSizer::new(64);
+        assert_eq!(sizer.next().1, SavepointMode::Optimistic);
+        (0..20).for_each(|_| sizer.committed(64, 3));
+        assert_eq!(sizer.next().1, SavepointMode::Savepoints);
+        (0..200).for_each(|_| sizer.committed(60, 0));
+        assert_eq!(sizer.next().1, SavepointMode::Optimistic);
     }
 }

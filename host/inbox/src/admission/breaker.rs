@@ -30,11 +30,11 @@ pub(crate) struct Breakers {
     tenant: String,
     consumer: String,
     policy: policy::Breaker,
-    state: Mutex<State>,
+    state: Mutex<VersionStates>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct VersionStates {
     versions: HashMap<i32, Breaker>,
     /// Revision of the states, which grows with each transition.
     revision: u64,
@@ -62,7 +62,7 @@ enum Phase {
 }
 
 /// Decision on the messages of a version.
-pub(crate) enum Admission {
+pub(crate) enum BreakerDecision {
     /// Permission for all messages.
     Pass,
     /// Permission for one message, whose outcome decides.
@@ -81,7 +81,7 @@ pub(crate) struct Probe {
 
 /// Wait of a message that comes while another one probes. Also the longest wait of a partition at
 /// once, since another version may be deployed in that time.
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(500);
+pub(crate) const RECHECK: Duration = Duration::from_millis(500);
 /// Shortest wait, so that a partition that tries again does not spin.
 const WAIT_MIN: Duration = Duration::from_millis(10);
 /// Number of slots of a window, which are forgotten one after the other.
@@ -102,18 +102,22 @@ impl Breakers {
     /// Decides whether messages may go to this handler. A version that a canary's guard judges is
     /// never held back: the guard counts its runs, and withdraws it. Only a caller that can send
     /// one message alone may probe.
-    pub(crate) fn admit(self: &Arc<Self>, handler: &dyn Handler, may_probe: bool) -> Admission {
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        handler: &dyn Handler,
+        may_probe: bool,
+    ) -> BreakerDecision {
         let mut state = self.lock();
         let version = handler.version();
         let phase = state.phase(version);
         match self.wait(handler, phase) {
-            Some(wait) => Admission::Wait(wait),
-            None if phase == Phase::Closed || !self.applies_to(handler) => Admission::Pass,
+            Some(wait) => BreakerDecision::Wait(wait),
+            None if phase == Phase::Closed || !self.applies_to(handler) => BreakerDecision::Pass,
             None if may_probe => {
                 self.turn(&mut state, version, Phase::HalfOpen);
-                Admission::Probe(Probe { breakers: self.clone(), version, is_decided: false })
+                BreakerDecision::Probe(Probe { breakers: self.clone(), version, is_decided: false })
             }
-            None => Admission::Wait(WAIT_MIN),
+            None => BreakerDecision::Wait(WAIT_MIN),
         }
     }
 
@@ -136,7 +140,7 @@ impl Breakers {
         match phase {
             _ if !self.applies_to(handler) => None,
             Phase::Closed => None,
-            Phase::HalfOpen => Some(LOOK_AGAIN),
+            Phase::HalfOpen => Some(RECHECK),
             Phase::Open { until } => match until.saturating_duration_since(now()) {
                 Duration::ZERO => None,
                 left => Some(left.max(WAIT_MIN)),
@@ -199,7 +203,7 @@ impl Breakers {
         Duration::from_millis(self.policy.window_ms)
     }
 
-    fn open(&self, state: &mut State, version: i32) {
+    fn open(&self, state: &mut VersionStates, version: i32) {
         let Some(breaker) = state.versions.get_mut(&version) else { return };
         let until = now() + breaker.pause;
         breaker.pause = (breaker.pause * 2).min(Duration::from_millis(self.policy.pause_max_ms));
@@ -208,7 +212,7 @@ impl Breakers {
     }
 
     /// Sets the phase of a version, with a line in the log and its metrics.
-    fn turn(&self, state: &mut State, version: i32, phase: Phase) {
+    fn turn(&self, state: &mut VersionStates, version: i32, phase: Phase) {
         let Some(breaker) = state.versions.get_mut(&version) else { return };
         breaker.phase = phase;
         if std::mem::take(&mut breaker.is_undecided) && phase == Phase::HalfOpen {
@@ -251,12 +255,12 @@ impl Breakers {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, VersionStates> {
         self.state.lock().expect("no panic while held")
     }
 }
 
-impl State {
+impl VersionStates {
     fn phase(&self, version: i32) -> Phase {
         self.versions.get(&version).map_or(Phase::Closed, |breaker| breaker.phase)
     }
@@ -491,14 +495,14 @@ mod tests {
 
     fn probe(breakers: &Arc<Breakers>) -> Probe {
         match breakers.admit(&ONE, true) {
-            Admission::Probe(probe) => probe,
-            Admission::Pass => panic!("it is closed"),
-            Admission::Wait(wait) => panic!("it is open for {wait:?}"),
+            BreakerDecision::Probe(probe) => probe,
+            BreakerDecision::Pass => panic!("it is closed"),
+            BreakerDecision::Wait(wait) => panic!("it is open for {wait:?}"),
         }
     }
 
     fn waits(breakers: &Arc<Breakers>, handler: &Version) -> bool {
-        matches!(breakers.admit(handler, true), Admission::Wait(_))
+        matches!(breakers.admit(handler, true), BreakerDecision::Wait(_))
     }
 
     #[test]

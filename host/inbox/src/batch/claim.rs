@@ -1,8 +1,6 @@
 //! The claim: the database decides which messages of a batch are new.
 
-use oncebox_model::{
-    error::InboxError, headers, hooks, message::Message, policy::PayloadPolicy, tx::bounded,
-};
+use oncebox_model::{error::InboxError, headers, hooks, message::Message, policy::PayloadPolicy};
 use sqlx::Row;
 
 use crate::{
@@ -12,7 +10,7 @@ use crate::{
 
 /// A message on its way into the inbox.
 #[derive(Debug, Clone)]
-pub struct Offered {
+pub struct ClaimRequest {
     /// The message; for one that could not be decoded, only its position and its raw bytes.
     pub message: Message,
     /// Version that will run it; none where none will.
@@ -26,7 +24,7 @@ pub struct Offered {
 
 /// State that a claim gives to a new message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum As {
+pub enum InitialStatus {
     /// The message runs in this very transaction. The guard keeps the row from being committed
     /// before its completion.
     Completed,
@@ -36,7 +34,7 @@ pub enum As {
     Parked,
 }
 
-impl As {
+impl InitialStatus {
     /// Returns the status of the new row.
     fn status(self) -> &'static str {
         match self {
@@ -49,7 +47,7 @@ impl As {
 
 /// Answer to the claim of one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Claimed {
+pub enum ClaimOutcome {
     /// New: its row belongs to this transaction.
     New,
     /// New, but behind another message of its key: it stays in the inbox.
@@ -61,10 +59,10 @@ pub enum Claimed {
     /// New, but versions of its aggregate before its own are missing: it stays in the inbox.
     Gap,
     /// New, but its aggregate is at its version or a later one: it is skipped.
-    Old,
+    Superseded,
     /// Duplicate: the message has a row already, or comes earlier in this batch. So this delivery
     /// is settled.
-    Known {
+    Duplicate {
         /// Status of its row.
         status: String,
         /// Whether both deliveries have an equal payload hash.
@@ -74,7 +72,7 @@ pub enum Claimed {
     },
 }
 
-impl Claimed {
+impl ClaimOutcome {
     /// Returns the name in metrics and logs: `new`, `waiting` for its turn, `gap`, `old`,
     /// `already_done` or `in_flight_elsewhere`. The last stands for a message that waits in the
     /// inbox for a retry worker.
@@ -83,21 +81,29 @@ impl Claimed {
             Self::New => "new",
             Self::Waiting { .. } => "waiting",
             Self::Gap => "gap",
-            Self::Old => "old",
-            Self::Known { status, .. } if is_open(status) => "in_flight_elsewhere",
-            Self::Known { .. } => "already_done",
+            Self::Superseded => "old",
+            Self::Duplicate { status, .. } if is_open(status) => "in_flight_elsewhere",
+            Self::Duplicate { .. } => "already_done",
         }
     }
 
     /// Returns whether the delivery is refused, since its message is done: completed, or in a state
     /// that an operator can see.
     pub fn is_duplicate(&self) -> bool {
-        matches!(self, Self::Known { status, .. } if !is_open(status))
+        matches!(self, Self::Duplicate { status, .. } if !is_open(status))
+    }
+
+    /// Returns the status of a duplicate's row.
+    pub(crate) fn known_status(&self) -> Option<&str> {
+        match self {
+            Self::Duplicate { status, .. } => Some(status),
+            _ => None,
+        }
     }
 
     /// Returns whether this delivery made the row.
     pub fn is_ours(&self) -> bool {
-        !matches!(self, Self::Known { .. })
+        !matches!(self, Self::Duplicate { .. })
     }
 }
 
@@ -118,7 +124,7 @@ pub struct Claimant {
 }
 
 /// Claims a batch of one partition and returns one answer per message, in order. With
-/// [`As::Completed`] it also inserts the guard row, even where `offered` is empty. It always checks
+/// [`InitialStatus::Completed`] it also inserts the guard row, even where `requests` is empty. It always checks
 /// the secret and the generation.
 ///
 /// Two sessions that claim one id meet in an advisory lock. The second waits, and then finds the
@@ -127,60 +133,57 @@ pub struct Claimant {
 pub async fn claim(
     transaction: &Transaction<'_>,
     claimant: Claimant,
-    offered: &[&Offered],
-    r#as: As,
-) -> Result<Vec<Claimed>, InboxError> {
+    requests: &[&ClaimRequest],
+    status: InitialStatus,
+) -> Result<Vec<ClaimOutcome>, InboxError> {
     hooks::point("inbox:claim:before");
-    let (topic, partition) = offered.first().map_or(("", 0), |first| {
+    let (topic, partition) = requests.first().map_or(("", 0), |first| {
         let record = &first.message.record;
         (&*record.topic, record.partition)
     });
-    let keep = r#as != As::Completed && claimant.payload != PayloadPolicy::None
-        || r#as == As::Received
+    let keep = status != InitialStatus::Completed && claimant.payload != PayloadPolicy::None
+        || status == InitialStatus::Received
         || claimant.payload == PayloadPolicy::All;
-    let is_ordered = offered.iter().any(|o| o.ordering.is_some());
+    let is_ordered = requests.iter().any(|o| o.ordering.is_some());
     let query = host_call!("claim" {
         p_secret: transaction.secret(),
         p_consumer: claimant.consumer_id,
         p_generation: claimant.generation,
-        p_status: r#as.status(),
+        p_status: status.status(),
         p_topic: topic,
         p_partition: partition,
-        p_id: column(offered, |o| o.message.id.as_str()),
-        p_reason: column(offered, |o| o.reason.as_deref()),
-        p_version: column(offered, |o| o.version),
-        p_offset: column(offered, |o| o.message.record.offset),
-        p_timestamp_ms: column(offered, |o| o.message.record.timestamp_ms),
-        p_key: column(offered, |o| o.message.record.key.as_deref()),
-        p_ordering_key: column(offered, |o| o.message.ordering_key.as_deref()),
-        p_source: column(offered, |o| o.message.source.as_str()),
-        p_event_type: column(offered, |o| o.message.event_type.as_str()),
-        p_event_version: column(offered, |o| o.message.event_version.as_deref()),
-        p_content_type: column(offered, |o| o.message.content_type.as_deref()),
-        p_trace_parent: column(offered, |o| o.message.trace_parent.as_deref()),
-        p_hash: column(offered, |o| o.message.payload_hash.as_ref().map(|hash| hash.as_slice())),
-        p_headers: column(offered, |o| keep.then(|| headers::encode(&o.message.record.headers))),
-        p_payload: column(offered, |o| o.message.record.payload.as_deref().filter(|_| keep)),
-        p_ordering: is_ordered.then(|| column(offered, |o| o.ordering)),
-        p_sequence: column(offered, |o| o.message.sequence.filter(|_| o.ordering.is_some())),
+        p_id: column(requests, |o| o.message.id.as_str()),
+        p_reason: column(requests, |o| o.reason.as_deref()),
+        p_version: column(requests, |o| o.version),
+        p_offset: column(requests, |o| o.message.record.offset),
+        p_timestamp_ms: column(requests, |o| o.message.record.timestamp_ms),
+        p_key: column(requests, |o| o.message.record.key.as_deref()),
+        p_ordering_key: column(requests, |o| o.message.ordering_key.as_deref()),
+        p_source: column(requests, |o| o.message.source.as_str()),
+        p_event_type: column(requests, |o| o.message.event_type.as_str()),
+        p_event_version: column(requests, |o| o.message.event_version.as_deref()),
+        p_content_type: column(requests, |o| o.message.content_type.as_deref()),
+        p_trace_parent: column(requests, |o| o.message.trace_parent.as_deref()),
+        p_hash: column(requests, |o| o.message.payload_hash.as_ref().map(|hash| hash.as_slice())),
+        p_headers: column(requests, |o| keep.then(|| headers::encode(&o.message.record.headers))),
+        p_payload: column(requests, |o| o.message.record.payload.as_deref().filter(|_| keep)),
+        p_ordering: is_ordered.then(|| column(requests, |o| o.ordering)),
+        p_sequence: column(requests, |o| o.message.sequence.filter(|_| o.ordering.is_some())),
     });
-    let mut statement = transaction.tx().statement().await;
-    let rows = bounded(query.fetch_all(statement.connection())).await;
-    statement.finish(rows.as_ref().err());
-    let rows = rows?;
-    let claimed = rows.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let rows = transaction.rows(query).await?;
+    let outcomes = rows.iter().map(read).collect::<Result<Vec<_>, _>>()?;
     let mut lost = Vec::new();
-    for ((row, claimed), offered) in rows.iter().zip(&claimed).zip(offered) {
-        let is_same = matches!(claimed, Claimed::Known { same_payload: true, .. });
-        if is_same && row.try_get("lost_record")? && !hooks::sabotage("lost_record_stays") {
-            lost.push(&offered.message);
+    for ((row, outcome), request) in rows.iter().zip(&outcomes).zip(requests) {
+        let is_same = matches!(outcome, ClaimOutcome::Duplicate { same_payload: true, .. });
+        if is_same && row.try_get("lost_record")? {
+            lost.push(&request.message);
         }
     }
-    if !lost.is_empty() {
+    if !lost.is_empty() && !hooks::sabotage("lost_record_stays") {
         restore(transaction, claimant.consumer_id, &lost).await?;
     }
     hooks::point("inbox:claim:after");
-    Ok(claimed)
+    Ok(outcomes)
 }
 
 /// Restores the records of dead letters that lost them, from their redelivery. It runs in the
@@ -199,23 +202,20 @@ async fn restore(
         p_headers: column(messages, |m| headers::encode(&m.record.headers)),
         p_payload: column(messages, |m| m.record.payload.as_deref()),
     });
-    let mut statement = transaction.tx().statement().await;
-    let restored = bounded(query.fetch_one(statement.connection())).await;
-    statement.finish(restored.as_ref().err());
-    let records: i32 = restored?.try_get(0)?;
+    let records: i32 = transaction.row(query).await?.try_get(0)?;
     tracing::debug!(consumer_id, records, "records of dead letters restored");
     Ok(())
 }
 
 /// Reads the claim's answer for one message. A message that another session inserted despite the
 /// lock is [`InboxError::InFlightElsewhere`].
-fn read(row: &sqlx::postgres::PgRow) -> Result<Claimed, InboxError> {
+fn read(row: &sqlx::postgres::PgRow) -> Result<ClaimOutcome, InboxError> {
     match row.try_get::<&str, _>("outcome")? {
-        "new" => Ok(Claimed::New),
-        "waiting" => {
-            Ok(Claimed::Waiting { is_due: row.try_get::<&str, _>("known_status")? == "received" })
-        }
-        "known" => Ok(Claimed::Known {
+        "new" => Ok(ClaimOutcome::New),
+        "waiting" => Ok(ClaimOutcome::Waiting {
+            is_due: row.try_get::<&str, _>("known_status")? == "received",
+        }),
+        "known" => Ok(ClaimOutcome::Duplicate {
             status: row.try_get("known_status")?,
             same_payload: row.try_get("same_payload")?,
             result: row.try_get("known_result")?,

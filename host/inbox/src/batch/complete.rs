@@ -8,13 +8,11 @@ use oncebox_model::{
     message::Message,
     outcome::{Disposition, Failure, FailureKind},
     policy::{Dedup, NoRoute, PayloadPolicy, Policy, Retry},
-    tx::bounded,
 };
 
 use crate::{
-    batch::claim::Offered,
     host_call::{column, host_call},
-    ordering::sequence::Place,
+    ordering::sequence::SequencePosition,
     session::Transaction,
 };
 
@@ -65,7 +63,7 @@ pub struct Completion {
     /// Ids of claims that did not run; their rows are deleted.
     withdrawn: Vec<String>,
     /// Rows that are to be changed.
-    rows: Vec<Row>,
+    rows: Vec<CompletedRow>,
     /// Failures among the rows, to be counted and logged after the commit.
     failures: Vec<Recorded>,
 }
@@ -86,7 +84,7 @@ pub struct Recorded {
 
 #[derive(Debug)]
 /// Change of one inbox row, as the host function `complete` takes it.
-struct Row {
+struct CompletedRow {
     id: String,
     epoch: i64,
     status: &'static str,
@@ -103,9 +101,25 @@ struct Row {
 /// Longest text kept in `last_error`, in bytes.
 const ERROR_BYTES_MAX: usize = 4_096;
 
+/// A counted attempt of a message, whose lease was committed before the attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lease {
+    /// Number of the lease among those of the message; a later lease has a higher one.
+    pub epoch: i64,
+    /// Number of the attempt, from 1.
+    pub attempt: u32,
+    /// Time since the message was received, or last redriven.
+    pub age: Duration,
+}
+
+impl Lease {
+    /// The first attempt of a message that this transaction claims.
+    const NONE: Self = Self { epoch: 0, attempt: 1, age: Duration::ZERO };
+}
+
 /// Run of a message, or a claim or lease of one that does not run.
 #[derive(Clone, Copy)]
-pub struct Ran<'a> {
+pub struct Execution<'a> {
     /// The message.
     pub message: &'a Message,
     /// Epoch of its lease; 0 for a claim of this transaction.
@@ -118,30 +132,34 @@ pub struct Ran<'a> {
     pub age: Duration,
 }
 
-impl<'a> Ran<'a> {
-    /// Returns the run of a claim of this transaction that no handler ran.
-    pub(crate) fn not(message: &'a Message) -> Self {
-        Self { message, epoch: 0, version: None, attempt: 1, age: Duration::ZERO }
+impl<'a> Execution<'a> {
+    /// Returns a claim of this transaction, or a lease, that no handler ran.
+    pub(crate) fn of(message: &'a Message, lease: Option<Lease>) -> Self {
+        let Lease { epoch, attempt, age } = lease.unwrap_or(Lease::NONE);
+        Self { message, epoch, version: None, attempt, age }
     }
 }
 
 /// Reason in the row of a message that waits, or is parked, for versions before its own.
 pub(crate) const GAP: &str = "gap";
 /// Reason in the row of a message whose aggregate is at its version or a later one.
-pub(crate) const OLD: &str = "old_version";
+pub(crate) const SUPERSEDED: &str = "old_version";
 
 impl Completion {
     /// Withdraws a claim that did not run; its message comes again.
     pub fn withdraw(&mut self, id: &str) {
+        if hooks::sabotage("withdrawn_claims_stay") {
+            return;
+        }
         self.withdrawn.push(id.to_owned());
     }
 
     /// Completes a run that succeeded. Adds no row where the claim already says it all.
-    pub fn succeeded(&mut self, ran: Ran<'_>, result: Option<String>, policy: &Policy) {
+    pub fn succeeded(&mut self, ran: Execution<'_>, result: Option<String>, policy: &Policy) {
         if ran.epoch == 0 && (result.is_none() || policy.dedup == Dedup::Off) {
             return;
         }
-        self.rows.push(Row {
+        self.rows.push(CompletedRow {
             id: ran.message.id.clone(),
             epoch: ran.epoch,
             status: Disposition::Completed.status(),
@@ -159,18 +177,23 @@ impl Completion {
     /// Stores a claim that is behind another message of its key, with the payload that its later
     /// run needs. With `is_due` a retry worker looks at it at once. Otherwise the message before it
     /// releases it.
-    pub fn waits(&mut self, offered: &Offered, is_due: bool) {
+    pub fn waits(&mut self, message: &Message, is_due: bool) {
         let status = if is_due { "received" } else { "waiting" };
-        self.open(Ran::not(&offered.message), status, None, is_due.then_some(Duration::ZERO));
+        self.open(Execution::of(message, None), status, None, is_due.then_some(Duration::ZERO));
     }
 
     /// Stores a message that waits for missing versions of its aggregate, for at most `wait`.
-    pub(crate) fn waits_for_gap(&mut self, ran: Ran<'_>, gap: &Place, wait: Duration) {
+    pub(crate) fn waits_for_gap(
+        &mut self,
+        ran: Execution<'_>,
+        gap: &SequencePosition,
+        wait: Duration,
+    ) {
         self.open(ran, "waiting", Some((GAP, gap.to_string())), Some(wait));
     }
 
     /// Parks a message that waited too long for missing versions of its aggregate.
-    pub(crate) fn parked_for_gap(&mut self, ran: Ran<'_>, gap: &Place) {
+    pub(crate) fn parked_for_gap(&mut self, ran: Execution<'_>, gap: &SequencePosition) {
         self.open(ran, Disposition::Parked.status(), Some((GAP, gap.to_string())), None);
     }
 
@@ -178,14 +201,14 @@ impl Completion {
     /// policy says, since it may run later.
     fn open(
         &mut self,
-        ran: Ran<'_>,
+        ran: Execution<'_>,
         status: &'static str,
         why: Option<(&str, String)>,
         delay: Option<Duration>,
     ) {
         let record = &ran.message.record;
         let (reason, error) = why.unzip();
-        self.rows.push(Row {
+        self.rows.push(CompletedRow {
             id: ran.message.id.clone(),
             epoch: ran.epoch,
             status,
@@ -201,14 +224,19 @@ impl Completion {
     }
 
     /// Skips a message whose aggregate is at its version or a later one.
-    pub(crate) fn is_old(&mut self, ran: Ran<'_>, place: &Place, policy: &Policy) {
+    pub(crate) fn is_superseded(
+        &mut self,
+        ran: Execution<'_>,
+        position: &SequencePosition,
+        policy: &Policy,
+    ) {
         let keep = policy.payload == PayloadPolicy::All;
-        self.rows.push(Row {
+        self.rows.push(CompletedRow {
             id: ran.message.id.clone(),
             epoch: ran.epoch,
             status: Disposition::Skipped.status(),
-            reason: Some(OLD.to_owned()),
-            error: Some(place.to_string()),
+            reason: Some(SUPERSEDED.to_owned()),
+            error: Some(position.to_string()),
             result: None,
             delay: None,
             version: None,
@@ -216,6 +244,11 @@ impl Completion {
             headers: None,
             payload: None,
         });
+    }
+
+    /// Returns the result that the first row keeps, as JSON.
+    pub(crate) fn result(&self) -> Option<&str> {
+        self.rows.first().and_then(|row| row.result.as_deref())
     }
 
     /// Returns the delays after which rows of this completion become due. Rows that wait for other
@@ -231,7 +264,12 @@ impl Completion {
 
     /// Turns the claim or lease of a failed run into the failure record, in this very transaction.
     /// Returns the disposition.
-    pub fn failed(&mut self, ran: Ran<'_>, failure: &Failure, policy: &Policy) -> Disposition {
+    pub fn failed(
+        &mut self,
+        ran: Execution<'_>,
+        failure: &Failure,
+        policy: &Policy,
+    ) -> Disposition {
         let disposition = disposition(failure, ran.attempt, ran.age, policy);
         // A message that is to run again needs its payload, whatever the policy says.
         let keep =
@@ -239,7 +277,7 @@ impl Completion {
         let record = &ran.message.record;
         let (message_id, attempt) = (ran.message.id.clone(), ran.attempt);
         self.failures.push(Recorded { message_id, failure: failure.clone(), disposition, attempt });
-        self.rows.push(Row {
+        self.rows.push(CompletedRow {
             id: ran.message.id.clone(),
             epoch: ran.epoch,
             status: disposition.status(),
@@ -292,10 +330,7 @@ pub async fn complete(
         p_headers: column(rows, |r| r.headers.as_deref()),
         p_payload: column(rows, |r| r.payload.as_deref()),
     });
-    let mut statement = transaction.tx().statement().await;
-    let answer = bounded(query.execute(statement.connection())).await;
-    statement.finish(answer.as_ref().err());
-    answer?;
+    transaction.rows(query).await?;
     hooks::point("inbox:complete:after");
     Ok(())
 }

@@ -2,108 +2,60 @@
 
 use oncebox_model::{
     error::InboxError,
-    handler::DeliveryKind,
     hooks,
-    outcome::{Disposition, Failure, FailureKind},
+    outcome::{Failure, FailureKind},
     tx::Tx,
 };
 use tokio::time::Instant;
 
 use crate::{
+    admission::batch_sizer::SavepointMode,
     batch::{
-        call::{Ended, Together, run, run_together},
-        claim::Claimed,
-        process::{Done, Routed, Stop, host_statement, refused, undo_message},
+        abort::Abort,
+        call::{CallResult, GroupCall, call, call_group},
+        commit::{refused, release_savepoint, set_savepoint, undo_message},
+        state::{BatchState, Routed},
     },
     consumer::ConsumerInbox,
+    session::Transaction,
 };
 
-/// Returns the new messages from `first` on that go to its handler, and the index behind the last
-/// of them. Duplicates between them are left out; the first new message of another handler ends the
-/// group.
-pub(crate) fn group(batch: &[Routed], claims: &[Claimed], first: usize) -> (Vec<usize>, usize) {
-    let mut group = vec![first];
-    for index in first + 1..batch.len() {
-        if claims[index] != Claimed::New && !hooks::sabotage("duplicates_run") {
-            continue;
-        }
-        if !std::ptr::addr_eq(&*batch[index].handler, &*batch[first].handler) {
-            return (group, index);
-        }
-        group.push(index);
-    }
-    (group, batch.len())
-}
+/// Results of the messages of a group that succeeded, in order.
+type Results = Vec<Option<String>>;
 
 impl ConsumerInbox {
     /// Runs a group in one call of its handler. Messages that the answer calls failed are excluded,
     /// and the others run again without them. Where the failed message is unknown, each half runs
     /// by itself. All of this happens in the one transaction, each call under a savepoint.
-    pub(crate) async fn handle_together(
+    pub(crate) async fn handle_group(
         &self,
-        tx: &Tx,
-        batch: &[Routed],
+        transaction: &Transaction<'_>,
+        state: &mut BatchState<'_>,
         group: Vec<usize>,
-        done: &mut Done,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), Abort> {
+        let tx = transaction.tx();
         // A stack of groups: the first messages of the partition are on top.
         let mut open = vec![group];
         while let Some(group) = open.pop() {
             // Without messages behind a message of their key that failed in an earlier round.
-            let (group, behind) = self.next_together(batch, group, done);
+            let (group, behind) = state.split_runnable(group);
             open.extend((!behind.is_empty()).then_some(behind));
             if group.is_empty() {
                 continue;
             }
-            host_statement(tx, "SAVEPOINT m").await?;
-            hooks::point("inbox:handle:before");
-            let began = Instant::now();
-            let ended = match *group {
-                [index] => run(self.job(&batch[index], 1, DeliveryKind::Live), tx)
-                    .await
-                    .map(|result| vec![Ok(result)]),
-                _ => run_together(self.together(batch, &group), tx).await,
-            };
-            // Each message is counted with an equal share of the call.
-            let each = began.elapsed() / group.len().try_into().unwrap_or(u32::MAX);
-            group
-                .iter()
-                .for_each(|index| self.count_duration(&batch[*index].offered.message, each));
-            hooks::point("inbox:handle:after");
-            let failed = match ended {
-                Ended::Ok(answers) => match failures(&group, &answers) {
-                    failed if failed.is_empty() => {
-                        host_statement(tx, "RELEASE SAVEPOINT m").await?;
-                        for (index, result) in group.into_iter().zip(answers) {
-                            done.completion.succeeded(
-                                batch[index].ran(),
-                                result.ok().flatten(),
-                                &self.policy,
-                            );
-                            done.ended(index, &batch[index], Disposition::Completed, None);
-                        }
-                        continue;
+            set_savepoint(tx, SavepointMode::Savepoints).await?;
+            let failed = match self.try_group(tx, state, &group).await? {
+                Ok(results) => {
+                    release_savepoint(tx, SavepointMode::Savepoints).await?;
+                    for (index, result) in group.into_iter().zip(results) {
+                        state.succeeded(index, result);
                     }
-                    failed => failed,
-                },
-                Ended::Failed(failure) => match *group {
-                    [index] => vec![(index, failure)],
-                    // A half could take as long again.
-                    _ if failure.kind == FailureKind::Deadline => {
-                        return Err(Stop::AtCommit { failure });
-                    }
-                    _ => Vec::new(),
-                },
-                Ended::Contention(failure) => return Err(Stop::Contention { failure }),
-                Ended::Abandoned(failure) => return Err(alone_or(&group, failure)),
-                // The message that broke the connection is unknown.
-                Ended::Lost => {
-                    return Err(Stop::Lost { index: group[0], among: group[group.len() - 1] + 1 });
+                    continue;
                 }
-                Ended::Stopped(why) => return Err(Stop::Host(InboxError::Stopped { why })),
+                Err(failed) => failed,
             };
             // The effects of the whole call are rolled back, those of its good messages too.
-            self.undo_group(tx, &group, &failed).await?;
+            undo_group(tx, &group, &failed).await?;
             // The failed message is unknown: halves, with the front half on top of the stack.
             if failed.is_empty() {
                 let (front, back) = group.split_at(group.len() / 2);
@@ -111,53 +63,87 @@ impl ConsumerInbox {
                 continue;
             }
             for (index, failure) in &failed {
-                let disposition =
-                    self.record_failure(&batch[*index], *index, failure, &mut done.completion)?;
-                done.ended(*index, &batch[*index], disposition, Some(failure.kind.clone()));
+                state.failed(*index, failure)?;
             }
-            let rest: Vec<_> = group
-                .into_iter()
-                .filter(|index| failed.iter().all(|(failed, _)| failed != index))
-                .collect();
+            let is_failed = |index: &usize| failed.iter().any(|(failed, _)| failed == index);
+            let rest: Vec<_> = group.into_iter().filter(|index| !is_failed(index)).collect();
             open.extend((!rest.is_empty()).then_some(rest));
         }
         Ok(())
     }
 
-    /// Returns the common call of a group, made from the first message's job.
-    fn together<'a>(&'a self, batch: &'a [Routed], group: &[usize]) -> Together<'a> {
-        let messages = group.iter().map(|index| &batch[*index].offered.message).collect();
-        Together { job: self.job(&batch[group[0]], 1, DeliveryKind::Live), messages }
-    }
-
-    /// Rolls a group's call back. An error of the rollback becomes the stop that it means.
-    async fn undo_group(
+    /// Calls the handler of a group. Returns the results where all messages succeeded, or else the
+    /// failures by index in the batch. No failure means that the failed message is unknown.
+    async fn try_group(
         &self,
         tx: &Tx,
+        state: &BatchState<'_>,
         group: &[usize],
-        failed: &[(usize, Failure)],
-    ) -> Result<(), Stop> {
-        let Err(error) = undo_message(tx).await else {
-            hooks::point("inbox:fail:after");
-            return Ok(());
+    ) -> Result<Result<Results, Vec<(usize, Failure)>>, Abort> {
+        let (first, last) = (group[0], group[group.len() - 1]);
+        let routed = &state.batch[first];
+        routed.point_before_call();
+        let began = Instant::now();
+        let result = match *group {
+            [_] => call(self.call(routed), tx).await.map(|result| vec![Ok(result)]),
+            _ => call_group(self.group_call(state.batch, group), tx).await,
         };
-        // A statement of the guest ended the transaction or removed the savepoint.
-        Err(match (refused(&error), failed.first()) {
-            (Some(_), Some((_, failure))) => alone_or(group, failure.clone()),
-            (Some(error), None) => {
-                Stop::AtCommit { failure: Failure::new(FailureKind::Other, error.message) }
+        // Each message is counted with an equal share of the call.
+        let each = began.elapsed() / group.len().try_into().unwrap_or(u32::MAX);
+        for index in group {
+            self.count_duration(&state.batch[*index].request.message, each);
+        }
+        routed.point_after_call();
+        match result {
+            CallResult::Ok(answers) => match failures(group, &answers) {
+                failed if failed.is_empty() => {
+                    Ok(Ok(answers.into_iter().map(|answer| answer.ok().flatten()).collect()))
+                }
+                failed => Ok(Err(failed)),
+            },
+            CallResult::Failed(failure) if group.len() == 1 => Ok(Err(vec![(first, failure)])),
+            // A half could take as long again.
+            CallResult::Failed(failure) if failure.kind == FailureKind::Deadline => {
+                Err(Abort::AtCommit { failure })
             }
-            (None, _) => Stop::Host(error),
-        })
+            CallResult::Failed(_) => Ok(Err(Vec::new())),
+            CallResult::Contention(failure) => Err(Abort::Contention { failure }),
+            CallResult::Abandoned(failure) => Err(alone_or(group, failure)),
+            // The message that broke the connection is unknown.
+            CallResult::ConnectionLost => Err(state.connection_lost(first, last + 1).await),
+            CallResult::Stopped(why) => Err(Abort::Host(InboxError::Stopped { why })),
+        }
+    }
+
+    /// Returns the common call of a group, made from the first message's.
+    fn group_call<'a>(&'a self, batch: &'a [Routed], group: &[usize]) -> GroupCall<'a> {
+        let messages = group.iter().map(|index| &batch[*index].request.message).collect();
+        GroupCall { call: self.call(&batch[group[0]]), messages }
     }
 }
 
-/// Returns the stop for a group whose transaction cannot go on. A single message is recorded alone;
-/// several are settled one by one, in new transactions.
-fn alone_or(group: &[usize], failure: Failure) -> Stop {
+/// Rolls a group's call back. An error of the rollback becomes the abort that it means.
+async fn undo_group(tx: &Tx, group: &[usize], failed: &[(usize, Failure)]) -> Result<(), Abort> {
+    let Err(error) = undo_message(tx).await else {
+        hooks::point("inbox:fail:after");
+        return Ok(());
+    };
+    // A statement of the guest ended the transaction or removed the savepoint.
+    Err(match (refused(&error), failed.first()) {
+        (Some(_), Some((_, failure))) => alone_or(group, failure.clone()),
+        (Some(error), None) => {
+            Abort::AtCommit { failure: Failure::new(FailureKind::Other, error.message) }
+        }
+        (None, _) => Abort::Host(error),
+    })
+}
+
+/// Returns the abort for a group whose transaction cannot go on. A single message is recorded
+/// alone; several are settled one by one, in new transactions.
+fn alone_or(group: &[usize], failure: Failure) -> Abort {
     match *group {
-        [index] => Stop::Abandoned { index, failure },
-        _ => Stop::AtCommit { failure },
+        [index] => Abort::Abandoned { index, failure },
+        _ => Abort::AtCommit { failure },
     }
 }
 

@@ -1,14 +1,26 @@
 //! One transaction: claim, handle, complete, commit.
 
-// The protocol, and the reaction to a transaction that stops.
+// The protocol: one transaction, in order.
 pub(crate) mod process;
+// What the open transaction knows, and which messages run next.
+pub(crate) mod state;
 // The claim: inbox rows for the new messages, in the open transaction.
 pub(crate) mod claim;
+// Order within the transaction.
+mod order;
 // One call of a handler, and its result.
 pub(crate) mod call;
 // Several messages in one call of a handler.
-pub(crate) mod group;
+mod group;
 // The last statement of the host before COMMIT.
 pub(crate) mod complete;
+// COMMIT, savepoints and the errors of the host's statements.
+pub(crate) mod commit;
+// Reasons why a transaction ends without a commit.
+pub(crate) mod abort;
+// Repeated transactions, and failures recorded in a transaction of their own.
+pub(crate) mod settle;
+// Messages that are stored without a run.
+mod store;
 // The protocol in a transaction that is always rolled back, for `oncebox test`.
 pub(crate) mod rehearsal;

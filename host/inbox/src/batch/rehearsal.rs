@@ -3,19 +3,20 @@
 
 use oncebox_model::{
     error::InboxError,
-    handler::DeliveryKind,
     identity,
-    outcome::{Failure, FailureKind},
+    outcome::{Disposition, Failure, FailureKind},
     record::Record,
     tx::Tx,
 };
 
 use crate::{
+    admission::batch_sizer::SavepointMode,
     batch::{
-        call::{Ended, Job, run},
-        claim::{As, Claimed, Offered, claim},
-        complete::{Completion, Ran, complete},
-        process::{host_statement, refused, undo_message},
+        abort::Abort,
+        claim::{ClaimOutcome, ClaimRequest},
+        commit::{at_completion, at_constraints, host_statement},
+        complete::{Completion, Execution, Recorded, complete},
+        state::{BatchState, Routed},
     },
     consumer::ConsumerInbox,
     session::Transaction,
@@ -104,107 +105,100 @@ impl<'a> Rehearsal<'a> {
             return Ok(Rehearsed::Parked { reason: "no_route".to_owned() });
         };
         // The row names no version, since this database may not have it.
-        let offered = Offered { message, version: None, reason: None, ordering: None };
-        let claimant = self.consumer.claimant(handlers.generation());
-        let claims = claim(self.transaction(), claimant, &[&offered], As::Completed).await?;
-        if let Some(Claimed::Known { status, .. }) = claims.into_iter().next() {
-            self.complete(&Completion::default()).await?;
+        let request = ClaimRequest { message, version: None, reason: None, ordering: None };
+        let generation = handlers.generation();
+        let routed = Routed { request, lease: None, handler, generation, shadow: None };
+        host_statement(self.tx(), "SAVEPOINT delivery").await?;
+        match self.run(&routed).await {
+            Ok(rehearsed) => {
+                // Constraints are deferred again for the next message, with those that are only
+                // deferrable. Here such a constraint is checked at the end of a message, in a host
+                // at the end of a statement.
+                const END: &str = "SET CONSTRAINTS ALL DEFERRED; RELEASE SAVEPOINT delivery";
+                host_statement(self.tx(), END).await?;
+                Ok(rehearsed)
+            }
+            Err(abort) => self.aborted(&routed, abort).await,
+        }
+    }
+
+    /// Runs everything between BEGIN and COMMIT, then checks deferred constraints as COMMIT would.
+    async fn run(&self, routed: &Routed) -> Result<Rehearsed, Abort> {
+        let (consumer, transaction) = (self.consumer, self.transaction());
+        let batch = std::slice::from_ref(routed);
+        let Some(mut state) = BatchState::open(consumer, transaction, batch).await? else {
+            return Err(Abort::Host(InboxError::InFlightElsewhere));
+        };
+        if let Some(status) = state.claims[0].known_status() {
+            let status = status.to_owned();
+            state.complete(transaction).await?;
             return Ok(Rehearsed::Duplicate { status });
         }
-        host_statement(self.tx(), "SAVEPOINT m").await?;
-        let job = Job {
-            tenant: &self.consumer.tenant,
-            consumer: &self.consumer.name,
-            handler: &handler,
-            message: &offered.message,
-            attempt: 1,
-            kind: DeliveryKind::Live,
-            deadline: self.consumer.deadline(&handler),
-        };
-        let ended = run(job, self.tx()).await;
-        let ran = Ran::not(&offered.message);
-        self.settle(ended, ran).await
+        while let Some(next) = state.next() {
+            consumer.handle_next(transaction, &mut state, next, SavepointMode::Savepoints).await?;
+        }
+        let result = state.completion.result().map(str::to_owned);
+        let mut settled = state.complete(transaction).await.map_err(at_completion)?;
+        if let Some(Recorded { failure, disposition, .. }) = settled.failures.pop() {
+            return Ok(Rehearsed::failed(failure, disposition));
+        }
+        host_statement(self.tx(), "SET CONSTRAINTS ALL IMMEDIATE").await.map_err(at_constraints)?;
+        Ok(Rehearsed::Completed { result })
     }
 
-    /// Turns the result of a run into the result of the delivery. A failure is rolled back and
-    /// completed as its row would be.
-    async fn settle(
-        &mut self,
-        ended: Ended<Option<String>>,
-        ran: Ran<'_>,
-    ) -> Result<Rehearsed, InboxError> {
-        let failure = match ended {
-            Ended::Ok(result) => match self.finish(ran, result.clone()).await? {
-                None => return Ok(Rehearsed::Completed { result }),
-                Some(failure) => failure,
-            },
-            Ended::Failed(failure) | Ended::Contention(failure) => failure,
-            Ended::Abandoned(failure) => return self.lost(ran, failure).await,
-            Ended::Lost => {
-                let failure = Failure::new(
-                    FailureKind::Crashed,
-                    "the connection to the database broke while the message ran",
-                );
-                return self.lost(ran, failure).await;
+    /// Undoes a delivery whose transaction would be aborted, and records its failure as the host
+    /// does in a transaction of its own.
+    async fn aborted(&mut self, routed: &Routed, abort: Abort) -> Result<Rehearsed, InboxError> {
+        let failure = match abort {
+            Abort::Contention { failure }
+            | Abort::AtCommit { failure }
+            | Abort::AtClaim { failure }
+            | Abort::Abandoned { failure, .. } => failure,
+            Abort::Host(InboxError::LostInHandler { .. } | InboxError::LostInOutage { .. }) => {
+                let text = "the connection to the database broke while the message ran";
+                return self.lost(routed, Failure::new(FailureKind::Crashed, text)).await;
             }
-            Ended::Stopped(why) => return Err(InboxError::Stopped { why }),
+            abort => return Err(abort.into_host_error()),
         };
-        if undo_message(self.tx()).await.is_err() {
-            return self.lost(ran, failure).await;
+        const UNDO: &str = "ROLLBACK TO SAVEPOINT delivery; RELEASE SAVEPOINT delivery";
+        if host_statement(self.tx(), UNDO).await.is_err() {
+            return self.lost(routed, failure).await;
         }
-        let mut completion = Completion::default();
-        let status = completion.failed(ran, &failure, &self.consumer.policy).status();
-        self.complete(&completion).await?;
-        Ok(Rehearsed::Failed { failure, status, is_transaction_lost: false })
-    }
-
-    /// Completes a run that succeeded, and checks deferred constraints. Returns the failure where
-    /// PostgreSQL refuses that; its effect is then to be undone.
-    async fn finish(
-        &self,
-        ran: Ran<'_>,
-        result: Option<String>,
-    ) -> Result<Option<Failure>, InboxError> {
-        let mut completion = Completion::default();
-        completion.succeeded(ran, result, &self.consumer.policy);
-        let finished = match self.complete(&completion).await {
-            Ok(()) => host_statement(self.tx(), "SET CONSTRAINTS ALL IMMEDIATE").await,
-            Err(error) => Err(error),
+        self.tx().recovered().await;
+        let Routed { request, generation, .. } = routed;
+        let claim = self.consumer.claim_again(self.transaction(), request, None, *generation).await;
+        let Some(ClaimOutcome::New) = claim? else {
+            return Err(InboxError::InFlightElsewhere);
         };
-        let Err(error) = finished else {
-            // Constraints are deferred again for the next message, with those that are only
-            // deferrable. Here such a constraint is checked at the end of a message, in a host at
-            // the end of a statement.
-            host_statement(self.tx(), "SET CONSTRAINTS ALL DEFERRED; RELEASE SAVEPOINT m").await?;
-            return Ok(None);
-        };
-        match refused(&error) {
-            Some(answer) => Ok(Some(Failure::new(
-                FailureKind::Sql { sqlstate: answer.sqlstate },
-                answer.message,
-            ))),
-            None => Err(error),
-        }
-    }
-
-    /// Writes a completion into the open transaction.
-    async fn complete(&self, completion: &Completion) -> Result<(), InboxError> {
-        complete(self.transaction(), self.consumer.consumer_id, completion).await
+        let mut completion = Completion::default();
+        let execution = Execution::of(&request.message, None);
+        let disposition = completion.failed(execution, &failure, &self.consumer.policy);
+        complete(self.transaction(), self.consumer.consumer_id, &completion).await?;
+        Ok(Rehearsed::failed(failure, disposition))
     }
 
     /// Replaces a transaction that was lost with everything in it; the next message begins in a new
     /// one.
-    async fn lost(&mut self, ran: Ran<'_>, failure: Failure) -> Result<Rehearsed, InboxError> {
+    async fn lost(&mut self, routed: &Routed, failure: Failure) -> Result<Rehearsed, InboxError> {
         if let Some(transaction) = self.transaction.take() {
             transaction.rollback().await;
         }
         self.transaction = Some(self.consumer.sessions.begin().await?);
-        let status = Completion::default().failed(ran, &failure, &self.consumer.policy).status();
+        let execution = Execution::of(&routed.request.message, None);
+        let status =
+            Completion::default().failed(execution, &failure, &self.consumer.policy).status();
         Ok(Rehearsed::Failed { failure, status, is_transaction_lost: true })
     }
 
     /// Returns the open transaction.
     fn transaction(&self) -> &Transaction<'a> {
         self.transaction.as_ref().expect("taken only to be replaced, or by the end, which consumes")
+    }
+}
+
+impl Rehearsed {
+    /// Returns the result of a message whose failure its row would record.
+    fn failed(failure: Failure, disposition: Disposition) -> Self {
+        Self::Failed { failure, status: disposition.status(), is_transaction_lost: false }
     }
 }

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use oncebox_model::{hooks, message::Message, outcome::Disposition, policy::Order};
 use sha2::{Digest, Sha256};
 
-use crate::batch::claim::{Claimed, Offered};
+use crate::batch::claim::{ClaimOutcome, ClaimRequest};
 
 /// Returns the number that a decoded message shares with those that it must run in order with; none
 /// where order does not matter. It is the first 8 bytes of a SHA-256 over the consumer and the key
@@ -34,23 +34,29 @@ pub(crate) fn ordering(consumer_id: i32, order: Order, message: &Message) -> Opt
 /// First failed message of each ordering key in one transaction: its index in the batch, by number.
 /// It holds back claimed messages behind it.
 #[derive(Debug, Default)]
-pub(crate) struct Held(HashMap<i64, usize>);
+pub(crate) struct BlockedKeys(HashMap<i64, usize>);
 
-impl Held {
+impl BlockedKeys {
     /// Blocks the key of a message whose result leaves it open, so that later messages of the key
     /// do not run.
-    pub(crate) fn ended(&mut self, index: usize, offered: &Offered, disposition: Disposition) {
-        let Some(ordering) = offered.ordering.filter(|_| disposition.is_open()) else { return };
-        if !hooks::sabotage("failure_passed_in_batch") {
-            self.0.entry(ordering).and_modify(|first| *first = index.min(*first)).or_insert(index);
+    pub(crate) fn failed(
+        &mut self,
+        index: usize,
+        request: &ClaimRequest,
+        disposition: Disposition,
+    ) {
+        let Some(ordering) = request.ordering.filter(|_| disposition.is_open()) else { return };
+        if hooks::sabotage("failure_passed_in_batch") {
+            return;
         }
+        self.0.entry(ordering).and_modify(|first| *first = index.min(*first)).or_insert(index);
     }
 
     /// Makes a new message wait where an earlier message of its key failed in this transaction.
-    pub(crate) fn keep_back(&self, index: usize, offered: &Offered, claimed: &mut Claimed) {
-        let failed = offered.ordering.and_then(|ordering| self.0.get(&ordering));
-        if *claimed == Claimed::New && failed.is_some_and(|failed| *failed < index) {
-            *claimed = Claimed::Waiting { is_due: false };
+    pub(crate) fn hold_back(&self, index: usize, request: &ClaimRequest, claim: &mut ClaimOutcome) {
+        let failed = request.ordering.and_then(|ordering| self.0.get(&ordering));
+        if *claim == ClaimOutcome::New && failed.is_some_and(|failed| *failed < index) {
+            *claim = ClaimOutcome::Waiting { is_due: false };
         }
     }
 }

@@ -16,7 +16,7 @@ const PAYLOAD_BYTES_MIN: usize = 64;
 
 /// The last payloads of a partition, and the ids that they came with.
 #[derive(Debug, Default)]
-pub(crate) struct Suspects {
+pub(crate) struct DuplicatePayloads {
     /// Message id of each remembered payload, by payload hash.
     ids: HashMap<[u8; 32], String>,
     /// Payload hashes, oldest first.
@@ -25,7 +25,7 @@ pub(crate) struct Suspects {
     warned: bool,
 }
 
-impl Suspects {
+impl DuplicatePayloads {
     /// Warns where this payload came before under another id.
     pub(crate) fn observe(&mut self, consumer: &ConsumerInbox, message: &Message) {
         if self.is_suspect(message) {
@@ -107,7 +107,7 @@ mod tests {
     /// Delivers 50 events three times each, in three rounds, and returns how many deliveries were
     /// suspected.
     fn suspected(id: impl Fn(usize, usize) -> String) -> usize {
-        let mut suspects = Suspects::default();
+        let mut suspects = DuplicatePayloads::default();
         let deliveries = (0..3).flat_map(|round| (0..50).map(move |event| (round, event)));
         deliveries
             .filter(|(round, event)| {
@@ -161,12 +161,12 @@ mod tests {
     // apart.
     #[test]
     fn short_payloads_and_events_far_apart_are_not_seen() {
-        let mut suspects = Suspects::default();
+        let mut suspects = DuplicatePayloads::default();
         let (short, long) = ("x".repeat(PAYLOAD_BYTES_MIN - 1), "x".repeat(PAYLOAD_BYTES_MIN));
         assert!(["a", "b"].map(|id| suspects.is_suspect(&delivery(id, &short))) == [false, false]);
         assert!(["a", "b"].map(|id| suspects.is_suspect(&delivery(id, &long))) == [false, true]);
         let between = |events: usize| {
-            let mut suspects = Suspects::default();
+            let mut suspects = DuplicatePayloads::default();
             suspects.is_suspect(&delivery("first", &payload(0)));
             (1..=events).for_each(|event| {
                 assert!(!suspects.is_suspect(&delivery(&format!("id-{event}"), &payload(event))))

@@ -31,14 +31,17 @@ use oncebox_model::{
 use crate::{
     admission::{
         Admission,
-        breaker::{Admission as Passage, LOOK_AGAIN, Probe},
+        breaker::{BreakerDecision, Probe, RECHECK},
     },
     batch::{
-        claim::{As, Claimed, Offered},
-        process::{Admitted, Routed, Settled},
+        claim::{ClaimOutcome, ClaimRequest, InitialStatus},
+        settle::Permit,
+        state::{Routed, Settled},
     },
     consumer::ConsumerInbox,
-    partition::{clock::DatabaseClock, duplicate_payloads::Suspects, parking::is_collision},
+    partition::{
+        clock::DatabaseClock, duplicate_payloads::DuplicatePayloads, parking::is_collision,
+    },
 };
 
 /// Outages in a row without progress, after which the messages that ran are suspected as the cause.
@@ -67,24 +70,24 @@ pub struct PartitionInbox {
     /// Number of outages in a row that struck while messages ran, without progress between them.
     outages: u32,
     /// Number of messages that are to be settled one by one, after a batch failed at its commit.
-    singles: usize,
+    single_runs_left: usize,
     /// True once a new message was settled: the process did not die at the offset where it started.
     /// Duplicates of a redelivery say nothing about the message behind them.
-    moved: bool,
+    made_progress: bool,
     /// True once the probation row is deleted.
-    cleared: bool,
+    is_cleared: bool,
     /// Payloads that this partition saw last.
-    suspects: Suspects,
+    duplicate_payloads: DuplicatePayloads,
     /// Clock for the horizon of replays.
     clock: DatabaseClock,
     /// Permission to begin a transaction, which `ready` got in advance.
-    admitted: Option<Admitted>,
+    permit: Option<Permit>,
 }
 
 /// Way of a decoded record.
 enum Route {
     Run(Routed),
-    Park(Offered),
+    Park(ClaimRequest),
 }
 
 impl PartitionInbox {
@@ -111,7 +114,7 @@ impl PartitionInbox {
             );
         }
         let probation = if suspect { on_probation(&consumer) } else { 0 };
-        let suspects = Suspects::default();
+        let duplicate_payloads = DuplicatePayloads::default();
         Ok(Self {
             consumer,
             topic: topic.to_owned(),
@@ -119,12 +122,12 @@ impl PartitionInbox {
             probation,
             suspected: 0,
             outages: 0,
-            singles: 0,
-            moved: false,
-            cleared: false,
-            suspects,
+            single_runs_left: 0,
+            made_progress: false,
+            is_cleared: false,
+            duplicate_payloads,
             clock: DatabaseClock::default(),
-            admitted: None,
+            permit: None,
         })
     }
 
@@ -137,11 +140,11 @@ impl PartitionInbox {
     /// `records` records. Beside the wait for schemas that are not at hand, this is the only wait
     /// for other work of the host. Dropping it leaves nothing behind.
     pub async fn ready(&mut self, records: usize) {
-        if self.admitted.is_none() {
+        if self.permit.is_none() {
             let runs = self.probation == 0 && self.consumer.policy.ack == Ack::AfterCommit;
-            let turn = self.consumer.pace.turn().await;
+            let serial = self.consumer.sizer.serial_permit().await;
             let admission = self.consumer.admit(records.min(self.batch_max()), runs).await;
-            self.admitted = Some(Admitted { admission, turn });
+            self.permit = Some(Permit { admission, serial });
         }
     }
 
@@ -157,15 +160,15 @@ impl PartitionInbox {
         loop {
             let records = self.with_schemas(&records[..records.len().min(records_max)]).await?;
             self.ready(records.len()).await;
-            let Some(mut admitted) = self.admitted.take() else { continue };
-            if self.consumer.pace.takes_turns() && !admitted.turn.is_held() {
-                continue; // admitted before turns began; the turn comes first
+            let Some(mut permit) = self.permit.take() else { continue };
+            if self.consumer.sizer.is_serialized() && !permit.serial.is_held() {
+                continue; // admitted before transactions ran one at a time
             }
-            let records = &records[..records.len().min(admitted.admission.messages())];
+            let records = &records[..records.len().min(permit.admission.messages())];
             let handlers = self.consumer.handlers();
-            let answer = self.process_with(&mut admitted, &*handlers, records).await;
-            admitted.admission.settled(*answer.as_ref().unwrap_or(&0));
-            drop(admitted); // waiting for newer deployments holds no place of the host
+            let answer = self.process_with(&mut permit, &*handlers, records).await;
+            permit.admission.settled(*answer.as_ref().unwrap_or(&0));
+            drop(permit); // waiting for newer deployments holds no place of the host
             match answer {
                 // The loaded deployments were withdrawn, and newer ones have come: again with
                 // those.
@@ -189,7 +192,7 @@ impl PartitionInbox {
         let prepared = match self.consumer.prepare(payloads()).now_or_never() {
             Some(prepared) => prepared?,
             None => {
-                self.admitted = None;
+                self.permit = None;
                 self.consumer.prepare(payloads()).await?
             }
         };
@@ -199,7 +202,7 @@ impl PartitionInbox {
     /// Settles the front of the records in an admitted transaction, and notes the progress.
     async fn process_with(
         &mut self,
-        admitted: &mut Admitted,
+        permit: &mut Permit,
         handlers: &dyn Handlers,
         records: &[Record],
     ) -> Result<usize, InboxError> {
@@ -208,24 +211,24 @@ impl PartitionInbox {
         let settled = match routes.first() {
             None => return Ok(0),
             Some(Route::Park(_)) => {
-                self.park_front(&admitted.admission, handlers.generation(), &routes).await?
+                self.park_front(&permit.admission, handlers.generation(), &routes).await?
             }
-            Some(Route::Run(_)) => self.run_front(admitted, handlers.generation(), routes).await?,
+            Some(Route::Run(_)) => self.run_front(permit, handlers.generation(), routes).await?,
         };
         self.suspected = self.suspected.saturating_sub(settled);
         self.outages = 0;
-        if self.moved {
-            self.progressed(&admitted.admission).await?;
+        if self.made_progress {
+            self.progressed(&permit.admission).await?;
         }
         Ok(settled)
     }
 
     /// Gives the partition up cleanly: deletes its probation row.
     pub async fn close(mut self) {
-        if self.cleared {
+        if self.is_cleared {
             return;
         }
-        self.admitted = None;
+        self.permit = None;
         let admission = self.consumer.admit_first().await;
         if let Err(error) = self.progressed(&admission).await {
             tracing::debug!(%error, "failed to clear the probation row; the next process will be \
@@ -276,13 +279,13 @@ impl PartitionInbox {
                             Route::Park(parking::invalid(message, ordering, &fault))
                         }
                         (Some(handler), ordering) => {
-                            self.suspects.observe(&self.consumer, &message);
+                            self.duplicate_payloads.observe(&self.consumer, &message);
                             let version = Some(handler.version());
                             let shadow = handlers
                                 .shadow(&message)
                                 .filter(|shadow| shadow.samples(&message.id));
-                            let offered = Offered { message, version, reason: None, ordering };
-                            Route::Run(Routed { offered, handler, generation, shadow })
+                            let request = ClaimRequest { message, version, reason: None, ordering };
+                            Route::Run(Routed { request, lease: None, handler, generation, shadow })
                         }
                     }
                 }
@@ -335,12 +338,13 @@ impl PartitionInbox {
         &mut self,
         admission: &Admission,
         generation: i64,
-        parked: &[Offered],
+        parked: &[ClaimRequest],
     ) -> Result<(), InboxError> {
-        let claims = self.consumer.store(admission, generation, parked, As::Parked).await?;
-        self.moved |= claims.contains(&Claimed::New);
+        let claims =
+            self.consumer.store(admission, generation, parked, InitialStatus::Parked).await?;
+        self.made_progress |= claims.contains(&ClaimOutcome::New);
         let mut collisions = Vec::new();
-        for (Offered { message, .. }, claimed) in parked.iter().zip(&claims) {
+        for (ClaimRequest { message, .. }, claimed) in parked.iter().zip(&claims) {
             if !is_collision(&parked[0]) && self.collides(claimed) {
                 collisions.push(parking::collision(message));
             } else {
@@ -355,10 +359,10 @@ impl PartitionInbox {
 
     /// Returns whether a message came with a known id and another payload. Such a message is no
     /// duplicate and must not be lost.
-    fn collides(&self, claimed: &Claimed) -> bool {
+    fn collides(&self, claimed: &ClaimOutcome) -> bool {
         let is_kept = self.consumer.policy.collision != Collision::Ignore
             && !hooks::sabotage("collisions_dropped");
-        is_kept && matches!(claimed, Claimed::Known { same_payload: false, .. })
+        is_kept && matches!(claimed, ClaimOutcome::Duplicate { same_payload: false, .. })
     }
 
     /// Runs or stores all messages at the front that are to run, and returns how many are settled.
@@ -366,7 +370,7 @@ impl PartitionInbox {
     /// insert.
     async fn run_front(
         &mut self,
-        admitted: &mut Admitted,
+        permit: &mut Permit,
         generation: i64,
         routes: Vec<Route>,
     ) -> Result<usize, InboxError> {
@@ -385,23 +389,23 @@ impl PartitionInbox {
             if self.suspected > 0 {
                 batch.truncate(self.suspected);
             }
-            let settled = self.store(&admitted.admission, generation, &batch).await?;
+            let settled = self.store(&permit.admission, generation, &batch).await?;
             (batch, settled)
         } else {
             let (batch, probe) = self.passed(batch)?;
-            let settled = self.settle(admitted, &batch).await?;
-            if let (Some(probe), [(_, _, failure)]) = (probe, &settled.ran[..]) {
+            let settled = self.settle(permit, &batch).await?;
+            if let (Some(probe), [(_, _, failure)]) = (probe, &settled.results[..]) {
                 probe.ended(failure.as_ref());
             }
             (batch, settled)
         };
-        self.moved |= settled.claims.iter().any(Claimed::is_ours);
+        self.made_progress |= settled.claims.iter().any(ClaimOutcome::is_ours);
         let collided =
             batch.iter().zip(&settled.claims).filter(|(_, claimed)| self.collides(claimed));
         let collisions: Vec<_> =
             collided.map(|(routed, _)| parking::collision(message(routed))).collect();
         if !collisions.is_empty() {
-            self.park(&admitted.admission, generation, &collisions).await?;
+            self.park(&permit.admission, generation, &collisions).await?;
         }
         self.report(&batch, &settled);
         Ok(settled.claims.len())
@@ -418,18 +422,18 @@ impl PartitionInbox {
                 continue;
             }
             match breakers.admit(handler, index == 0) {
-                Passage::Pass => passed = Some(handler.version()),
-                Passage::Probe(probe) => {
+                BreakerDecision::Pass => passed = Some(handler.version()),
+                BreakerDecision::Probe(probe) => {
                     batch.truncate(1);
                     return Ok((batch, Some(probe)));
                 }
-                Passage::Wait(left) if index == 0 => {
+                BreakerDecision::Wait(left) if index == 0 => {
                     return Err(InboxError::BreakerOpen {
                         version: handler.version(),
-                        again_in: left.min(LOOK_AGAIN),
+                        again_in: left.min(RECHECK),
                     });
                 }
-                Passage::Wait(_) => {
+                BreakerDecision::Wait(_) => {
                     batch.truncate(index);
                     break;
                 }
@@ -449,10 +453,11 @@ impl PartitionInbox {
         let reason = (self.probation > 0 || self.suspected == 1).then(|| "probation".to_owned());
         let offered: Vec<_> = batch
             .iter()
-            .map(|routed| Offered { reason: reason.clone(), ..routed.offered.clone() })
+            .map(|routed| ClaimRequest { reason: reason.clone(), ..routed.request.clone() })
             .collect();
-        let claims = self.consumer.store(admission, generation, &offered, As::Received).await?;
-        let new = claims.iter().filter(|claimed| **claimed == Claimed::New).count();
+        let claims =
+            self.consumer.store(admission, generation, &offered, InitialStatus::Received).await?;
+        let new = claims.iter().filter(|claimed| **claimed == ClaimOutcome::New).count();
         self.probation = self.probation.saturating_sub(new);
         Ok(Settled::stored(claims))
     }
@@ -461,20 +466,20 @@ impl PartitionInbox {
     /// suspicion that an error raises.
     async fn settle(
         &mut self,
-        admitted: &mut Admitted,
+        permit: &mut Permit,
         batch: &[Routed],
     ) -> Result<Settled, InboxError> {
         let size = match self.suspected {
-            _ if self.singles > 0 => 1,
+            _ if self.single_runs_left > 0 => 1,
             0 => batch.len(),
             suspected => suspected.div_ceil(2).min(batch.len()),
         };
-        match self.consumer.settle(admitted, batch, size).await {
+        match self.consumer.settle(permit, batch, size).await {
             Ok(settled) => {
-                if self.singles > 0 {
-                    self.singles -= 1;
+                if self.single_runs_left > 0 {
+                    self.single_runs_left -= 1;
                 } else if settled.alone {
-                    self.singles = batch.len() - 1;
+                    self.single_runs_left = batch.len() - 1;
                 }
                 Ok(settled)
             }
@@ -498,7 +503,7 @@ impl PartitionInbox {
         }
     }
 
-    /// Suspects the first `among` messages, which ran on a connection that broke; the last of them
+    /// DuplicatePayloads the first `among` messages, which ran on a connection that broke; the last of them
     /// was running when it broke. Halving finds the cause.
     fn suspect(&mut self, among: usize) {
         self.suspected = if hooks::sabotage("suspicion_forgotten") { 0 } else { among };
@@ -521,12 +526,12 @@ impl PartitionInbox {
         {
             self.consumer.count_claim(message(routed), claimed);
         }
-        for (index, disposition, _) in &settled.ran {
+        for (index, disposition, _) in &settled.results {
             self.consumer.count_run(message(&batch[*index]), *disposition);
             batch[*index].handler.settled(*disposition);
         }
         let ran: Vec<_> = settled
-            .ran
+            .results
             .iter()
             .map(|(index, _, failure)| (&*batch[*index].handler, failure))
             .collect();
@@ -538,9 +543,9 @@ impl PartitionInbox {
     /// Deletes the probation row at the first progress: the process did not die at the offset where
     /// it started.
     async fn progressed(&mut self, admission: &Admission) -> Result<(), InboxError> {
-        if !self.cleared {
+        if !self.is_cleared {
             self.consumer.partition_cleared(admission, &self.topic, self.partition).await?;
-            self.cleared = true;
+            self.is_cleared = true;
         }
         Ok(())
     }
@@ -553,5 +558,5 @@ fn on_probation(consumer: &ConsumerInbox) -> usize {
 
 /// Returns the message of a routed one.
 fn message(routed: &Routed) -> &Message {
-    &routed.offered.message
+    &routed.request.message
 }

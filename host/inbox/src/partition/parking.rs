@@ -10,12 +10,11 @@ use oncebox_model::{
     message::Message,
     outcome::{Disposition, Failure},
     record::Record,
-    tx::bounded,
 };
 
 use crate::{
     batch::{
-        claim::{Claimed, Offered},
+        claim::{ClaimOutcome, ClaimRequest},
         complete::unrouted as unrouted_disposition,
     },
     consumer::{ConsumerInbox, Parked},
@@ -23,8 +22,8 @@ use crate::{
 };
 
 /// Returns the row of a record without a usable id or event type, with its raw bytes.
-pub fn undecodable(record: &Record, undecodable: &Undecodable) -> Offered {
-    Offered {
+pub fn undecodable(record: &Record, undecodable: &Undecodable) -> ClaimRequest {
+    ClaimRequest {
         message: Message::undecodable(record),
         version: None,
         reason: Some(format!("undecodable: {undecodable}")),
@@ -33,28 +32,28 @@ pub fn undecodable(record: &Record, undecodable: &Undecodable) -> Offered {
 }
 
 /// Returns the row of a message that no deployment takes, under its own id.
-pub fn unrouted(message: Message, ordering: Option<i64>) -> Offered {
-    Offered { message, version: None, reason: Some(NO_ROUTE.to_owned()), ordering }
+pub fn unrouted(message: Message, ordering: Option<i64>) -> ClaimRequest {
+    ClaimRequest { message, version: None, reason: Some(NO_ROUTE.to_owned()), ordering }
 }
 
 /// Returns the row of a message that is older than the inbox remembers, under its own id.
-pub fn past_horizon(message: Message, ordering: Option<i64>) -> Offered {
-    Offered { message, version: None, reason: Some("horizon".to_owned()), ordering }
+pub fn past_horizon(message: Message, ordering: Option<i64>) -> ClaimRequest {
+    ClaimRequest { message, version: None, reason: Some("horizon".to_owned()), ordering }
 }
 
 /// Returns the row of a message whose payload does not match its schema, under its own id.
-pub fn invalid(message: Message, ordering: Option<i64>, fault: &str) -> Offered {
-    Offered { message, version: None, reason: Some(format!("schema: {fault}")), ordering }
+pub fn invalid(message: Message, ordering: Option<i64>, fault: &str) -> ClaimRequest {
+    ClaimRequest { message, version: None, reason: Some(format!("schema: {fault}")), ordering }
 }
 
 /// Returns whether a message is parked because no deployment takes it.
-pub fn is_unrouted(offered: &Offered) -> bool {
+pub fn is_unrouted(offered: &ClaimRequest) -> bool {
     offered.reason.as_deref() == Some(NO_ROUTE)
 }
 
 /// Returns whether a message is parked because its id belongs to another payload. The id of such a
 /// row holds the payload's hash, so it cannot collide again.
-pub(crate) fn is_collision(offered: &Offered) -> bool {
+pub(crate) fn is_collision(offered: &ClaimRequest) -> bool {
     offered.reason.as_deref() == Some(COLLISION)
 }
 
@@ -74,14 +73,14 @@ impl ConsumerInbox {
     pub(crate) async fn settle_unrouted(
         &self,
         transaction: &Transaction<'_>,
-        offered: &[Offered],
-        claims: &[Claimed],
+        offered: &[ClaimRequest],
+        claims: &[ClaimOutcome],
     ) -> Result<(), InboxError> {
         let disposition = unrouted_disposition(&self.policy);
         let ours = offered
             .iter()
             .zip(claims)
-            .filter(|(offered, claimed)| is_unrouted(offered) && **claimed == Claimed::New);
+            .filter(|(offered, claimed)| is_unrouted(offered) && **claimed == ClaimOutcome::New);
         let ids: Vec<_> = ours.map(|(offered, _)| offered.message.id.as_str()).collect();
         if disposition == Disposition::Parked || ids.is_empty() {
             return Ok(());
@@ -91,15 +90,12 @@ impl ConsumerInbox {
             .bind(self.consumer_id)
             .bind(ids)
             .bind(disposition.status());
-        let mut statement = transaction.tx().statement().await;
-        let answer = bounded(query.execute(statement.connection())).await;
-        statement.finish(answer.as_ref().err());
-        answer?;
+        transaction.rows(query).await?;
         Ok(())
     }
 
     /// Counts and logs a message that was stored without having run.
-    pub(crate) fn count_kept(&self, offered: &Offered) {
+    pub(crate) fn count_kept(&self, offered: &ClaimRequest) {
         match unrouted_disposition(&self.policy) {
             Disposition::Parked => {}
             disposition if is_unrouted(offered) => {
@@ -107,7 +103,7 @@ impl ConsumerInbox {
             }
             _ => {}
         }
-        let Offered { message, reason, .. } = offered;
+        let ClaimRequest { message, reason, .. } = offered;
         let reason = reason.as_deref().unwrap_or_default();
         let collides_with = if reason == COLLISION {
             message.id.rsplit_once('#').map(|(known, _)| known)
@@ -125,17 +121,22 @@ impl ConsumerInbox {
 
 /// Returns the row of a message that came with a known id and another payload, under an id with the
 /// payload's hash.
-pub fn collision(message: &Message) -> Offered {
+pub fn collision(message: &Message) -> ClaimRequest {
     let mut newcomer = message.clone();
     let hash =
         message.payload_hash.map_or_else(|| "tombstone".to_owned(), |hash| hex::encode(&hash[..8]));
     newcomer.id = format!("{}#{hash}", message.id);
-    Offered { message: newcomer, version: None, reason: Some(COLLISION.to_owned()), ordering: None }
+    ClaimRequest {
+        message: newcomer,
+        version: None,
+        reason: Some(COLLISION.to_owned()),
+        ordering: None,
+    }
 }
 
 /// Returns the row of a message whose own row PostgreSQL refuses, under its position in Kafka.
-pub fn unclaimable(message: &Message, failure: &Failure) -> Offered {
-    Offered {
+pub fn unclaimable(message: &Message, failure: &Failure) -> ClaimRequest {
+    ClaimRequest {
         message: Message::undecodable(&message.record),
         version: None,
         reason: Some(format!("unclaimable: {}", failure.kind.reason())),

@@ -3,9 +3,10 @@
 //! The host writes a row per held partition when it takes the partition. It deletes the row at the
 //! first progress or at a clean hand-over.
 
-use oncebox_model::{error::InboxError, tx::bounded};
+use oncebox_model::error::InboxError;
+use sqlx::Row;
 
-use crate::{admission::Admission, batch::process::commit_host, consumer::ConsumerInbox};
+use crate::{admission::Admission, batch::commit::commit_host, consumer::ConsumerInbox};
 
 impl ConsumerInbox {
     /// Takes a partition at an offset and writes its probation row. Returns true where an earlier
@@ -19,15 +20,13 @@ impl ConsumerInbox {
         const TAKE: &str = "SELECT * FROM oncebox_host.take_partition($1, $2, $3, $4, $5)";
         let admission = self.admit_first().await;
         let transaction = self.sessions.begin_admitted(&admission).await?;
-        let query = sqlx::query_scalar(TAKE)
+        let query = sqlx::query(TAKE)
             .bind(transaction.secret())
             .bind(self.consumer_id)
             .bind(topic)
             .bind(partition)
             .bind(next_offset);
-        let mut statement = transaction.tx().statement().await;
-        let suspect = bounded(query.fetch_one(statement.connection())).await;
-        statement.finish(suspect.as_ref().err());
+        let suspect = transaction.row(query).await.and_then(|row| row.try_get(0));
         commit_host(transaction, suspect).await
     }
 
@@ -45,9 +44,7 @@ impl ConsumerInbox {
             .bind(self.consumer_id)
             .bind(topic)
             .bind(partition);
-        let mut statement = transaction.tx().statement().await;
-        let cleared = bounded(query.execute(statement.connection())).await.map(drop);
-        statement.finish(cleared.as_ref().err());
-        commit_host(transaction, cleared).await
+        let cleared = transaction.rows(query).await;
+        commit_host(transaction, cleared).await.map(drop)
     }
 }

@@ -7,14 +7,14 @@ use tokio::time::Instant;
 
 use oncebox_model::{
     error::InboxError, headers, hooks, message::Message, outcome::FailureKind, record::Record,
-    tx::bounded,
 };
 use sqlx::{Row, postgres::PgRow};
 
 use crate::{
     admission::Admission,
-    batch::process::commit_host,
+    batch::{claim::ClaimRequest, commit::commit_host, complete::Lease},
     consumer::{ConsumerInbox, Parked},
+    retry::interrupted::Interrupted,
     session::Transaction,
 };
 
@@ -22,14 +22,10 @@ use crate::{
 #[derive(Debug, Clone)]
 pub(crate) struct Leased {
     pub(crate) message: Message,
-    /// Number of this run, from 1.
-    pub(crate) attempt: u32,
-    /// Number of the lease among those of the message; a later lease has a higher one.
-    pub(crate) epoch: i64,
+    /// Its counted attempt.
+    pub(crate) lease: Lease,
     /// Version that ran it last.
     pub(crate) version: Option<i32>,
-    /// Time since it was received, or last redriven.
-    pub(crate) age: Duration,
     /// Reason why its payload does not decode; none where it does.
     pub(crate) fault: Option<String>,
     /// Moment of the request for the lease, which is no later than its begin.
@@ -41,13 +37,11 @@ impl Leased {
     pub(crate) fn has_run_out(&self, lease: Duration) -> bool {
         self.asked_at.elapsed() >= lease
     }
-}
 
-/// Lease whose run ended for no fault of its message.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Interrupted {
-    message_id: String,
-    epoch: i64,
+    /// Returns the message as a transaction takes it, to be run by a version.
+    pub(crate) fn request(&self, version: Option<i32>) -> ClaimRequest {
+        ClaimRequest { message: self.message.clone(), version, reason: None, ordering: None }
+    }
 }
 
 /// Messages under one lease. When the process dies, an attempt of the message that ran is counted,
@@ -79,9 +73,7 @@ impl ConsumerInbox {
             .bind(self.policy.retry.lease_ms as i64)
             .bind(CRASHES_MAX)
             .bind(INTERRUPTIONS_MAX);
-        let mut statement = transaction.tx().statement().await;
-        let rows = bounded(query.fetch_all(statement.connection())).await;
-        statement.finish(rows.as_ref().err());
+        let rows = transaction.rows(query).await;
         let rows = commit_host(transaction, rows).await?;
         let mut leased = None;
         for row in &rows {
@@ -102,7 +94,11 @@ impl ConsumerInbox {
 
     /// Counts and logs a message that was parked because its runs ended without an answer (S1-077,
     /// S1-088).
-    fn tell_crashed(&self, Leased { message, attempt, .. }: &Leased, error: Option<&str>) {
+    fn tell_crashed(
+        &self,
+        Leased { message, lease: Lease { attempt, .. }, .. }: &Leased,
+        error: Option<&str>,
+    ) {
         let reason = FailureKind::Crashed.name();
         self.count_failure(&message.event_type, reason);
         let (attempt, trace_id) = (Some(*attempt), message.trace_id());
@@ -115,7 +111,11 @@ impl ConsumerInbox {
     }
 
     /// Counts and logs a lease that was taken over after it ran out (S1-087).
-    fn tell_taken_over(&self, Leased { message, attempt, epoch, .. }: &Leased, ended: &str) {
+    fn tell_taken_over(
+        &self,
+        Leased { message, lease: Lease { attempt, epoch, .. }, .. }: &Leased,
+        ended: &str,
+    ) {
         if ended == FailureKind::Crashed.name() {
             self.count_failure(&message.event_type, FailureKind::Crashed.name());
         }
@@ -137,7 +137,7 @@ impl ConsumerInbox {
     /// crash was counted since, the report takes that back.
     pub(crate) fn was_interrupted(&self, leased: &Leased) {
         let interrupted =
-            Interrupted { message_id: leased.message.id.clone(), epoch: leased.epoch };
+            Interrupted { message_id: leased.message.id.clone(), epoch: leased.lease.epoch };
         if !hooks::sabotage("interruptions_untold") {
             self.interrupted().push(interrupted);
         }
@@ -160,9 +160,7 @@ impl ConsumerInbox {
             .bind(told.iter().map(|interrupted| interrupted.epoch).collect::<Vec<_>>())
             .bind(CRASHES_MAX)
             .bind(INTERRUPTIONS_MAX);
-        let mut statement = transaction.tx().statement().await;
-        let rows = bounded(query.fetch_all(statement.connection())).await;
-        statement.finish(rows.as_ref().err());
+        let rows = transaction.rows(query).await;
         let rows = commit_host(transaction, rows).await?;
         let mut busy = Vec::new();
         for row in &rows {
@@ -209,10 +207,8 @@ impl ConsumerInbox {
             .bind(transaction.secret())
             .bind(self.consumer_id)
             .bind(&leased.message.id)
-            .bind(leased.epoch);
-        let mut statement = transaction.tx().statement().await;
-        let ended = bounded(query.execute(statement.connection())).await.map(drop);
-        statement.finish(ended.as_ref().err());
+            .bind(leased.lease.epoch);
+        let ended = transaction.rows(query).await;
         commit_host(transaction, ended).await?;
         self.due.now();
         Ok(())
@@ -240,19 +236,17 @@ impl ConsumerInbox {
         &self,
         transaction: &Transaction<'_>,
         generation: i64,
-        leased: &Leased,
+        message_id: &str,
+        epoch: i64,
     ) -> Result<bool, InboxError> {
         const RESUME: &str = "SELECT * FROM oncebox_host.resume($1, $2, $3, $4, $5)";
-        let query = sqlx::query_scalar(RESUME)
+        let query = sqlx::query(RESUME)
             .bind(transaction.secret())
             .bind(self.consumer_id)
             .bind(generation)
-            .bind(&leased.message.id)
-            .bind(leased.epoch);
-        let mut statement = transaction.tx().statement().await;
-        let ours = bounded(query.fetch_one(statement.connection())).await;
-        statement.finish(ours.as_ref().err());
-        Ok(ours?)
+            .bind(message_id)
+            .bind(epoch);
+        Ok(transaction.row(query).await?.try_get(0)?)
     }
 
     /// Gives a lease back unused; the attempt did not happen. A release that fails is reported to
@@ -279,15 +273,13 @@ impl ConsumerInbox {
     ) -> Result<bool, InboxError> {
         const RELEASE: &str = "SELECT * FROM oncebox_host.release($1, $2, $3, $4, $5)";
         let transaction = self.sessions.begin_admitted(admission).await?;
-        let query = sqlx::query_scalar(RELEASE)
+        let query = sqlx::query(RELEASE)
             .bind(transaction.secret())
             .bind(self.consumer_id)
             .bind(&leased.message.id)
-            .bind(leased.epoch)
+            .bind(leased.lease.epoch)
             .bind(delay.as_millis() as i64);
-        let mut statement = transaction.tx().statement().await;
-        let released = bounded(query.fetch_one(statement.connection())).await;
-        statement.finish(released.as_ref().err());
+        let released = transaction.row(query).await.and_then(|row| row.try_get(0));
         let released = commit_host(transaction, released).await?;
         self.due.after(delay);
         Ok(released)
@@ -300,10 +292,12 @@ fn read(row: &PgRow, asked_at: Instant) -> Result<Leased, sqlx::Error> {
     Ok(Leased {
         asked_at,
         message,
-        attempt: row.try_get::<i32, _>("attempts")?.max(1) as u32,
-        epoch: row.try_get("epoch")?,
+        lease: Lease {
+            attempt: row.try_get::<i32, _>("attempts")?.max(1) as u32,
+            epoch: row.try_get("epoch")?,
+            age: Duration::from_millis(row.try_get::<i64, _>("age_ms")?.max(0) as u64),
+        },
         version: row.try_get("version_id")?,
-        age: Duration::from_millis(row.try_get::<i64, _>("age_ms")?.max(0) as u64),
         fault: None,
     })
 }

@@ -4,6 +4,8 @@
 mod worker;
 // Leases: claims committed on their own, with an expiry.
 pub(crate) mod lease;
+// Leases whose runs ended for no fault of their messages.
+pub(crate) mod interrupted;
 // Wakeups of the workers.
 pub(crate) mod wakeup;
 // Polling for due messages, for all consumers of a host together.

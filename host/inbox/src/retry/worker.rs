@@ -5,27 +5,19 @@ use std::{sync::Arc, time::Duration};
 
 use oncebox_model::{
     error::InboxError,
-    handler::{DeliveryKind, Handler, Handlers},
-    hooks,
+    handler::{Handler, Handlers},
     outcome::{Disposition, Failure, FailureKind},
 };
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     admission::{
         Admission,
-        breaker::{Admission as Passage, LOOK_AGAIN, Probe},
+        breaker::{BreakerDecision, Probe, RECHECK},
     },
-    batch::{
-        call::{Ended, run},
-        claim::Offered,
-        complete::{Completion, Ran, complete},
-        process::{Routed, Stop, commit, host_statement, refused, undo_message},
-    },
+    batch::state::{Routed, Settled},
     consumer::ConsumerInbox,
     retry::lease::Leased,
-    session::Transaction,
 };
 
 /// Pause of a worker when nothing is due, where no poller wakes it.
@@ -50,7 +42,7 @@ pub async fn work(consumer: Arc<ConsumerInbox>, stop: CancellationToken) {
             () = tokio::time::sleep(pause) => {}
         }
         pause = match work_off(&consumer, &stop).await {
-            Ok(()) if let Some(wait) = consumer.held_back() => wait.min(LOOK_AGAIN),
+            Ok(()) if let Some(wait) = consumer.held_back() => wait.min(RECHECK),
             Ok(()) if consumer.due.is_told() => Duration::MAX,
             Ok(()) | Err(InboxError::BreakerOpen { .. }) => IDLE,
             Err(InboxError::DatabaseAway { again_in }) => again_in,
@@ -120,56 +112,10 @@ pub async fn step(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
     Ok(1)
 }
 
-/// Reason why the work of a lease ended without a commit of the message's effect.
-enum Undone {
-    /// Message that another worker has, or that is not to run. Any row change about that is
-    /// committed.
-    NotRun,
-    /// Failure that is to be recorded in a new transaction.
-    Failed(Failure),
-    /// Connection that broke alone while the message ran: the lease ends, and the crash is counted.
-    Lost,
-    /// Outage of several connections, the message's among them: the attempt did not happen.
-    Outage,
-    /// Fault of the host.
-    Host(InboxError),
-}
-
-impl From<InboxError> for Undone {
-    fn from(error: InboxError) -> Self {
-        Self::Host(error)
-    }
-}
-
-impl From<Stop> for Undone {
-    fn from(stop: Stop) -> Self {
-        match stop {
-            Stop::AtCommit { failure } | Stop::Contention { failure } => Self::Failed(failure),
-            Stop::Host(error) | Stop::Crowded(error) => Self::Host(error),
-            other => {
-                Self::Host(InboxError::Invalid(format!("a leased message stopped: {other:?}")))
-            }
-        }
-    }
-}
-
-impl Leased {
-    /// Returns the run of this lease, by a version.
-    fn ran(&self, version: Option<i32>) -> Ran<'_> {
-        Ran {
-            message: &self.message,
-            epoch: self.epoch,
-            version,
-            attempt: self.attempt,
-            age: self.age,
-        }
-    }
-}
-
 /// Reports the first run of a message to its handler, and no further one. Otherwise a message that
 /// is stuck would count as many.
 fn settled_first(leased: &Leased, handler: &Arc<dyn Handler>, disposition: Disposition) {
-    if leased.attempt == 1 {
+    if leased.lease.attempt == 1 {
         handler.settled(disposition);
     }
 }
@@ -208,8 +154,8 @@ impl ConsumerInbox {
         }
     }
 
-    /// Runs one transaction under a lease: resume, handle, complete, commit. Repeats it under
-    /// contention, and records a failure whose transaction is gone.
+    /// Runs a leased message by the handler of its event type, as far as its circuit breaker lets
+    /// it, and records the result.
     async fn run_leased_with(
         &self,
         admission: &Admission,
@@ -217,25 +163,18 @@ impl ConsumerInbox {
         leased: &Leased,
     ) -> Result<(), InboxError> {
         let generation = handlers.generation();
-        let Some(handler) = handlers.resolve(&leased.message, leased.version) else {
-            let failure = Failure::new(FailureKind::NoRoute, "no deployment takes this event type");
-            return self.record_leased(admission, leased, generation, None, failure).await;
+        let handler = match self.handler_of(handlers, leased) {
+            Ok(handler) => handler,
+            Err(failure) => {
+                let (request, lease) = (leased.request(None), Some(leased.lease));
+                let settled = self.record(admission, &request, lease, generation, failure).await;
+                return self.ended(admission, leased, settled).await.map(drop);
+            }
         };
-        if let Some(fault) = leased.fault.clone().or_else(|| self.schemas.fault(&leased.message)) {
-            return self
-                .record_leased(
-                    admission,
-                    leased,
-                    generation,
-                    None,
-                    Failure::new(FailureKind::Schema, fault),
-                )
-                .await;
-        }
         let probe = match self.breakers.admit(&*handler, true) {
-            Passage::Pass => None,
-            Passage::Probe(probe) => Some(probe),
-            Passage::Wait(left) => {
+            BreakerDecision::Pass => None,
+            BreakerDecision::Probe(probe) => Some(probe),
+            BreakerDecision::Wait(left) => {
                 // The attempt did not happen. Another version may take the message long before this
                 // one is tried.
                 let again_in = left.min(PUT_OFF);
@@ -243,77 +182,61 @@ impl ConsumerInbox {
                 return Err(InboxError::BreakerOpen { version: handler.version(), again_in });
             }
         };
-        let offered = Offered {
-            message: leased.message.clone(),
-            version: Some(handler.version()),
-            reason: None,
-            ordering: None,
-        };
-        let routed = Routed { offered, handler, generation, shadow: None };
-        let mut repeats = 0;
-        loop {
-            let undone = match self.transact_leased(admission, leased, &routed).await {
-                Ok((disposition, failure)) => {
-                    self.count_run(&leased.message, disposition);
-                    settled_first(leased, &routed.handler, disposition);
-                    self.judge(leased, &*routed.handler, probe, failure);
-                    return Ok(());
-                }
-                Err(undone) => undone,
-            };
-            match undone {
-                Undone::NotRun => {
-                    self.has_lost(leased);
-                    return Ok(());
-                }
-                Undone::Lost => {
-                    // Where the database cannot be told, the lease runs out.
-                    let _ = self.end_lease(admission, leased).await;
-                    return Err(InboxError::LostInHandler {
-                        message_id: leased.message.id.clone(),
-                        among: 1,
-                    });
-                }
-                Undone::Outage => {
-                    self.was_interrupted(leased);
-                    return Err(InboxError::LostInOutage {
-                        message_id: leased.message.id.clone(),
-                        among: 1,
-                    });
-                }
-                Undone::Failed(failure)
-                    if failure.kind == FailureKind::Contention && repeats < 5 =>
-                {
-                    repeats += 1;
-                    tokio::time::sleep(Duration::from_millis(rand::random_range(
-                        1..=10 << repeats,
-                    )))
-                    .await;
-                }
-                Undone::Failed(failure) => {
-                    let kind = failure.kind.clone();
-                    self.record_leased(
-                        admission,
-                        leased,
-                        generation,
-                        Some(&routed.handler),
-                        failure,
-                    )
-                    .await?;
-                    self.judge(leased, &*routed.handler, probe, Some(kind));
-                    return Ok(());
-                }
-                Undone::Host(InboxError::StaleDeployments) => {
-                    return Err(InboxError::StaleDeployments);
-                }
-                Undone::Host(error) => {
-                    // After a lost answer to COMMIT, the release waits for that commit to end. It
-                    // releases the lease only if the transaction was rolled back.
-                    let _ = self.release(admission, leased, TROUBLE).await;
-                    return Err(error);
-                }
-            }
+        let (request, lease) = (leased.request(Some(handler.version())), Some(leased.lease));
+        let routed = Routed { request, lease, handler, generation, shadow: None };
+        let settled = self.settle_leased(admission, &routed).await;
+        if let Some((disposition, failure)) = self.ended(admission, leased, settled).await? {
+            settled_first(leased, &routed.handler, disposition);
+            self.judge(leased, &*routed.handler, probe, failure);
         }
+        Ok(())
+    }
+
+    /// Returns the handler of a leased message, or the failure of one that no handler can take.
+    fn handler_of(
+        &self,
+        handlers: &dyn Handlers,
+        leased: &Leased,
+    ) -> Result<Arc<dyn Handler>, Failure> {
+        let Some(handler) = handlers.resolve(&leased.message, leased.version) else {
+            let text = "no deployment takes this event type";
+            return Err(Failure::new(FailureKind::NoRoute, text));
+        };
+        match leased.fault.clone().or_else(|| self.schemas.fault(&leased.message)) {
+            Some(fault) => Err(Failure::new(FailureKind::Schema, fault)),
+            None => Ok(handler),
+        }
+    }
+
+    /// Counts the result of a leased message and returns it; returns none where nothing ran. After
+    /// an error the attempt did not happen, unless the message broke its connection.
+    async fn ended(
+        &self,
+        admission: &Admission,
+        leased: &Leased,
+        settled: Result<Settled, InboxError>,
+    ) -> Result<Option<(Disposition, Option<FailureKind>)>, InboxError> {
+        let error = match settled {
+            Ok(settled) => {
+                let Some((_, disposition, failure)) = settled.results.into_iter().next() else {
+                    self.has_lost(leased);
+                    return Ok(None);
+                };
+                self.count_run(&leased.message, disposition);
+                return Ok(Some((disposition, failure)));
+            }
+            Err(error) => error,
+        };
+        match error {
+            InboxError::StaleDeployments => {} // the caller gives the lease back
+            // Where the database cannot be told, the lease runs out.
+            InboxError::LostInHandler { .. } => drop(self.end_lease(admission, leased).await),
+            InboxError::LostInOutage { .. } => self.was_interrupted(leased),
+            // After a lost answer to COMMIT, the release waits for that commit to end. It releases
+            // the lease only if the transaction was rolled back.
+            _ => drop(self.release(admission, leased, TROUBLE).await),
+        }
+        Err(error)
     }
 
     /// Reports the end of a run to the version's circuit breaker: of a probe, or of a first run.
@@ -326,102 +249,9 @@ impl ConsumerInbox {
     ) {
         match probe {
             Some(probe) => probe.ended(failure.as_ref()),
-            None if leased.attempt == 1 => self.breakers.ran(handler, [&failure]),
+            None if leased.lease.attempt == 1 => self.breakers.ran(handler, [&failure]),
             None => {}
         }
-    }
-
-    /// Runs one transaction of a lease, from BEGIN to COMMIT or ROLLBACK.
-    async fn transact_leased(
-        &self,
-        admission: &Admission,
-        leased: &Leased,
-        routed: &Routed,
-    ) -> Result<(Disposition, Option<FailureKind>), Undone> {
-        let transaction = self.sessions.begin_admitted(admission).await?;
-        let began = std::time::Instant::now();
-        match self.work_leased(&transaction, leased, routed).await {
-            Ok((disposition, mut completion)) => {
-                hooks::point("retry:commit:before");
-                commit(transaction).await?;
-                hooks::point("retry:commit:after");
-                let failures = completion.recorded();
-                let kind = failures.first().map(|recorded| recorded.failure.kind.clone());
-                self.tell_failures(std::iter::once(&leased.message), failures.into_iter());
-                Ok((disposition, kind))
-            }
-            Err(Undone::Lost) => {
-                // The check comes before the rollback, which may wait for a server that is away.
-                let is_alone =
-                    self.sessions.broke_alone(&self.who(&leased.message.id), began).await;
-                transaction.rollback().await;
-                Err(if is_alone { Undone::Lost } else { Undone::Outage })
-            }
-            Err(Undone::NotRun) => {
-                commit(transaction).await?;
-                Err(Undone::NotRun)
-            }
-            Err(undone) => {
-                transaction.rollback().await;
-                Err(undone)
-            }
-        }
-    }
-
-    /// Runs everything between BEGIN and COMMIT under a lease: locks the row, runs the message,
-    /// writes the completion.
-    async fn work_leased(
-        &self,
-        transaction: &Transaction<'_>,
-        leased: &Leased,
-        routed: &Routed,
-    ) -> Result<(Disposition, Completion), Undone> {
-        let (message, tx) = (&leased.message, transaction.tx());
-        if !self.resume(transaction, routed.generation, leased).await? {
-            return Err(Undone::NotRun);
-        }
-        let (mut completion, version) = (Completion::default(), Some(routed.handler.version()));
-        let mut sequenced = self.sequence_of(transaction, std::iter::once(message)).await?;
-        if !self.leased_in_sequence(leased.ran(None), &sequenced, &mut completion) {
-            complete(transaction, self.consumer_id, &completion).await?;
-            return Err(Undone::NotRun);
-        }
-        host_statement(tx, "SAVEPOINT m").await?;
-        let began = Instant::now();
-        let ended = run(self.job(routed, leased.attempt, DeliveryKind::Retry), tx).await;
-        self.count_duration(message, began.elapsed());
-        hooks::point("retry:handle:after");
-        let disposition = match ended {
-            Ended::Ok(result) => {
-                completion.succeeded(leased.ran(version), result, &self.policy);
-                sequenced.completed(message);
-                Disposition::Completed
-            }
-            Ended::Failed(failure) => {
-                if let Err(error) = undo_message(tx).await {
-                    return Err(if refused(&error).is_some() {
-                        Undone::Failed(failure)
-                    } else {
-                        Undone::Host(error)
-                    });
-                }
-                completion.failed(leased.ran(version), &failure, &self.policy)
-            }
-            Ended::Contention(failure) | Ended::Abandoned(failure) => {
-                return Err(Undone::Failed(failure));
-            }
-            Ended::Lost => return Err(Undone::Lost),
-            // The attempt did not happen.
-            Ended::Stopped(why) => return Err(Undone::Host(InboxError::Stopped { why })),
-        };
-        self.move_sequence(transaction, &sequenced)
-            .await
-            .map_err(crate::batch::process::at_completion)?;
-        complete(transaction, self.consumer_id, &completion)
-            .await
-            .map_err(crate::batch::process::at_completion)?;
-        self.due_after(&completion);
-        Ok((disposition, completion))
     }
 
     /// Remembers a lease that this worker lost, if it ran out because the database was slow or
@@ -431,58 +261,5 @@ impl ConsumerInbox {
         if leased.has_run_out(Duration::from_millis(self.policy.retry.lease_ms)) {
             self.was_interrupted(leased);
         }
-    }
-
-    /// Records a failure whose transaction is gone, under the lease of its run. Where that fails,
-    /// the attempt did not happen: a lease that runs out would count as a crash.
-    async fn record_leased(
-        &self,
-        admission: &Admission,
-        leased: &Leased,
-        generation: i64,
-        handler: Option<&Arc<dyn Handler>>,
-        failure: Failure,
-    ) -> Result<(), InboxError> {
-        let recorded =
-            self.record_leased_now(admission, leased, generation, handler, failure).await;
-        if recorded.as_ref().is_err_and(|error| !matches!(error, InboxError::StaleDeployments)) {
-            self.was_interrupted(leased);
-        }
-        recorded
-    }
-
-    /// Records a failure in a new transaction, if the lease is still valid.
-    async fn record_leased_now(
-        &self,
-        admission: &Admission,
-        leased: &Leased,
-        generation: i64,
-        handler: Option<&Arc<dyn Handler>>,
-        failure: Failure,
-    ) -> Result<(), InboxError> {
-        let transaction = self.sessions.begin_admitted(admission).await?;
-        match self.resume(&transaction, generation, leased).await {
-            Ok(true) => {}
-            Ok(false) => {
-                self.has_lost(leased);
-                return commit(transaction).await.map_err(crate::batch::process::stopped);
-            }
-            Err(error) => {
-                transaction.rollback().await;
-                return Err(error);
-            }
-        }
-        let version = handler.map(|handler| handler.version());
-        let mut completion = Completion::default();
-        let disposition = completion.failed(leased.ran(version), &failure, &self.policy);
-        complete(&transaction, self.consumer_id, &completion).await?;
-        self.due_after(&completion);
-        commit(transaction).await.map_err(crate::batch::process::stopped)?;
-        self.tell_failures(std::iter::once(&leased.message), completion.recorded().into_iter());
-        self.count_run(&leased.message, disposition);
-        if let Some(handler) = handler {
-            settled_first(leased, handler, disposition);
-        }
-        Ok(())
     }
 }

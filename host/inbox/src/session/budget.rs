@@ -16,7 +16,7 @@ use super::Sessions;
 use crate::admission::{HostBounds, Scheduler};
 
 /// Pause after which a transaction that waits for a connection looks for an idle one again.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
+const RECHECK: Duration = Duration::from_millis(250);
 
 /// Bytes of guests' memory of a budget that is made without bounds of its own.
 const MEMORY_BYTES_MAX: u64 = 4 << 30;
@@ -71,7 +71,7 @@ impl Budget {
             self.close_idle();
             // Looks again after a pause: a connection may have become idle just as this wait began.
             if let Ok(permit) =
-                tokio::time::timeout(LOOK_AGAIN, self.permits.clone().acquire_owned()).await
+                tokio::time::timeout(RECHECK, self.permits.clone().acquire_owned()).await
             {
                 break permit.expect("the budget is never closed");
             }

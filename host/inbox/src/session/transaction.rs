@@ -6,7 +6,11 @@ use std::{
 };
 
 use oncebox_model::tx::{StatementError, Tx, answered, bounded};
-use sqlx::Executor;
+use sqlx::{
+    Executor, Postgres,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::pool::{Access, Session, Sessions};
@@ -21,6 +25,9 @@ pub struct Transaction<'a> {
     pub(super) used_before: Option<Instant>,
     pub(super) permit: Option<OwnedSemaphorePermit>,
 }
+
+/// A statement of the host with its bound values.
+pub(crate) type HostQuery<'q> = Query<'q, Postgres, PgArguments>;
 
 /// Longest wait for a backend to end.
 const TERMINATE_MAX: Duration = Duration::from_secs(6);
@@ -39,6 +46,20 @@ impl Transaction<'_> {
     /// Returns the secret that host functions ask for.
     pub(crate) fn secret(&self) -> &[u8] {
         &self.access.secret
+    }
+
+    /// Runs a statement of the host and returns its rows. An error leaves the transaction aborted,
+    /// or its connection lost.
+    pub(crate) async fn rows(&self, query: HostQuery<'_>) -> Result<Vec<PgRow>, sqlx::Error> {
+        let mut statement = self.tx().statement().await;
+        let rows = bounded(query.fetch_all(statement.connection())).await;
+        statement.finish(rows.as_ref().err());
+        rows
+    }
+
+    /// Runs a statement of the host that returns one row.
+    pub(crate) async fn row(&self, query: HostQuery<'_>) -> Result<PgRow, sqlx::Error> {
+        self.rows(query).await?.into_iter().next().ok_or(sqlx::Error::RowNotFound)
     }
 
     /// Checks deferred constraints at top level, as the tenant, then commits, in one round trip.

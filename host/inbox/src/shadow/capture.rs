@@ -9,7 +9,7 @@ use oncebox_model::{
 use sqlx::Row;
 use tokio::time::Instant;
 
-use crate::{batch::process::host_statement, session::Transaction};
+use crate::{batch::commit::host_statement, session::Transaction};
 
 /// Most row changes of one message that are captured; a message with more is not compared.
 #[cfg(test)]
@@ -59,7 +59,7 @@ pub(super) struct Clock {
 
 /// Begins to capture the changes in this transaction. A rollback takes the capture back, even one
 /// to an earlier savepoint.
-pub(crate) async fn begin(tx: &Tx) -> Result<Watch, InboxError> {
+pub(super) async fn begin(tx: &Tx) -> Result<Watch, InboxError> {
     host_statement(tx, CAPTURE).await?;
     Ok(Watch { started: Instant::now(), statements: tx.statements().await })
 }

@@ -20,5 +20,12 @@ mod tally;
 mod trial;
 mod undo;
 
-pub(crate) use capture::begin;
+use oncebox_model::{error::InboxError, tx::Tx};
+
+pub(crate) use capture::Watch;
 pub(crate) use queue::{Queue, Sampled};
+
+/// Begins to capture the changes of a live message that is in the sample of a candidate.
+pub(crate) async fn watch(tx: &Tx, is_sampled: bool) -> Result<Option<Watch>, InboxError> {
+    if is_sampled { capture::begin(tx).await.map(Some) } else { Ok(None) }
+}

@@ -26,9 +26,9 @@ use super::{
 use crate::{
     admission::{Admission, Ask, Class},
     batch::{
-        call::{Ended, Job, run},
-        claim::{As, Claimant, claim},
-        process::refused,
+        call::{Call, CallResult, call},
+        claim::{Claimant, InitialStatus, claim},
+        commit::refused,
     },
     session::Transaction,
 };
@@ -124,7 +124,7 @@ impl Shared {
     ) -> Result<(), InboxError> {
         let claimant =
             Claimant { consumer_id: self.consumer_id, generation, payload: PayloadPolicy::None };
-        claim(transaction, claimant, &[], As::Completed).await.map(drop)
+        claim(transaction, claimant, &[], InitialStatus::Completed).await.map(drop)
     }
 
     async fn run(
@@ -133,7 +133,7 @@ impl Shared {
         sampled: &Sampled,
         ends_at: Instant,
     ) -> Result<Option<String>, Unfit> {
-        let job = Job {
+        let of_candidate = Call {
             tenant: &self.tenant,
             consumer: &self.consumer,
             handler: &sampled.shadow.handler,
@@ -143,13 +143,13 @@ impl Shared {
             // The trial as a whole ends before this deadline.
             deadline: ends_at.saturating_duration_since(Instant::now()) + LOOK,
         };
-        match run(job, tx).await {
-            Ended::Ok(result) => Ok(result),
-            Ended::Failed(failure) => Err(Unfit::Failed(failure)),
-            Ended::Contention(_) => Err(Unfit::Skipped("busy")),
-            Ended::Abandoned(_) => Err(Unfit::Skipped("time")),
-            Ended::Lost => Err(Unfit::Skipped("database")),
-            Ended::Stopped(_) => Err(Unfit::Skipped("no_connection")),
+        match call(of_candidate, tx).await {
+            CallResult::Ok(result) => Ok(result),
+            CallResult::Failed(failure) => Err(Unfit::Failed(failure)),
+            CallResult::Contention(_) => Err(Unfit::Skipped("busy")),
+            CallResult::Abandoned(_) => Err(Unfit::Skipped("time")),
+            CallResult::ConnectionLost => Err(Unfit::Skipped("database")),
+            CallResult::Stopped(_) => Err(Unfit::Skipped("no_connection")),
         }
     }
 

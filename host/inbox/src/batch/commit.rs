@@ -1,0 +1,157 @@
+//! COMMIT, savepoints, and the errors of the host's own statements.
+
+use oncebox_model::{
+    error::InboxError,
+    hooks,
+    outcome::{Failure, FailureKind},
+    tx::{StatementError, Tx, UNKNOWN_STATEMENT, bounded},
+};
+use sqlx::Executor;
+
+use crate::{
+    admission::batch_sizer::SavepointMode,
+    batch::abort::Abort,
+    session::{CommitError, Transaction},
+};
+
+/// Commits a transaction whose completion is written. Turns a refused COMMIT into the abort that it
+/// means; a lost answer is [`InboxError::CommitUnknown`], neither done nor failed.
+pub(crate) async fn commit(transaction: Transaction<'_>) -> Result<(), Abort> {
+    hooks::point("inbox:commit:before");
+    match transaction.commit().await {
+        Ok(()) => {}
+        // A refusal is the messages', whatever its SQLSTATE: a deferred trigger of the tenant can
+        // raise any. It cannot be the guard's, since the completion has shown that the guard row is
+        // gone.
+        Err(CommitError::RolledBack(error)) if error.is_contention() => {
+            return Err(Abort::Contention { failure: sql_failure(error) });
+        }
+        Err(CommitError::RolledBack(error)) => {
+            return Err(Abort::AtCommit { failure: sql_failure(error) });
+        }
+        Err(CommitError::Unknown(_)) if hooks::sabotage("lost_commit_is_done") => return Ok(()),
+        Err(CommitError::Unknown(error)) => {
+            return Err(Abort::Host(InboxError::CommitUnknown(error)));
+        }
+    }
+    hooks::point("inbox:commit:after");
+    Ok(())
+}
+
+/// Ends a transaction that holds one statement of the host and no claim to run. Commits it where
+/// the statement succeeded, and rolls it back where it failed.
+pub(crate) async fn commit_host<T>(
+    transaction: Transaction<'_>,
+    answer: Result<T, sqlx::Error>,
+) -> Result<T, InboxError> {
+    match answer {
+        Ok(answer) => transaction.commit().await.map(|()| answer).map_err(|error| match error {
+            CommitError::RolledBack(error) => InboxError::Invalid(error.message),
+            CommitError::Unknown(error) => InboxError::CommitUnknown(error),
+        }),
+        Err(error) => {
+            transaction.rollback().await;
+            Err(error.into())
+        }
+    }
+}
+
+/// Sets the savepoint before a message or a group, where the mode has any.
+pub(crate) async fn set_savepoint(tx: &Tx, mode: SavepointMode) -> Result<(), InboxError> {
+    match mode {
+        SavepointMode::Savepoints => host_statement(tx, "SAVEPOINT m").await,
+        SavepointMode::Optimistic => Ok(()),
+    }
+}
+
+/// Releases the savepoint of a message or a group that succeeded.
+pub(crate) async fn release_savepoint(tx: &Tx, mode: SavepointMode) -> Result<(), InboxError> {
+    match mode {
+        SavepointMode::Savepoints => host_statement(tx, "RELEASE SAVEPOINT m").await,
+        SavepointMode::Optimistic => Ok(()),
+    }
+}
+
+/// Rolls the transaction back to the savepoint, and releases it.
+pub(crate) async fn undo_message(tx: &Tx) -> Result<(), InboxError> {
+    if hooks::sabotage("failed_effect_stays") && tx.error().await.is_none() {
+        return host_statement(tx, "RELEASE SAVEPOINT m").await;
+    }
+    host_statement(tx, "ROLLBACK TO SAVEPOINT m; RELEASE SAVEPOINT m").await?;
+    tx.recovered().await;
+    Ok(())
+}
+
+/// Executes a constant statement of the host in the transaction.
+pub(crate) async fn host_statement(tx: &Tx, text: &'static str) -> Result<(), InboxError> {
+    let mut statement = tx.statement().await;
+    let answer = bounded(statement.connection().execute(sqlx::raw_sql(text))).await.map(drop);
+    statement.finish(answer.as_ref().err());
+    Ok(answer?)
+}
+
+/// SQLSTATE of a full lock table.
+const OUT_OF_MEMORY: &str = "53200";
+
+/// Classifies an error of the claim: data of a message, a full lock table, or a fault of the host.
+pub(crate) fn at_claim(error: InboxError) -> Abort {
+    match refused(&error) {
+        // A check violation without a constraint's name is a missing time partition: the host's
+        // fault.
+        Some(answer) if answer.sqlstate == "23514" && answer.constraint.is_none() => {
+            Abort::Host(error)
+        }
+        Some(answer) if is_about_data(&answer) => Abort::AtClaim { failure: sql_failure(answer) },
+        Some(answer) if answer.sqlstate == OUT_OF_MEMORY => Abort::LockTableFull(error),
+        _ => Abort::Host(error),
+    }
+}
+
+/// Classifies an error of the completion: data of a message, prepared statements that guest code
+/// deallocated, or a fault of the host.
+pub(crate) fn at_completion(error: InboxError) -> Abort {
+    match refused(&error) {
+        Some(answer) if is_about_data(&answer) => {
+            Abort::AtCommit { failure: Failure::new(FailureKind::BadResult, answer.message) }
+        }
+        Some(StatementError { sqlstate, message, .. }) if sqlstate == UNKNOWN_STATEMENT => {
+            let text = format!(
+                "code that ran for this message deallocated what was prepared on its session: \
+                    {message}"
+            );
+            Abort::AtCommit { failure: Failure::new(FailureKind::Sql { sqlstate }, text) }
+        }
+        _ => Abort::Host(error),
+    }
+}
+
+/// Classifies an error of deferred constraints that are checked before a COMMIT, as
+/// [`commit`] classifies that of the COMMIT.
+pub(crate) fn at_constraints(error: InboxError) -> Abort {
+    match refused(&error) {
+        Some(answer) => Abort::AtCommit { failure: sql_failure(answer) },
+        None => Abort::Host(error),
+    }
+}
+
+/// Returns whether an error of a host's statement is about a message: a data exception, a
+/// constraint, a limit of size. A full disk or a timeout is not.
+fn is_about_data(error: &StatementError) -> bool {
+    ["22", "23", "54"].iter().any(|class| error.sqlstate.starts_with(class))
+}
+
+/// Returns PostgreSQL's answer where it refused a statement; none where the error is another one.
+pub(crate) fn refused(error: &InboxError) -> Option<StatementError> {
+    match error {
+        InboxError::Refused(error) => oncebox_model::tx::answered(error),
+        _ => None,
+    }
+}
+
+/// Returns the failure that PostgreSQL's answer means: contention, or its SQLSTATE.
+fn sql_failure(error: StatementError) -> Failure {
+    if error.is_contention() {
+        return Failure::new(FailureKind::Contention, error.message);
+    }
+    Failure::new(FailureKind::Sql { sqlstate: error.sqlstate }, error.message)
+}
