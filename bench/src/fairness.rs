@@ -4,7 +4,7 @@
 
 use anyhow::{Context, Result, ensure};
 use oncebox_control::NewDeployment;
-use oncebox_inbox::{Ask, Class, HostBounds, Scheduler};
+use oncebox_inbox::{AdmissionRequest, Class, HostBounds, Scheduler};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -55,7 +55,7 @@ pub struct FairnessPair {
 async fn admission_ns(tenants: i32) -> f64 {
     const TIMES: u32 = 100_000;
     let scheduler = Scheduler::new(HostBounds::new(32, 4 << 30));
-    let ask = |tenant_id, messages| Ask {
+    let ask = |tenant_id, messages| AdmissionRequest {
         tenant_id,
         consumer_id: 1,
         class: Class::Fair,

@@ -411,7 +411,7 @@ async fn consume(
                         .map(|offset| (Some(now), now.saturating_sub(due(offset)))),
                 );
             }
-            Err(error) => sleep(error.again_in().unwrap_or(Duration::from_millis(50))).await,
+            Err(error) => sleep(error.retry_after().unwrap_or(Duration::from_millis(50))).await,
         }
     }
     let end = start.elapsed();

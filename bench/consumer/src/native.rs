@@ -171,5 +171,5 @@ impl oncebox_kafka::PartitionInbox for KafkaPartitionInbox {
 }
 
 fn inbox_error(error: InboxError) -> PartitionInboxError {
-    PartitionInboxError { text: error.to_string(), pause: error.again_in() }
+    PartitionInboxError { text: error.to_string(), pause: error.retry_after() }
 }

@@ -251,12 +251,12 @@ impl From<InboxError> for ApiError {
                 "the database does not answer; try again later",
                 &error,
             ),
-            InboxError::PlaceAway { tenant, .. } => Self::host(
+            InboxError::TenantDatabaseUnavailable { tenant, .. } => Self::host(
                 Code::Unavailable,
                 format!("the database of tenant `{tenant}` does not answer; try again later"),
                 &error,
             ),
-            InboxError::NotThereYet { text, .. } => Self::host(Code::Unavailable, text, &error),
+            InboxError::NotPropagated { text, .. } => Self::host(Code::Unavailable, text, &error),
             InboxError::HostLocked { purpose, .. } => Self::host(
                 Code::Unavailable,
                 format!("another process takes too long to {purpose}; try again later"),

@@ -24,13 +24,16 @@ use tokio::{
 };
 
 use crate::{
-    admission::{Admission, Ask, Class, ConsumerCaps, batch_sizer::BatchSizer, breaker::Breakers},
+    admission::{
+        Admission, AdmissionRequest, Class, ConsumerCaps, batch_sizer::BatchSizer,
+        breaker::Breakers,
+    },
     batch::{
         claim::{ClaimOutcome, Claimant},
         complete::{Completion, Recorded},
     },
     ordering::key_lock,
-    retry::{interrupted::Interrupted, wakeup::Due},
+    retry::{interrupted::Interrupted, wakeup::Wakeup},
     session::Sessions,
     shadow::Queue,
 };
@@ -53,7 +56,7 @@ pub struct ConsumerInbox {
     /// Size, mode and serialization of the next transactions.
     pub(crate) sizer: BatchSizer,
     /// Wakeups for the retry workers.
-    pub(crate) due: Arc<Due>,
+    pub(crate) wakeup: Arc<Wakeup>,
     /// Circuit breakers of the handlers' versions on this host.
     pub(crate) breakers: Arc<Breakers>,
     /// Messages that wait for a candidate to be tried on them.
@@ -140,7 +143,7 @@ impl ConsumerInbox {
             owner,
             sessions,
             sizer,
-            due: Arc::default(),
+            wakeup: Arc::default(),
             breakers,
             shadows,
             handlers: watch::Sender::new(handlers),
@@ -176,8 +179,8 @@ impl ConsumerInbox {
             if let (Some(decoder), Some(payload)) = (self.decoder.get(), payload) {
                 let error = match timeout(SCHEMA_TIMEOUT, decoder.prepare(payload)).await {
                     Ok(Ok(())) => None,
-                    Ok(Err(error)) => Some(InboxError::RegistryAway(error)),
-                    Err(_) => Some(InboxError::SchemaLate),
+                    Ok(Err(error)) => Some(InboxError::RegistryUnavailable(error)),
+                    Err(_) => Some(InboxError::SchemaTimeout),
                 };
                 match error {
                     None => {}
@@ -219,7 +222,7 @@ impl ConsumerInbox {
 
     /// Marks the last answer of [`ConsumerInbox::breakers_changed`] as unsent, so that the next
     /// call returns it again.
-    pub fn breakers_untold(&self) {
+    pub fn breakers_unsent(&self) {
         self.breakers.untold();
     }
 
@@ -256,7 +259,7 @@ impl ConsumerInbox {
     /// due. A transaction that does not commit wakes them in vain. The poller finds the messages of
     /// one that takes long to commit.
     pub(crate) fn due_after(&self, completion: &Completion) {
-        completion.delays().for_each(|delay| self.due.after(delay + COMMIT));
+        completion.delays().for_each(|delay| self.wakeup.after(delay + COMMIT));
     }
 
     /// Waits for admission to a transaction of at most `messages` messages. With `runs`, handlers
@@ -277,7 +280,7 @@ impl ConsumerInbox {
         let (tenant_id, consumer_id) = (self.sessions.tenant_id, self.consumer_id);
         self.sessions
             .scheduler()
-            .admit(Ask { tenant_id, consumer_id, class, memory, messages })
+            .admit(AdmissionRequest { tenant_id, consumer_id, class, memory, messages })
             .await
     }
 

@@ -26,11 +26,11 @@ mod shadow;
 mod dead_letter_topic;
 
 pub use admission::{
-    Admission, Ask, Class, ConsumerCaps, HostBounds, Scheduler, Snapshot, TenantCounts,
+    Admission, AdmissionRequest, Class, ConsumerCaps, HostBounds, Scheduler, Snapshot, TenantCounts,
 };
 pub use batch::rehearsal::{Rehearsal, Rehearsed};
 pub use consumer::ConsumerInbox;
 pub use dead_letter_topic::DeadLetter;
 pub use partition::PartitionInbox;
-pub use retry::poller::Lookout;
+pub use retry::poller::DuePoller;
 pub use session::{Budget, SessionSettings, Sessions};

@@ -24,7 +24,7 @@ pub enum InboxError {
     },
     /// Database named by a tenant that cannot be reached.
     #[error("the database of tenant `{tenant}` is not reachable: {}", plain(.source))]
-    PlaceAway {
+    TenantDatabaseUnavailable {
         /// Name of the tenant.
         tenant: String,
         /// Error of the driver.
@@ -32,7 +32,7 @@ pub enum InboxError {
     },
     /// Change that the host's database has and a tenant's own database does not have yet.
     #[error("{text}: {source}")]
-    NotThereYet {
+    NotPropagated {
         /// Advice on what to do.
         text: String,
         /// Cause.
@@ -78,12 +78,12 @@ pub enum InboxError {
     /// Open circuit breaker of the version that these messages go to: it fails too often. The
     /// messages wait at their place.
     #[error("the circuit breaker of version {version} is open; its messages are offered again in \
-        {} ms", again_in.as_millis())]
+        {} ms", retry_after.as_millis())]
     BreakerOpen {
         /// The version.
         version: i32,
         /// Time until the messages may be offered again.
-        again_in: Duration,
+        retry_after: Duration,
     },
     /// Transaction that the host stopped before its end. Its messages have lost nothing.
     #[error("{}", match why {
@@ -96,10 +96,10 @@ pub enum InboxError {
         why: Stopped,
     },
     /// Unavailable database of the tenant, while another task tries to connect to it.
-    #[error("the database is away; it is tried again in {} ms", again_in.as_millis())]
-    DatabaseAway {
+    #[error("the database is away; it is tried again in {} ms", retry_after.as_millis())]
+    DatabaseUnavailable {
         /// Time until the next try.
-        again_in: Duration,
+        retry_after: Duration,
     },
     /// Connections that begin without the options they ask for: a program stands between the host
     /// and PostgreSQL.
@@ -115,13 +115,13 @@ pub enum InboxError {
     },
     /// Schema registry that cannot be asked for the schema of a payload.
     #[error("{0}")]
-    RegistryAway(oncebox_registry::RegistryError),
+    RegistryUnavailable(oncebox_registry::RegistryError),
     /// Schema of a payload that the registry has not delivered in time.
     #[error(
         "the schema registry did not hand out the schema of a message in time; the message runs \
             later"
     )]
-    SchemaLate,
+    SchemaTimeout,
     /// Statement of the host that PostgreSQL refused.
     #[error("the database refused a statement of the host: {}", plain(.0))]
     Refused(#[source] sqlx::Error),
@@ -206,22 +206,24 @@ impl InboxError {
     pub fn is_away(&self) -> bool {
         match self {
             Self::Unreachable(error)
-            | Self::PlaceAway { source: error, .. }
+            | Self::TenantDatabaseUnavailable { source: error, .. }
             | Self::Refused(error)
             | Self::CommitUnknown(error) => is_of_outage(error),
             Self::Migration(
                 MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _),
             ) => is_of_outage(error),
-            Self::DatabaseAway { .. } | Self::InFlightElsewhere => true,
+            Self::DatabaseUnavailable { .. } | Self::InFlightElsewhere => true,
             _ => false,
         }
     }
 
     /// Returns how long to wait before repeating the call. None where that is unknown, or where the
     /// call itself is wrong.
-    pub fn again_in(&self) -> Option<Duration> {
+    pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::BreakerOpen { again_in, .. } | Self::DatabaseAway { again_in } => Some(*again_in),
+            Self::BreakerOpen { retry_after, .. } | Self::DatabaseUnavailable { retry_after } => {
+                Some(*retry_after)
+            }
             Self::Stopped { .. } => Some(STOPPED),
             _ => None,
         }

@@ -16,7 +16,7 @@ use tokio::sync::{Notify, Semaphore};
 pub struct Meter {
     cpu_ns: AtomicU64,
     database_ns: AtomicU64,
-    turns: TenantTurns,
+    turns: CpuSlots,
     /// Reason why its handlers must stop; none while they may go on.
     stopped: OnceLock<Stopped>,
     /// Signal to its handlers when they must stop.
@@ -51,12 +51,12 @@ impl Usage {
 
 impl Meter {
     /// Creates the meter of one of a tenant's transactions.
-    pub fn of(turns: TenantTurns) -> Self {
+    pub fn of(turns: CpuSlots) -> Self {
         Self { turns, ..Self::default() }
     }
 
     /// Returns the shared state of its tenant's handlers.
-    pub fn turns(&self) -> &TenantTurns {
+    pub fn turns(&self) -> &CpuSlots {
         &self.turns
     }
 
@@ -104,7 +104,7 @@ pub fn turns() -> usize {
 
 /// The state of a tenant's handlers, shared by all of its transactions.
 #[derive(Debug, Clone)]
-pub struct TenantTurns {
+pub struct CpuSlots {
     /// Places in the queue for turns, as many as there are turns. Tenants therefore alternate,
     /// however many handlers of each compute.
     pub places: Arc<Semaphore>,
@@ -113,7 +113,7 @@ pub struct TenantTurns {
     pub computes: Arc<AtomicBool>,
 }
 
-impl Default for TenantTurns {
+impl Default for CpuSlots {
     fn default() -> Self {
         Self { places: Arc::new(Semaphore::new(turns())), computes: Arc::default() }
     }

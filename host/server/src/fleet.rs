@@ -152,10 +152,10 @@ impl Fleet {
     }
 
     /// Marks the last answer of [`Self::breakers_changed`] as unsent, for one consumer or for all.
-    pub(crate) fn breakers_untold(&self, only: Option<i32>) {
+    pub(crate) fn breakers_unsent(&self, only: Option<i32>) {
         for (_, member) in self.0.iter().filter(|(id, _)| only.is_none_or(|only| only == **id)) {
             if let State::Running(current) = &member.state {
-                current.running.breakers_untold();
+                current.running.breakers_unsent();
             }
         }
     }

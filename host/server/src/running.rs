@@ -120,7 +120,7 @@ impl Running {
             }
             Work::Retry | Work::Rest => None,
         };
-        host.lookout.look_after(&inbox);
+        host.due_poller.watch_consumer(&inbox);
         host.duplicates.watch(inbox.consumer_id, inbox.duplicates());
         let stop = CancellationToken::new();
         let work = |_| tokio::spawn(retry::work(inbox.clone(), stop.clone()));
@@ -139,8 +139,8 @@ impl Running {
     }
 
     /// Marks the last answer of [`Self::breakers_changed`] as unsent.
-    pub(crate) fn breakers_untold(&self) {
-        self.inbox.breakers_untold();
+    pub(crate) fn breakers_unsent(&self) {
+        self.inbox.breakers_unsent();
     }
 
     /// Returns the generation of deployments that its next transaction uses.
@@ -265,5 +265,5 @@ impl oncebox_kafka::PartitionInbox for KafkaPartitionInbox {
 }
 
 fn inbox_error(error: InboxError) -> PartitionInboxError {
-    PartitionInboxError { text: error.to_string(), pause: error.again_in() }
+    PartitionInboxError { text: error.to_string(), pause: error.retry_after() }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use oncebox_control::{Admin, Consumer, Progress, Quarantined, Work};
-use oncebox_inbox::{Budget, Lookout, SessionSettings};
+use oncebox_inbox::{Budget, DuePoller, SessionSettings};
 use oncebox_kafka::Drained;
 use oncebox_model::{
     InboxError,
@@ -73,7 +73,7 @@ pub(crate) struct Supervisor {
     /// Watchers and limits for opening and closing consumers.
     pub(crate) openings: Arc<Openings>,
     /// Poller that notifies retry workers of due messages.
-    pub(crate) lookout: Arc<Lookout>,
+    pub(crate) due_poller: Arc<DuePoller>,
     pub(crate) readiness: watch::Sender<Readiness>,
     pub(crate) sessions: TenantSessions,
     /// Notification of changed deployments and states, and of claims that were refused because of a
@@ -117,7 +117,7 @@ impl Supervisor {
             decoder,
             owner,
             openings,
-            lookout: Arc::default(),
+            due_poller: Arc::default(),
             readiness,
             sessions: TenantSessions::default(),
             look: Arc::default(),
@@ -145,7 +145,7 @@ impl Supervisor {
         let capture = tokio::spawn(keep_capture(host.admin.clone()));
         let places = tokio::spawn(places::keep(host.admin.clone()));
         let waking =
-            tokio::spawn(wakeups::run(host.lookout.clone(), host.budget.clone(), stop.clone()));
+            tokio::spawn(wakeups::run(host.due_poller.clone(), host.budget.clone(), stop.clone()));
         let (began, mut look_due) = (Instant::now(), Instant::now());
         while !stop.is_cancelled() {
             tokio::select! {
@@ -189,7 +189,7 @@ impl Supervisor {
         if is_due {
             *look_due = Instant::now() + POLL;
             if presence.beat().await? {
-                fleet.breakers_untold(None);
+                fleet.breakers_unsent(None);
             }
             for Quarantined { tenant, consumer, host } in
                 answered(self.admin.judge_gone_starts()).await?
@@ -217,7 +217,7 @@ impl Supervisor {
         answered(presence.say(fleet.runs())).await?;
         for (consumer_id, breakers) in fleet.breakers_changed() {
             if !presence.report_breakers(consumer_id, &breakers).await {
-                fleet.breakers_untold(Some(consumer_id));
+                fleet.breakers_unsent(Some(consumer_id));
             }
         }
         for consumer in judged.iter().filter(|_| is_due) {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_inbox::{Budget, Lookout};
+use oncebox_inbox::{Budget, DuePoller};
 use tokio_util::sync::CancellationToken;
 
 /// Longest time that a tenant's connection stays unused before it is closed.
@@ -11,7 +11,7 @@ const UNUSED: Duration = Duration::from_secs(30);
 const SWEEP: Duration = Duration::from_secs(5);
 
 /// Notifies retry workers of due messages, and closes unused connections, until told to stop.
-pub(crate) async fn run(lookout: Arc<Lookout>, budget: Arc<Budget>, stop: CancellationToken) {
+pub(crate) async fn run(due_poller: Arc<DuePoller>, budget: Arc<Budget>, stop: CancellationToken) {
     let sweeping = async {
         loop {
             tokio::time::sleep(SWEEP).await;
@@ -20,7 +20,7 @@ pub(crate) async fn run(lookout: Arc<Lookout>, budget: Arc<Budget>, stop: Cancel
         }
     };
     tokio::select! {
-        () = lookout.run(stop.clone()) => {}
+        () = due_poller.run(stop.clone()) => {}
         () = sweeping => {}
     }
 }

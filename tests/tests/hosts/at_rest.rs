@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use oncebox_control::Consumer;
 use oncebox_inbox::{
-    Budget, ConsumerInbox, Lookout, SessionSettings, Sessions,
+    Budget, ConsumerInbox, DuePoller, SessionSettings, Sessions,
     retry::{self, backlog, poller},
 };
 use oncebox_tests::inbox::{TestConsumer, World, deliver, record};
@@ -27,8 +27,8 @@ struct Told {
 
 impl Told {
     fn start(world: &World, consumer: &TestConsumer) -> Self {
-        let (budget, stop, lookout) =
-            (Budget::new(8), CancellationToken::new(), Arc::new(Lookout::default()));
+        let (budget, stop, due_poller) =
+            (Budget::new(8), CancellationToken::new(), Arc::new(DuePoller::default()));
         let sessions = Sessions::of(
             world.admin.session_target(&consumer.tenant).unwrap(),
             &SessionSettings::default(),
@@ -44,11 +44,11 @@ impl Told {
             sessions,
             world.scripts(),
         );
-        lookout.look_after(&inbox);
+        due_poller.watch_consumer(&inbox);
         let mut tasks: Vec<_> =
             (0..2).map(|_| tokio::spawn(retry::work(inbox.clone(), stop.clone()))).collect();
         let looking = stop.clone();
-        tasks.push(tokio::spawn(async move { lookout.run(looking).await }));
+        tasks.push(tokio::spawn(async move { due_poller.run(looking).await }));
         Self { inbox, budget, stop, tasks }
     }
 
@@ -144,7 +144,7 @@ async fn what_is_open_is_counted_by_index() {
     assert!(backlogs.len() == 100 && backlogs[1..].iter().all(|backlog| backlog.open.is_empty()));
 
     let mut tx = world.pool.begin().await.unwrap();
-    tx.execute(sqlx::raw_sql(poller::SETTINGS)).await.unwrap();
+    tx.execute(sqlx::raw_sql(backlog::SETTINGS)).await.unwrap();
     let (ids, classes): (Vec<i32>, Vec<i16>) = asked.into_iter().unzip();
     let explain = format!("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {}", backlog::OPEN);
     let plan = sqlx::query(sqlx::AssertSqlSafe(explain))
@@ -192,7 +192,7 @@ async fn the_look_at_what_is_due_is_the_head_of_an_index() {
     assert!(found.len() == 1 && found[0].0 == id && (1..=500).contains(&found[0].1), "{found:?}");
 
     let mut tx = world.pool.begin().await.unwrap();
-    tx.execute(sqlx::raw_sql(poller::SETTINGS)).await.unwrap();
+    tx.execute(sqlx::raw_sql(backlog::SETTINGS)).await.unwrap();
     let (ids, classes): (Vec<i32>, Vec<i16>) = asked.into_iter().unzip();
     let explain = format!("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {}", poller::DUE);
     let plan = sqlx::query(sqlx::AssertSqlSafe(explain))

@@ -439,8 +439,8 @@ async fn besiege(
                 let records = [at(partition, 0, &format!("{partition}"), "gate siege")];
                 // A place that was lent and is wanted back: the message comes again.
                 while let Err(error) = held.process(&records).await {
-                    assert!(error.again_in().is_some(), "{error}");
-                    sleep(error.again_in().unwrap()).await;
+                    assert!(error.retry_after().is_some(), "{error}");
+                    sleep(error.retry_after().unwrap()).await;
                 }
             })
         }));

@@ -351,7 +351,7 @@ async fn a_withdrawal_that_did_not_reach_the_tenants_database_says_so() {
     };
     allow(false).await;
     let error = stage.rollback(true).await.unwrap_err();
-    assert!(matches!(error, InboxError::NotThereYet { .. }), "{error:?}");
+    assert!(matches!(error, InboxError::NotPropagated { .. }), "{error:?}");
     assert!(
         error.to_string().contains("hosts that reach it may still complete messages"),
         "{error}"

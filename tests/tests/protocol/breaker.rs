@@ -158,7 +158,7 @@ async fn partition_until(
         assert!(Instant::now() < deadline, "settled {settled}");
         match partition.process(&records[settled..]).await {
             Ok(more) => settled += more,
-            Err(InboxError::BreakerOpen { again_in, .. }) => sleep(again_in).await,
+            Err(InboxError::BreakerOpen { retry_after, .. }) => sleep(retry_after).await,
             Err(error) => panic!("{error}"),
         }
     }
@@ -278,7 +278,7 @@ async fn consume(mut partition: PartitionInbox, records: Vec<Record>, stop: Canc
     while settled < records.len() && !stop.is_cancelled() {
         match partition.process(&records[settled..]).await {
             Ok(count) => settled += count,
-            Err(error) => sleep(error.again_in().unwrap_or(Duration::from_millis(50))).await,
+            Err(error) => sleep(error.retry_after().unwrap_or(Duration::from_millis(50))).await,
         }
     }
     partition.close().await;

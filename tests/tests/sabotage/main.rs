@@ -19,7 +19,7 @@ use chrono::{DateTime, Utc};
 use futures::{FutureExt, future::LocalBoxFuture};
 use oncebox_control::{Filter, NewDeployment, Remedy, Revision, Role, Verb};
 use oncebox_inbox::{
-    Admission, Ask, Budget, Class, HostBounds, Scheduler, SessionSettings, Sessions,
+    Admission, AdmissionRequest, Budget, Class, HostBounds, Scheduler, SessionSettings, Sessions,
     retry::{self, poller::release_unblocked},
 };
 use oncebox_model::{
@@ -1749,8 +1749,14 @@ async fn version_given_up(defect: Option<&Defect>) {
 
 // Turns among tenants -------------------------------------------------------------------------
 
-fn asked(tenant_id: i32) -> Ask {
-    Ask { tenant_id, consumer_id: tenant_id, class: Class::Fair, memory: 0, messages: 1 }
+fn asked(tenant_id: i32) -> AdmissionRequest {
+    AdmissionRequest {
+        tenant_id,
+        consumer_id: tenant_id,
+        class: Class::Fair,
+        memory: 0,
+        messages: 1,
+    }
 }
 
 /// A place for a tenant's next transaction, where it gets one before others end theirs.

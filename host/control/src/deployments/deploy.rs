@@ -220,7 +220,8 @@ impl Admin {
             )
         };
         let fenced = self.mirror_of(&consumer.tenant).await;
-        fenced.map_err(|source| InboxError::NotThereYet { text: text(), source: Box::new(source) })
+        fenced
+            .map_err(|source| InboxError::NotPropagated { text: text(), source: Box::new(source) })
     }
 
     /// Notifies the hosts that deployments changed. Call it after the commit. The notification is

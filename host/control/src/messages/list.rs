@@ -465,7 +465,7 @@ fn too_wide(found: usize) -> String {
 }
 
 fn away(tenant: &Tenant) -> InboxError {
-    InboxError::PlaceAway {
+    InboxError::TenantDatabaseUnavailable {
         tenant: tenant.name.clone(),
         source: sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()),
     }

@@ -107,7 +107,7 @@ impl Story {
         match (self.aggregate, self.waits_until) {
             (Some(AggregateVersion { version, at: Some(at) }), Some(until)) if at + 1 < version => {
                 let then = match policy.sequence.as_ref().map(|sequence| sequence.gap) {
-                    Some(oncebox_model::policy::Gap::GoOn) | None => "runs all the same",
+                    Some(oncebox_model::policy::Gap::Proceed) | None => "runs all the same",
                     Some(oncebox_model::policy::Gap::Park) => "is parked",
                 };
                 let until = shown(until);

@@ -58,7 +58,7 @@ impl Admin {
         tx.commit().await?;
         self.announce_tenant(&tenant).await;
         let mirrored = self.mirror(&tenant).await;
-        mirrored.map_err(|source| InboxError::NotThereYet {
+        mirrored.map_err(|source| InboxError::NotPropagated {
             text: format!(
                 "the credentials of `{name}` are new, but its own database does not know them yet: \
                     sessions that are open go on, new ones \

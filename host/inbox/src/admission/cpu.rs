@@ -23,24 +23,24 @@ const COMPUTES: Duration = Duration::from_millis(2);
 /// Turns of handlers that compute, each for one poll: on all processors but one. So a handler that
 /// only sends statements, of any tenant, finds a processor at once. A handler that has had a turn
 /// queues behind the rest.
-static TURNS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(turns())));
+static CPU_SLOTS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(turns())));
 
 /// A handler's future, whose polls are measured. The processor's clock costs a system call, a
 /// microsecond or two for each of the many polls that only send a statement. So it is read only
 /// after a long poll. Short polls count by the wall clock, since little else fits between. A
 /// handler that computes waits for its turn before each poll.
-pub(crate) struct Metered<F> {
+pub(crate) struct MeteredFuture<F> {
     future: F,
     meter: Arc<Meter>,
     /// Processor time of the long polls in a row up to the last poll; none where that was short.
     computed: Option<Duration>,
     place: PollSemaphore,
-    /// Place in the tenant's queue for a turn, held until the turn is over.
+    /// QueueTicket in the tenant's queue for a turn, held until the turn is over.
     waits: Option<OwnedSemaphorePermit>,
     turns: PollSemaphore,
 }
 
-impl<F> Metered<F> {
+impl<F> MeteredFuture<F> {
     pub(crate) fn new(future: F, meter: Arc<Meter>) -> Self {
         let place = PollSemaphore::new(meter.turns().places.clone());
         let computed = meter.turns().computes.load(Ordering::Relaxed).then_some(COMPUTES);
@@ -50,7 +50,7 @@ impl<F> Metered<F> {
             computed,
             place,
             waits: None,
-            turns: PollSemaphore::new(TURNS.clone()),
+            turns: PollSemaphore::new(CPU_SLOTS.clone()),
         }
     }
 
@@ -59,7 +59,7 @@ impl<F> Metered<F> {
     }
 }
 
-impl<F: Future + Unpin> Future for Metered<F> {
+impl<F: Future + Unpin> Future for MeteredFuture<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
@@ -100,7 +100,7 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     use super::*;
-    use oncebox_model::meter::TenantTurns;
+    use oncebox_model::meter::CpuSlots;
 
     /// Returns a future that computes for about this long at every poll.
     fn spin(polls: u32, each: Duration) -> impl Future<Output = ()> + Unpin {
@@ -145,7 +145,7 @@ mod tests {
                 context.waker().wake_by_ref();
                 if polls == 20 { Poll::Ready(()) } else { Poll::Pending }
             });
-            tokio::spawn(Metered::new(future, Arc::default()))
+            tokio::spawn(MeteredFuture::new(future, Arc::default()))
         });
         futures::future::try_join_all(computing.collect::<Vec<_>>()).await.expect("no task panics");
         assert_eq!(MOST.load(Ordering::SeqCst), turns().min(8) as u64);
@@ -156,8 +156,8 @@ mod tests {
     #[tokio::test]
     async fn tenants_that_compute_alternate() {
         static OTHERS: AtomicU64 = AtomicU64::new(0);
-        let (many, one) = (TenantTurns::default(), TenantTurns::default());
-        let metered = |of: &TenantTurns, mut polls: u64, counted: u64| {
+        let (many, one) = (CpuSlots::default(), CpuSlots::default());
+        let metered = |of: &CpuSlots, mut polls: u64, counted: u64| {
             let future = futures::future::poll_fn(move |context| {
                 OTHERS.fetch_add(counted, Ordering::SeqCst);
                 compute();
@@ -165,12 +165,12 @@ mod tests {
                 context.waker().wake_by_ref();
                 if polls == 0 { Poll::Ready(()) } else { Poll::Pending }
             });
-            Metered::new(future, Arc::new(Meter::of(of.clone())))
+            MeteredFuture::new(future, Arc::new(Meter::of(of.clone())))
         };
         // This executor has one thread, so all polls come one after the other. All handlers wait
         // for a turn before the first one has any.
         let all_turns =
-            TURNS.clone().acquire_many_owned(turns() as u32).await.expect("it is never closed");
+            CPU_SLOTS.clone().acquire_many_owned(turns() as u32).await.expect("it is never closed");
         let crowd: Vec<_> =
             (0..16 * turns()).map(|_| tokio::spawn(metered(&many, 1_000, 1))).collect();
         let alone = tokio::spawn(metered(&one, 20, 0));
@@ -194,7 +194,7 @@ mod tests {
     // often as they begin. Nothing was known of them before.
     #[tokio::test]
     async fn a_handler_begins_as_the_last_one_of_its_tenant_was() {
-        let tenant = TenantTurns::default();
+        let tenant = CpuSlots::default();
         let begun = AtomicU64::new(0);
         let handler = |computes: bool| {
             let mut left = 8;
@@ -208,11 +208,14 @@ mod tests {
                 context.waker().wake_by_ref();
                 if left == 0 { Poll::Ready(()) } else { Poll::Pending }
             });
-            Metered::new(future, Arc::new(Meter::of(tenant.clone())))
+            MeteredFuture::new(future, Arc::new(Meter::of(tenant.clone())))
         };
         let polls_without_a_turn = async |computes: bool| {
-            let _all_turns =
-                TURNS.clone().acquire_many_owned(turns() as u32).await.expect("it is never closed");
+            let _all_turns = CPU_SLOTS
+                .clone()
+                .acquire_many_owned(turns() as u32)
+                .await
+                .expect("it is never closed");
             begun.store(0, Ordering::SeqCst);
             let mut handler = handler(computes);
             for _ in 0..8 {
@@ -231,7 +234,7 @@ mod tests {
     #[tokio::test]
     async fn a_handler_whose_processor_was_taken_away_needs_no_turn() {
         let _all_turns =
-            TURNS.clone().acquire_many_owned(turns() as u32).await.expect("it is never closed");
+            CPU_SLOTS.clone().acquire_many_owned(turns() as u32).await.expect("it is never closed");
         let mut polls = 8;
         let future = futures::future::poll_fn(|context| {
             std::thread::sleep(4 * LONG_POLL);
@@ -239,7 +242,7 @@ mod tests {
             context.waker().wake_by_ref();
             if polls == 0 { Poll::Ready(()) } else { Poll::Pending }
         });
-        let mut metered = Metered::new(future, Arc::default());
+        let mut metered = MeteredFuture::new(future, Arc::default());
         for _ in 0..7 {
             assert!(futures::poll!(&mut metered).is_pending());
         }
@@ -249,11 +252,12 @@ mod tests {
     #[tokio::test]
     async fn a_handler_pays_for_what_it_computes_and_not_for_what_it_waits() {
         let meter = Arc::new(Meter::default());
-        Metered::new(spin(5, Duration::from_millis(4)), meter.clone()).await;
+        MeteredFuture::new(spin(5, Duration::from_millis(4)), meter.clone()).await;
         let spun = meter.usage().cpu;
         // A busy machine takes the processor away in between; most of the polls do not count that.
         assert!(spun > Duration::from_millis(4) && spun < Duration::from_secs(2), "{spun:?}");
-        Metered::new(Box::pin(tokio::time::sleep(Duration::from_millis(50))), meter.clone()).await;
+        MeteredFuture::new(Box::pin(tokio::time::sleep(Duration::from_millis(50))), meter.clone())
+            .await;
         assert!(
             meter.usage().cpu - spun < Duration::from_millis(25),
             "{:?}",

@@ -52,9 +52,9 @@ use std::{
 
 use tokio::{sync::oneshot, time::Instant};
 
-pub(crate) use cpu::Metered;
+pub(crate) use cpu::MeteredFuture;
 use oncebox_model::{
-    meter::{Meter, Stopped, TenantTurns, Usage},
+    meter::{CpuSlots, Meter, Stopped, Usage},
     tenant_limits::TenantLimits,
 };
 use state::State;
@@ -108,7 +108,7 @@ pub enum Class {
 
 /// A transaction's request for admission.
 #[derive(Debug, Clone, Copy)]
-pub struct Ask {
+pub struct AdmissionRequest {
     /// Id of its tenant.
     pub tenant_id: i32,
     /// Id of its consumer.
@@ -138,7 +138,7 @@ struct Grant {
     is_memory_kept: bool,
     /// True where it runs in a kept place, and nothing was known of its tenant when it began.
     is_trial: bool,
-    turns: TenantTurns,
+    turns: CpuSlots,
 }
 
 /// Counts of the scheduler, for tests and displays.
@@ -277,20 +277,20 @@ impl Drop for Admission {
 }
 
 /// A place in the queue, which is given up when no caller waits for it any longer.
-struct Place<'a> {
+struct QueueTicket<'a> {
     scheduler: &'a Scheduler,
     tenant_id: i32,
     id: u64,
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueueTicket<'_> {
     fn drop(&mut self) {
         let mut inner = self.scheduler.lock();
         if inner.waiting.remove(&self.id).is_some() {
             inner.state.cancel(self.tenant_id, self.id);
             inner.count_waiting(self.tenant_id, false);
             // The place may have delayed others.
-            self.scheduler.look(inner, None);
+            self.scheduler.dispatch(inner, None);
         }
     }
 }
@@ -323,7 +323,7 @@ impl Scheduler {
         let mut inner = self.lock();
         if inner.state.set_limits(tenant_id, revision, name, limits, self.now()) {
             inner.meters.entry(tenant_id).or_insert_with(|| TenantMeters::new(name));
-            self.look(inner, None);
+            self.dispatch(inner, None);
         }
     }
 
@@ -337,7 +337,7 @@ impl Scheduler {
             caps.messages_per_second,
             self.now(),
         );
-        self.look(inner, None);
+        self.dispatch(inner, None);
     }
 
     /// Forgets a tenant that is gone. Does nothing while a transaction of it runs or waits.
@@ -349,7 +349,7 @@ impl Scheduler {
     }
 
     /// Waits for an admission. A caller that stops waiting leaves nothing behind.
-    pub async fn admit(&self, ask: Ask) -> Admission {
+    pub async fn admit(&self, ask: AdmissionRequest) -> Admission {
         let (place, receiver) = {
             let mut inner = self.lock();
             let id = inner.state.ask(ask, self.now());
@@ -357,8 +357,8 @@ impl Scheduler {
             inner.waiting.insert(id, sender);
             inner.count_waiting(ask.tenant_id, true);
             // Made before any admission is sent, so that the place is given up in any case.
-            let place = Place { scheduler: self, tenant_id: ask.tenant_id, id };
-            if let Some(admission) = self.look(inner, Some(id)) {
+            let place = QueueTicket { scheduler: self, tenant_id: ask.tenant_id, id };
+            if let Some(admission) = self.dispatch(inner, Some(id)) {
                 return admission;
             }
             (place, receiver)
@@ -371,7 +371,7 @@ impl Scheduler {
 
     /// Returns an admission at once, or none where other transactions wait for room or there is
     /// none.
-    pub fn admit_spare(&self, ask: Ask) -> Option<Admission> {
+    pub fn admit_spare(&self, ask: AdmissionRequest) -> Option<Admission> {
         let mut inner = self.lock();
         let grant = inner.state.ask_spare(ask, self.now())?;
         Some(self.admission(&mut inner, grant))
@@ -414,19 +414,19 @@ impl Scheduler {
             meters.ended(usage, settled);
             meters.overtaken.set(inner.state.overtaken_max(grant.tenant_id) as f64);
         }
-        self.look(inner, None);
+        self.dispatch(inner, None);
     }
 
     /// Admits every transaction that has room, and sends the admissions. Returns the admission of
     /// `own`, where that is one of them.
-    fn look(&self, mut inner: MutexGuard<'_, Inner>, own: Option<u64>) -> Option<Admission> {
-        let looked = inner.state.look(self.now());
-        for id in looked.called_back {
+    fn dispatch(&self, mut inner: MutexGuard<'_, Inner>, own: Option<u64>) -> Option<Admission> {
+        let dispatched = inner.state.dispatch(self.now());
+        for id in dispatched.called_back {
             inner.stop(id, Stopped::GaveWay);
         }
         let mut mine = None;
-        let mut told = Vec::with_capacity(looked.grants.len());
-        for grant in looked.grants {
+        let mut told = Vec::with_capacity(dispatched.grants.len());
+        for grant in dispatched.grants {
             let sender = inner.waiting.remove(&grant.id);
             inner.count_waiting(grant.tenant_id, false);
             let is_own = own == Some(grant.id);
@@ -437,7 +437,7 @@ impl Scheduler {
                 told.push((sender, admission));
             }
         }
-        let due = looked.again_at.filter(|at| inner.look_at.is_none_or(|known| *at < known));
+        let due = dispatched.again_at.filter(|at| inner.look_at.is_none_or(|known| *at < known));
         if let Some(at) = due {
             inner.look_at = Some(at);
         }
@@ -447,14 +447,14 @@ impl Scheduler {
             drop(sender.map(|sender| sender.send(admission)));
         }
         if let Some(at) = due {
-            self.look_later(at);
+            self.dispatch_later(at);
         }
         mine
     }
 
     /// Schedules a look at this time. A rate allows the next transaction by the clock alone, a loan
     /// ends by it, and slow ones begin apart by it.
-    fn look_later(&self, at: Duration) {
+    fn dispatch_later(&self, at: Duration) {
         let (own, until) = (self.own.clone(), self.started + at);
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
@@ -464,7 +464,7 @@ impl Scheduler {
                 if inner.look_at == Some(at) {
                     inner.look_at = None;
                 }
-                scheduler.look(inner, None);
+                scheduler.dispatch(inner, None);
             }
         });
     }

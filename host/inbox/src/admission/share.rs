@@ -7,12 +7,12 @@ use std::{
 
 use oncebox_model::{
     hooks,
-    meter::{TenantTurns, Usage},
+    meter::{CpuSlots, Usage},
     tenant_limits::TenantLimits,
 };
 
 use super::{
-    Ask, Class, Grant, TenantCounts,
+    AdmissionRequest, Class, Grant, TenantCounts,
     bucket::Bucket,
     state::{Picked, Room},
 };
@@ -37,7 +37,7 @@ const APART_MAX: Duration = Duration::from_millis(100);
 
 /// State of a tenant's next transaction: ready, or the reason why it waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum NextInLine {
     /// Ready transaction, of this consumer; none for one that goes first.
     Ready(Option<i32>),
     /// Time at which a rate allows it.
@@ -52,7 +52,7 @@ pub(super) enum Next {
 #[derive(Debug)]
 struct Waiting {
     id: u64,
-    ask: Ask,
+    ask: AdmissionRequest,
     /// Transactions that other tenants had been granted when it came.
     others: u64,
 }
@@ -106,7 +106,7 @@ pub(super) struct Share {
     /// The tenant's revision that has these limits.
     revision: i64,
     /// The tenant's own clock: cost over weight of its transactions that have ended.
-    paid: f64,
+    virtual_time: f64,
     /// Average cost of its transactions lately, nanoseconds.
     average_ns: f64,
     /// Average time for which they held their places lately, nanoseconds.
@@ -126,7 +126,7 @@ pub(super) struct Share {
     turns: VecDeque<i32>,
     bucket: Bucket,
     counts: TenantCounts,
-    cpu_turns: TenantTurns,
+    cpu_turns: CpuSlots,
     /// True where a transaction of the tenant waits for what another of its transactions holds.
     pub(super) is_crowded: bool,
     /// True where it waits for bounds of its own, and not for its turn.
@@ -138,7 +138,7 @@ impl Share {
         Self {
             limits: TenantLimits::default(),
             revision: 0,
-            paid: 0.0,
+            virtual_time: 0.0,
             average_ns: FIRST_COST_NS,
             held_ns: 0.0,
             held_last: Duration::ZERO,
@@ -151,7 +151,7 @@ impl Share {
             turns: VecDeque::new(),
             bucket: Bucket::new(None, now),
             counts: TenantCounts::default(),
-            cpu_turns: TenantTurns::default(),
+            cpu_turns: CpuSlots::default(),
             is_crowded: false,
             is_held_back: false,
         }
@@ -296,18 +296,18 @@ impl Share {
             .running
             .iter()
             .map(|running| running.cost_ns.max(running.held(until).as_nanos() as f64));
-        self.paid + charged.sum::<f64>() / self.weight()
+        self.virtual_time + charged.sum::<f64>() / self.weight()
     }
 
     /// Returns its clock without the transactions that run.
-    pub(super) fn paid(&self) -> f64 {
-        self.paid
+    pub(super) fn virtual_time(&self) -> f64 {
+        self.virtual_time
     }
 
-    /// Moves its clock forward to `floor`. Time that it could have used and did not, or in which
+    /// Moves its clock forward to `global_virtual_time`. Time that it could have used and did not, or in which
     /// its own bounds held it back, earns no credit.
-    pub(super) fn catch_up(&mut self, floor: f64) {
-        self.paid = self.paid.max(floor);
+    pub(super) fn join(&mut self, global_virtual_time: f64) {
+        self.virtual_time = self.virtual_time.max(global_virtual_time);
     }
 
     /// Returns its rank among the tenants: its clock, then the number of its transactions that run
@@ -316,9 +316,16 @@ impl Share {
         (self.key(now), self.running.len() + self.counts.waiting)
     }
 
-    pub(super) fn ask(&mut self, id: u64, ask: Ask, floor: f64, granted: u64, now: Duration) {
+    pub(super) fn ask(
+        &mut self,
+        id: u64,
+        ask: AdmissionRequest,
+        global_virtual_time: f64,
+        granted: u64,
+        now: Duration,
+    ) {
         if !self.waits() {
-            self.catch_up(floor);
+            self.join(global_virtual_time);
         }
         let waiting = Waiting { id, ask, others: granted - self.counts.granted };
         self.counts.waiting += 1;
@@ -368,7 +375,12 @@ impl Share {
     }
 
     /// Returns whether a transaction could begin at once, apart from rates.
-    pub(super) fn has_room(&self, ask: &Ask, room: Room, default_max: Option<usize>) -> bool {
+    pub(super) fn has_room(
+        &self,
+        ask: &AdmissionRequest,
+        room: Room,
+        default_max: Option<usize>,
+    ) -> bool {
         let is_full = self.lines.get(&ask.consumer_id).is_some_and(Line::is_full);
         !is_full
             && self.running.len() < self.transactions_max(default_max)
@@ -382,14 +394,19 @@ impl Share {
 
     /// Returns which transaction may begin next. A consumer that may not begin one keeps its turn,
     /// and others go before it.
-    pub(super) fn next(&mut self, room: Room, default_max: Option<usize>, now: Duration) -> Next {
+    pub(super) fn next(
+        &mut self,
+        room: Room,
+        default_max: Option<usize>,
+        now: Duration,
+    ) -> NextInLine {
         self.is_crowded = false;
         if self.running.len() >= self.transactions_max(default_max) {
             self.is_crowded = true;
-            return Next::Capped;
+            return NextInLine::Capped;
         }
         if !self.first.is_empty() {
-            return Next::Ready(None);
+            return NextInLine::Ready(None);
         }
         let (allowed, next_at) = (self.bucket.allowed(now), self.bucket.next_at());
         let mut own = self.own_room();
@@ -413,13 +430,13 @@ impl Share {
                 is_short = true;
                 own = Room { memory: 0, is_empty: false };
             } else {
-                return Next::Ready(Some(*consumer_id));
+                return NextInLine::Ready(Some(*consumer_id));
             }
         }
         match again_at {
-            _ if is_short => Next::Memory,
-            Some(at) => Next::Rate(at),
-            None => Next::Capped,
+            _ if is_short => NextInLine::Memory,
+            Some(at) => NextInLine::Rate(at),
+            None => NextInLine::Capped,
         }
     }
 
@@ -500,7 +517,7 @@ impl Share {
     /// back what its rates granted beyond `settled`.
     pub(super) fn pay(&mut self, grant: &Grant, usage: Usage, settled: u32, now: Duration) {
         let cost = usage.cost_ns().max(COST_MIN_NS);
-        self.paid += cost / self.weight();
+        self.virtual_time += cost / self.weight();
         self.average_ns += (cost - self.average_ns) / AVERAGED;
         if grant.messages > 0
             && let Some(running) = self.running.iter().find(|running| running.id == grant.id)

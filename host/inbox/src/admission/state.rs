@@ -9,8 +9,8 @@ use std::{
 use oncebox_model::{hooks, meter::Usage, tenant_limits::TenantLimits};
 
 use super::{
-    Ask, Grant, HostBounds,
-    share::{Next, Share},
+    AdmissionRequest, Grant, HostBounds,
+    share::{NextInLine, Share},
 };
 
 /// Room for one more transaction, apart from its tenant's own bounds.
@@ -24,7 +24,7 @@ pub(super) struct Room {
 
 /// Result of a look at the queues.
 #[derive(Debug, Default)]
-pub(super) struct Looked {
+pub(super) struct Dispatched {
     /// Transactions that may begin.
     pub(super) grants: Vec<Grant>,
     /// Time of the next look. A transaction waits then for nothing but a rate, the end of a loan,
@@ -68,7 +68,7 @@ pub(super) struct State {
     /// Clock at which a tenant that had nothing to do goes on: the least of the tenants that wait
     /// only for their turn. It never goes back. So a tenant that was idle, or held back by bounds
     /// of its own, saves no time up and delays no other tenant's clock.
-    floor: f64,
+    global_virtual_time: f64,
     pub(super) running: usize,
     running_peak: usize,
     memory: u64,
@@ -96,7 +96,7 @@ impl State {
             host,
             shares: HashMap::new(),
             active: Vec::new(),
-            floor: 0.0,
+            global_virtual_time: 0.0,
             running: 0,
             running_peak: 0,
             memory: 0,
@@ -152,13 +152,14 @@ impl State {
     }
 
     /// Puts a transaction into the queue. Returns its place there.
-    pub(super) fn ask(&mut self, ask: Ask, now: Duration) -> u64 {
-        self.raise_floor(None);
+    pub(super) fn ask(&mut self, ask: AdmissionRequest, now: Duration) -> u64 {
+        self.raise_global_virtual_time(None);
         self.next_id += 1;
-        let (id, floor, granted) = (self.next_id, self.floor, self.granted);
+        let (id, global_virtual_time, granted) =
+            (self.next_id, self.global_virtual_time, self.granted);
         let share = self.shares.entry(ask.tenant_id).or_insert_with(|| Share::new(now));
         let was_active = share.is_active();
-        share.ask(id, ask, floor, granted, now);
+        share.ask(id, ask, global_virtual_time, granted, now);
         self.waiting += 1;
         if !was_active {
             self.active.push(ask.tenant_id);
@@ -187,19 +188,19 @@ impl State {
     }
 
     /// Grants every transaction that has room, and calls back loans that are wanted.
-    pub(super) fn look(&mut self, now: Duration) -> Looked {
-        let mut looked = Looked::default();
-        while let Some(picked) = self.pick(now, &mut looked.again_at) {
-            looked.grants.push(self.grant(picked, now));
+    pub(super) fn dispatch(&mut self, now: Duration) -> Dispatched {
+        let mut dispatched = Dispatched::default();
+        while let Some(picked) = self.pick(now, &mut dispatched.again_at) {
+            dispatched.grants.push(self.grant(picked, now));
         }
-        self.call_back(now, &mut looked);
-        looked
+        self.call_back(now, &mut dispatched);
+        dispatched
     }
 
     /// Calls back loans for tenants that run nothing and wait for a kept place, or for kept memory,
     /// of which none is left. It calls back as many as those tenants need, of loans that last for
     /// longer than is allowed.
-    fn call_back(&mut self, now: Duration, looked: &mut Looked) {
+    fn call_back(&mut self, now: Duration, dispatched: &mut Dispatched) {
         let (is_place_left, is_trial_left) =
             (self.kept < self.reserve(), self.trials < self.trials_max());
         let is_left = is_place_left && is_trial_left && !self.lacks_memory;
@@ -218,10 +219,10 @@ impl State {
             }
             let lacks_place = !is_place_left || share.is_new() && !is_trial_left;
             let lacks_memory =
-                self.lacks_memory && share.next(kept_room, default_max, now) == Next::Memory;
+                self.lacks_memory && share.next(kept_room, default_max, now) == NextInLine::Memory;
             wanted += usize::from(
                 (lacks_place || lacks_memory)
-                    && matches!(share.next(any, default_max, now), Next::Ready(_)),
+                    && matches!(share.next(any, default_max, now), NextInLine::Ready(_)),
             );
         }
         // Where places are left, one that a known tenant gives back is of no use to a new tenant.
@@ -233,10 +234,11 @@ impl State {
                 .filter_map(|id| Some((self.shares.get(id)?.loan_ends(trials_alone)?, *id)));
             let Some((ends_at, tenant_id)) = loans.min() else { return };
             if ends_at > now {
-                looked.again_at = Some(looked.again_at.map_or(ends_at, |known| known.min(ends_at)));
+                dispatched.again_at =
+                    Some(dispatched.again_at.map_or(ends_at, |known| known.min(ends_at)));
                 return;
             }
-            looked.called_back.extend(
+            dispatched.called_back.extend(
                 self.shares
                     .get_mut(&tenant_id)
                     .and_then(|share| share.call_back(trials_alone, now)),
@@ -247,7 +249,7 @@ impl State {
 
     /// Grants a transaction that uses spare room. It never waits, and begins only where no other
     /// transaction waits for room.
-    pub(super) fn ask_spare(&mut self, ask: Ask, now: Duration) -> Option<Grant> {
+    pub(super) fn ask_spare(&mut self, ask: AdmissionRequest, now: Duration) -> Option<Grant> {
         if self.is_crowded(ask.tenant_id) || !self.is_free() {
             return None;
         }
@@ -278,20 +280,21 @@ impl State {
         if let Some(share) = self.shares.get_mut(&grant.tenant_id) {
             share.pay(grant, usage, settled, now);
         }
-        self.raise_floor(Some(grant.tenant_id));
+        self.raise_global_virtual_time(Some(grant.tenant_id));
         if let Some(share) = self.shares.get_mut(&grant.tenant_id) {
             share.leave(grant);
         }
         self.rest(grant.tenant_id);
     }
 
-    /// Raises the floor to the least clock of the tenants that wait only for their turn. Where none
+    /// Raises the global_virtual_time to the least clock of the tenants that wait only for their turn. Where none
     /// waits, the clock is that of `ended`, the tenant whose transaction ended.
-    fn raise_floor(&mut self, ended: Option<i32>) {
+    fn raise_global_virtual_time(&mut self, ended: Option<i32>) {
         let waiting = self.active().filter(|(_, share)| share.waits() && !share.is_held_back);
-        let least = waiting.map(|(_, share)| share.paid()).reduce(f64::min);
-        let least = least.or_else(|| Some(self.shares.get(&ended?)?.paid()));
-        self.floor = least.map_or(self.floor, |least| self.floor.max(least));
+        let least = waiting.map(|(_, share)| share.virtual_time()).reduce(f64::min);
+        let least = least.or_else(|| Some(self.shares.get(&ended?)?.virtual_time()));
+        self.global_virtual_time =
+            least.map_or(self.global_virtual_time, |least| self.global_virtual_time.max(least));
     }
 
     /// Returns the memory that is left outside of what is kept.
@@ -368,7 +371,8 @@ impl State {
         waiting.sort_by(|(one, _), (other, _)| one.partial_cmp(other).expect("clocks are numbers"));
         let (mut room, kept_room, default_max) =
             (self.room(), self.kept_room(), self.default_max());
-        let (is_free, floor, slow_at) = (self.is_free(), self.floor, self.slow_at);
+        let (is_free, global_virtual_time, slow_at) =
+            (self.is_free(), self.global_virtual_time, self.slow_at);
         let (is_kept_left, is_trial_left) =
             (self.kept < self.reserve(), self.trials < self.trials_max());
         // While half of the kept places are left, a tenant gets one for a second transaction.
@@ -396,24 +400,24 @@ impl State {
             }
             let mut is_memory_kept = false;
             let mut next = share.next(room, default_max, now);
-            if next == Next::Memory && may_have_kept {
+            if next == NextInLine::Memory && may_have_kept {
                 next = share.next(kept_room, default_max, now);
                 is_memory_kept = true;
             }
-            share.is_held_back = matches!(next, Next::Rate(_) | Next::Capped);
+            share.is_held_back = matches!(next, NextInLine::Rate(_) | NextInLine::Capped);
             match next {
-                Next::Ready(Some(_)) if now < slow_at && share.is_slow(now) => {
+                NextInLine::Ready(Some(_)) if now < slow_at && share.is_slow(now) => {
                     *again_at = Some(again_at.map_or(slow_at, |known| known.min(slow_at)));
                 }
-                Next::Ready(consumer_id) => {
+                NextInLine::Ready(consumer_id) => {
                     return Some(Picked { tenant_id, consumer_id, is_kept, is_memory_kept });
                 }
-                Next::Rate(at) => {
-                    share.catch_up(floor);
+                NextInLine::Rate(at) => {
+                    share.join(global_virtual_time);
                     *again_at = Some(again_at.map_or(at, |known| known.min(at)));
                 }
-                Next::Capped => share.catch_up(floor),
-                Next::Memory => {
+                NextInLine::Capped => share.join(global_virtual_time),
+                NextInLine::Memory => {
                     // A tenant behind it takes no memory before it, or it might wait for ever.
                     self.crowded = true;
                     self.lacks_memory |= may_have_kept;

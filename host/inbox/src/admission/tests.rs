@@ -14,8 +14,8 @@ fn host(transactions_max: usize) -> HostBounds {
     HostBounds::new(transactions_max, 4 * GIB)
 }
 
-fn ask(tenant_id: i32, consumer_id: i32) -> Ask {
-    Ask { tenant_id, consumer_id, class: Class::Fair, memory: 64 << 20, messages: 1 }
+fn ask(tenant_id: i32, consumer_id: i32) -> AdmissionRequest {
+    AdmissionRequest { tenant_id, consumer_id, class: Class::Fair, memory: 64 << 20, messages: 1 }
 }
 
 fn weighing(weight: u32) -> TenantLimits {
@@ -55,8 +55,8 @@ impl Busy {
         }
     }
 
-    fn look(&mut self, mut cost: impl FnMut(i32) -> f64) {
-        for grant in self.state.look(Duration::from_secs_f64(self.now / 1e3)).grants {
+    fn dispatch(&mut self, mut cost: impl FnMut(i32) -> f64) {
+        for grant in self.state.dispatch(Duration::from_secs_f64(self.now / 1e3)).grants {
             let overtaken = self.overtaken.entry(grant.tenant_id).or_default();
             *overtaken = grant.overtaken.max(*overtaken);
             self.running.push((self.now + cost(grant.tenant_id), grant));
@@ -107,7 +107,7 @@ fn shares_follow_the_weights_and_everybody_gets_on() {
                 busy.had.clear(); // all began together, without a history
             }
             let began = busy.running.len();
-            busy.look(|tenant_id| draw(&mut rng, tenant_id));
+            busy.dispatch(|tenant_id| draw(&mut rng, tenant_id));
             for (ends, grant) in &busy.running[began..] {
                 costs.insert(grant.id, ends - busy.now);
             }
@@ -129,7 +129,7 @@ fn shares_follow_the_weights_and_everybody_gets_on() {
                     {means:?}, {slots} places"
             );
             // Bound: transactions that others may begin while the dearest of its transactions, all
-            // running at once, are paid off.
+            // running at once, are virtual_time off.
             let dearest =
                 means[tenant_id as usize] * 1.8 * (slots + 2) as f64 / f64::from(*weight_of);
             let bound: f64 = (0..)
@@ -158,7 +158,7 @@ fn who_sends_little_goes_before_a_backlog() {
             busy.state.ask(ask(0, n % 8), Duration::ZERO);
         });
         for step in 0..5_000 {
-            busy.look(|tenant_id| if tenant_id == 0 { 20.0 } else { 5.0 });
+            busy.dispatch(|tenant_id| if tenant_id == 0 { 20.0 } else { 5.0 });
             if busy.step(|grant| if grant.tenant_id == 0 { 20.0 } else { 5.0 }) == 0 {
                 busy.state.ask(ask(0, step % 8), Duration::from_secs_f64(busy.now / 1e3));
             }
@@ -183,7 +183,7 @@ fn who_is_held_back_holds_nobody_elses_clock() {
     };
     (0..8).for_each(|_| (0..2).for_each(|tenant_id| again(&mut busy, tenant_id)));
     for _ in 0..4_000 {
-        busy.look(|_| 10.0);
+        busy.dispatch(|_| 10.0);
         let whose = busy.step(|_| 10.0);
         again(&mut busy, whose);
     }
@@ -191,7 +191,7 @@ fn who_is_held_back_holds_nobody_elses_clock() {
     busy.had.clear();
     (0..8).for_each(|_| again(&mut busy, 2));
     for _ in 0..400 {
-        busy.look(|_| 10.0);
+        busy.dispatch(|_| 10.0);
         let whose = busy.step(|_| 10.0);
         again(&mut busy, whose);
     }
@@ -207,7 +207,7 @@ fn an_idle_tenant_saves_nothing_up() {
     let mut busy = Busy::new(1, &[100, 100]);
     busy.state.ask(ask(0, 0), Duration::ZERO);
     for _ in 0..1_000 {
-        busy.look(|_| 10.0);
+        busy.dispatch(|_| 10.0);
         busy.step(|_| 10.0);
         busy.state.ask(ask(0, 0), Duration::from_secs_f64(busy.now / 1e3));
     }
@@ -216,7 +216,7 @@ fn an_idle_tenant_saves_nothing_up() {
         busy.state.ask(ask(1, 0), Duration::from_secs_f64(busy.now / 1e3));
     });
     for _ in 0..100 {
-        busy.look(|_| 10.0);
+        busy.dispatch(|_| 10.0);
         let whose = busy.step(|_| 10.0);
         busy.state.ask(ask(whose, 0), Duration::from_secs_f64(busy.now / 1e3));
     }
@@ -233,7 +233,7 @@ fn a_wrong_guess_of_the_cost_is_put_right() {
         busy.state.ask(ask(0, 0), Duration::ZERO);
     });
     for _ in 0..200 {
-        busy.look(|_| 5_000.0);
+        busy.dispatch(|_| 5_000.0);
         busy.step(|_| 5_000.0);
         busy.state.ask(ask(0, 0), now(&busy));
     }
@@ -245,7 +245,7 @@ fn a_wrong_guess_of_the_cost_is_put_right() {
     });
     busy.had.clear();
     for _ in 0..2_000 {
-        busy.look(|_| 1.0);
+        busy.dispatch(|_| 1.0);
         let whose = busy.step(|_| 1.0);
         busy.state.ask(ask(whose, 0), now(&busy));
     }
@@ -254,12 +254,12 @@ fn a_wrong_guess_of_the_cost_is_put_right() {
 }
 
 /// Returns the admitted transactions in order, as pairs of tenant and consumer; none of them ends.
-fn order(state: &mut State, asks: impl IntoIterator<Item = Ask>) -> Vec<(i32, i32)> {
+fn order(state: &mut State, asks: impl IntoIterator<Item = AdmissionRequest>) -> Vec<(i32, i32)> {
     asks.into_iter().for_each(|ask| {
         state.ask(ask, Duration::ZERO);
     });
     state
-        .look(Duration::ZERO)
+        .dispatch(Duration::ZERO)
         .grants
         .iter()
         .map(|grant| (grant.tenant_id, grant.consumer_id))
@@ -295,26 +295,26 @@ fn caps_of_a_tenant_leave_room_for_others() {
 
 #[test]
 fn memory_is_waited_for_in_order_and_what_is_larger_than_all_of_it_runs_alone() {
-    let mib = |ask: Ask, mib: u64| Ask { memory: mib << 20, ..ask };
+    let mib = |ask: AdmissionRequest, mib: u64| AdmissionRequest { memory: mib << 20, ..ask };
     let mut state = State::new(HostBounds::new(10, 100 << 20));
     // The second tenant is next and has no room; a tenant behind it may take no memory before it.
     let asks = [
         mib(ask(1, 1), 60),
         mib(ask(2, 1), 80),
         mib(ask(1, 2), 30),
-        Ask { memory: 0, ..ask(3, 1) },
+        AdmissionRequest { memory: 0, ..ask(3, 1) },
     ];
     asks.iter().take(1).for_each(|ask| {
         state.ask(*ask, Duration::ZERO);
     });
-    let first = state.look(Duration::ZERO).grants;
+    let first = state.dispatch(Duration::ZERO).grants;
     assert_eq!(order(&mut state, asks[1..].iter().copied()), [(3, 1)]);
     assert!(state.is_crowded(9));
     state.end(&first[0], took(1.0), 1, Duration::ZERO);
     assert_eq!(order(&mut state, []), [(2, 1)]);
     let mut state = State::new(HostBounds::new(10, 100 << 20));
     state.ask(mib(ask(1, 1), 500), Duration::ZERO);
-    let alone = state.look(Duration::ZERO).grants;
+    let alone = state.dispatch(Duration::ZERO).grants;
     assert_eq!(order(&mut state, [mib(ask(2, 1), 1)]), []);
     state.end(&alone[0], took(1.0), 1, Duration::ZERO);
     assert_eq!(order(&mut state, [mib(ask(2, 1), 1)]), [(2, 1), (2, 1)]);
@@ -338,24 +338,24 @@ fn rates_bound_the_batch_and_delay_the_next() {
     let mut state = State::new(host(10));
     state.set_limits(1, 1, "a", &limits, Duration::ZERO);
     state.set_caps(1, 2, None, Some(4), Duration::ZERO);
-    let many = |consumer_id| Ask { messages: 64, ..ask(1, consumer_id) };
+    let many = |consumer_id| AdmissionRequest { messages: 64, ..ask(1, consumer_id) };
     state.ask(many(2), Duration::ZERO);
     state.ask(many(3), Duration::ZERO);
-    let looked = state.look(Duration::ZERO);
-    assert_eq!(looked.grants.iter().map(|grant| grant.messages).collect::<Vec<_>>(), [4, 6]);
+    let dispatched = state.dispatch(Duration::ZERO);
+    assert_eq!(dispatched.grants.iter().map(|grant| grant.messages).collect::<Vec<_>>(), [4, 6]);
     state.ask(many(2), Duration::ZERO);
-    assert_eq!(state.look(Duration::ZERO).again_at, Some(Duration::from_millis(100)));
+    assert_eq!(state.dispatch(Duration::ZERO).again_at, Some(Duration::from_millis(100)));
     // A transaction that brings no messages is not delayed.
-    assert_eq!(order(&mut state, [Ask { messages: 0, ..ask(1, 5) }]), [(1, 5)]);
+    assert_eq!(order(&mut state, [AdmissionRequest { messages: 0, ..ask(1, 5) }]), [(1, 5)]);
     // Messages that were not settled are put back.
-    state.end(&looked.grants[1], took(1.0), 1, Duration::ZERO);
+    state.end(&dispatched.grants[1], took(1.0), 1, Duration::ZERO);
     assert_eq!(
-        state.look(Duration::ZERO).again_at,
+        state.dispatch(Duration::ZERO).again_at,
         Some(Duration::from_millis(250)),
         "the consumer's own rate"
     );
-    let looked = state.look(Duration::from_millis(250));
-    assert_eq!((looked.grants[0].messages, looked.again_at), (1, None));
+    let dispatched = state.dispatch(Duration::from_millis(250));
+    assert_eq!((dispatched.grants[0].messages, dispatched.again_at), (1, None));
 }
 
 #[test]
@@ -384,12 +384,12 @@ fn what_goes_first_goes_before_its_own_tenants() {
     let mut state = State::new(host(1));
     let running = {
         state.ask(ask(1, 1), Duration::ZERO);
-        state.look(Duration::ZERO).grants
+        state.dispatch(Duration::ZERO).grants
     };
-    let first = Ask { class: Class::First, memory: 0, messages: 0, ..ask(1, 9) };
+    let first = AdmissionRequest { class: Class::First, memory: 0, messages: 0, ..ask(1, 9) };
     order(&mut state, [ask(1, 1), ask(1, 2), ask(2, 1), first]);
     state.end(&running[0], took(1e6), 1, Duration::ZERO);
-    let running = state.look(Duration::ZERO).grants;
+    let running = state.dispatch(Duration::ZERO).grants;
     assert_eq!(
         (running[0].tenant_id, running[0].consumer_id),
         (2, 1),
@@ -461,13 +461,13 @@ fn seized(places: usize) -> (State, Vec<Grant>) {
     let mut state = State::new(host(places));
     // The victim was here before, and its transaction was dear: its clock is ahead of every other.
     state.ask(ask(1, 1), Duration::ZERO);
-    let before = state.look(Duration::ZERO).grants;
+    let before = state.dispatch(Duration::ZERO).grants;
     (0..2 * places).for_each(|_| {
         state.ask(ask(2, 1), Duration::ZERO);
     });
-    let mut held = state.look(Duration::ZERO).grants;
+    let mut held = state.dispatch(Duration::ZERO).grants;
     state.end(&before[0], took(1e6), 1, at(1));
-    held.extend(state.look(at(1)).grants);
+    held.extend(state.dispatch(at(1)).grants);
     (state, held)
 }
 
@@ -485,7 +485,7 @@ fn a_tenant_that_runs_nothing_finds_a_place_whatever_the_clocks() {
         for n in 0..50 {
             let now = at(10 + n * 20);
             state.ask(ask(1, 1), now);
-            let grants = state.look(now).grants;
+            let grants = state.dispatch(now).grants;
             let whose: Vec<_> = grants.iter().map(|grant| grant.tenant_id).collect();
             assert_eq!(whose, [1], "{places} places, message {n}");
             state.end(&grants[0], took(2.0), 1, now + at(2));
@@ -501,15 +501,16 @@ fn what_runs_is_charged_while_it_runs() {
     let mut state = State::new(host(2));
     state.ask(ask(1, 1), Duration::ZERO);
     state.ask(ask(2, 1), Duration::ZERO);
-    let grants = state.look(Duration::ZERO).grants;
+    let grants = state.dispatch(Duration::ZERO).grants;
     assert_eq!(grants.len(), 2);
     let (slow, fast): (Vec<_>, Vec<_>) = grants.into_iter().partition(|grant| grant.tenant_id == 2);
-    // Both tenants wait for more. The one has paid 50 ms; the other's first transaction runs for 10
+    // Both tenants wait for more. The one has virtual_time 50 ms; the other's first transaction runs for 10
     // s.
     state.ask(ask(1, 1), at(50));
     state.ask(ask(2, 1), at(50));
     state.end(&fast[0], took(50.0), 1, at(10_000));
-    let next: Vec<_> = state.look(at(10_000)).grants.iter().map(|grant| grant.tenant_id).collect();
+    let next: Vec<_> =
+        state.dispatch(at(10_000)).grants.iter().map(|grant| grant.tenant_id).collect();
     assert_eq!(next, [1]);
     drop(slow);
 }
@@ -519,7 +520,7 @@ fn what_runs_is_charged_while_it_runs() {
 struct Siege {
     state: State,
     now: u64,
-    /// Time at which the state asked to be looked at again.
+    /// Time at which the state asked to be dispatched at again.
     again_at: Option<u64>,
     /// Running transactions, each with the time at which it ends by itself.
     running: Vec<(u64, Grant)>,
@@ -570,9 +571,9 @@ impl Siege {
         {
             self.waits = Some((self.now, self.state.ask(ask(VICTIM, 1), at(self.now))));
         }
-        let looked = self.state.look(at(self.now));
-        self.again_at = looked.again_at.map(|at| at.as_millis() as u64);
-        for id in looked.called_back {
+        let dispatched = self.state.dispatch(at(self.now));
+        self.again_at = dispatched.again_at.map(|at| at.as_millis() as u64);
+        for id in dispatched.called_back {
             let called = self
                 .running
                 .iter_mut()
@@ -581,7 +582,7 @@ impl Siege {
             assert!(called.1.is_kept && called.1.tenant_id != VICTIM);
             called.0 = self.now + 3;
         }
-        for grant in looked.grants {
+        for grant in dispatched.grants {
             let takes = if grant.tenant_id == VICTIM { 5 } else { SLOW_MS };
             if let (VICTIM, Some((since, _))) = (grant.tenant_id, self.waits) {
                 self.waited_ms.push(self.now - since);
@@ -641,7 +642,7 @@ fn transactions_of_slow_tenants_begin_apart() {
         (0..free).for_each(|n| {
             state.ask(ask(n as i32 % tenants, 1), Duration::ZERO);
         });
-        let grants = state.look(Duration::ZERO).grants;
+        let grants = state.dispatch(Duration::ZERO).grants;
         assert_eq!(grants.len(), free);
         for grant in &grants {
             state.end(grant, took(1.0), 1, at(DEADLINE_MS));
@@ -649,22 +650,22 @@ fn transactions_of_slow_tenants_begin_apart() {
         }
         let (mut now, mut begun) = (at(DEADLINE_MS), 0);
         while begun < free {
-            let looked = state.look(now);
-            assert_eq!(looked.grants.len(), 1, "{tenants} tenants, {places} places, {now:?}");
+            let dispatched = state.dispatch(now);
+            assert_eq!(dispatched.grants.len(), 1, "{tenants} tenants, {places} places, {now:?}");
             begun += 1;
-            assert!(begun == free || looked.again_at.is_some());
-            let next_at = looked.again_at.unwrap_or(now);
+            assert!(begun == free || dispatched.again_at.is_some());
+            let next_at = dispatched.again_at.unwrap_or(now);
             // A tenant that is quick, or new, waits for none of them.
             state.ask(ask(VICTIM, 1), now);
-            let looked = state.look(now);
+            let dispatched = state.dispatch(now);
             assert!(
-                looked
+                dispatched
                     .grants
                     .iter()
                     .map(|grant| grant.tenant_id)
                     .eq((begun < free || places >= 8).then_some(VICTIM))
             );
-            looked.grants.iter().for_each(|grant| state.end(grant, took(1.0), 1, now));
+            dispatched.grants.iter().for_each(|grant| state.end(grant, took(1.0), 1, now));
             now = next_at;
         }
         let within = now - at(DEADLINE_MS);
@@ -684,7 +685,7 @@ fn half_of_the_kept_places_take_a_second_transaction() {
     // These tenants are known to be quick.
     for tenant in 1..=4 {
         state.ask(ask(tenant, 1), Duration::ZERO);
-        let grants = state.look(Duration::ZERO).grants;
+        let grants = state.dispatch(Duration::ZERO).grants;
         state.end(&grants[0], took(1.0), 1, at(1));
     }
     let free = PLACES - PLACES / 8;
@@ -702,41 +703,42 @@ fn a_loan_ends_only_where_its_place_is_wanted() {
     let mut state = State::new(host(8));
     order(&mut state, (0..10).map(|_| ask(1, 1)));
     assert_eq!(order(&mut state, [ask(2, 1)]), [(2, 1)]);
-    assert_eq!(state.look(at(90_000)).called_back.len(), 0, "nobody that runs nothing waits");
+    assert_eq!(state.dispatch(at(90_000)).called_back.len(), 0, "nobody that runs nothing waits");
     state.ask(ask(3, 1), at(90_000));
-    let looked = state.look(at(90_000));
-    assert_eq!((looked.called_back.len(), looked.grants.len()), (1, 0));
-    assert_eq!(state.look(at(90_001)).called_back.len(), 0, "it was told");
+    let dispatched = state.dispatch(at(90_000));
+    assert_eq!((dispatched.called_back.len(), dispatched.grants.len()), (1, 0));
+    assert_eq!(state.dispatch(at(90_001)).called_back.len(), 0, "it was told");
     // A young loan ends by the clock.
     let mut state = State::new(host(8));
     order(&mut state, (0..10).map(|_| ask(1, 1)));
     order(&mut state, [ask(2, 1)]);
     state.ask(ask(3, 1), at(10));
-    let looked = state.look(at(10));
-    assert_eq!((looked.called_back.len(), looked.again_at), (0, Some(at(1_000))));
-    assert_eq!(state.look(at(1_000)).called_back.len(), 1);
+    let dispatched = state.dispatch(at(10));
+    assert_eq!((dispatched.called_back.len(), dispatched.again_at), (0, Some(at(1_000))));
+    assert_eq!(state.dispatch(at(1_000)).called_back.len(), 1);
 }
 
 // What could go wrong: a tenant takes all memory, and the places that are left are of no use.
 #[test]
 fn memory_is_kept_as_places_are() {
-    let dear = |tenant_id| Ask { memory: 128 << 20, ..ask(tenant_id, 1) };
+    let dear = |tenant_id| AdmissionRequest { memory: 128 << 20, ..ask(tenant_id, 1) };
     let mut state = State::new(HostBounds::new(32, 1 << 30));
     let held = order(&mut state, (0..20).map(|_| dear(1)));
     assert_eq!(held.len(), 7, "an eighth of the memory is kept");
     state.ask(dear(2), Duration::ZERO);
-    let lent = state.look(Duration::ZERO).grants.pop().expect("what is kept is lent");
+    let lent = state.dispatch(Duration::ZERO).grants.pop().expect("what is kept is lent");
     assert_eq!((lent.tenant_id, state.snapshot().memory_bytes), (2, 1 << 30));
     // Memory is lent for no longer than a place.
     state.ask(dear(3), at(10));
-    let looked = state.look(at(10));
+    let dispatched = state.dispatch(at(10));
     assert_eq!(
-        (looked.called_back.len(), looked.grants.len(), looked.again_at),
+        (dispatched.called_back.len(), dispatched.grants.len(), dispatched.again_at),
         (0, 0, Some(at(1_000)))
     );
-    assert_eq!(state.look(at(1_000)).called_back, [lent.id]);
+    assert_eq!(state.dispatch(at(1_000)).called_back, [lent.id]);
     state.end(&lent, took(1.0), 0, at(1_003));
-    let next: Vec<_> = state.look(at(1_003)).grants.iter().map(|grant| grant.tenant_id).collect();
+    let next: Vec<_> =
+        state.dispatch(at(1_003)).grants.iter().map(|grant| grant.tenant_id).collect();
     assert_eq!(next, [3]);
 }
 
@@ -746,14 +748,14 @@ fn memory_is_kept_as_places_are() {
 fn a_new_tenant_takes_the_place_of_another_new_one() {
     let (mut state, _held) = seized(32);
     state.ask(ask(1, 1), at(10));
-    let known = state.look(at(10)).grants.pop().expect("it is known to be quick");
+    let known = state.dispatch(at(10)).grants.pop().expect("it is known to be quick");
     for tenant_id in [3, 4, 5] {
         state.ask(ask(tenant_id, 1), at(20));
     }
     let trials: Vec<_> =
-        state.look(at(20)).grants.iter().map(|grant| (grant.id, grant.tenant_id)).collect();
+        state.dispatch(at(20)).grants.iter().map(|grant| (grant.id, grant.tenant_id)).collect();
     assert_eq!(trials.len(), 2, "half of what is kept");
-    let called_back = state.look(at(5_000)).called_back;
+    let called_back = state.dispatch(at(5_000)).called_back;
     assert!(
         called_back != [known.id] && trials.iter().any(|(id, _)| called_back == [*id]),
         "{called_back:?}"

@@ -14,7 +14,7 @@ use oncebox_model::{
 use tokio::time::{Instant, timeout_at};
 use tracing::Instrument;
 
-use crate::admission::Metered;
+use crate::admission::MeteredFuture;
 
 /// Result of a call.
 #[derive(Debug)]
@@ -123,7 +123,7 @@ async fn classify<T>(
 ) -> CallResult<T> {
     let started = Instant::now();
     tx.run_begins().await;
-    let answer = timeout_at(deadline, attended(Metered::new(answer, tx.meter().clone()), tx))
+    let answer = timeout_at(deadline, attended(MeteredFuture::new(answer, tx.meter().clone()), tx))
         .instrument(span(call))
         .await;
     if call.kind != DeliveryKind::Shadow {

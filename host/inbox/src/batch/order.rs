@@ -5,11 +5,7 @@ use std::time::Duration;
 use oncebox_model::{message::Message, policy::Gap};
 
 use crate::{
-    batch::{
-        claim::ClaimOutcome,
-        complete::GAP,
-        state::BatchState,
-    },
+    batch::{claim::ClaimOutcome, complete::GAP, state::BatchState},
     consumer::{ConsumerInbox, Parked},
     ordering::sequence::{SequencePosition, SequenceVerdict},
 };

@@ -55,9 +55,9 @@ struct Plan {
     repeats: u32,
 }
 
-/// Step that follows an aborted transaction.
+/// AfterAbort that follows an aborted transaction.
 #[derive(Debug)]
-enum Step {
+enum AfterAbort {
     /// The next transaction, by the plan.
     Again,
     /// The next transaction, after a pause.
@@ -73,7 +73,7 @@ enum Step {
 impl Plan {
     /// Plans the next transaction after one that was aborted. From a size of one on, a failure is
     /// that message's.
-    fn after(&mut self, abort: Abort, sizer: &BatchSizer) -> Step {
+    fn after(&mut self, abort: Abort, sizer: &BatchSizer) -> AfterAbort {
         match abort {
             Abort::Failed => self.mode = SavepointMode::Savepoints,
             // The sizer knows of the contention: transactions of this consumer run one at a time
@@ -94,19 +94,19 @@ impl Plan {
             Abort::Contention { .. } if self.repeats < CONTENTION_REPEATS => {
                 self.repeats += 1;
                 let ms = rand::random_range(1..=10 << self.repeats);
-                return Step::AgainAfter(Duration::from_millis(ms));
+                return AfterAbort::AgainAfter(Duration::from_millis(ms));
             }
             Abort::Contention { failure }
             | Abort::AtCommit { failure }
-            | Abort::Abandoned { failure, .. } => return Step::Record(failure),
-            Abort::AtClaim { failure } => return Step::Park(failure),
-            Abort::LockTableFull(error) | Abort::Host(error) => return Step::of_host(error),
+            | Abort::Abandoned { failure, .. } => return AfterAbort::Record(failure),
+            Abort::AtClaim { failure } => return AfterAbort::Park(failure),
+            Abort::LockTableFull(error) | Abort::Host(error) => return AfterAbort::of_host(error),
         }
-        Step::Again
+        AfterAbort::Again
     }
 }
 
-impl Step {
+impl AfterAbort {
     /// Returns the step after an error of the host, which costs no message an attempt.
     fn of_host(error: InboxError) -> Self {
         if hooks::sabotage("attempt_on_host_fault") {
@@ -167,23 +167,23 @@ impl ConsumerInbox {
                 self.sizer.contended(serial);
             }
             match plan.after(abort, &self.sizer) {
-                Step::Again => {}
-                Step::AgainAfter(pause) => {
+                AfterAbort::Again => {}
+                AfterAbort::AgainAfter(pause) => {
                     *serial = SerialPermit::default(); // others may run during the pause
                     tokio::time::sleep(pause).await;
                 }
-                Step::Record(failure) => {
+                AfterAbort::Record(failure) => {
                     let Routed { request, lease, generation, .. } = &batch[0];
                     return self.record(admission, request, *lease, *generation, failure).await;
                 }
-                Step::Park(failure) => {
+                AfterAbort::Park(failure) => {
                     let Routed { request, generation, .. } = &batch[0];
                     let message = &request.message;
                     let claim =
                         self.park_unclaimable(admission, *generation, message, &failure).await?;
                     return Ok(Settled { alone: plan.alone, ..Settled::stored(vec![claim]) });
                 }
-                Step::Fail(error) => return Err(error),
+                AfterAbort::Fail(error) => return Err(error),
             }
         }
     }

@@ -359,7 +359,7 @@ impl<'a> BatchState<'a> {
             }
         }
         if move_sequence(transaction, consumer.consumer_id, &self.sequence).await? {
-            consumer.due.after(COMMIT);
+            consumer.wakeup.after(COMMIT);
         }
         complete(transaction, consumer.consumer_id, &self.completion).await?;
         consumer.due_after(&self.completion);

@@ -101,7 +101,7 @@ impl ConsumerInbox {
         commit(transaction).await?;
         hooks::point("inbox:park:after");
         match status {
-            InitialStatus::Received => self.due.now(),
+            InitialStatus::Received => self.wakeup.now(),
             InitialStatus::Parked => {
                 let kept = requests
                     .iter()

@@ -99,7 +99,9 @@ impl SequenceState {
         match position.at {
             Some(at) if is_past(position.version, at) => SequenceVerdict::Superseded(position),
             Some(at) if is_gap(position.version, at) => match (gap_override, gap) {
-                (GapOverride::Yes, _) | (GapOverride::Overdue, Gap::GoOn) => SequenceVerdict::Next,
+                (GapOverride::Yes, _) | (GapOverride::Overdue, Gap::Proceed) => {
+                    SequenceVerdict::Next
+                }
                 (GapOverride::Overdue, Gap::Park) => SequenceVerdict::Overdue(position),
                 (GapOverride::No, _) => SequenceVerdict::Gap(position),
             },

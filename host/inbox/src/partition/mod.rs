@@ -430,7 +430,7 @@ impl PartitionInbox {
                 BreakerDecision::Wait(left) if index == 0 => {
                     return Err(InboxError::BreakerOpen {
                         version: handler.version(),
-                        again_in: left.min(RECHECK),
+                        retry_after: left.min(RECHECK),
                     });
                 }
                 BreakerDecision::Wait(_) => {

@@ -12,10 +12,13 @@ use oncebox_model::{
 };
 use sqlx::{Executor, PgPool};
 
-use crate::{consumer::ConsumerInbox, retry::poller};
+use crate::consumer::ConsumerInbox;
 
 /// Longest time that PostgreSQL works on one count.
 const WITHIN: &str = "SET LOCAL statement_timeout = 8000";
+
+/// Settings that make PostgreSQL plan a statement by key.
+pub const SETTINGS: &str = include_str!("plan_by_key.sql");
 
 /// Statement that counts open messages; public so that a test can check its plan.
 pub const OPEN: &str = include_str!("open_messages.sql");
@@ -34,7 +37,7 @@ pub async fn backlogs(
 ) -> Result<Vec<Backlog>, InboxError> {
     let (ids, classes): (Vec<i32>, Vec<i16>) = consumers.iter().copied().unzip();
     let mut tx = pool.begin().await?;
-    tx.execute(sqlx::raw_sql(poller::SETTINGS)).await?;
+    tx.execute(sqlx::raw_sql(SETTINGS)).await?;
     tx.execute(sqlx::raw_sql(WITHIN)).await?;
     let query = sqlx::query_as::<_, Open>(OPEN).bind(&ids).bind(classes).bind(counted_max);
     let found = query.fetch_all(&mut *tx).await?;
@@ -51,10 +54,10 @@ pub async fn backlogs(
 /// Last report about each inbox of one database, by consumer, for as long as this host runs the
 /// consumer.
 #[derive(Default)]
-pub(crate) struct Told(BTreeMap<i32, Said>);
+pub(crate) struct ReportedBacklogs(BTreeMap<i32, ReportedBacklog>);
 
 /// Last report about one inbox.
-struct Said {
+struct ReportedBacklog {
     tenant: String,
     consumer: String,
     /// Alerts whose bounds are reached.
@@ -65,44 +68,44 @@ struct Said {
 pub(crate) async fn watch(
     pool: &PgPool,
     consumers: &[Arc<ConsumerInbox>],
-    told: &Mutex<Told>,
+    reported: &Mutex<ReportedBacklogs>,
 ) -> Result<(), InboxError> {
     let asked: Vec<_> = consumers
         .iter()
         .map(|consumer| (consumer.consumer_id, consumer.policy.retention.class()))
         .collect();
     let found = backlogs(pool, &asked, WATCHED_MAX).await?;
-    let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
-    told.keep_only(consumers);
+    let mut reported = reported.lock().unwrap_or_else(PoisonError::into_inner);
+    reported.keep_only(consumers);
     for (consumer, backlog) in consumers.iter().zip(found) {
-        let said = told.0.entry(consumer.consumer_id).or_insert_with(|| Said {
+        let report = reported.0.entry(consumer.consumer_id).or_insert_with(|| ReportedBacklog {
             tenant: consumer.tenant.clone(),
             consumer: consumer.name.clone(),
             alerts: BTreeSet::new(),
         });
-        said.say(&backlog, &backlog.alerts(&consumer.policy.alerts));
+        report.update(&backlog, &backlog.alerts(&consumer.policy.alerts));
     }
     Ok(())
 }
 
-impl Told {
+impl ReportedBacklogs {
     /// Keeps the reports of these consumers. The metrics of all others are set to zero, since this
     /// host does not run them.
     pub(crate) fn keep_only(&mut self, consumers: &[Arc<ConsumerInbox>]) {
-        self.0.retain(|id, said| {
+        self.0.retain(|id, report| {
             let runs = consumers.iter().any(|consumer| consumer.consumer_id == *id);
             if !runs {
-                said.alerts.clear();
-                said.say(&Backlog::default(), &[]);
+                report.alerts.clear();
+                report.update(&Backlog::default(), &[]);
             }
             runs
         });
     }
 }
 
-impl Said {
+impl ReportedBacklog {
     /// Updates the metrics of one inbox, and logs alerts that begin or end.
-    fn say(&mut self, backlog: &Backlog, reached: &[Alert]) {
+    fn update(&mut self, backlog: &Backlog, reached: &[Alert]) {
         self.gauge(backlog);
         let Self { tenant, consumer, alerts: before } = self;
         for Alert { name, value, bound } in

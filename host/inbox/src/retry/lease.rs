@@ -141,7 +141,7 @@ impl ConsumerInbox {
         if !hooks::sabotage("interruptions_untold") {
             self.interrupted().push(interrupted);
         }
-        self.due.now();
+        self.wakeup.now();
     }
 
     /// Reports interrupted leases to the database. A lease whose message a worker is running is
@@ -187,7 +187,7 @@ impl ConsumerInbox {
             }
         }
         if !busy.is_empty() {
-            self.due.after(BUSY);
+            self.wakeup.after(BUSY);
         }
         self.interrupted()
             .retain(|interrupted| !told.contains(interrupted) || busy.contains(interrupted));
@@ -210,7 +210,7 @@ impl ConsumerInbox {
             .bind(leased.lease.epoch);
         let ended = transaction.rows(query).await;
         commit_host(transaction, ended).await?;
-        self.due.now();
+        self.wakeup.now();
         Ok(())
     }
 
@@ -281,7 +281,7 @@ impl ConsumerInbox {
             .bind(delay.as_millis() as i64);
         let released = transaction.row(query).await.and_then(|row| row.try_get(0));
         let released = commit_host(transaction, released).await?;
-        self.due.after(delay);
+        self.wakeup.after(delay);
         Ok(released)
     }
 }

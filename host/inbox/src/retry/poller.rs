@@ -21,14 +21,18 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{consumer::ConsumerInbox, retry::backlog};
+use crate::{
+    consumer::ConsumerInbox,
+    retry::{
+        backlog::{self, SETTINGS},
+        wakeup::EVERY,
+    },
+};
 
-/// Time between two polls of a database.
-pub(super) const EVERY: Duration = Duration::from_secs(1);
 /// Longest time that a database may take to answer a poll; other databases do not wait for it.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Number of polls from one sweep for forgotten messages to the next.
-const LOOKS_PER_SWEEP: u32 = 10;
+const POLLS_PER_SWEEP: u32 = 10;
 /// Keys of a consumer that one sweep releases at most; each takes a lock.
 const KEYS_PER_SWEEP: i32 = 100;
 /// Rest after a count of open messages, as a multiple of the time that the count took.
@@ -38,46 +42,46 @@ const REST: u32 = 30;
 type Consumers = BTreeMap<i32, Weak<ConsumerInbox>>;
 
 /// A database, its consumers, and the last reports about their inboxes.
-struct Place {
+struct PolledDatabase {
     pool: PgPool,
     consumers: Consumers,
-    told: Arc<Mutex<backlog::Told>>,
+    reported: Arc<Mutex<backlog::ReportedBacklogs>>,
 }
 
 /// A database with those of its consumers that still run.
-struct Living {
-    place: String,
+struct ActiveConsumers {
+    database: String,
     pool: PgPool,
     consumers: Vec<Arc<ConsumerInbox>>,
-    told: Arc<Mutex<backlog::Told>>,
+    reported: Arc<Mutex<backlog::ReportedBacklogs>>,
 }
 
 /// Poller of due messages, in every database that holds an inbox of a consumer of this host.
 #[derive(Default)]
-pub struct Lookout {
+pub struct DuePoller {
     /// Databases, by login, host, port and name.
-    places: Mutex<HashMap<String, Place>>,
+    databases: Mutex<HashMap<String, PolledDatabase>>,
 }
 
-impl Lookout {
+impl DuePoller {
     /// Adds a consumer to the poll, for as long as it lives. Its workers then wait until they are
     /// woken.
-    pub fn look_after(&self, consumer: &Arc<ConsumerInbox>) {
+    pub fn watch_consumer(&self, consumer: &Arc<ConsumerInbox>) {
         let pool = consumer.sessions.admin();
         let options = pool.connect_options();
         let (login, database) =
             (options.get_username(), options.get_database().unwrap_or_default());
-        let place = format!("{login}@{}:{}/{database}", options.get_host(), options.get_port());
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = places.entry(place).or_insert_with(|| Place {
+        let database = format!("{login}@{}:{}/{database}", options.get_host(), options.get_port());
+        let mut databases = self.databases.lock().unwrap_or_else(PoisonError::into_inner);
+        let database = databases.entry(database).or_insert_with(|| PolledDatabase {
             pool: pool.clone(),
             consumers: Consumers::new(),
-            told: Arc::default(),
+            reported: Arc::default(),
         });
         // After a change of its password, a tenant's own database has a new pool.
-        place.pool = pool.clone();
-        place.consumers.insert(consumer.consumer_id, Arc::downgrade(consumer));
-        consumer.due.is_told.store(true, Ordering::Release);
+        database.pool = pool.clone();
+        database.consumers.insert(consumer.consumer_id, Arc::downgrade(consumer));
+        consumer.wakeup.is_polled.store(true, Ordering::Release);
         // The first poll finds messages that an earlier process left.
     }
 
@@ -85,32 +89,32 @@ impl Lookout {
     pub async fn run(&self, stop: CancellationToken) {
         let mut every = tokio::time::interval(EVERY);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut looks: JoinSet<String> = JoinSet::new();
+        let mut polls: JoinSet<String> = JoinSet::new();
         let mut under_way = BTreeSet::new();
         let mut ticks = 0_u32;
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
-                Some(ended) = looks.join_next() => drop(ended.map(|place| under_way.remove(&place))),
+                Some(ended) = polls.join_next() => drop(ended.map(|database| under_way.remove(&database))),
                 _ = every.tick() => {
-                    let sweeps = ticks.is_multiple_of(LOOKS_PER_SWEEP);
+                    let sweeps = ticks.is_multiple_of(POLLS_PER_SWEEP);
                     ticks = ticks.wrapping_add(1);
-                    for Living { place, pool, consumers, told } in self.living() {
-                        let counts = format!("{place} counts");
+                    for ActiveConsumers { database, pool, consumers, reported } in self.active() {
+                        let counts = format!("{database} counts");
                         if sweeps && under_way.insert(counts.clone()) {
                             let (pool, consumers) = (pool.clone(), consumers.clone());
-                            looks.spawn(async move {
-                                count(&pool, consumers, &told).await;
+                            polls.spawn(async move {
+                                count(&pool, consumers, &reported).await;
                                 counts
                             });
                         }
-                        if under_way.insert(place.clone()) {
-                            looks.spawn(async move {
+                        if under_way.insert(database.clone()) {
+                            polls.spawn(async move {
                                 if sweeps {
                                     sweep(&pool, &consumers).await;
                                 }
-                                look(&pool, &consumers).await;
-                                place
+                                poll(&pool, &consumers).await;
+                                database
                             });
                         }
                     }
@@ -120,32 +124,36 @@ impl Lookout {
     }
 
     /// Returns each database with those of its consumers that still run, and forgets the others.
-    fn living(&self) -> Vec<Living> {
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut living = Vec::new();
-        places.retain(|name, place| {
-            place.consumers.retain(|_, consumer| consumer.strong_count() > 0);
-            let consumers: Vec<_> = place.consumers.values().filter_map(Weak::upgrade).collect();
+    fn active(&self) -> Vec<ActiveConsumers> {
+        let mut databases = self.databases.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut active = Vec::new();
+        databases.retain(|name, database| {
+            database.consumers.retain(|_, consumer| consumer.strong_count() > 0);
+            let consumers: Vec<_> = database.consumers.values().filter_map(Weak::upgrade).collect();
             if consumers.is_empty() {
-                place.told.lock().unwrap_or_else(PoisonError::into_inner).keep_only(&[]);
+                database.reported.lock().unwrap_or_else(PoisonError::into_inner).keep_only(&[]);
                 return false;
             }
-            living.push(Living {
-                place: name.clone(),
-                pool: place.pool.clone(),
+            active.push(ActiveConsumers {
+                database: name.clone(),
+                pool: database.pool.clone(),
                 consumers,
-                told: place.told.clone(),
+                reported: database.reported.clone(),
             });
             true
         });
-        living
+        active
     }
 }
 
 /// Counts open messages, then rests, so that the database has most of its time for other work.
-async fn count(pool: &PgPool, consumers: Vec<Arc<ConsumerInbox>>, told: &Mutex<backlog::Told>) {
+async fn count(
+    pool: &PgPool,
+    consumers: Vec<Arc<ConsumerInbox>>,
+    reported: &Mutex<backlog::ReportedBacklogs>,
+) {
     let began = Instant::now();
-    match timeout(PATIENCE, backlog::watch(pool, &consumers, told)).await {
+    match timeout(PATIENCE, backlog::watch(pool, &consumers, reported)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
             tracing::warn!(%error, "failed to count what is open; metrics and alerts are those of \
@@ -204,7 +212,7 @@ pub async fn release_unblocked(pool: &PgPool, consumers: &[(i32, i16)]) -> Resul
 }
 
 /// Polls a database once, and wakes the workers of consumers with due messages.
-async fn look(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
+async fn poll(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
     let found = match timeout(PATIENCE, due(pool, &asked(consumers))).await {
         Ok(Ok(found)) => found,
         Ok(Err(error)) => {
@@ -216,7 +224,7 @@ async fn look(pool: &PgPool, consumers: &[Arc<ConsumerInbox>]) {
         if let Ok(found) =
             consumers.binary_search_by_key(&consumer_id, |consumer| consumer.consumer_id)
         {
-            consumers[found].due.after(Duration::from_millis(in_ms.max(0) as u64));
+            consumers[found].wakeup.after(Duration::from_millis(in_ms.max(0) as u64));
         }
     }
 }
@@ -241,9 +249,6 @@ pub async fn due(pool: &PgPool, consumers: &[(i32, i16)]) -> Result<Vec<(i32, i6
     tx.commit().await?;
     Ok(found)
 }
-
-/// Settings that make PostgreSQL plan the statement by key.
-pub const SETTINGS: &str = include_str!("plan_by_key.sql");
 
 /// Statement that finds due messages; public so that a test can check its plan.
 pub const DUE: &str = "SELECT c.id, greatest(0, ceil(extract(epoch FROM least(d.at, l.at) - now()) \

@@ -14,33 +14,33 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::poller::EVERY;
-
+/// Time between two polls of a database.
+pub(super) const EVERY: Duration = Duration::from_secs(1);
 /// Distance between two planned wakeups, so that they stay few however many messages are due.
 const GRAIN: Duration = Duration::from_millis(20);
 
 /// Wakeups for the retry workers of a consumer.
 #[derive(Default)]
-pub(crate) struct Due {
+pub(crate) struct Wakeup {
     /// Signal to one waiting worker.
-    bell: Notify,
+    notify: Notify,
     /// Planned wakeups.
     set: Mutex<BTreeSet<Instant>>,
-    /// True where a [`Lookout`](super::poller::Lookout) polls for due messages. Where none does,
+    /// True where a [`DuePoller`](super::poller::DuePoller) polls for due messages. Where none does,
     /// workers poll themselves.
-    pub(super) is_told: AtomicBool,
+    pub(super) is_polled: AtomicBool,
 }
 
-impl Due {
+impl Wakeup {
     /// Wakes a worker now.
     pub(crate) fn now(&self) {
-        self.bell.notify_one();
+        self.notify.notify_one();
     }
 
     /// Wakes a worker after a delay. A delay of two polling intervals or more is left to the
     /// poller.
     pub(crate) fn after(self: &Arc<Self>, delay: Duration) {
-        if delay >= 2 * EVERY || !self.is_told() {
+        if delay >= 2 * EVERY || !self.is_polled() {
             return;
         }
         if delay.is_zero() {
@@ -62,13 +62,13 @@ impl Due {
     }
 
     /// Returns whether a poller wakes the workers.
-    pub(crate) fn is_told(&self) -> bool {
-        self.is_told.load(Ordering::Acquire)
+    pub(crate) fn is_polled(&self) -> bool {
+        self.is_polled.load(Ordering::Acquire)
     }
 
     /// Waits for a wakeup.
     pub(crate) async fn wait(&self) {
-        self.bell.notified().await;
+        self.notify.notified().await;
     }
 
     /// Locks the planned wakeups.

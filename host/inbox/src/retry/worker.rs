@@ -34,19 +34,19 @@ const PUT_OFF: Duration = Duration::from_secs(5);
 /// Runs a worker until `stop` is cancelled; a message that runs at that time is finished. Where a
 /// poller exists, the worker holds no connection and sends no query until it is woken.
 pub async fn work(consumer: Arc<ConsumerInbox>, stop: CancellationToken) {
-    let mut pause = if consumer.due.is_told() { Duration::MAX } else { Duration::ZERO };
+    let mut pause = if consumer.wakeup.is_polled() { Duration::MAX } else { Duration::ZERO };
     while !stop.is_cancelled() {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = consumer.due.wait() => {}
+            () = consumer.wakeup.wait() => {}
             () = tokio::time::sleep(pause) => {}
         }
         pause = match work_off(&consumer, &stop).await {
             Ok(()) if let Some(wait) = consumer.held_back() => wait.min(RECHECK),
-            Ok(()) if consumer.due.is_told() => Duration::MAX,
+            Ok(()) if consumer.wakeup.is_polled() => Duration::MAX,
             Ok(()) | Err(InboxError::BreakerOpen { .. }) => IDLE,
-            Err(InboxError::DatabaseAway { again_in }) => again_in,
-            Err(error @ InboxError::Stopped { .. }) => error.again_in().unwrap_or(IDLE),
+            Err(InboxError::DatabaseUnavailable { retry_after }) => retry_after,
+            Err(error @ InboxError::Stopped { .. }) => error.retry_after().unwrap_or(IDLE),
             Err(error) => {
                 tracing::warn!(tenant = consumer.tenant, consumer = consumer.name, %error, "the \
                     retry worker waits");
@@ -67,15 +67,15 @@ async fn work_off(consumer: &ConsumerInbox, stop: &CancellationToken) -> Result<
             // Messages of other versions may be due behind it.
             Err(
                 InboxError::BreakerOpen { .. }
-                | InboxError::RegistryAway(_)
-                | InboxError::SchemaLate,
+                | InboxError::RegistryUnavailable(_)
+                | InboxError::SchemaTimeout,
             ) if waiting < WAITING_IN_A_ROW => {
                 waiting += 1;
             }
             Err(error) => return Err(error),
         }
         if is_more {
-            consumer.due.now();
+            consumer.wakeup.now();
         }
         is_more = true;
     }
@@ -177,9 +177,9 @@ impl ConsumerInbox {
             BreakerDecision::Wait(left) => {
                 // The attempt did not happen. Another version may take the message long before this
                 // one is tried.
-                let again_in = left.min(PUT_OFF);
-                self.release(admission, leased, again_in).await?;
-                return Err(InboxError::BreakerOpen { version: handler.version(), again_in });
+                let retry_after = left.min(PUT_OFF);
+                self.release(admission, leased, retry_after).await?;
+                return Err(InboxError::BreakerOpen { version: handler.version(), retry_after });
             }
         };
         let (request, lease) = (leased.request(Some(handler.version())), Some(leased.lease));

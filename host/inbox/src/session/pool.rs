@@ -19,7 +19,7 @@ use sqlx::{
 };
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
-use super::{budget::Budget, reconnect::Away, transaction::Transaction};
+use super::{budget::Budget, reconnect::ConnectBackoff, transaction::Transaction};
 use crate::admission::{Admission, Scheduler};
 
 /// Settings of every session of a tenant. They travel as startup options, so they hold after `RESET
@@ -57,7 +57,7 @@ pub struct Sessions {
     /// The host's own connections. One of them ends a backend whose client went away.
     pub(super) admin: PgPool,
     pub(super) idle: Mutex<VecDeque<Session>>,
-    pub(super) away: Away,
+    pub(super) away: ConnectBackoff,
     /// Time of the last probe of the server after a session broke, and the server's uptime then.
     /// The uptime is none where the server did not answer.
     asked: tokio::sync::Mutex<Option<(Instant, Option<Duration>)>>,
@@ -135,7 +135,7 @@ impl Sessions {
         admin: PgPool,
         budget: Arc<Budget>,
     ) -> Arc<Self> {
-        let away = Away::new(access.borrow().options.get_username());
+        let away = ConnectBackoff::new(access.borrow().options.get_username());
         let sessions = Arc::new(Self {
             tenant_id,
             access,

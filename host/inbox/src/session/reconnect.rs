@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 /// Availability of a tenant's database, as its sessions on this host know it.
 #[derive(Debug)]
-pub(crate) struct Away {
+pub(crate) struct ConnectBackoff {
     /// The tenant's role, for log and metrics.
     login: String,
     since: Mutex<Option<Since>>,
@@ -36,7 +36,7 @@ struct Since {
 }
 
 /// The one attempt to connect to a database that is unavailable. At most one exists at a time.
-struct Try<'a>(&'a Away);
+struct Try<'a>(&'a ConnectBackoff);
 
 /// First pause between attempts; each later one is twice as long.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
@@ -45,7 +45,7 @@ const LOSSES_MAX: usize = 64;
 /// Longest pause between attempts: a database that is back is noticed within it.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-impl Away {
+impl ConnectBackoff {
     pub(crate) fn new(login: &str) -> Self {
         Self { login: login.to_owned(), since: Mutex::default(), losses: Mutex::default() }
     }
@@ -95,7 +95,7 @@ impl Away {
         let wait =
             away.next.map_or(PAUSE_MIN, |next| next.saturating_duration_since(Instant::now()));
         if !wait.is_zero() {
-            return Err(InboxError::DatabaseAway { again_in: wait.min(PAUSE_MIN * 2) });
+            return Err(InboxError::DatabaseUnavailable { retry_after: wait.min(PAUSE_MIN * 2) });
         }
         away.next = None;
         Ok(Some(Try(self)))

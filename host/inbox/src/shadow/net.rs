@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{
     capture::Change,
     composite,
-    table::{Places, Table},
+    table::{Table, TableRefs},
 };
 
 /// A row before or after a run.
@@ -59,7 +59,7 @@ struct Step {
 /// trigger of the tenant changes another row of a statement, that change is seen first. So nothing
 /// here depends on the order. A row began in the state that no change ended in, and ended in the
 /// state that no change began in.
-pub(super) fn net(changes: &[Change], places: &Places) -> Option<Net> {
+pub(super) fn net(changes: &[Change], places: &TableRefs) -> Option<Net> {
     let mut net = Net::new();
     let mut steps: BTreeMap<(i64, Key), Vec<Step>> = BTreeMap::new();
     for (at, change) in changes.iter().enumerate() {
@@ -114,7 +114,7 @@ impl NetTable {
     }
 }
 
-fn row(place: i64, text: Option<&str>, places: &Places) -> Option<Option<Row>> {
+fn row(place: i64, text: Option<&str>, places: &TableRefs) -> Option<Option<Row>> {
     let Some(text) = text else { return Some(None) };
     let order = &places.get(&place)?.order;
     let columns = composite::parse(text)?;
@@ -152,12 +152,12 @@ fn cancel<T: PartialEq>(one: &mut Vec<(usize, T)>, other: &mut Vec<(usize, T)>) 
 #[cfg(test)]
 pub(super) mod tests {
     use super::{
-        super::table::{Column, Place},
+        super::table::{Column, TableRef},
         *,
     };
 
     /// Returns a table with the oid 7 and these columns; a name that ends in `#` is counted.
-    pub(in super::super) fn places(columns: &[&str], key: &[usize]) -> Places {
+    pub(in super::super) fn places(columns: &[&str], key: &[usize]) -> TableRefs {
         let column = |name: &&str| Column {
             name: name.trim_end_matches('#').to_owned(),
             r#type: if name.ends_with("_at") { "timestamp with time zone" } else { "text" }
@@ -173,7 +173,7 @@ pub(super) mod tests {
             key: key.to_vec(),
         };
         let order = (0..columns.len()).collect();
-        [(7, Place { table: Arc::new(table), sql: "t".into(), order })].into()
+        [(7, TableRef { table: Arc::new(table), sql: "t".into(), order })].into()
     }
 
     pub(in super::super) fn changes(changes: &[(&str, &str)]) -> Vec<Change> {

@@ -39,7 +39,7 @@ pub(super) struct Column {
 /// The table or partition that stores rows. The columns of a partition may stand in another order
 /// than those of its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct TableRef {
     pub(super) table: Arc<Table>,
     /// Name in a statement, which is also that of its row type.
     pub(super) sql: String,
@@ -47,8 +47,8 @@ pub(super) struct Place {
     pub(super) order: Vec<usize>,
 }
 
-/// Places by oid.
-pub(super) type Places = BTreeMap<i64, Place>;
+/// TableRefs by oid.
+pub(super) type TableRefs = BTreeMap<i64, TableRef>;
 
 const PLACES: &str = "SELECT c.oid::int8 AS place, coalesce(pg_partition_root(c.oid)::oid, \
     c.oid)::int8 AS \"table\", \
@@ -106,7 +106,7 @@ struct ColumnRow {
 pub(super) async fn read(
     tx: &Tx,
     oids: impl IntoIterator<Item = i64>,
-) -> Result<Places, InboxError> {
+) -> Result<TableRefs, InboxError> {
     let places: Vec<PlaceRow> = fetch(tx, PLACES, oids).await?;
     let columns: Vec<ColumnRow> =
         fetch(tx, COLUMNS, places.iter().map(|place| place.table)).await?;
@@ -126,7 +126,7 @@ pub(super) async fn read(
         let position = |column: &Column| row.columns.iter().position(|name| *name == column.name);
         let order = table.columns.iter().map(position).collect::<Option<Vec<_>>>()?;
         (order.len() == row.columns.len())
-            .then_some((row.place, Place { table, sql: row.sql, order }))
+            .then_some((row.place, TableRef { table, sql: row.sql, order }))
     };
     Ok(places.into_iter().filter_map(place).collect())
 }

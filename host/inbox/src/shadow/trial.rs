@@ -19,12 +19,12 @@ use super::{
     compare::{self, Difference},
     net::{self, Net},
     queue::{Sampled, Shared},
-    table::{self, Places},
+    table::{self, TableRefs},
     tally::{Cost, Verdict},
     undo,
 };
 use crate::{
-    admission::{Admission, Ask, Class},
+    admission::{Admission, AdmissionRequest, Class},
     batch::{
         call::{Call, CallResult, call},
         claim::{Claimant, InitialStatus, claim},
@@ -86,7 +86,7 @@ impl Shared {
 
     /// Returns an admission for a trial, where no transaction waits for what it takes.
     fn admission(&self) -> Option<Admission> {
-        let ask = Ask {
+        let ask = AdmissionRequest {
             tenant_id: self.sessions.tenant_id,
             consumer_id: self.consumer_id,
             class: Class::Fair,
@@ -203,8 +203,8 @@ async fn restore(transaction: &Transaction<'_>, sampled: &Sampled) -> Result<Net
 async fn net_of(
     tx: &Tx,
     changes: &[Change],
-    mut places: Places,
-) -> Result<Option<(Places, Net)>, InboxError> {
+    mut places: TableRefs,
+) -> Result<Option<(TableRefs, Net)>, InboxError> {
     let unknown: Vec<_> =
         changes.iter().map(|change| change.table).filter(|oid| !places.contains_key(oid)).collect();
     if !unknown.is_empty() {

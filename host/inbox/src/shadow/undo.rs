@@ -13,11 +13,11 @@ use crate::batch::commit::{host_statement, refused};
 
 use super::{
     net::{Key, Net, NetTable, Row},
-    table::{Places, Table, quoted},
+    table::{Table, TableRefs, quoted},
 };
 
 /// One row that is to be restored.
-enum Step<'a> {
+enum UndoStep<'a> {
     /// Row with a primary key, which gets this state or is deleted.
     To { table: &'a Table, key: Key, row: Option<&'a Row> },
     /// Row without a primary key: an equal one is deleted.
@@ -27,19 +27,22 @@ enum Step<'a> {
 }
 
 /// Undoes the changes, the last first.
-pub(super) async fn undo(tx: &Tx, net: &Net, places: &Places) -> Result<(), InboxError> {
+pub(super) async fn undo(tx: &Tx, net: &Net, places: &TableRefs) -> Result<(), InboxError> {
     let mut steps = Vec::new();
     for NetTable { table, rows, removed, added } in net.values() {
         let changed = rows.iter().filter(|(_, row)| row.before != row.after);
         steps.extend(changed.map(|(key, row)| {
-            (row.last, Step::To { table, key: key.clone(), row: row.before.as_ref() })
+            (row.last, UndoStep::To { table, key: key.clone(), row: row.before.as_ref() })
         }));
-        steps.extend(added.iter().map(|(at, row)| (*at, Step::Remove(table, row))));
-        steps.extend(removed.iter().map(|(at, row)| (*at, Step::Add(table, row))));
+        steps.extend(added.iter().map(|(at, row)| (*at, UndoStep::Remove(table, row))));
+        steps.extend(removed.iter().map(|(at, row)| (*at, UndoStep::Add(table, row))));
     }
     // Of a key that moved, the new row goes before the old one comes back.
     steps.sort_by_key(|(at, step)| {
-        (std::cmp::Reverse(*at), matches!(step, Step::To { row: Some(_), .. } | Step::Add(..)))
+        (
+            std::cmp::Reverse(*at),
+            matches!(step, UndoStep::To { row: Some(_), .. } | UndoStep::Add(..)),
+        )
     });
     let steps: Vec<_> = steps.into_iter().map(|(_, step)| step).collect();
     host_statement(tx, "SAVEPOINT undo").await?;
@@ -59,7 +62,11 @@ pub(super) async fn undo(tx: &Tx, net: &Net, places: &Places) -> Result<(), Inbo
 /// Applies the steps in any order, each again until it fits. Triggers see the action of a foreign
 /// key after the change that caused it. So in the order of changes, rows that others refer to may
 /// come back too late.
-async fn in_any_order(tx: &Tx, mut open: Vec<Step<'_>>, places: &Places) -> Result<(), InboxError> {
+async fn in_any_order(
+    tx: &Tx,
+    mut open: Vec<UndoStep<'_>>,
+    places: &TableRefs,
+) -> Result<(), InboxError> {
     loop {
         let (mut left, mut trouble) = (Vec::new(), None);
         let before = open.len();
@@ -89,19 +96,21 @@ fn is_in_the_way(error: &InboxError) -> bool {
     refused(error).is_some_and(|answer| answer.sqlstate.starts_with("23"))
 }
 
-impl Step<'_> {
-    async fn apply(&self, tx: &Tx, places: &Places) -> Result<(), InboxError> {
+impl UndoStep<'_> {
+    async fn apply(&self, tx: &Tx, places: &TableRefs) -> Result<(), InboxError> {
         match self {
-            Step::To { table, key, row: None } => execute(
+            UndoStep::To { table, key, row: None } => execute(
                 tx,
                 &format!("DELETE FROM {} AS x WHERE {}", table.sql, by_key(table, 1)),
                 key,
             )
             .await
             .map(drop),
-            Step::To { table, key, row: Some(row) } => restore(tx, table, key, row, places).await,
-            Step::Remove(table, row) => remove(tx, table, row, places).await,
-            Step::Add(table, row) => insert(tx, table, row, places).await,
+            UndoStep::To { table, key, row: Some(row) } => {
+                restore(tx, table, key, row, places).await
+            }
+            UndoStep::Remove(table, row) => remove(tx, table, row, places).await,
+            UndoStep::Add(table, row) => insert(tx, table, row, places).await,
         }
     }
 }
@@ -152,7 +161,7 @@ async fn restore(
     table: &Table,
     key: &Key,
     row: &Row,
-    places: &Places,
+    places: &TableRefs,
 ) -> Result<(), InboxError> {
     let set: Vec<_> = table
         .columns
@@ -177,7 +186,7 @@ async fn restore(
     insert(tx, table, row, places).await
 }
 
-async fn insert(tx: &Tx, table: &Table, row: &Row, places: &Places) -> Result<(), InboxError> {
+async fn insert(tx: &Tx, table: &Table, row: &Row, places: &TableRefs) -> Result<(), InboxError> {
     let names: Vec<_> = table
         .columns
         .iter()
@@ -197,7 +206,7 @@ async fn insert(tx: &Tx, table: &Table, row: &Row, places: &Places) -> Result<()
 }
 
 /// Deletes one row that is equal to the last byte.
-async fn remove(tx: &Tx, table: &Table, row: &Row, places: &Places) -> Result<(), InboxError> {
+async fn remove(tx: &Tx, table: &Table, row: &Row, places: &TableRefs) -> Result<(), InboxError> {
     let place = &places[&row.place].sql;
     let sql = format!(
         "DELETE FROM {} AS x WHERE (x.tableoid, x.ctid) = \

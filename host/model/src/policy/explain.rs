@@ -21,7 +21,7 @@ impl Sequence {
         };
         let then = match self.gap {
             Gap::Park => "is parked, until the gap closes or someone redrives it",
-            Gap::GoOn => "runs all the same, and what was missing is skipped when it comes",
+            Gap::Proceed => "runs all the same, and what was missing is skipped when it comes",
         };
         format!(
             "A message's version is {version}; an aggregate begins with {first}. A version that is \

@@ -58,5 +58,5 @@ pub enum Gap {
     #[default]
     Park,
     /// It runs, and the aggregate takes its version: a missing message is skipped when it comes.
-    GoOn,
+    Proceed,
 }

@@ -243,7 +243,7 @@ async fn versions_that_are_given_up_leave_no_gap() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_can_go_on_over_a_gap() {
     let world = World::new().await;
-    let consumer = world.simple(TRAIL, &guarded("first = 1, gap = 'go_on'")).await;
+    let consumer = world.simple(TRAIL, &guarded("first = 1, gap = 'proceed'")).await;
     let host = world.host(&consumer);
     deliver(&host, &[version(0, "k3", "k", 3, ""), version(1, "k4", "k", 4, "")]).await;
     overdue(&world).await;
@@ -259,7 +259,7 @@ async fn a_policy_can_go_on_over_a_gap() {
 /// is not run.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_ran_over_a_gap_does_not_wait_for_it_again() {
-    for gap in ["go_on", "park"] {
+    for gap in ["proceed", "park"] {
         let world = World::new().await;
         let consumer = world
             .simple(

@@ -33,7 +33,7 @@ impl Admin {
     /// database.
     ///
     /// # Errors
-    /// `PlaceAway` where the database cannot be reached. `Invalid` where it is not this
+    /// `TenantDatabaseUnavailable` where the database cannot be reached. `Invalid` where it is not this
     /// installation's, or cannot hold an inbox.
     pub async fn prepare_place(&self, tenant: &Tenant) -> Result<(), InboxError> {
         let place = self.place(tenant)?;
@@ -240,7 +240,7 @@ fn unfit(shown: &str, problem: &str) -> InboxError {
 fn of_place(error: InboxError, tenant: &Tenant) -> InboxError {
     match error {
         InboxError::Unreachable(error) => {
-            InboxError::PlaceAway { tenant: tenant.name.clone(), source: error }
+            InboxError::TenantDatabaseUnavailable { tenant: tenant.name.clone(), source: error }
         }
         other => other,
     }
