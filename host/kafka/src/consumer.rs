@@ -28,7 +28,6 @@ use crate::{
     pause::PauseList,
     poll::{BATCH_MESSAGES, BATCHES_WAITING, Poller},
     rebalance::Context,
-    sabotage,
     status::{ConsumerState, Snapshot},
     topic_id::{TopicIds, describe},
     worker::{Shared, StopSignal, Worker},
@@ -351,7 +350,7 @@ impl Loop {
             self.leaving.insert(assigned.task, (partition.clone(), assigned.stop.done.clone()));
             tasks.push(assigned.task);
         }
-        if !lost && !sabotage::on(sabotage::REVOKE_WITHOUT_WAITING) {
+        if !lost && !hooks::sabotage("revoke_without_waiting") {
             self.wait_for(&tasks, within).await;
         }
         // From here on a late worker cannot store an offset.

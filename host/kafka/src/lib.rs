@@ -23,7 +23,6 @@ mod poll;
 mod position;
 mod producer;
 mod rebalance;
-mod sabotage;
 mod seek;
 mod status;
 mod topic_id;

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::{client::Positions, sabotage, topic_id::TopicId};
+use oncebox_model::hooks;
+
+use crate::{client::Positions, topic_id::TopicId};
 
 /// An offset that a group has committed, with the topic's id where one is noted beside it.
 /// Offsets of hosts before this rule, and of other programs, have none.
@@ -17,9 +19,7 @@ impl Committed {
     /// side, counts as a match.
     pub(crate) fn is_of(&self, topic_id: &TopicId) -> bool {
         match (&self.topic_id, topic_id) {
-            (Some(noted), Some(present)) => {
-                noted == present || sabotage::on(sabotage::TOPIC_ID_IGNORED)
-            }
+            (Some(noted), Some(present)) => noted == present || hooks::sabotage("topic_id_ignored"),
             _ => true,
         }
     }
@@ -32,7 +32,7 @@ const TOPIC_ID: &str = "topic-id=";
 
 /// Returns the note to commit beside an offset of the topic with that id.
 pub(crate) fn note(topic_id: &TopicId) -> String {
-    let noted = topic_id.as_ref().filter(|_| !sabotage::on(sabotage::TOPIC_ID_NOT_NOTED));
+    let noted = topic_id.as_ref().filter(|_| !hooks::sabotage("topic_id_not_noted"));
     noted.map_or_else(String::new, |id| format!("{OURS} {TOPIC_ID}{id}"))
 }
 

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use oncebox_model::record::Record;
+use oncebox_model::{hooks, record::Record};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
@@ -22,7 +22,6 @@ use crate::{
     partition::{Partition, PartitionState},
     pause::PauseList,
     position::{Committed, Start, start},
-    sabotage,
     topic_id::{TopicId, TopicIds},
 };
 
@@ -288,7 +287,7 @@ impl Worker {
             if !is_ready {
                 return Ok(());
             }
-            if sabotage::on(sabotage::ACK_BEFORE_COMMIT) {
+            if hooks::sabotage("ack_before_commit") {
                 self.store(self.pending[offered - 1].offset + 1, offered);
             }
             match checked(inbox.process(&self.pending[..offered]).await, offered) {
@@ -392,7 +391,7 @@ impl Worker {
     /// Stores the offset after the settled prefix, and removes the prefix.
     fn settled(&mut self, count: usize, offered: usize) {
         let last = self.pending[count - 1].offset;
-        let ahead = sabotage::on(sabotage::OFFSET_STORED_BEFORE_SETTLED);
+        let ahead = hooks::sabotage("offset_stored_before_settled");
         let stored = if ahead { self.pending[offered - 1].offset } else { last };
         self.advance(last + 1);
         self.store(stored + 1, count);
