@@ -66,7 +66,7 @@ pub(crate) async fn run(options: NativeOptions) -> Result<()> {
         host_properties,
         timing: Timing::default(),
     };
-    let kafka = oncebox_kafka::Consumer::start(config, Arc::new(KafkaInbox(inbox.clone())))?;
+    let kafka = oncebox_kafka::start_consumer(config, Arc::new(KafkaInbox(inbox.clone())))?;
     let stop = CancellationToken::new();
     let workers: Vec<_> = (0..policy.retry.workers)
         .map(|_| tokio::spawn(retry::work(inbox.clone(), stop.clone())))

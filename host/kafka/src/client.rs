@@ -1,11 +1,6 @@
-//! The librdkafka consumer, and calls that its safe wrapper lacks.
+//! The consumer's client of librdkafka, and its requests to brokers.
 
-use std::{
-    ffi::{CStr, CString},
-    ptr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{ffi::CString, ptr, sync::Arc, time::Duration};
 
 use rdkafka::{
     Offset, TopicPartitionList, bindings as rd,
@@ -16,9 +11,10 @@ use rdkafka::{
 use tokio::sync::Semaphore;
 
 use crate::{
+    native::{ReplyQueue, elements, text},
     offsets::{OffsetStore, OffsetTracker, ToCommit},
     partition::Partition,
-    position::{Committed, note, noted},
+    position::{Committed, Positions, note, noted},
     rebalance::Context,
     topic_id::TopicId,
 };
@@ -30,17 +26,6 @@ const LOOKUPS_MAX: usize = 8;
 pub(crate) struct Client {
     pub(crate) consumer: BaseConsumer<Context>,
     lookups: Semaphore,
-}
-
-/// The positions of a partition that brokers know: committed offset and watermarks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Positions {
-    /// The group's committed offset; none where the group never committed one.
-    pub(crate) committed: Option<Committed>,
-    /// The first offset that still exists.
-    pub(crate) low: i64,
-    /// The offset after the last record.
-    pub(crate) high: i64,
 }
 
 impl Client {
@@ -185,7 +170,7 @@ impl Client {
         for (partition, next, topic_id) in offsets {
             add_offset(&mut list, &partition.topic, partition.number, *next, topic_id)?;
         }
-        let queue = ReplyQueue::new(self);
+        let queue = ReplyQueue::of(self.consumer.client().native_ptr());
         // SAFETY: client and queue are alive; librdkafka copies the list; without a
         // callback the answer goes to the queue as an event.
         let code = unsafe {
@@ -267,94 +252,9 @@ pub(crate) fn noted_beside(element: &rd::rd_kafka_topic_partition_t) -> TopicId 
     })
 }
 
-/// Returns the elements of a list.
-///
-/// # Safety
-/// `list` is null or a list that is alive for as long as the result is used.
-pub(crate) unsafe fn elements<'a>(
-    list: *const rd::rd_kafka_topic_partition_list_t,
-) -> &'a [rd::rd_kafka_topic_partition_t] {
-    // SAFETY: by this function's contract, and a list has as many elements as it says.
-    unsafe {
-        match list.as_ref() {
-            Some(list) if list.cnt > 0 => std::slice::from_raw_parts(list.elems, list.cnt as usize),
-            _ => &[],
-        }
-    }
-}
-
 fn check(code: RDKafkaRespErr) -> KafkaResult<()> {
     match code {
         RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR => Ok(()),
         code => Err(KafkaError::ConsumerCommit(code.into())),
     }
-}
-
-/// A queue for the answer to one request.
-pub(crate) struct ReplyQueue {
-    pub(crate) ptr: *mut rd::rd_kafka_queue_t,
-}
-
-impl ReplyQueue {
-    pub(crate) fn new(client: &Client) -> Self {
-        Self::of(client.consumer.client().native_ptr())
-    }
-
-    /// Makes a queue of a client, which must be alive for as long as the queue.
-    pub(crate) fn of(client: *mut rd::rd_kafka_t) -> Self {
-        // SAFETY: the client is alive; the queue is destroyed exactly once, on drop.
-        Self { ptr: unsafe { rd::rd_kafka_queue_new(client) } }
-    }
-
-    /// Waits for the answer; none when `within` has passed.
-    pub(crate) fn wait(&self, within: Duration) -> Option<ReplyEvent> {
-        let timeout_ms = i32::try_from(within.as_millis()).unwrap_or(i32::MAX);
-        // SAFETY: the queue is alive; the event is destroyed exactly once, on drop.
-        let ptr = unsafe { rd::rd_kafka_queue_poll(self.ptr, timeout_ms) };
-        (!ptr.is_null()).then_some(ReplyEvent { ptr })
-    }
-}
-
-impl Drop for ReplyQueue {
-    fn drop(&mut self) {
-        // SAFETY: made by `rd_kafka_queue_new` and not used after this. librdkafka drops an
-        // answer that arrives later, since its queue is gone.
-        unsafe { rd::rd_kafka_queue_destroy(self.ptr) }
-    }
-}
-
-/// The answer to a request.
-pub(crate) struct ReplyEvent {
-    pub(crate) ptr: *mut rd::rd_kafka_event_t,
-}
-
-impl ReplyEvent {
-    pub(crate) fn code(&self) -> RDKafkaRespErr {
-        // SAFETY: the event is alive.
-        unsafe { rd::rd_kafka_event_error(self.ptr) }
-    }
-
-    pub(crate) fn text(&self) -> String {
-        // SAFETY: the event is alive and owns the text, which is copied at once.
-        unsafe { text(rd::rd_kafka_event_error_string(self.ptr)) }
-    }
-}
-
-impl Drop for ReplyEvent {
-    fn drop(&mut self) {
-        // SAFETY: came from `rd_kafka_queue_poll` and is not used after this.
-        unsafe { rd::rd_kafka_event_destroy(self.ptr) }
-    }
-}
-
-/// Copies a C string. Returns an empty string for null.
-///
-/// # Safety
-/// `ptr` is null or a C string that is alive during the call.
-pub(crate) unsafe fn text(ptr: *const std::ffi::c_char) -> String {
-    if ptr.is_null() {
-        return String::new();
-    }
-    // SAFETY: not null, and a live C string by this function's contract.
-    unsafe { CStr::from_ptr(ptr) }.to_string_lossy().into_owned()
 }

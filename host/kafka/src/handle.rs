@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::{
     error::ConsumerError,
-    status::{ConsumerStatus, Snapshot},
+    status::{ConsumerStatus, StatusSnapshot},
 };
 
 /// Time beyond a drain's own, for the loop to report its end.
@@ -15,8 +15,8 @@ const MARGIN: Duration = Duration::from_secs(2);
 /// A running consumer. Dropping it drains it in the background.
 pub struct ConsumerHandle {
     pub(crate) drain: watch::Sender<Option<Duration>>,
-    pub(crate) snapshots: watch::Receiver<Snapshot>,
-    pub(crate) ended: watch::Receiver<Option<Ending>>,
+    pub(crate) snapshots: watch::Receiver<StatusSnapshot>,
+    pub(crate) ended: watch::Receiver<Option<ConsumerEnd>>,
 }
 
 /// The result of a drain.
@@ -63,7 +63,7 @@ impl ConsumerHandle {
 }
 
 /// The end of a consumer.
-pub(crate) struct Ending {
+pub(crate) struct ConsumerEnd {
     pub(crate) result: Result<(), ConsumerError>,
     /// Number of workers that still run.
     pub(crate) unfinished: usize,

@@ -2,8 +2,8 @@
 //! and an offset is stored when everything before it is settled. The crate knows no WebAssembly and
 //! no SQL; the code that settles a record is behind [`Inbox`].
 //!
-//! A record's way: `poll` reads it on a thread of its own, and the loop in `consumer` puts it into
-//! its partition's queue. The `worker` of that partition offers it to the inbox. `offsets` stores
+//! A record's way: `poll` reads it on a thread of its own, and `event_loop` puts it into its
+//! partition's queue. The `worker` of that partition offers it to the inbox. `offsets` stores
 //! the offset if the partition still belongs to this consumer.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -13,19 +13,24 @@ mod client;
 mod config;
 mod consumer;
 mod error;
+mod event_loop;
 mod handle;
 mod inbox;
 mod metric;
+mod native;
 mod offsets;
 mod partition;
+mod partition_state;
 mod pause;
 mod poll;
+mod poll_event;
 mod position;
 mod producer;
 mod rebalance;
 mod seek;
 mod status;
 mod topic_id;
+mod topic_id_cache;
 mod watcher;
 mod worker;
 
@@ -33,7 +38,7 @@ mod worker;
 mod tests;
 
 pub use config::{CONNECTION, ConsumerConfig, Timing};
-pub use consumer::Consumer;
+pub use consumer::start_consumer;
 pub use error::ConsumerError;
 pub use handle::{ConsumerHandle, Drained};
 pub use inbox::{Inbox, PartitionInbox, PartitionInboxError};

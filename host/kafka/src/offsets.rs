@@ -40,11 +40,11 @@ pub(crate) type ToCommit = (Partition, i64, TopicId);
 /// The assigned partitions and the last offset stored for each.
 #[derive(Default)]
 pub(crate) struct OffsetTracker {
-    entries: Mutex<HashMap<Partition, Entry>>,
+    entries: Mutex<HashMap<Partition, TrackedPartition>>,
 }
 
 /// One assigned partition.
-struct Entry {
+struct TrackedPartition {
     /// Number of the assignment.
     generation: u64,
     /// The last stored offset, with the id of its topic; none before the first.
@@ -54,7 +54,7 @@ struct Entry {
 impl OffsetTracker {
     /// Adds a partition; `generation` names this assignment of it.
     pub(crate) fn assign(&self, partition: Partition, generation: u64) {
-        self.entries().insert(partition, Entry { generation, stored: None });
+        self.entries().insert(partition, TrackedPartition { generation, stored: None });
     }
 
     /// Removes partitions, and returns their stored offsets for a last commit.
@@ -108,7 +108,7 @@ impl OffsetTracker {
         Stored::Yes
     }
 
-    fn entries(&self) -> MutexGuard<'_, HashMap<Partition, Entry>> {
+    fn entries(&self) -> MutexGuard<'_, HashMap<Partition, TrackedPartition>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -10,7 +10,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::{client::Client, metric::Labels, partition::PartitionState};
+use crate::{client::Client, metric::Labels, partition_state::PartitionState};
 
 /// The longest wait for the request that wakes a broker's thread.
 const WAKE_BROKER: Duration = Duration::from_secs(1);

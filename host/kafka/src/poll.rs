@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    client::Client, consumer::Event, error::ConsumerError, metric::Labels, pause::PauseList,
+    client::Client, error::ConsumerError, metric::Labels, pause::PauseList, poll_event::PollEvent,
 };
 
 /// The most records of one batch.
@@ -30,7 +30,7 @@ const WAIT: Duration = Duration::from_millis(50);
 /// The state of the poll thread.
 pub(crate) struct Poller {
     pub(crate) client: Arc<Client>,
-    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) events: mpsc::Sender<PollEvent>,
     pub(crate) stop: CancellationToken,
     pub(crate) labels: Labels,
     pub(crate) pauses: Arc<PauseList>,
@@ -48,7 +48,7 @@ impl Poller {
             if records.is_empty() {
                 continue;
             }
-            if self.events.blocking_send(Event::Records { generation, records }).is_err() {
+            if self.events.blocking_send(PollEvent::Records { generation, records }).is_err() {
                 break;
             }
         }
@@ -88,7 +88,7 @@ impl Poller {
             KafkaError::MessageConsumptionFatal(_) => {
                 let text = error.to_string();
                 self.stop.cancel();
-                let _ = self.events.blocking_send(Event::Fatal(ConsumerError::Fatal { text }));
+                let _ = self.events.blocking_send(PollEvent::Fatal(ConsumerError::Fatal { text }));
             }
             // librdkafka would repeat the request for ever, and the consumer would look healthy.
             KafkaError::MessageConsumption(
@@ -98,7 +98,8 @@ impl Poller {
             ) => {
                 let text = error.to_string();
                 self.stop.cancel();
-                let _ = self.events.blocking_send(Event::Fatal(ConsumerError::Refused { text }));
+                let _ =
+                    self.events.blocking_send(PollEvent::Fatal(ConsumerError::Refused { text }));
             }
             // librdkafka's own log has these errors, without the repetitions.
             KafkaError::MessageConsumption(RDKafkaErrorCode::BrokerTransportFailure) => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use oncebox_model::hooks;
 
-use crate::{client::Positions, topic_id::TopicId};
+use crate::topic_id::TopicId;
 
 /// An offset that a group has committed, with the topic's id where one is noted beside it.
 /// Offsets of hosts before this rule, and of other programs, have none.
@@ -23,6 +23,17 @@ impl Committed {
             _ => true,
         }
     }
+}
+
+/// The positions of a partition that brokers know: committed offset and watermarks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Positions {
+    /// The group's committed offset; none where the group never committed one.
+    pub(crate) committed: Option<Committed>,
+    /// The first offset that still exists.
+    pub(crate) low: i64,
+    /// The offset after the last record.
+    pub(crate) high: i64,
 }
 
 /// The first word of this program's notes beside an offset. Other programs may note anything.
@@ -45,7 +56,7 @@ pub(crate) fn noted(note: &[u8]) -> TopicId {
 
 /// The start of a partition, and whether records are lost by it.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Start {
+pub(crate) enum PartitionStart {
     /// The committed offset.
     Committed(i64),
     /// The low watermark, where nothing is committed yet.
@@ -59,7 +70,7 @@ pub(crate) enum Start {
     BeyondEnd { committed: i64, low: i64 },
 }
 
-impl Start {
+impl PartitionStart {
     /// Returns the offset of the first record to read.
     pub(crate) fn next(&self) -> i64 {
         match *self {
@@ -72,18 +83,18 @@ impl Start {
 }
 
 /// Compares the group's committed offset with the present topic and with the broker's watermarks.
-pub(crate) fn start(positions: &Positions, topic_id: &TopicId) -> Start {
+pub(crate) fn start(positions: &Positions, topic_id: &TopicId) -> PartitionStart {
     let Positions { committed, low, high } = positions;
     let (low, high) = (*low, *high);
     match committed {
-        None => Start::Beginning(low),
+        None => PartitionStart::Beginning(low),
         Some(committed) if !committed.is_of(topic_id) => {
-            Start::MadeAgain { committed: committed.offset, low }
+            PartitionStart::MadeAgain { committed: committed.offset, low }
         }
         Some(Committed { offset: committed, .. }) => match *committed {
-            committed if committed < low => Start::TruncatedBefore { committed, low },
-            committed if committed > high => Start::BeyondEnd { committed, low },
-            committed => Start::Committed(committed),
+            committed if committed < low => PartitionStart::TruncatedBefore { committed, low },
+            committed if committed > high => PartitionStart::BeyondEnd { committed, low },
+            committed => PartitionStart::Committed(committed),
         },
     }
 }
@@ -101,11 +112,17 @@ mod tests {
         for id in [None, Some("a")] {
             let start =
                 |committed| start(&Positions { committed, low: 10, high: 20 }, &id.map(Arc::from));
-            assert_eq!(start(None), Start::Beginning(10));
-            assert_eq!(start(committed(10, id)), Start::Committed(10));
-            assert_eq!(start(committed(20, id)), Start::Committed(20));
-            assert_eq!(start(committed(9, id)), Start::TruncatedBefore { committed: 9, low: 10 });
-            assert_eq!(start(committed(21, id)), Start::BeyondEnd { committed: 21, low: 10 });
+            assert_eq!(start(None), PartitionStart::Beginning(10));
+            assert_eq!(start(committed(10, id)), PartitionStart::Committed(10));
+            assert_eq!(start(committed(20, id)), PartitionStart::Committed(20));
+            assert_eq!(
+                start(committed(9, id)),
+                PartitionStart::TruncatedBefore { committed: 9, low: 10 }
+            );
+            assert_eq!(
+                start(committed(21, id)),
+                PartitionStart::BeyondEnd { committed: 21, low: 10 }
+            );
             assert_eq!(start(committed(9, id)).next(), 10);
         }
     }
@@ -118,11 +135,22 @@ mod tests {
                 &present.map(Arc::from),
             )
         };
-        assert_eq!(start(Some("a"), Some("b")), Start::MadeAgain { committed: 15, low: 10 });
+        assert_eq!(
+            start(Some("a"), Some("b")),
+            PartitionStart::MadeAgain { committed: 15, low: 10 }
+        );
         assert_eq!(start(Some("a"), Some("b")).next(), 10);
-        assert_eq!(start(Some("a"), Some("a")), Start::Committed(15));
-        assert_eq!(start(None, Some("a")), Start::Committed(15), "of a host that noted nothing");
-        assert_eq!(start(Some("a"), None), Start::Committed(15), "of brokers that tell no ids");
+        assert_eq!(start(Some("a"), Some("a")), PartitionStart::Committed(15));
+        assert_eq!(
+            start(None, Some("a")),
+            PartitionStart::Committed(15),
+            "of a host that noted nothing"
+        );
+        assert_eq!(
+            start(Some("a"), None),
+            PartitionStart::Committed(15),
+            "of brokers that tell no ids"
+        );
     }
 
     #[test]

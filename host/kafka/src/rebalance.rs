@@ -20,12 +20,12 @@ use rdkafka::{
 };
 use tokio::sync::mpsc;
 
-use crate::{consumer::Event, error::ConsumerError, metric::Labels, partition::Partition};
+use crate::{error::ConsumerError, metric::Labels, partition::Partition, poll_event::PollEvent};
 
 /// The receiver of librdkafka's callbacks.
 pub(crate) struct Context {
     labels: Labels,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<PollEvent>,
     /// Number of rebalances so far. Changed only on the poll thread.
     generation: AtomicU64,
     /// The longest wait for the loop's answer to a revocation.
@@ -33,7 +33,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    pub(crate) fn new(labels: Labels, events: mpsc::Sender<Event>, patience: Duration) -> Self {
+    pub(crate) fn new(labels: Labels, events: mpsc::Sender<PollEvent>, patience: Duration) -> Self {
         Self { labels, events, generation: AtomicU64::new(0), patience }
     }
 
@@ -55,7 +55,7 @@ impl Context {
         if let Err(error) = consumer.resume(list) {
             return self.fatal("resume", &error);
         }
-        self.send(Event::Assigned { generation, partitions: partitions(list) });
+        self.send(PollEvent::Assigned { generation, partitions: partitions(list) });
     }
 
     fn revoked(&self, consumer: &BaseConsumer<Self>, list: &TopicPartitionList) {
@@ -63,7 +63,7 @@ impl Context {
         self.generation.fetch_add(1, Ordering::AcqRel);
         let lost = consumer.assignment_lost();
         let (answer, answered) = sync_channel(1);
-        self.send(Event::Revoked { partitions: partitions(list), lost, answer });
+        self.send(PollEvent::Revoked { partitions: partitions(list), lost, answer });
         if let Err(std::sync::mpsc::RecvTimeoutError::Timeout) =
             answered.recv_timeout(self.patience)
         {
@@ -83,13 +83,13 @@ impl Context {
     }
 
     fn fatal(&self, what: &str, error: &KafkaError) {
-        self.send(Event::Fatal(ConsumerError::Fatal {
+        self.send(PollEvent::Fatal(ConsumerError::Fatal {
             text: format!("failed to {what} partitions: {error}"),
         }));
     }
 
     /// Sends an event to the loop. During shutdown the loop is gone, and the event is dropped.
-    fn send(&self, event: Event) {
+    fn send(&self, event: PollEvent) {
         let _ = self.events.blocking_send(event);
     }
 }

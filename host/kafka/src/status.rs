@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::partition::PartitionState;
+use crate::partition_state::PartitionState;
 
 /// The phase of a consumer's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,12 +48,12 @@ pub struct PartitionStatus {
 
 /// A consumer's state as its loop publishes it; counts are read when a status is requested.
 #[derive(Clone)]
-pub(crate) struct Snapshot {
+pub(crate) struct StatusSnapshot {
     pub(crate) state: ConsumerState,
     pub(crate) partitions: Vec<Arc<PartitionState>>,
 }
 
-impl Snapshot {
+impl StatusSnapshot {
     pub(crate) fn status(&self) -> ConsumerStatus {
         let mut partitions: Vec<_> = self.partitions.iter().map(|state| partition(state)).collect();
         partitions.sort_by(|a, b| (&a.topic, a.partition).cmp(&(&b.topic, b.partition)));

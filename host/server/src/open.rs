@@ -17,8 +17,8 @@ use std::{
 use futures::{FutureExt, future::BoxFuture};
 use oncebox_inbox::Sessions;
 use oncebox_kafka::{
-    Consumer, ConsumerConfig, ConsumerError, ConsumerHandle, ConsumerStatus, Drained, Inbox, Lag,
-    LagWatch, PartitionStatus, Watchers,
+    ConsumerConfig, ConsumerError, ConsumerHandle, ConsumerStatus, Drained, Inbox, Lag, LagWatch,
+    PartitionStatus, Watchers, start_consumer,
 };
 use oncebox_model::hooks;
 use tokio::{
@@ -138,7 +138,7 @@ impl Reading {
         let first = match never_closes {
             true => {
                 let proving = Proving::new(inbox.clone(), mark, config.has_patterns(), &is_proven);
-                Some((Consumer::start(config.clone(), proving.clone())?, proving))
+                Some((start_consumer(config.clone(), proving.clone())?, proving))
             }
             // The client of any other is made under another mark, when the consumer opens. This
             // mark is held until the consumer is watched, which makes a client for the first
@@ -336,7 +336,7 @@ impl Task {
     async fn start(&self, mark: Option<Mark>) -> Result<ConsumerHandle, ConsumerError> {
         let proving =
             Proving::new(self.inbox.clone(), mark, self.config.has_patterns(), &self.is_proven);
-        let handle = Consumer::start(self.config.clone(), proving.clone())?;
+        let handle = start_consumer(self.config.clone(), proving.clone())?;
         proving.started().await;
         tokio::spawn(proving.give_up_later());
         Ok(handle)

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::support::{Cluster, Counts, PARTITIONS, Seen, config, start, until};
-use crate::{ConsumerState, Drained, consumer::OVERSHOOT};
+use crate::{ConsumerState, Drained, event_loop::OVERSHOOT};
 
 const TOPIC: &str = "orders";
 const DRAIN: Duration = Duration::from_secs(10);

@@ -20,7 +20,8 @@ use rdkafka::{
 use tokio::sync::Semaphore;
 
 use crate::{
-    Consumer, ConsumerConfig, ConsumerHandle, Inbox, PartitionInbox, PartitionInboxError, Timing,
+    ConsumerConfig, ConsumerHandle, Inbox, PartitionInbox, PartitionInboxError, Timing,
+    start_consumer,
 };
 
 pub(crate) const PARTITIONS: i32 = 16;
@@ -359,7 +360,7 @@ impl metrics::Recorder for Counts {
 }
 
 pub(crate) fn start(config: ConsumerConfig, seen: &Arc<Seen>) -> ConsumerHandle {
-    Consumer::start(config, Arc::new(Counting(Arc::clone(seen)))).unwrap()
+    start_consumer(config, Arc::new(Counting(Arc::clone(seen)))).unwrap()
 }
 
 /// Polls until `reached`, for thirty seconds at most.

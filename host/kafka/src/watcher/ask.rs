@@ -1,7 +1,7 @@
 //! The watcher's requests to brokers. Each has a deadline, and a result leaves out the entries that
 //! brokers did not answer.
 
-use std::{collections::HashMap, ffi::CString, ptr, sync::Arc, time::Duration};
+use std::{collections::HashMap, ffi::CString, sync::Arc, time::Duration};
 
 use rdkafka::{
     ClientContext, TopicPartitionList, bindings as rd,
@@ -13,7 +13,8 @@ use rdkafka::{
 
 use super::group::{Committed, Offsets, Topic, Topics};
 use crate::{
-    client::{ReplyEvent, ReplyQueue, elements, noted_beside, text},
+    client::noted_beside,
+    native::{ReplyEvent, ReplyQueue, RequestOptions, TopicNames, any_broker, elements, text},
     partition::Partition,
     position, topic_id,
 };
@@ -49,15 +50,15 @@ impl Offset {
 
 /// A client that is a member of no group.
 pub(super) struct Asker {
-    client: BaseConsumer<Quiet>,
+    client: BaseConsumer<WatcherContext>,
 }
 
 /// The receiver of librdkafka's callbacks.
-pub(super) struct Quiet;
+pub(super) struct WatcherContext;
 
-impl ConsumerContext for Quiet {}
+impl ConsumerContext for WatcherContext {}
 
-impl ClientContext for Quiet {
+impl ClientContext for WatcherContext {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
         use RDKafkaLogLevel::{Alert, Critical, Emerg, Error, Warning};
         match level {
@@ -75,16 +76,6 @@ impl ClientContext for Quiet {
     fn stats_raw(&self, _: &[u8]) {}
 }
 
-/// The options of an admin request.
-struct Options(*mut rd::rd_kafka_AdminOptions_t);
-
-impl Drop for Options {
-    fn drop(&mut self) {
-        // SAFETY: made by `rd_kafka_AdminOptions_new` and not used after this.
-        unsafe { rd::rd_kafka_AdminOptions_destroy(self.0) }
-    }
-}
-
 /// A request about one group.
 struct Group(*mut rd::rd_kafka_ListConsumerGroupOffsets_t);
 
@@ -95,18 +86,8 @@ impl Drop for Group {
     }
 }
 
-/// A list of topic names.
-struct Names(*mut rd::rd_kafka_TopicCollection_t);
-
-impl Drop for Names {
-    fn drop(&mut self) {
-        // SAFETY: made by `rd_kafka_TopicCollection_of_topic_names` and not used after this.
-        unsafe { rd::rd_kafka_TopicCollection_destroy(self.0) }
-    }
-}
-
 impl Asker {
-    pub(super) fn new(client: BaseConsumer<Quiet>) -> Self {
+    pub(super) fn new(client: BaseConsumer<WatcherContext>) -> Self {
         Self { client }
     }
 
@@ -159,40 +140,27 @@ impl Asker {
     }
 
     fn some_topics(&self, names: &[Arc<str>]) -> Result<Topics, String> {
-        let broker = self.any_broker(names.first().ok_or("no topic is asked about")?)?;
-        let c_names = names
+        let first = names.first().ok_or("no topic is asked about")?;
+        let broker = any_broker(&self.client, first, DEADLINE)?;
+        let names = names
             .iter()
             .map(|name| CString::new(&**name))
             .collect::<Result<Vec<_>, _>>()
             .map_err(|error| error.to_string())?;
-        let mut pointers: Vec<_> = c_names.iter().map(|name| name.as_ptr()).collect();
         let queue = self.queue();
         count("topics");
         // SAFETY: the client is alive during these calls; names, options and queue outlive the
         // request, which copies what it needs.
         unsafe {
-            let names = Names(rd::rd_kafka_TopicCollection_of_topic_names(
-                pointers.as_mut_ptr(),
-                pointers.len(),
-            ));
+            let names = TopicNames::new(&names);
             let options = self.options(rd::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS);
             // Any broker can answer, while the controller may be out of reach or missing.
-            rd::rd_kafka_AdminOptions_set_broker(options.0, broker, ptr::null_mut(), 0);
+            options.set_broker(broker);
             rd::rd_kafka_DescribeTopics(self.native(), names.0, options.0, queue.ptr);
         }
         let event = answer(&queue)?;
         // SAFETY: the event is a live answer to DescribeTopics.
         unsafe { described(event.ptr) }
-    }
-
-    fn any_broker(&self, topic: &str) -> Result<i32, String> {
-        let metadata =
-            self.client.fetch_metadata(Some(topic), DEADLINE).map_err(|error| error.to_string())?;
-        metadata
-            .brokers()
-            .first()
-            .map(|broker| broker.id())
-            .ok_or_else(|| "no broker is known yet".to_owned())
     }
 
     fn some_offsets(&self, which: Offset, partitions: &[Partition]) -> Result<Offsets, String> {
@@ -254,19 +222,9 @@ impl Asker {
         ReplyQueue::of(self.native())
     }
 
-    fn options(&self, request: rd::rd_kafka_admin_op_t) -> Options {
-        let timeout_ms = i32::try_from(DEADLINE.as_millis()).unwrap_or(i32::MAX);
-        // SAFETY: the client is alive; options that were just made are valid for writes.
-        unsafe {
-            let options = Options(rd::rd_kafka_AdminOptions_new(self.native(), request));
-            rd::rd_kafka_AdminOptions_set_request_timeout(
-                options.0,
-                timeout_ms,
-                ptr::null_mut(),
-                0,
-            );
-            options
-        }
+    fn options(&self, request: rd::rd_kafka_admin_op_t) -> RequestOptions {
+        // SAFETY: the client is alive.
+        unsafe { RequestOptions::new(self.native(), request, DEADLINE) }
     }
 
     fn native(&self) -> *mut rd::rd_kafka_t {

@@ -15,7 +15,7 @@ use rdkafka::{ClientConfig, config::RDKafkaLogLevel};
 
 use super::{
     Lag,
-    ask::{Asker, Offset, Quiet},
+    ask::{Asker, Offset, WatcherContext},
     group::{Offsets, Topics, WatchedGroup},
 };
 use crate::{error::ConsumerError, partition::Partition};
@@ -72,7 +72,7 @@ impl Poll {
         // coordinator of any group answers that it is not, or not yet, the coordinator.
         config.set("group.id", "oncebox.watcher");
         let client = config
-            .create_with_context(Quiet)
+            .create_with_context(WatcherContext)
             .map_err(|error| ConsumerError::from_creation(error, secrets))?;
         let poll = Self {
             asker: Asker::new(client),
