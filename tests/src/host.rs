@@ -1239,7 +1239,7 @@ impl HostProcess {
             "oncebox_kafka_partition_paused",
             "oncebox_kafka_lag_records",
             "oncebox_kafka_records_",
-            "oncebox_kafka_sink_errors",
+            "oncebox_kafka_inbox_errors",
             "oncebox_scheduler_waiting",
             "oncebox_database_",
             "oncebox_tenant_transactions_total",

@@ -55,7 +55,7 @@ impl Labels {
             acked: counter!("oncebox_kafka_records_acked_total", labels.clone()),
             paused: gauge!("oncebox_kafka_partition_paused", labels.clone()),
             lag: gauge!("oncebox_kafka_lag_records", labels.clone()),
-            inbox_errors: counter!("oncebox_kafka_sink_errors_total", labels.clone()),
+            inbox_errors: counter!("oncebox_kafka_inbox_errors_total", labels.clone()),
             truncated_before: counter!("oncebox_kafka_offset_below_low_watermark_total", labels),
         }
     }

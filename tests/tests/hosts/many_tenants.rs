@@ -403,7 +403,7 @@ async fn what_has_nothing_to_do_costs_next_to_nothing_and_one_more_disturbs_nobo
     println!("longest pause of a busy tenant meanwhile: {pause:.0} ms");
     let rebalances = host.metric("oncebox_kafka_rebalances_total", "").await - rebalances;
     assert_eq!(rebalances, 1, "only the newcomer's partition moved");
-    assert_eq!(host.metric("oncebox_kafka_sink_errors_total", "").await, 0);
+    assert_eq!(host.metric("oncebox_kafka_inbox_errors_total", "").await, 0);
     assert!(pause < 10_000.0, "a busy tenant waited {pause} ms");
     host.tell("with one more", &crowd).await;
 

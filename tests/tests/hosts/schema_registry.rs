@@ -285,7 +285,7 @@ async fn payloads_are_decoded_on_their_way() -> Result<()> {
     with_note.push(0);
     publish(&with_note).await?;
     publish(&payment(schema, "behind", "mine", "4")).await?;
-    host.until_metric("oncebox_kafka_sink_errors_total", &[], 1.0).await?;
+    host.until_metric("oncebox_kafka_inbox_errors_total", &[], 1.0).await?;
     let log = std::fs::read_to_string(host.log())?;
     assert!(log.contains("the schema registry"), "{log}");
     assert_eq!(
