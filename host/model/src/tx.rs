@@ -38,13 +38,13 @@ impl Silence {
 /// A handle on the host's open transaction. Clones share it; one statement runs at a time.
 #[derive(Clone)]
 pub struct Tx {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<TxState>>,
     meter: Arc<Meter>,
     silence: Arc<Silence>,
 }
 
 /// The connection and what is known about the transaction on it.
-struct State {
+struct TxState {
     connection: PgConnection,
     /// True while a statement was sent and its answer is not read to the end. It stays true where
     /// the future that ran the statement was dropped. Nothing may be sent on this connection again
@@ -101,7 +101,7 @@ impl Tx {
     /// Creates a handle whose statements are added up by a meter and noted as questions to the
     /// database.
     pub fn metered(connection: PgConnection, meter: Arc<Meter>, silence: Arc<Silence>) -> Self {
-        let state = State {
+        let state = TxState {
             connection,
             in_flight: false,
             broken: false,
@@ -118,14 +118,14 @@ impl Tx {
         &self.meter
     }
 
-    /// Starts a statement. Call [`Statement::finish`] when its answer has been read: a statement
-    /// that is dropped before that condemns the connection.
-    pub async fn statement(&self) -> Statement<'_> {
+    /// Starts a statement. Call [`OpenStatement::finish`] when its answer has been read: a
+    /// statement that is dropped before that condemns the connection.
+    pub async fn statement(&self) -> OpenStatement<'_> {
         let mut state = self.state.lock().await;
         state.in_flight = true;
         state.statements += 1;
         self.silence.asked();
-        Statement { state, meter: &self.meter, silence: &self.silence, sent: Instant::now() }
+        OpenStatement { state, meter: &self.meter, silence: &self.silence, sent: Instant::now() }
     }
 
     /// Returns the number of statements sent so far, the host's included.
@@ -206,14 +206,14 @@ impl Tx {
 }
 
 /// A statement under way.
-pub struct Statement<'a> {
-    state: MutexGuard<'a, State>,
+pub struct OpenStatement<'a> {
+    state: MutexGuard<'a, TxState>,
     meter: &'a Meter,
     silence: &'a Silence,
     sent: Instant,
 }
 
-impl Drop for Statement<'_> {
+impl Drop for OpenStatement<'_> {
     /// Adds the statement's time to the meter. An abandoned statement counts as well: PostgreSQL
     /// worked on it.
     fn drop(&mut self) {
@@ -221,7 +221,7 @@ impl Drop for Statement<'_> {
     }
 }
 
-impl Statement<'_> {
+impl OpenStatement<'_> {
     /// Returns the connection to run the statement on.
     pub fn connection(&mut self) -> &mut PgConnection {
         &mut self.state.connection

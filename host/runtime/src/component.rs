@@ -11,7 +11,7 @@ use crate::{
     bindings::{HandlerPre, batch::BatchHandlerPre, oncebox::handler::types},
     error::LoadError,
     outcome::GuestAnswer,
-    state::State,
+    state::StoreState,
 };
 
 /// Interface of a component that takes one message at a time.
@@ -45,9 +45,9 @@ struct ComponentInner {
 /// A linked component, ready to be instantiated, by the world that it exports.
 pub(crate) enum LinkedWorld {
     /// A component that takes one message at a time.
-    Single(HandlerPre<State>),
+    Single(HandlerPre<StoreState>),
     /// A component that takes all messages of a transaction in one call.
-    Batch(BatchHandlerPre<State>),
+    Batch(BatchHandlerPre<StoreState>),
 }
 
 impl LoadedComponent {
@@ -99,7 +99,7 @@ impl LoadedComponent {
 
     /// Checks imports and exports against the contract, and links the component.
     pub(crate) fn link(
-        linker: &Linker<State>,
+        linker: &Linker<StoreState>,
         component: &Component,
         digest: [u8; 32],
         size: usize,

@@ -8,7 +8,7 @@ use wit_parser::{Resolve, SourceMap};
 
 use crate::{
     error::EncodeError,
-    load::{Kind, kind},
+    load::{FileKind, kind},
 };
 
 /// The files of the contract by name. Modules without a world of their own, such as those of Go or
@@ -43,9 +43,9 @@ pub(crate) fn encode_unchecked(core: &[u8]) -> Result<Vec<u8>, EncodeError> {
 
 fn encode(core: &[u8], validates: bool) -> Result<Vec<u8>, EncodeError> {
     match kind(core) {
-        Kind::Unknown => return Err(EncodeError::NotWasm),
-        Kind::Component => return Err(EncodeError::AlreadyComponent),
-        Kind::CoreModule => {}
+        FileKind::Unknown => return Err(EncodeError::NotWasm),
+        FileKind::Component => return Err(EncodeError::AlreadyComponent),
+        FileKind::CoreModule => {}
     }
     let core = with_world(core)?;
     let mut encoder = ComponentEncoder::default();

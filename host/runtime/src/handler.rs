@@ -7,7 +7,6 @@ use oncebox_model::{
     handler::{Answer, BatchRun, DeliveryKind, Handler, Run},
     message::Message,
     outcome::{Failure, FailureKind},
-    policy::Limits,
     tx::Tx,
 };
 use tokio::sync::Semaphore;
@@ -18,49 +17,12 @@ use crate::{
     component::{LinkedWorld, LoadedComponent},
     outcome::{self, CallEnd, GuestAnswer},
     record::{FUEL, Recorder},
-    state::State,
+    settings::{HandlerSettings, Settings},
+    state::StoreState,
 };
 
 /// Most bytes that a guest may pass to the host in one call, beside the parameters of a statement.
 const HOST_CALL_BYTES: usize = 16 << 20;
-
-/// Settings of a component, which its deployment makes.
-#[derive(Clone)]
-pub struct HandlerSettings {
-    /// Version that is recorded in the rows of completed messages.
-    pub version: i32,
-    /// Limits of one run.
-    pub limits: Limits,
-    /// Names and values that the `config` interface returns.
-    pub config: Vec<(String, String)>,
-    /// The tenant's key, from which `wasi:random` derives its stream. A secret.
-    pub random_key: [u8; 32],
-}
-
-/// The settings in the form that all runs share.
-pub(crate) struct Settings {
-    pub(crate) version: i32,
-    pub(crate) limits: Arc<Limits>,
-    pub(crate) config: Arc<Vec<(String, String)>>,
-    pub(crate) random_key: [u8; 32],
-    /// Whether the engine counts fuel, so that every store needs some.
-    counts_fuel: bool,
-    /// Recorder of what runs do, for commands that show it.
-    pub(crate) recorder: Option<Recorder>,
-}
-
-impl Settings {
-    pub(crate) fn new(settings: HandlerSettings, counts_fuel: bool) -> Self {
-        Self {
-            version: settings.version,
-            limits: Arc::new(settings.limits),
-            config: Arc::new(settings.config),
-            random_key: settings.random_key,
-            counts_fuel,
-            recorder: None,
-        }
-    }
-}
 
 /// A handler that runs every message, or every batch, in a fresh instance of one component.
 pub struct ComponentHandler {
@@ -101,7 +63,7 @@ impl ComponentHandler {
         }
     }
 
-    async fn run_single(&self, pre: &HandlerPre<State>, tx: &Tx, run: &Run<'_>) -> Answer {
+    async fn run_single(&self, pre: &HandlerPre<StoreState>, tx: &Tx, run: &Run<'_>) -> Answer {
         // Declared before the store, so the permit is released after the store's slot.
         let _instance = self.instances.acquire().await.expect("the semaphore is never closed");
         let mut store = self.store(tx, run);
@@ -118,7 +80,7 @@ impl ComponentHandler {
 
     async fn run_batch(
         &self,
-        pre: &BatchHandlerPre<State>,
+        pre: &BatchHandlerPre<StoreState>,
         tx: &Tx,
         run: &BatchRun<'_>,
     ) -> Result<Vec<Answer>, Failure> {
@@ -128,10 +90,10 @@ impl ComponentHandler {
 
     async fn call_batch(
         &self,
-        pre: &BatchHandlerPre<State>,
+        pre: &BatchHandlerPre<StoreState>,
         tx: &Tx,
         run: &BatchRun<'_>,
-    ) -> (State, CallEnd<Vec<GuestAnswer>>) {
+    ) -> (StoreState, CallEnd<Vec<GuestAnswer>>) {
         let _instance = self.instances.acquire().await.expect("the semaphore is never closed");
         let mut store = self.store(tx, &first(run));
         let messages: Vec<_> = run.messages.iter().map(|message| guest_message(message)).collect();
@@ -147,14 +109,14 @@ impl ComponentHandler {
     }
 
     /// Returns the state of a store whose run has ended, with the fuel that is left.
-    fn used(&self, mut store: Store<State>) -> State {
+    fn used(&self, mut store: Store<StoreState>) -> StoreState {
         if self.settings.counts_fuel {
             store.data_mut().fuel_left = store.get_fuel().ok();
         }
         store.into_data()
     }
 
-    fn store(&self, tx: &Tx, run: &Run<'_>) -> Store<State> {
+    fn store(&self, tx: &Tx, run: &Run<'_>) -> Store<StoreState> {
         store(self.component.engine(), Some(tx), run, &self.settings)
     }
 }
@@ -165,8 +127,8 @@ pub(crate) fn store(
     tx: Option<&Tx>,
     run: &Run<'_>,
     settings: &Settings,
-) -> Store<State> {
-    let mut store = Store::new(engine, State::new(tx, run, settings));
+) -> Store<StoreState> {
+    let mut store = Store::new(engine, StoreState::new(tx, run, settings));
     store.limiter(|state| &mut state.memory);
     store.set_hostcall_fuel(HOST_CALL_BYTES + 2 * settings.limits.params_bytes_max);
     // The first deadline must be short too: a long one would let a spinning guest run past the

@@ -16,15 +16,15 @@ use wasmtime::{
 
 use crate::{
     bindings::{Handler, oncebox::handler::types},
-    state::State,
+    state::StoreState,
 };
 
 /// Links everything that a component may import. A component takes only what it imports.
-pub(crate) fn linker(engine: &Engine) -> wasmtime::Result<Linker<State>> {
+pub(crate) fn linker(engine: &Engine) -> wasmtime::Result<Linker<StoreState>> {
     let mut linker = Linker::new(engine);
-    Handler::add_to_linker::<_, HasSelf<State>>(&mut linker, |state| state)?;
+    Handler::add_to_linker::<_, HasSelf<StoreState>>(&mut linker, |state| state)?;
     wasi::link(&mut linker)?;
     Ok(linker)
 }
 
-impl types::Host for State {}
+impl types::Host for StoreState {}

@@ -15,13 +15,13 @@ use oncebox_model::Problem;
 use sha2::{Digest, Sha256};
 use wasmtime::Engine;
 
-pub use report::{CustomSection, Report, Tool};
+pub use report::{ComponentReport, CustomSection, Tool};
 
 use crate::{
     encode::encode_unchecked,
     engine::RuntimeConfig,
     error::EncodeError,
-    load::{Kind, kind},
+    load::{FileKind, kind},
     text::{bounded, printable},
 };
 
@@ -57,7 +57,7 @@ pub struct Inspected {
     /// SHA-256 of the upload, if that was a core module.
     pub source_digest: Option<[u8; 32]>,
     /// Report of the component.
-    pub report: Report,
+    pub report: ComponentReport,
 }
 
 /// Inspects an upload, and makes a component of a core module. Function bodies are checked for a
@@ -68,8 +68,8 @@ pub struct Inspected {
 /// Every problem that was found.
 pub fn inspect(bytes: &[u8], allowance: &Allowance) -> Result<Inspected, Vec<Problem>> {
     let core = match check_kind(bytes, allowance)? {
-        Kind::CoreModule => true,
-        Kind::Component | Kind::Unknown => false,
+        FileKind::CoreModule => true,
+        FileKind::Component | FileKind::Unknown => false,
     };
     let scan = scan::scan(bytes).map_err(|invalid| vec![damaged(&invalid)])?;
     let (component, scan) = match core {
@@ -92,14 +92,14 @@ pub fn inspect(bytes: &[u8], allowance: &Allowance) -> Result<Inspected, Vec<Pro
 }
 
 /// Checks the kind of an upload by its first bytes, and its size.
-fn check_kind(bytes: &[u8], allowance: &Allowance) -> Result<Kind, Vec<Problem>> {
+fn check_kind(bytes: &[u8], allowance: &Allowance) -> Result<FileKind, Vec<Problem>> {
     if Engine::detect_precompiled(bytes).is_some() {
         let text = "this is precompiled machine code, which is never accepted; upload the \
             WebAssembly component it was made from";
         return Err(vec![Problem::new("precompiled", text)]);
     }
     match kind(bytes) {
-        Kind::Unknown => Err(vec![Problem::new("not_wasm", not_wasm(bytes))]),
+        FileKind::Unknown => Err(vec![Problem::new("not_wasm", not_wasm(bytes))]),
         kind => check_size(bytes.len(), allowance).map(|()| kind),
     }
 }

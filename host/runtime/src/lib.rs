@@ -19,6 +19,7 @@ mod load;
 mod outcome;
 mod probe;
 mod record;
+mod settings;
 mod state;
 mod text;
 
@@ -27,12 +28,13 @@ pub use component::LoadedComponent;
 pub use encode::{WIT, encode_component};
 pub use engine::{RuntimeConfig, executor};
 pub use error::{EncodeError, LoadError};
-pub use handler::{ComponentHandler, HandlerSettings};
+pub use handler::ComponentHandler;
 pub use host::sql;
-pub use inspect::{Allowance, CustomSection, Inspected, Report, Tool, inspect};
+pub use inspect::{Allowance, ComponentReport, CustomSection, Inspected, Tool, inspect};
 pub use load::Runtime;
 pub use oncebox_model::Problem;
 pub use record::{LineRecord, Recorder, RunRecord, StatementRecord};
+pub use settings::HandlerSettings;
 
 #[cfg(test)]
 mod tests;

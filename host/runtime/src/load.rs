@@ -15,10 +15,11 @@ use crate::{
     component::{LoadedComponent, one_line},
     engine::{self, CompileSettings, RuntimeConfig},
     error::LoadError,
-    handler::{ComponentHandler, HandlerSettings},
+    handler::ComponentHandler,
     host,
     inspect::Allowance,
-    state::State,
+    settings::HandlerSettings,
+    state::StoreState,
 };
 
 /// The runtime, which loads components and makes handlers of them. Clones share one engine and one
@@ -31,7 +32,7 @@ pub struct Runtime {
 /// The engine and pools that clones of a runtime share.
 struct RuntimeInner {
     engine: Engine,
-    linker: Linker<State>,
+    linker: Linker<StoreState>,
     instances: Arc<Semaphore>,
     compiling: Semaphore,
     cache: Option<Cache>,
@@ -186,24 +187,24 @@ fn check_kind(bytes: &[u8], max: usize) -> Result<(), LoadError> {
         return Err(LoadError::Precompiled);
     }
     match kind(bytes) {
-        Kind::Component => Ok(()),
-        Kind::CoreModule => Err(LoadError::CoreModule),
-        Kind::Unknown => Err(LoadError::NotWasm),
+        FileKind::Component => Ok(()),
+        FileKind::CoreModule => Err(LoadError::CoreModule),
+        FileKind::Unknown => Err(LoadError::NotWasm),
     }
 }
 
 /// The kind of a file, by its first bytes.
-pub(crate) enum Kind {
+pub(crate) enum FileKind {
     CoreModule,
     Component,
     Unknown,
 }
 
 /// Returns the kind of a file, by magic number and layer: the first eight bytes of the format.
-pub(crate) fn kind(bytes: &[u8]) -> Kind {
+pub(crate) fn kind(bytes: &[u8]) -> FileKind {
     match bytes {
-        [0, b'a', b's', b'm', _, _, 1, 0, ..] => Kind::Component,
-        [0, b'a', b's', b'm', _, _, 0, 0, ..] => Kind::CoreModule,
-        _ => Kind::Unknown,
+        [0, b'a', b's', b'm', _, _, 1, 0, ..] => FileKind::Component,
+        [0, b'a', b's', b'm', _, _, 0, 0, ..] => FileKind::CoreModule,
+        _ => FileKind::Unknown,
     }
 }

@@ -13,7 +13,7 @@ use wasmtime_wasi::I32Exit;
 use crate::{
     bindings::oncebox::handler::types,
     host::sql::ConnectionLost,
-    state::State,
+    state::StoreState,
     text::{FAILURE_BYTES, bounded},
 };
 
@@ -55,7 +55,7 @@ pub(crate) type GuestAnswer = Result<Option<String>, types::Failure>;
 
 /// Returns the outcome of a call for one message. An explicit decision of the handler stands.
 /// Everything else gives way to a failure in the transaction, which a handler may not have noticed.
-pub(crate) async fn of_message(mut state: State, end: CallEnd<GuestAnswer>) -> Answer {
+pub(crate) async fn of_message(mut state: StoreState, end: CallEnd<GuestAnswer>) -> Answer {
     let (result, guest_text) = match end {
         CallEnd::Answered(Err(answer)) => match decided(&answer) {
             Some(failure) => return Err(failure),
@@ -75,7 +75,7 @@ pub(crate) async fn of_message(mut state: State, end: CallEnd<GuestAnswer>) -> A
 /// Returns the outcomes of a call for a batch. A failure in the transaction fails the whole call,
 /// since its message is not known. Otherwise each answer counts for its own message.
 pub(crate) async fn of_batch(
-    mut state: State,
+    mut state: StoreState,
     end: CallEnd<Vec<GuestAnswer>>,
 ) -> Result<Vec<Answer>, Failure> {
     let answers = match end {
@@ -95,7 +95,7 @@ pub(crate) async fn of_batch(
 }
 
 /// Returns the failure of a trapped call. A failure in the transaction before the trap comes first.
-async fn failure_of_trap(state: &mut State, error: &wasmtime::Error) -> Failure {
+async fn failure_of_trap(state: &mut StoreState, error: &wasmtime::Error) -> Failure {
     if error.downcast_ref::<ConnectionLost>().is_some() {
         return Failure::new(FailureKind::Crashed, ConnectionLost.to_string());
     }
@@ -103,7 +103,7 @@ async fn failure_of_trap(state: &mut State, error: &wasmtime::Error) -> Failure 
     transaction_failure(state, &failure.text).await.unwrap_or(failure)
 }
 
-async fn forget_savepoints(state: &mut State) -> Result<(), Failure> {
+async fn forget_savepoints(state: &mut StoreState) -> Result<(), Failure> {
     state
         .forget_savepoints()
         .await
@@ -138,7 +138,7 @@ fn other(answer: &types::Failure) -> Failure {
 
 /// Returns the transaction's first failure, if there is one: a failed statement, a refusal or a
 /// cap. Its text ends with the guest's own.
-async fn transaction_failure(state: &mut State, guest_text: &str) -> Option<Failure> {
+async fn transaction_failure(state: &mut StoreState, guest_text: &str) -> Option<Failure> {
     let (kind, text) = match (state.tx_error().await, state.session.fault()) {
         (Some(error), _) => (
             FailureKind::Sql { sqlstate: error.sqlstate.clone() },
@@ -155,7 +155,7 @@ async fn transaction_failure(state: &mut State, guest_text: &str) -> Option<Fail
 }
 
 /// Returns the failure of a trap, with its stack and the guest's last error lines.
-pub(crate) fn trapped(state: &State, error: &wasmtime::Error) -> Failure {
+pub(crate) fn trapped(state: &StoreState, error: &wasmtime::Error) -> Failure {
     let mut text = trap_text(error);
     if let Some(words) = state.log.last_words() {
         text = format!("{text}: {words}");

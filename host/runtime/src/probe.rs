@@ -13,11 +13,12 @@ use tokio::time::{Instant, timeout};
 use wasmtime::Store;
 
 use crate::{
-    HandlerSettings, LoadedComponent, Runtime,
-    component::LinkedWorld,
-    handler::{Settings, store},
+    component::{LinkedWorld, LoadedComponent},
+    handler::store,
+    load::Runtime,
     outcome,
-    state::State,
+    settings::{HandlerSettings, Settings},
+    state::StoreState,
 };
 
 /// Longest time of a start. Every message begins with one.
@@ -68,7 +69,7 @@ impl Runtime {
     }
 }
 
-async fn start(component: &LoadedComponent, store: &mut Store<State>) -> wasmtime::Result<()> {
+async fn start(component: &LoadedComponent, store: &mut Store<StoreState>) -> wasmtime::Result<()> {
     match component.world() {
         LinkedWorld::Single(pre) => pre.instantiate_async(store).await.map(drop),
         LinkedWorld::Batch(pre) => pre.instantiate_async(store).await.map(drop),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    host::sql::{Element, Error, Mode, SqlAnswer, SqlStop, Value},
+    host::sql::{Element, Error, SqlAnswer, SqlStop, StatementMode, Value},
     text::bounded,
 };
 
@@ -103,11 +103,11 @@ pub(crate) struct Recording {
 
 impl Recording {
     /// Records a statement before it is sent, so that the record shows one that never ends.
-    pub(crate) fn sent(&mut self, mode: Mode, text: &str, params: &[Value]) {
+    pub(crate) fn sent(&mut self, mode: StatementMode, text: &str, params: &[Value]) {
         self.record.statements.push(StatementRecord {
             text: text.to_owned(),
             params: params.iter().map(|value| bounded(&readable(value), PARAM_BYTES)).collect(),
-            is_query: mode == Mode::Query,
+            is_query: mode == StatementMode::Query,
             rows: None,
             error: None,
             elapsed: Duration::ZERO,

@@ -12,30 +12,30 @@ use wasmtime::component::ResourceTable;
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 
 use crate::{
-    handler::Settings,
     host::{
         clock::Clock,
-        log::Log,
+        log::lines::HandlerLog,
         random::Random,
-        sql::{Error, Session, SqlStop},
-        wasi,
+        sql::{Error, SqlSession, SqlStop},
+        wasi::sandbox,
     },
     limiter::MemoryLimiter,
     record::Recording,
+    settings::Settings,
 };
 
 /// Most host resources of a guest at the same time: streams, pollables, savepoints.
 const RESOURCES_MAX: usize = 1024;
 
 /// The host's state of one run.
-pub(crate) struct State {
+pub(crate) struct StoreState {
     pub(crate) facts: Facts,
     /// The host's open transaction. None in a trial of the start.
     tx: Option<Tx>,
     pub(crate) limits: Arc<Limits>,
     pub(crate) config: Arc<Vec<(String, String)>>,
-    pub(crate) session: Session,
-    pub(crate) log: Log,
+    pub(crate) session: SqlSession,
+    pub(crate) log: HandlerLog,
     pub(crate) memory: MemoryLimiter,
     pub(crate) table: ResourceTable,
     pub(crate) clock: Clock,
@@ -62,17 +62,17 @@ pub(crate) struct Facts {
     pub(crate) deadline: Instant,
 }
 
-impl State {
+impl StoreState {
     pub(crate) fn new(tx: Option<&Tx>, run: &Run<'_>, settings: &Settings) -> Self {
         let recording =
             settings.recorder.as_ref().map(|recorder| recorder.start(&run.message.id, run.attempt));
-        let log = Log::new(settings.limits.log_bytes_max, recording.is_some());
+        let log = HandlerLog::new(settings.limits.log_bytes_max, recording.is_some());
         let mut table = ResourceTable::new();
         table.set_max_capacity(RESOURCES_MAX);
         Self {
             facts: Facts::of(run),
             tx: tx.cloned(),
-            session: Session::default(),
+            session: SqlSession::default(),
             memory: MemoryLimiter::new(settings.limits.memory_bytes),
             clock: Clock::starting_at(run.message.record.timestamp_ms),
             random: Random::new(&settings.random_key, run.consumer, &run.message.id),
@@ -106,7 +106,7 @@ impl State {
     }
 }
 
-impl Drop for State {
+impl Drop for StoreState {
     /// Ends the recording, also of a run that was stopped: its record shows what it did before.
     fn drop(&mut self) {
         if let Some(recording) = self.recording.take() {
@@ -133,9 +133,9 @@ impl Facts {
     }
 }
 
-impl WasiView for State {
+impl WasiView for StoreState {
     fn ctx(&mut self) -> WasiCtxView<'_> {
-        let ctx = self.wasi.get_or_insert_with(|| wasi::context(&self.log));
+        let ctx = self.wasi.get_or_insert_with(|| sandbox::context(&self.log));
         WasiCtxView { ctx, table: &mut self.table }
     }
 }

@@ -19,7 +19,7 @@ use oncebox_model::{
 };
 use oncebox_runtime::{
     ComponentHandler, HandlerSettings, Runtime, RuntimeConfig,
-    sql::{Mode, Value, run_statement},
+    sql::{StatementMode, Value, run_statement},
 };
 use oncebox_tests::inbox::World;
 use serde_json::json;
@@ -203,7 +203,7 @@ struct Plain;
 
 impl Plain {
     async fn execute(tx: &Tx, text: &str, params: &[Value]) -> Result<(), Failure> {
-        let answer = run_statement(tx, &limits(), Mode::Execute, text, params).await;
+        let answer = run_statement(tx, &limits(), StatementMode::Execute, text, params).await;
         answer.map(drop).map_err(|_| Failure::new(oncebox_model::outcome::FailureKind::Other, text))
     }
 }

@@ -13,7 +13,7 @@ use oncebox_model::{
 };
 use oncebox_runtime::{
     ComponentHandler, HandlerSettings, Runtime, RuntimeConfig, encode_component,
-    sql::{Element, Error, Interval, Mode, SqlAnswer, SqlStop, Value, run_statement},
+    sql::{Element, Error, Interval, SqlAnswer, SqlStop, StatementMode, Value, run_statement},
 };
 use oncebox_tests::{postgres::TestDatabase, program::in_own_process};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
@@ -44,12 +44,16 @@ impl Session {
     }
 
     async fn query(&self, text: &str, params: &[Value]) -> Result<SqlAnswer, Error> {
-        answer(run_statement(&self.tx, &Limits::default(), Mode::Query, text, params).await)
+        answer(
+            run_statement(&self.tx, &Limits::default(), StatementMode::Query, text, params).await,
+        )
     }
 
     async fn execute(&self, text: &str, params: &[Value]) -> Result<u64, Error> {
-        answer(run_statement(&self.tx, &Limits::default(), Mode::Execute, text, params).await)
-            .map(|answer| answer.rows_affected)
+        answer(
+            run_statement(&self.tx, &Limits::default(), StatementMode::Execute, text, params).await,
+        )
+        .map(|answer| answer.rows_affected)
     }
 
     /// The only value of the only row.
@@ -612,16 +616,23 @@ async fn caps_on_results_and_parameters_leave_the_connection_sound() -> Result<(
         ("SELECT $1::text", vec![text("eleven chars")], "params_bytes_max"),
     ];
     for (statement, params, setting) in statements {
-        match answer(run_statement(&session.tx, &limits, Mode::Query, statement, &params).await) {
+        match answer(
+            run_statement(&session.tx, &limits, StatementMode::Query, statement, &params).await,
+        ) {
             Err(Error::Limit(reason)) => ensure!(reason.contains(setting), "{reason}"),
             other => bail!("{statement}: {other:?}"),
         }
     }
     ensure!(session.value("SELECT 1", &[]).await? == Value::Int4(1));
     // Rows that nobody wants are not kept, and not counted against the caps.
-    let counted =
-        run_statement(&session.tx, &limits, Mode::Execute, "SELECT generate_series(1, 1000)", &[])
-            .await;
+    let counted = run_statement(
+        &session.tx,
+        &limits,
+        StatementMode::Execute,
+        "SELECT generate_series(1, 1000)",
+        &[],
+    )
+    .await;
     ensure!(answer(counted).is_ok_and(|answer| answer.rows_affected == 1000));
     Ok(())
 }
@@ -672,7 +683,7 @@ async fn one_row_takes_no_more_than_its_cap() -> Result<()> {
     session.restart().await?;
     let limits = Limits::default();
     let endless = format!("SELECT repeat('x', {HUGE}) FROM generate_series(1, 200)");
-    let dropped = run_statement(&session.tx, &limits, Mode::Query, &endless, &[]);
+    let dropped = run_statement(&session.tx, &limits, StatementMode::Query, &endless, &[]);
     ensure!(
         tokio::time::timeout(std::time::Duration::from_millis(500), dropped).await.is_err(),
         "read to its end"
@@ -686,8 +697,14 @@ async fn one_row_takes_no_more_than_its_cap() -> Result<()> {
         Limits { result_bytes_max: 1_600 * (100 + size_of::<Value>()), ..Limits::default() };
     for (columns, fits) in [(columns.clone(), true), (columns + ", ''", false)] {
         let answered = answer(
-            run_statement(&session.tx, &limits, Mode::Query, &format!("SELECT {columns}"), &[])
-                .await,
+            run_statement(
+                &session.tx,
+                &limits,
+                StatementMode::Query,
+                &format!("SELECT {columns}"),
+                &[],
+            )
+            .await,
         );
         ensure!(answered.is_ok() == fits, "{answered:?}");
     }
@@ -727,7 +744,8 @@ async fn a_type_that_cannot_be_described_harms_nothing() -> Result<()> {
 async fn a_dropped_statement_condemns_the_connection() -> Result<()> {
     let session = Session::begin().await?;
     let limits = Limits::default();
-    let slow = run_statement(&session.tx, &limits, Mode::Query, "SELECT pg_sleep(30)", &[]);
+    let slow =
+        run_statement(&session.tx, &limits, StatementMode::Query, "SELECT pg_sleep(30)", &[]);
     ensure!(tokio::time::timeout(std::time::Duration::from_millis(100), slow).await.is_err());
     ensure!(session.tx.is_broken().await);
     Ok(())
@@ -740,7 +758,7 @@ async fn a_session_that_is_killed_is_the_hosts_loss() -> Result<()> {
     let killed = run_statement(
         &session.tx,
         &limits,
-        Mode::Query,
+        StatementMode::Query,
         "SELECT pg_terminate_backend(pg_backend_pid())",
         &[],
     )
@@ -789,7 +807,7 @@ async fn types_nested_without_end_cannot_overflow_the_host() -> Result<()> {
     let step = run_statement(
         &session.tx,
         &Limits::default(),
-        Mode::Query,
+        StatementMode::Query,
         "SELECT $1::d60",
         &[Value::Int4(1)],
     )

@@ -31,7 +31,7 @@ const THREADS_MAX: usize = 8;
 const NICENESS: libc::c_int = 10;
 
 /// In-memory files that the child reads and writes, so that neither side waits for a pipe.
-struct Files {
+struct ChildFiles {
     component: File,
     code: File,
     words: File,
@@ -44,7 +44,7 @@ pub(super) fn compile(
     component: &[u8],
 ) -> Result<Vec<u8>, LoadError> {
     let mut files =
-        Files::with(component).map_err(|error| LoadError::Compiler(error.to_string()))?;
+        ChildFiles::with(component).map_err(|error| LoadError::Compiler(error.to_string()))?;
     let child = start(compiler, settings, &files).map_err(|error| {
         LoadError::Compiler(format!("`{}` does not start: {error}", compiler.program.display()))
     })?;
@@ -58,7 +58,7 @@ pub(super) fn compile(
     }
 }
 
-impl Files {
+impl ChildFiles {
     fn with(component: &[u8]) -> io::Result<Self> {
         let mut files = Self {
             component: in_memory(c"component")?,
@@ -119,7 +119,7 @@ fn read(file: &mut File, max: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn start(compiler: &Compiler, settings: &CompileSettings, files: &Files) -> io::Result<Child> {
+fn start(compiler: &Compiler, settings: &CompileSettings, files: &ChildFiles) -> io::Result<Child> {
     let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
     let bounds = Bounds {
         memory: compiler.memory_bytes_max,

@@ -1,8 +1,8 @@
 //! `config`: settings of the deployment.
 
-use crate::{bindings::oncebox::handler::config, state::State};
+use crate::{bindings::oncebox::handler::config, state::StoreState};
 
-impl config::Host for State {
+impl config::Host for StoreState {
     async fn get(&mut self, key: String) -> wasmtime::Result<Option<String>> {
         Ok(self.config.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone()))
     }

@@ -5,10 +5,10 @@ use tokio::time::Instant;
 
 use crate::{
     bindings::oncebox::handler::context::{self, DeliveryKind as Delivery},
-    state::State,
+    state::StoreState,
 };
 
-impl context::Host for State {
+impl context::Host for StoreState {
     async fn tenant(&mut self) -> wasmtime::Result<String> {
         Ok(self.facts.tenant.clone())
     }

@@ -3,7 +3,7 @@
 use wasmtime::component::Resource;
 
 use super::sql::{Error, SqlStop, control};
-use crate::{bindings::oncebox::handler::sql, state::State};
+use crate::{bindings::oncebox::handler::sql, state::StoreState};
 
 /// A guest's handle of a savepoint, which may have ended.
 #[derive(Debug, Clone, Copy)]
@@ -11,7 +11,7 @@ pub struct Savepoint {
     id: u64,
 }
 
-impl sql::HostSavepoint for State {
+impl sql::HostSavepoint for StoreState {
     async fn open(&mut self) -> wasmtime::Result<Result<Resource<Savepoint>, Error>> {
         let result = self.open_savepoint().await;
         match self.session.answer(result)? {
@@ -44,7 +44,7 @@ impl sql::HostSavepoint for State {
     }
 }
 
-impl State {
+impl StoreState {
     async fn open_savepoint(&mut self) -> Result<Savepoint, SqlStop> {
         self.session.admit_call(&self.limits).map_err(SqlStop::Guest)?;
         self.session.may_open(&self.limits).map_err(SqlStop::Guest)?;

@@ -6,7 +6,7 @@ use super::{scan::Scan, verdict::HandlerWorld};
 
 /// Facts of a component: its permissions, its origin and the resources of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub struct ComponentReport {
     /// Bytes of the component.
     pub size: u64,
     /// World: `single` for one message at a time, `batch` for all messages of a transaction.
@@ -55,7 +55,7 @@ pub struct CustomSection {
     pub size: u64,
 }
 
-pub(super) fn report(scan: &Scan, world: HandlerWorld, size: usize) -> Report {
+pub(super) fn report(scan: &Scan, world: HandlerWorld, size: usize) -> ComponentReport {
     let resources = scan.resources;
     let mut imports: Vec<String> = scan.imports.iter().map(|import| import.name.clone()).collect();
     let mut permissions: Vec<String> = scan
@@ -67,7 +67,7 @@ pub(super) fn report(scan: &Scan, world: HandlerWorld, size: usize) -> Report {
     imports.sort();
     permissions.sort();
     let sections = scan.custom_sections.iter();
-    Report {
+    ComponentReport {
         size: size as u64,
         world: if world.is_batch { "batch" } else { "single" }.to_owned(),
         contract: world.contract,

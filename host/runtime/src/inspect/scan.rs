@@ -42,8 +42,8 @@ const NAME_BYTES_MAX: usize = 100;
 /// The result of a pass.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
-    pub(super) imports: Vec<Import>,
-    pub(super) exports: Vec<Export>,
+    pub(super) imports: Vec<ComponentImport>,
+    pub(super) exports: Vec<ComponentExport>,
     pub(super) resources: Resources,
     /// Whether a C library is linked into the component as a shared library.
     pub(super) has_shared_libc: bool,
@@ -55,7 +55,7 @@ pub(super) struct Scan {
 
 /// An import of the component itself.
 #[derive(Debug, Clone)]
-pub(super) struct Import {
+pub(super) struct ComponentImport {
     pub(super) name: String,
     pub(super) is_interface: bool,
     /// Names of the functions, and of the methods of resources.
@@ -64,7 +64,7 @@ pub(super) struct Import {
 
 /// An export of the component itself.
 #[derive(Debug, Clone)]
-pub(super) struct Export {
+pub(super) struct ComponentExport {
     pub(super) name: String,
     /// Names of the functions; none for an export that is no interface.
     pub(super) functions: Option<Vec<String>>,
@@ -96,7 +96,7 @@ pub(super) fn scan(bytes: &[u8]) -> Result<Scan, Invalid> {
 }
 
 fn scan_with(bytes: &[u8], has_world: bool) -> Result<Scan, Invalid> {
-    let mut reading = Reading { has_world, ..Reading::default() };
+    let mut reading = ScanState { has_world, ..ScanState::default() };
     let mut bodies = Bodies::new();
     let mut validator = Validator::new_with_features(features());
     let mut parser = Parser::new(0);
@@ -116,7 +116,7 @@ fn scan_with(bytes: &[u8], has_world: bool) -> Result<Scan, Invalid> {
 
 /// The state of a pass.
 #[derive(Default)]
-struct Reading {
+struct ScanState {
     scan: Scan,
     scopes: Scopes,
     /// Resources of the core module that is being read.
@@ -127,7 +127,7 @@ struct Reading {
     types: Option<Types>,
 }
 
-impl Reading {
+impl ScanState {
     /// Refuses a section that would cost the validator too much time, stack or memory.
     fn check_bounds(&mut self, bytes: &[u8], payload: &Payload<'_>) -> Result<(), Invalid> {
         let too_much = |message: String, offset: usize| Err(Invalid { message, offset });
@@ -213,7 +213,7 @@ impl Reading {
         }
         if self.scopes.depth() == 1 {
             let is_interface = matches!(import.ty, ComponentTypeRef::Instance(_));
-            self.scan.imports.push(Import {
+            self.scan.imports.push(ComponentImport {
                 name: import.name.name.to_owned(),
                 is_interface,
                 functions: Vec::new(),
@@ -224,7 +224,9 @@ impl Reading {
     fn export(&mut self, export: &wasmparser::ComponentExport<'_>) {
         self.scopes.export(export);
         if self.scopes.depth() == 1 {
-            self.scan.exports.push(Export { name: export.name.name.to_owned(), functions: None });
+            self.scan
+                .exports
+                .push(ComponentExport { name: export.name.name.to_owned(), functions: None });
         }
     }
 

@@ -4,7 +4,7 @@ use oncebox_model::Problem;
 
 use super::{
     Allowance, quoted,
-    scan::{Export, Import, Scan},
+    scan::{ComponentExport, ComponentImport, Scan},
 };
 use crate::{
     component::{BATCH, CONTRACT, SINGLE, is_given, is_same_interface},
@@ -64,7 +64,7 @@ fn version(name: &str) -> &str {
 }
 
 /// Finds the handler interface among the exports. A component with both interfaces runs in batches.
-fn exported(exports: &[Export]) -> Result<HandlerWorld, Problem> {
+fn exported(exports: &[ComponentExport]) -> Result<HandlerWorld, Problem> {
     for (wanted, is_batch, function) in [(BATCH, true, "handle-batch"), (SINGLE, false, "handle")] {
         let Some(export) = exports.iter().find(|export| is_same_interface(&export.name, wanted))
         else {
@@ -88,7 +88,7 @@ fn exported(exports: &[Export]) -> Result<HandlerWorld, Problem> {
     Err(ours.map_or_else(|| missing(exports), |export| other_version(&export.name)))
 }
 
-fn missing(exports: &[Export]) -> Problem {
+fn missing(exports: &[ComponentExport]) -> Problem {
     let names: Vec<String> = exports
         .iter()
         .take(LISTED_MAX)
@@ -125,7 +125,7 @@ fn other_version(name: &str) -> Problem {
 /// program does not use it. Python's tools link it so. The host links these imports and refuses
 /// every socket. In any other component the program itself wants the import, and would fail only
 /// when the first message needs it.
-fn refusal(import: &Import, has_shared_libc: bool) -> Option<Problem> {
+fn refusal(import: &ComponentImport, has_shared_libc: bool) -> Option<Problem> {
     let name = quoted(&import.name);
     let interface =
         import.name.split_once('@').map_or(import.name.as_str(), |(interface, _)| interface);
@@ -202,7 +202,7 @@ fn why_not(package: &str, import: &str) -> &'static str {
     }
 }
 
-fn context_in_batch(import: &Import) -> Problem {
+fn context_in_batch(import: &ComponentImport) -> Problem {
     let text = format!(
         "the component exports `{BATCH}` and imports `{}`, which speaks of one message; take what \
             it needs from the messages",

@@ -6,11 +6,11 @@ use sqlx::{
 };
 
 use super::{
-    Column, Element, Interval, Value,
     encode::{EPOCH_DAYS, EPOCH_MICROSECONDS},
     numeric,
     types::{Scalar, Shape, name},
 };
+use crate::bindings::oncebox::handler::sql::{Column, Element, Interval, Value};
 
 /// The columns of a result, and the form in which each is read.
 pub(super) struct Layout {
@@ -76,7 +76,7 @@ fn heap(shape: Shape, bytes: &[u8]) -> usize {
     match shape {
         Shape::Scalar(scalar) => text_bytes(scalar, bytes),
         // The decoder refuses an unsupported array later, before it keeps any of it.
-        Shape::Array(scalar, _) => Reader(bytes).array_heap(scalar).unwrap_or(bytes.len()),
+        Shape::Array(scalar, _) => ArrayReader(bytes).array_heap(scalar).unwrap_or(bytes.len()),
     }
 }
 
@@ -108,15 +108,15 @@ fn value(shape: Shape, bytes: &[u8]) -> Result<Value, &'static str> {
 /// Decodes an array. Its binary form has the number of dimensions, a flag and the element type; for
 /// each dimension its length and lower bound; then the elements, each with its length.
 fn array(scalar: Scalar, bytes: &[u8]) -> Result<Vec<Element>, &'static str> {
-    let mut reader = Reader(bytes);
+    let mut reader = ArrayReader(bytes);
     let count = reader.count()?;
     (0..count).map(|_| reader.element(scalar)).collect()
 }
 
 /// A reader of an array's binary form.
-struct Reader<'a>(&'a [u8]);
+struct ArrayReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> ArrayReader<'a> {
     fn take(&mut self, count: usize) -> Result<&'a [u8], &'static str> {
         let (taken, rest) = self.0.split_at_checked(count).ok_or(DAMAGED)?;
         self.0 = rest;

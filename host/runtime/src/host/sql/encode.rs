@@ -11,9 +11,10 @@ use sqlx::{
 };
 
 use super::{
-    Element, Interval, Value, numeric,
+    numeric,
     types::{Scalar, Shape, name},
 };
+use crate::bindings::oncebox::handler::sql::{Element, Interval, Value};
 
 /// Days from 1970-01-01 to PostgreSQL's own epoch, 2000-01-01.
 pub(super) const EPOCH_DAYS: i32 = 10_957;

@@ -3,7 +3,7 @@
 use futures::TryStreamExt;
 use oncebox_model::{
     policy::Limits,
-    tx::{Statement, Tx},
+    tx::{OpenStatement, Tx},
 };
 use sqlx::{
     AssertSqlSafe, Connection, Either, Executor, PgConnection, SqlSafeStr, Statement as _,
@@ -11,14 +11,15 @@ use sqlx::{
 };
 
 use super::{
-    Column, DatabaseError, Element, Error, Value,
     decode::Layout,
-    encode,
-    session::limit,
-    statement,
+    encode, statement,
+    stop::{ConnectionLost, SqlStop, limit},
     types::{is_too_deep, is_unknown},
 };
-use crate::text::bounded;
+use crate::{
+    bindings::oncebox::handler::sql::{Column, DatabaseError, Element, Error, Value},
+    text::bounded,
+};
 
 /// Most parameters that the wire protocol can count.
 const PARAMS_MAX: usize = 65_535;
@@ -32,7 +33,7 @@ const ROW_OVERHEAD: usize = 4 * 1_700;
 
 /// The use of a statement's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub enum StatementMode {
     /// Rows are read and returned.
     Query,
     /// Rows are counted and dropped.
@@ -42,27 +43,13 @@ pub enum Mode {
 /// The result of a statement.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SqlAnswer {
-    /// Columns of the rows; none for [`Mode::Execute`].
+    /// Columns of the rows; none for [`StatementMode::Execute`].
     pub columns: Vec<Column>,
-    /// Rows that were returned; none for [`Mode::Execute`].
+    /// Rows that were returned; none for [`StatementMode::Execute`].
     pub rows: Vec<Vec<Value>>,
     /// Number of rows that were returned or changed.
     pub rows_affected: u64,
 }
-
-/// The reason for which a statement has no result.
-#[derive(Debug)]
-pub enum SqlStop {
-    /// An error that the guest gets.
-    Guest(Error),
-    /// A lost connection, which ends the guest.
-    Host(ConnectionLost),
-}
-
-/// A connection that broke, or whose state forbids further use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the connection to the database was lost")]
-pub struct ConnectionLost;
 
 /// Runs one statement of a guest. Dropping the future condemns the connection.
 ///
@@ -72,7 +59,7 @@ pub struct ConnectionLost;
 pub async fn run_statement(
     tx: &Tx,
     limits: &Limits,
-    mode: Mode,
+    mode: StatementMode,
     text: &str,
     params: &[Value],
 ) -> Result<SqlAnswer, SqlStop> {
@@ -106,7 +93,7 @@ pub(crate) async fn control(tx: &Tx, text: String) -> Result<(), SqlStop> {
 }
 
 /// Distinguishes PostgreSQL's error answer, which the guest gets, from a broken connection.
-async fn sql_stop(tx: &Tx, statement: Statement<'_>, error: &sqlx::Error) -> SqlStop {
+async fn sql_stop(tx: &Tx, statement: OpenStatement<'_>, error: &sqlx::Error) -> SqlStop {
     statement.finish(Some(error));
     if tx.is_broken().await {
         return SqlStop::Host(ConnectionLost);
@@ -191,7 +178,7 @@ fn unsupported(text: impl Into<String>) -> ExchangeError {
 async fn exchange(
     connection: &mut PgConnection,
     limits: &Limits,
-    mode: Mode,
+    mode: StatementMode,
     text: &str,
     params: &[Value],
 ) -> Result<SqlAnswer, ExchangeError> {
@@ -201,8 +188,8 @@ async fn exchange(
     }
     let arguments = encode::arguments(parameters(&prepared), params).map_err(unsupported)?;
     let layout = match mode {
-        Mode::Query => Some(Layout::of(prepared.columns()).map_err(unsupported)?),
-        Mode::Execute => None,
+        StatementMode::Query => Some(Layout::of(prepared.columns()).map_err(unsupported)?),
+        StatementMode::Execute => None,
     };
     let result = read(connection, &prepared, arguments, layout.as_ref(), limits).await;
     if result.as_ref().is_err_and(is_stale) {
@@ -286,7 +273,7 @@ async fn read_rows(
     layout: Option<&Layout>,
     limits: &Limits,
 ) -> Result<(Vec<Vec<Value>>, u64), ExchangeError> {
-    let mut rows = Rows { rows: Vec::new(), bytes: 0, limits };
+    let mut rows = ResultRows { rows: Vec::new(), bytes: 0, limits };
     let (mut rows_affected, mut error) = (0, None);
     let mut stream = connection.fetch_many(prepared.query_with(arguments));
     while let Some(item) = stream.try_next().await? {
@@ -305,13 +292,13 @@ async fn read_rows(
 }
 
 /// The rows of a result, up to the caps.
-struct Rows<'a> {
+struct ResultRows<'a> {
     rows: Vec<Vec<Value>>,
     bytes: usize,
     limits: &'a Limits,
 }
 
-impl Rows<'_> {
+impl ResultRows<'_> {
     fn keep(&mut self, layout: &Layout, row: &PgRow) -> Result<(), Error> {
         if self.rows.len() >= self.limits.rows_max {
             self.rows.clear();

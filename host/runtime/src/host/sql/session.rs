@@ -7,11 +7,12 @@ use std::{
 
 use oncebox_model::{outcome::FailureKind, policy::Limits};
 
-use super::{Error, SqlStop};
+use super::stop::{SqlStop, limit};
+use crate::bindings::oncebox::handler::sql::Error;
 
 /// The SQL session of one run.
 #[derive(Default)]
-pub(crate) struct Session {
+pub(crate) struct SqlSession {
     calls: u32,
     /// Hashes of the different texts, which may be large themselves.
     texts: HashSet<u64>,
@@ -19,7 +20,7 @@ pub(crate) struct Session {
     /// Counter of calls, which orders failures and savepoints.
     moment: u64,
     /// First refusal, cap or unsupported value that was not rolled back.
-    fault: Option<Fault>,
+    fault: Option<SqlFault>,
     /// Open savepoints, the outermost first.
     savepoints: Vec<OpenSavepoint>,
 }
@@ -27,7 +28,7 @@ pub(crate) struct Session {
 /// A failure that PostgreSQL does not know of. It fails the message even when the guest answers ok,
 /// as a failed statement does.
 #[derive(Debug, Clone)]
-pub(crate) struct Fault {
+pub(crate) struct SqlFault {
     pub(crate) kind: FailureKind,
     pub(crate) text: String,
     moment: u64,
@@ -39,7 +40,7 @@ struct OpenSavepoint {
     id: u64,
 }
 
-impl Session {
+impl SqlSession {
     /// Counts a statement, and refuses it when a cap is reached.
     pub(crate) fn admit(&mut self, text: &str, limits: &Limits) -> Result<(), Error> {
         self.admit_call(limits)?;
@@ -87,10 +88,10 @@ impl Session {
             Error::Unsupported(text) => (FailureKind::Other, text),
         };
         let moment = self.moment;
-        self.fault.get_or_insert_with(|| Fault { kind, text: text.clone(), moment });
+        self.fault.get_or_insert_with(|| SqlFault { kind, text: text.clone(), moment });
     }
 
-    pub(crate) fn fault(&self) -> Option<&Fault> {
+    pub(crate) fn fault(&self) -> Option<&SqlFault> {
         self.fault.as_ref()
     }
 
@@ -132,22 +133,17 @@ impl Session {
     }
 }
 
-/// Returns the error of a cap, by its name in the policy.
-pub(super) fn limit(name: &str, max: usize) -> Error {
-    Error::Limit(format!("the limit of {max} (`{name}`) is reached"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn fail(session: &mut Session) {
+    fn fail(session: &mut SqlSession) {
         session.admit_call(&Limits::default()).expect("below the cap");
         let answer = session.answer::<()>(Err(SqlStop::Guest(Error::Refused("x".to_owned()))));
         assert!(answer.expect("not the host's").is_err());
     }
 
-    fn open(session: &mut Session) -> u64 {
+    fn open(session: &mut SqlSession) -> u64 {
         session.admit_call(&Limits::default()).expect("below the cap");
         let id = session.next_savepoint();
         session.opened(id);
@@ -156,7 +152,7 @@ mod tests {
 
     #[test]
     fn rolling_back_forgives_what_came_after_the_savepoint_only() {
-        let mut session = Session::default();
+        let mut session = SqlSession::default();
         let savepoint = open(&mut session);
         fail(&mut session);
         session.rolled_back(savepoint);
@@ -169,7 +165,7 @@ mod tests {
 
     #[test]
     fn savepoints_end_with_those_around_them() {
-        let mut session = Session::default();
+        let mut session = SqlSession::default();
         let (a, b, c) = (open(&mut session), open(&mut session), open(&mut session));
         session.rolled_back(b);
         assert_eq!([a, b, c].map(|id| session.is_open(id)), [true, true, false]);
@@ -185,7 +181,7 @@ mod tests {
             statement_bytes_max: 10,
             ..Limits::default()
         };
-        let mut session = Session::default();
+        let mut session = SqlSession::default();
         assert!(session.admit("select 1", &limits).is_ok());
         for (text, setting) in [
             ("select 2", "statement_texts_max"),
