@@ -9,8 +9,8 @@ use futures::future::{BoxFuture, Shared, WeakShared};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::payload::{Compiled, Decoded, split};
-use crate::{Fault, Lookup, RegisteredSchema, RegistryError, SchemaRegistry};
+use crate::payload::{CompiledSchema, Decoded, split};
+use crate::{Fault, RegisteredSchema, RegistryError, SchemaLookup, SchemaRegistry};
 
 /// Most cached schemas. A schema never changes under its id.
 const SCHEMAS_MAX: usize = 1_000;
@@ -30,20 +30,20 @@ const LOOKUPS_MAX: usize = 8;
 
 /// Decodes payloads by the schemas of a registry.
 #[derive(Clone)]
-pub struct Decoder(Arc<Inner>);
+pub struct Decoder(Arc<SharedDecoder>);
 
 /// The state that clones of a decoder share.
-struct Inner {
+struct SharedDecoder {
     registry: Arc<dyn SchemaRegistry>,
-    known: Mutex<Known>,
+    known: Mutex<SchemaCache>,
     lookups: Semaphore,
 }
 
 /// The cache, and the lookups under way.
 #[derive(Default)]
-struct Known {
+struct SchemaCache {
     /// Cached schemas by id.
-    schemas: HashMap<u32, Kept>,
+    schemas: HashMap<u32, CachedSchema>,
     /// Bytes of the texts of all cached schemas.
     bytes: usize,
     /// Counter of uses. Each schema records its latest one, for eviction.
@@ -55,9 +55,9 @@ struct Known {
 }
 
 /// A cached schema.
-struct Kept {
+struct CachedSchema {
     /// Compiled schema, or the fault of one that cannot be compiled.
-    schema: Result<Arc<Compiled>, Fault>,
+    schema: Result<Arc<CompiledSchema>, Fault>,
     /// Bytes of its texts.
     bytes: usize,
     /// Number of its latest use.
@@ -70,7 +70,7 @@ type Flight = BoxFuture<'static, Result<(), RegistryError>>;
 impl Decoder {
     /// Makes a decoder with an empty cache.
     pub fn new(registry: Arc<dyn SchemaRegistry>) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(SharedDecoder {
             registry,
             known: Mutex::default(),
             lookups: Semaphore::new(LOOKUPS_MAX),
@@ -125,8 +125,8 @@ impl Decoder {
     }
 }
 
-impl Inner {
-    fn known(&self) -> MutexGuard<'_, Known> {
+impl SharedDecoder {
+    fn known(&self) -> MutexGuard<'_, SchemaCache> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -153,15 +153,16 @@ impl Inner {
     async fn fetch(
         &self,
         id: u32,
-    ) -> Result<Result<(Result<Arc<Compiled>, Fault>, usize), Fault>, RegistryError> {
+    ) -> Result<Result<(Result<Arc<CompiledSchema>, Fault>, usize), Fault>, RegistryError> {
         // The semaphore is never closed, so the error case does not occur.
         let _permit = self.lookups.acquire().await;
         Ok(match self.registry.schema(id).await? {
-            Lookup::Unknown => Err(Fault::UnknownSchema { schema_id: id }),
-            Lookup::Unusable(why) => Err(Fault::unusable(id, &why)),
-            Lookup::Found(schema) => {
+            SchemaLookup::Unknown => Err(Fault::UnknownSchema { schema_id: id }),
+            SchemaLookup::Unusable(why) => Err(Fault::unusable(id, &why)),
+            SchemaLookup::Found(schema) => {
                 let bytes = text_bytes(&schema);
-                let compiled = tokio::task::spawn_blocking(move || Compiled::new(&schema)).await;
+                let compiled =
+                    tokio::task::spawn_blocking(move || CompiledSchema::new(&schema)).await;
                 let compiled = compiled.unwrap_or_else(|_| Err("it cannot be read".to_owned()));
                 let is_used = compiled.is_ok();
                 let compiled = compiled.map(Arc::new).map_err(|why| Fault::unusable(id, &why));
@@ -175,8 +176,8 @@ fn text_bytes(schema: &RegisteredSchema) -> usize {
     schema.text.len() + schema.references.iter().map(|(_, text)| text.len()).sum::<usize>()
 }
 
-impl Known {
-    fn find(&mut self, id: u32) -> Option<Result<Arc<Compiled>, Fault>> {
+impl SchemaCache {
+    fn find(&mut self, id: u32) -> Option<Result<Arc<CompiledSchema>, Fault>> {
         if id > i32::MAX as u32 {
             // No registry has such ids, and some answer one like an unknown path.
             return Some(Err(Fault::UnknownSchema { schema_id: id }));
@@ -190,7 +191,7 @@ impl Known {
         (since.elapsed() < MISS_LIFETIME).then(|| Err(fault.clone()))
     }
 
-    fn keep(&mut self, id: u32, schema: Result<Arc<Compiled>, Fault>, bytes: usize) {
+    fn keep(&mut self, id: u32, schema: Result<Arc<CompiledSchema>, Fault>, bytes: usize) {
         self.misses.remove(&id);
         while self.schemas.len() >= SCHEMAS_MAX || self.bytes + bytes > TEXTS_BYTES_MAX {
             let Some(oldest) =
@@ -202,7 +203,7 @@ impl Known {
         }
         self.uses += 1;
         self.bytes += bytes;
-        self.schemas.insert(id, Kept { schema, bytes, used: self.uses });
+        self.schemas.insert(id, CachedSchema { schema, bytes, used: self.uses });
     }
 
     fn miss(&mut self, id: u32, fault: Fault) {
@@ -246,7 +247,7 @@ mod tests {
     }
 
     impl SchemaRegistry for Fake {
-        fn schema(&self, id: u32) -> BoxFuture<'_, Result<Lookup, RegistryError>> {
+        fn schema(&self, id: u32) -> BoxFuture<'_, Result<SchemaLookup, RegistryError>> {
             async move {
                 self.asked.fetch_add(1, Ordering::Relaxed);
                 let at_once = self.at_once.fetch_add(1, Ordering::Relaxed) + 1;
@@ -262,9 +263,9 @@ mod tests {
                 let text = if id == 4 { "\"nonsense\"" } else { "\"int\"" }.to_owned();
                 let found = RegisteredSchema { format: Format::Avro, text, references: Vec::new() };
                 Ok(if id.is_multiple_of(2) && id < 10_000 {
-                    Lookup::Found(found)
+                    SchemaLookup::Found(found)
                 } else {
-                    Lookup::Unknown
+                    SchemaLookup::Unknown
                 })
             }
             .boxed()
@@ -371,8 +372,8 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_bounded() {
-        let mut known = Known::default();
-        let compiled = Ok(Arc::new(Compiled::Json));
+        let mut known = SchemaCache::default();
+        let compiled = Ok(Arc::new(CompiledSchema::Json));
         for id in 0..2_000 {
             known.keep(id, compiled.clone(), 1);
             assert!(known.find(0).is_some(), "what is in use stays");

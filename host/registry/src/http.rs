@@ -24,7 +24,7 @@ use tokio::time::timeout;
 use tokio_openssl::SslStream;
 
 use crate::registry::{REFERENCES_MAX, TEXT_BYTES_MAX, TEXTS_BYTES_MAX};
-use crate::{Format, Lookup, RegisteredSchema, RegistryError, SchemaRegistry};
+use crate::{Format, RegisteredSchema, RegistryError, SchemaLookup, SchemaRegistry};
 
 /// Deadline of one answer, from the connection to its last byte.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -116,19 +116,19 @@ impl HttpRegistry {
     }
 
     /// Fetches a schema with its references.
-    async fn look_up(&self, id: u32) -> Result<Lookup, RegistryError> {
+    async fn look_up(&self, id: u32) -> Result<SchemaLookup, RegistryError> {
         let answer = match self.get(&format!("/schemas/ids/{id}")).await? {
-            Answer::Found(answer) => answer,
-            Answer::Missing => return Ok(Lookup::Unknown),
-            Answer::TooLarge => return Ok(Lookup::Unusable(too_large())),
-            Answer::Refused(status) => return Ok(Lookup::Unusable(refused(status))),
+            RegistryAnswer::Found(answer) => answer,
+            RegistryAnswer::Missing => return Ok(SchemaLookup::Unknown),
+            RegistryAnswer::TooLarge => return Ok(SchemaLookup::Unusable(too_large())),
+            RegistryAnswer::Refused(status) => return Ok(SchemaLookup::Unusable(refused(status))),
         };
         let format = match answer.schema_type.as_deref() {
             None | Some("AVRO") => Format::Avro,
             Some("PROTOBUF") => Format::Protobuf,
             Some("JSON") => Format::Json,
             Some(_) => {
-                return Ok(Lookup::Unusable(
+                return Ok(SchemaLookup::Unusable(
                     "it is of no type that is known: Avro, Protobuf, JSON".to_owned(),
                 ));
             }
@@ -136,11 +136,11 @@ impl HttpRegistry {
         // JSON is passed on as it is, so the references of its schema are not needed.
         let referred = if format == Format::Json { Vec::new() } else { answer.references };
         Ok(match self.references(referred, answer.schema.len()).await? {
-            Ok(_) if answer.schema.len() > TEXT_BYTES_MAX => Lookup::Unusable(too_large()),
+            Ok(_) if answer.schema.len() > TEXT_BYTES_MAX => SchemaLookup::Unusable(too_large()),
             Ok(references) => {
-                Lookup::Found(RegisteredSchema { format, text: answer.schema, references })
+                SchemaLookup::Found(RegisteredSchema { format, text: answer.schema, references })
             }
-            Err(why) => Lookup::Unusable(why),
+            Err(why) => SchemaLookup::Unusable(why),
         })
     }
 
@@ -148,7 +148,7 @@ impl HttpRegistry {
     /// itself. The inner error is the reason for which the schema cannot be used.
     async fn references(
         &self,
-        of: Vec<Reference>,
+        of: Vec<SchemaReference>,
         mut bytes: usize,
     ) -> Result<Result<Vec<(String, String)>, String>, RegistryError> {
         let mut found = Vec::new();
@@ -173,15 +173,15 @@ impl HttpRegistry {
                 .get(&format!("/subjects/{subject}/versions/{version}?deleted=true"))
                 .await?
             {
-                Answer::Found(answer) => answer,
-                Answer::Missing => {
+                RegistryAnswer::Found(answer) => answer,
+                RegistryAnswer::Missing => {
                     let (name, subject) = (reference.name, reference.subject);
                     return Ok(Err(format!(
                         "it refers to `{name}`, and subject `{subject}` has no version {version}"
                     )));
                 }
-                Answer::TooLarge => return Ok(Err(too_large())),
-                Answer::Refused(status) => return Ok(Err(refused(status))),
+                RegistryAnswer::TooLarge => return Ok(Err(too_large())),
+                RegistryAnswer::Refused(status) => return Ok(Err(refused(status))),
             };
             bytes += answer.schema.len();
             if answer.schema.len() > TEXT_BYTES_MAX || bytes > TEXTS_BYTES_MAX {
@@ -193,12 +193,12 @@ impl HttpRegistry {
         Ok(Ok(found))
     }
 
-    async fn get(&self, path: &str) -> Result<Answer, RegistryError> {
+    async fn get(&self, path: &str) -> Result<RegistryAnswer, RegistryError> {
         let late = |_| RegistryError::TimedOut { url: self.url.clone() };
         timeout(self.answer_timeout, self.fetch(path)).await.map_err(late)?
     }
 
-    async fn fetch(&self, path: &str) -> Result<Answer, RegistryError> {
+    async fn fetch(&self, path: &str) -> Result<RegistryAnswer, RegistryError> {
         let request = self.request(path)?;
         let stream = TcpStream::connect((self.host.as_str(), self.port))
             .await
@@ -210,22 +210,22 @@ impl HttpRegistry {
         let failed = || RegistryError::Failed { url: self.url.clone(), status: status.as_u16() };
         let no_registry = || RegistryError::NoRegistry { url: self.url.clone() };
         match (status, body) {
-            (StatusCode::OK, None) => Ok(Answer::TooLarge),
+            (StatusCode::OK, None) => Ok(RegistryAnswer::TooLarge),
             (StatusCode::OK, Some(body)) => {
-                serde_json::from_slice(&body).map(Answer::Found).map_err(|_| no_registry())
+                serde_json::from_slice(&body).map(RegistryAnswer::Found).map_err(|_| no_registry())
             }
             (StatusCode::NOT_FOUND, body) => {
-                let refusal = serde_json::from_slice::<Refusal>(&body.unwrap_or_default());
+                let refusal = serde_json::from_slice::<RefusalBody>(&body.unwrap_or_default());
                 let is_missing =
                     refusal.is_ok_and(|refusal| NOT_FOUND_CODES.contains(&refusal.error_code));
-                if is_missing { Ok(Answer::Missing) } else { Err(no_registry()) }
+                if is_missing { Ok(RegistryAnswer::Missing) } else { Err(no_registry()) }
             }
             (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => {
                 Err(RegistryError::Refused { url: self.url.clone(), status: status.as_u16() })
             }
             (StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS, _) => Err(failed()),
             // A repeated request would have this answer again.
-            (status, _) if status.is_client_error() => Ok(Answer::Refused(status.as_u16())),
+            (status, _) if status.is_client_error() => Ok(RegistryAnswer::Refused(status.as_u16())),
             (status, _) if status.is_server_error() => Err(failed()),
             _ => Err(no_registry()),
         }
@@ -290,7 +290,7 @@ impl HttpRegistry {
 }
 
 impl SchemaRegistry for HttpRegistry {
-    fn schema(&self, id: u32) -> BoxFuture<'_, Result<Lookup, RegistryError>> {
+    fn schema(&self, id: u32) -> BoxFuture<'_, Result<SchemaLookup, RegistryError>> {
         let late = |_| Err(RegistryError::TimedOut { url: self.url.clone() });
         timeout(SCHEMA_TIMEOUT, self.look_up(id))
             .map(move |found| found.unwrap_or_else(late))
@@ -315,13 +315,13 @@ impl std::fmt::Debug for HttpRegistryOptions {
 
 /// A step that remains for the references of a schema.
 enum ReferenceStep {
-    Fetch(Reference),
+    Fetch(SchemaReference),
     /// Name and text of a reference whose own references are fetched.
     Done(String, String),
 }
 
 /// An answer of the registry to one request.
-enum Answer {
+enum RegistryAnswer {
     Found(Registered),
     Missing,
     TooLarge,
@@ -336,12 +336,12 @@ struct Registered {
     #[serde(rename = "schemaType")]
     schema_type: Option<String>,
     #[serde(default, deserialize_with = "none_is_empty")]
-    references: Vec<Reference>,
+    references: Vec<SchemaReference>,
 }
 
 /// A reference to a version of a subject, in the registry's JSON.
 #[derive(Deserialize)]
-struct Reference {
+struct SchemaReference {
     name: String,
     subject: String,
     version: i64,
@@ -349,13 +349,13 @@ struct Reference {
 
 /// An error answer in the registry's JSON.
 #[derive(Deserialize)]
-struct Refusal {
+struct RefusalBody {
     error_code: u32,
 }
 
 fn none_is_empty<'de, D: serde::Deserializer<'de>>(
     references: D,
-) -> Result<Vec<Reference>, D::Error> {
+) -> Result<Vec<SchemaReference>, D::Error> {
     Ok(Option::deserialize(references)?.unwrap_or_default())
 }
 
@@ -502,7 +502,7 @@ mod tests {
             text: "main".to_owned(),
             references: references.to_vec(),
         };
-        assert_eq!(found, Lookup::Found(expected));
+        assert_eq!(found, SchemaLookup::Found(expected));
         let head = heads.recv().await.expect("a request").to_lowercase();
         assert!(head.contains("authorization: basic cmvhzgvyomh1bnrlcji=\r\n"), "{head}");
         assert!(head.contains("accept: application/vnd.schemaregistry.v1+json"), "{head}");
@@ -587,7 +587,7 @@ mod tests {
         .await;
         assert_eq!(
             registry.schema(7).await.expect("an answer"),
-            Lookup::Unusable("it refers to more than 32 schemas".to_owned())
+            SchemaLookup::Unusable("it refers to more than 32 schemas".to_owned())
         );
         let mut asked = 0;
         while heads.try_recv().is_ok() {
@@ -603,7 +603,7 @@ mod tests {
         })
         .await;
         let why = "it refers to `y`, and subject `z` has no version 1".to_owned();
-        assert_eq!(registry.schema(7).await.expect("an answer"), Lookup::Unusable(why));
+        assert_eq!(registry.schema(7).await.expect("an answer"), SchemaLookup::Unusable(why));
     }
 
     #[tokio::test]

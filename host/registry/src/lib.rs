@@ -54,4 +54,4 @@ pub use fault::Fault;
 #[cfg(feature = "client")]
 pub use http::{HttpRegistry, HttpRegistryOptions};
 pub use payload::Decoded;
-pub use registry::{Format, Lookup, RegisteredSchema, RegistryError, SchemaRegistry};
+pub use registry::{Format, RegisteredSchema, RegistryError, SchemaLookup, SchemaRegistry};

@@ -27,13 +27,13 @@ pub(crate) fn split(payload: &[u8]) -> Result<(u32, &[u8]), Fault> {
 
 /// A compiled schema, by which payloads are decoded.
 #[derive(Debug)]
-pub(crate) enum Compiled {
+pub(crate) enum CompiledSchema {
     Avro(avro::AvroSchema),
     Protobuf(protobuf::ProtobufSchema),
     Json,
 }
 
-impl Compiled {
+impl CompiledSchema {
     /// Compiles a schema. The error is the reason for which it cannot be used. The call blocks, for
     /// up to a second.
     pub(crate) fn new(schema: &RegisteredSchema) -> Result<Self, String> {
@@ -129,9 +129,13 @@ mod tests {
             google.protobuf.DoubleValue r = 6; google.protobuf.Timestamp s = 7; google.protobuf.FieldMask t = 8;
             repeated sint64 u = 9; oneof w { string x = 10; bytes y = 11; fixed32 z = 12; } enum E { A = 0; } E e = 13; }"#;
 
-    fn compile(format: Format, text: &str) -> Compiled {
-        Compiled::new(&RegisteredSchema { format, text: text.to_owned(), references: Vec::new() })
-            .expect("a schema of the test")
+    fn compile(format: Format, text: &str) -> CompiledSchema {
+        CompiledSchema::new(&RegisteredSchema {
+            format,
+            text: text.to_owned(),
+            references: Vec::new(),
+        })
+        .expect("a schema of the test")
     }
 
     #[test]
@@ -146,19 +150,21 @@ mod tests {
             for _ in 0..20_000 {
                 let mut payload = random.bytes();
                 match &schema {
-                    Compiled::Avro(_) => {}
-                    Compiled::Protobuf(_) => {
+                    CompiledSchema::Avro(_) => {}
+                    CompiledSchema::Protobuf(_) => {
                         payload.iter_mut().take(1).for_each(|index| *index = 0)
                     }
-                    Compiled::Json => payload
+                    CompiledSchema::Json => payload
                         .iter_mut()
                         .for_each(|byte| *byte = b"[]{}\",: 1e-\\untrue"[usize::from(*byte) % 18]),
                 }
-                // `Compiled::decode` would hide a panic.
+                // `CompiledSchema::decode` would hide a panic.
                 let answer = match &schema {
-                    Compiled::Avro(schema) => schema.decode(&payload).map(|(json, _)| json),
-                    Compiled::Protobuf(schema) => schema.decode(&payload).map(|(json, _)| json),
-                    Compiled::Json => schema.decode(&payload).map(|(json, _)| json),
+                    CompiledSchema::Avro(schema) => schema.decode(&payload).map(|(json, _)| json),
+                    CompiledSchema::Protobuf(schema) => {
+                        schema.decode(&payload).map(|(json, _)| json)
+                    }
+                    CompiledSchema::Json => schema.decode(&payload).map(|(json, _)| json),
                 };
                 let Ok(json) = answer else { continue };
                 decoded += 1;
@@ -185,8 +191,8 @@ mod tests {
                 }
                 let text = String::from_utf8(text).expect("of ASCII");
                 let answer = match format {
-                    Format::Avro => avro::AvroSchema::parse(&text, &[]).map(Compiled::Avro),
-                    _ => protobuf::ProtobufSchema::parse(&text, &[]).map(Compiled::Protobuf),
+                    Format::Avro => avro::AvroSchema::parse(&text, &[]).map(CompiledSchema::Avro),
+                    _ => protobuf::ProtobufSchema::parse(&text, &[]).map(CompiledSchema::Protobuf),
                 };
                 if let Ok(schema) = answer {
                     let _ = schema.decode(&random.bytes());

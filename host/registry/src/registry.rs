@@ -16,12 +16,12 @@ pub trait SchemaRegistry: Send + Sync + 'static {
     /// # Errors
     ///
     /// An error of the registry, not of the schema. A later lookup of the id may succeed.
-    fn schema(&self, id: u32) -> BoxFuture<'_, Result<Lookup, RegistryError>>;
+    fn schema(&self, id: u32) -> BoxFuture<'_, Result<SchemaLookup, RegistryError>>;
 }
 
 /// The result of a lookup.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Lookup {
+pub enum SchemaLookup {
     /// A schema with its references.
     Found(RegisteredSchema),
     /// No schema.

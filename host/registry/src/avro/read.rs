@@ -17,7 +17,7 @@ const DEPTH_MAX: usize = 64;
 impl AvroSchema {
     /// Decodes a payload and returns its JSON, with the name of its type if it has one.
     pub(crate) fn decode(&self, payload: &[u8]) -> Result<(Vec<u8>, Option<String>), String> {
-        let mut reader = Reader {
+        let mut reader = AvroReader {
             schema: self,
             rest: payload,
             out: Bounded::default(),
@@ -45,7 +45,7 @@ enum PathStep<'s> {
 }
 
 /// The decoder of one payload, which writes its JSON.
-struct Reader<'s, 'p> {
+struct AvroReader<'s, 'p> {
     schema: &'s AvroSchema,
     rest: &'p [u8],
     out: Bounded,
@@ -57,7 +57,7 @@ struct Reader<'s, 'p> {
 
 type Read<T = ()> = Result<T, String>;
 
-impl<'s, 'p> Reader<'s, 'p> {
+impl<'s, 'p> AvroReader<'s, 'p> {
     /// Returns the position of the reader in the JSON, as a JSON pointer.
     fn place(&self) -> String {
         let step = |step: &PathStep<'_>| match step {

@@ -16,8 +16,9 @@ const ANY: &str = "google.protobuf.Any";
 
 /// Refuses a message that costs more than the bounds. The error is the reason, with its position.
 pub(super) fn check(descriptor: &MessageDescriptor, message: &[u8]) -> Result<(), String> {
-    let mut cost = Cost { values: 0, field_visits: 0, path: Vec::new() };
-    let place = |cost: &Cost| cost.path.iter().map(|name| format!("/{name}")).collect::<String>();
+    let mut cost = MessageCost { values: 0, field_visits: 0, path: Vec::new() };
+    let place =
+        |cost: &MessageCost| cost.path.iter().map(|name| format!("/{name}")).collect::<String>();
     let mut rest = message;
     cost.message(Some(descriptor), &mut rest, None)
         .map_err(|why| format!("{why} at `{}`", place(&cost)))
@@ -41,14 +42,14 @@ pub(super) fn varint(rest: &mut &[u8]) -> Option<u64> {
 }
 
 /// The cost of a message, counted so far.
-struct Cost {
+struct MessageCost {
     values: usize,
     field_visits: usize,
     /// Names of the fields around the current position, as in the schema.
     path: Vec<String>,
 }
 
-impl Cost {
+impl MessageCost {
     fn values(&mut self, more: usize) -> Result<(), String> {
         self.values += more;
         if self.values > VALUES_MAX {

@@ -23,7 +23,7 @@ const ENTRIES_MAX: usize = 20_000;
 impl ProtobufSchema {
     /// Parses a schema with its imports, which are references or well-known files.
     pub(crate) fn parse(text: &str, references: &[(String, String)]) -> Result<Self, String> {
-        let mut files = Files::default();
+        let mut files = ProtoFiles::default();
         for (name, text) in references.iter().filter(|(name, _)| !is_well_known(name)) {
             files
                 .add(name, text)
@@ -47,12 +47,12 @@ fn is_well_known(name: &str) -> bool {
 
 /// The files of a schema, by name.
 #[derive(Default)]
-struct Files {
+struct ProtoFiles {
     by_name: BTreeMap<String, FileDescriptorProto>,
     entries: usize,
 }
 
-impl Files {
+impl ProtoFiles {
     fn add(&mut self, name: &str, text: &str) -> Result<(), String> {
         let parsed = protox_parse::parse(name, text);
         let mut file = parsed.map_err(|error| error.to_string())?;
