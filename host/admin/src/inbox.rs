@@ -347,8 +347,8 @@ pub(crate) async fn backlog(
     }))
 }
 
-impl From<oncebox_model::Open> for InboxOpen {
-    fn from(open: oncebox_model::Open) -> Self {
+impl From<oncebox_model::OpenMessages> for InboxOpen {
+    fn from(open: oncebox_model::OpenMessages) -> Self {
         Self {
             status: open.status,
             reason: open.reason,

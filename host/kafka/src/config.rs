@@ -17,7 +17,7 @@ pub struct ConsumerConfig {
     /// The topics to read; a name that starts with `^` is a regular expression.
     pub topics: Vec<String>,
     /// The consumer's policy: group, prefetch bounds and properties of its own.
-    pub kafka: policy::Kafka,
+    pub kafka: policy::KafkaPolicy,
     /// Properties of the host's configuration, such as `bootstrap.servers`. The policy's properties
     /// override them. Values are secrets.
     pub host_properties: BTreeMap<String, String>,

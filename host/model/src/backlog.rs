@@ -14,7 +14,7 @@ pub const ALERTS: [&str; 4] = ["pending_age_s", "parked", "dead_letters", "colli
 
 /// Messages of a consumer that are in one state for one reason.
 #[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
-pub struct Open {
+pub struct OpenMessages {
     /// Key of the consumer.
     #[sqlx(rename = "id")]
     pub consumer_id: i32,
@@ -34,7 +34,7 @@ pub struct Open {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Backlog {
     /// Messages by state and reason.
-    pub open: Vec<Open>,
+    pub open: Vec<OpenMessages>,
 }
 
 /// A bound of the policy that the inbox has reached.
@@ -95,9 +95,9 @@ impl Backlog {
 mod tests {
     use super::*;
 
-    fn open(status: &str, reason: Option<&str>, messages: i64, oldest_age_s: f64) -> Open {
+    fn open(status: &str, reason: Option<&str>, messages: i64, oldest_age_s: f64) -> OpenMessages {
         let reason = reason.map(str::to_owned);
-        Open {
+        OpenMessages {
             consumer_id: 1,
             status: status.to_owned(),
             reason,

@@ -40,7 +40,7 @@ pub mod problem;
 // Fail points, and defects for the test suite.
 pub mod hooks;
 
-pub use backlog::{Alert, Backlog, Open};
+pub use backlog::{Alert, Backlog, OpenMessages};
 pub use error::{Blame, InboxError};
 pub use handler::{SHADOW_DURATION_DEFAULT, Shadow};
 pub use identity::collapses;

@@ -1,7 +1,7 @@
 //! Counts of open messages in the inbox of one consumer, for operators.
 
 use oncebox_model::{
-    backlog::{Alert, Backlog, Open},
+    backlog::{Alert, Backlog, OpenMessages},
     error::InboxError,
 };
 use sqlx::{Executor, PgPool};
@@ -39,7 +39,8 @@ async fn count(pool: &PgPool, consumer_id: i32, class: i16) -> Result<Backlog, I
     let mut tx = pool.begin().await?;
     tx.execute(sqlx::raw_sql(PLAN_BY_KEY)).await?;
     tx.execute(sqlx::raw_sql(WITHIN)).await?;
-    let query = sqlx::query_as::<_, Open>(OPEN).bind([consumer_id]).bind([class]).bind(COUNTED_MAX);
+    let query =
+        sqlx::query_as::<_, OpenMessages>(OPEN).bind([consumer_id]).bind([class]).bind(COUNTED_MAX);
     let open = query.fetch_all(&mut *tx).await?;
     tx.commit().await?;
     Ok(Backlog { open })

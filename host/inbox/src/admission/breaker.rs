@@ -29,7 +29,7 @@ use tokio::time::Instant;
 pub(crate) struct Breakers {
     tenant: String,
     consumer: String,
-    policy: policy::Breaker,
+    policy: policy::BreakerPolicy,
     state: Mutex<VersionStates>,
 }
 
@@ -90,7 +90,7 @@ const SLOTS: u32 = 10;
 const VERSIONS_MAX: usize = 32;
 
 impl Breakers {
-    pub(crate) fn new(tenant: &str, consumer: &str, policy: policy::Breaker) -> Arc<Self> {
+    pub(crate) fn new(tenant: &str, consumer: &str, policy: policy::BreakerPolicy) -> Arc<Self> {
         Arc::new(Self {
             tenant: tenant.to_owned(),
             consumer: consumer.to_owned(),
@@ -290,7 +290,7 @@ impl VersionStates {
 }
 
 impl Breaker {
-    fn new(policy: &policy::Breaker) -> Self {
+    fn new(policy: &policy::BreakerPolicy) -> Self {
         Self {
             phase: Phase::Closed,
             pause: Duration::from_millis(policy.pause_ms),
@@ -402,7 +402,7 @@ impl Count {
     }
 
     /// Returns whether a breaker opens.
-    fn reaches(self, policy: &policy::Breaker) -> bool {
+    fn reaches(self, policy: &policy::BreakerPolicy) -> bool {
         self.weight >= policy.runs_min
             && u64::from(self.failed) * 100
                 > u64::from(self.runs) * u64::from(policy.failures_percent)
@@ -479,7 +479,7 @@ mod tests {
     const TRAP: Option<FailureKind> = Some(FailureKind::Trap);
 
     fn breakers() -> Arc<Breakers> {
-        Breakers::new("acme", "orders", policy::Breaker::default())
+        Breakers::new("acme", "orders", policy::BreakerPolicy::default())
     }
 
     fn ran(breakers: &Breakers, handler: &Version, completed: usize, failed: usize) {
@@ -599,7 +599,7 @@ mod tests {
         let off = Breakers::new(
             "acme",
             "orders",
-            policy::Breaker { enabled: false, ..policy::Breaker::default() },
+            policy::BreakerPolicy { enabled: false, ..policy::BreakerPolicy::default() },
         );
         ran(&off, &ONE, 0, 1_000);
         assert!(off.states().is_empty());

@@ -6,7 +6,7 @@ use std::{
 };
 
 use oncebox_model::{
-    backlog::{ALERTS, Alert, Backlog, Open, PENDING, STUCK},
+    backlog::{ALERTS, Alert, Backlog, OpenMessages, PENDING, STUCK},
     error::InboxError,
     policy::WATCHED_MAX,
 };
@@ -39,7 +39,7 @@ pub async fn backlogs(
     let mut tx = pool.begin().await?;
     tx.execute(sqlx::raw_sql(SETTINGS)).await?;
     tx.execute(sqlx::raw_sql(WITHIN)).await?;
-    let query = sqlx::query_as::<_, Open>(OPEN).bind(&ids).bind(classes).bind(counted_max);
+    let query = sqlx::query_as::<_, OpenMessages>(OPEN).bind(&ids).bind(classes).bind(counted_max);
     let found = query.fetch_all(&mut *tx).await?;
     tx.commit().await?;
     let mut backlogs = vec![Backlog::default(); ids.len()];

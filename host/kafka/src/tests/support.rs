@@ -152,7 +152,7 @@ pub(crate) fn config(address: &str, tenant: &str, consumer: &str, topic: &str) -
         tenant: tenant.to_owned(),
         consumer: consumer.to_owned(),
         topics: vec![topic.to_owned()],
-        kafka: policy::Kafka::default(),
+        kafka: policy::KafkaPolicy::default(),
         host_properties: [
             ("bootstrap.servers", address),
             // The mock cluster takes a session's length less a second for each rebalance.

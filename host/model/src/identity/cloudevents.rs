@@ -11,7 +11,7 @@ use crate::record::Record;
 
 /// The attributes of an event that a record carries. Every part may be missing.
 #[derive(Debug, Default)]
-pub(crate) struct Event {
+pub(crate) struct CloudEvent {
     pub(crate) id: Option<String>,
     pub(crate) source: Option<String>,
     pub(crate) event_type: Option<String>,
@@ -35,21 +35,21 @@ struct Structured<'a> {
 
 /// Reads a record as an event, in binary or structured mode. Fails where the record claims to be an
 /// event and is none.
-pub(crate) fn read(record: &Record) -> Result<Event, String> {
+pub(crate) fn read(record: &Record) -> Result<CloudEvent, String> {
     let content_type = text(record, "content-type");
     if content_type.as_deref().is_some_and(|t| {
         t.trim_start().to_ascii_lowercase().starts_with("application/cloudevents+json")
     }) {
         return structured(record);
     }
-    Ok(Event {
+    Ok(CloudEvent {
         id: text(record, "ce_id"),
         source: text(record, "ce_source"),
         event_type: text(record, "ce_type"),
         dataschema: text(record, "ce_dataschema"),
         trace_parent: text(record, "ce_traceparent").or_else(|| text(record, "traceparent")),
         content_type,
-        ..Event::default()
+        ..CloudEvent::default()
     })
 }
 
@@ -57,7 +57,7 @@ fn text(record: &Record, name: &str) -> Option<String> {
     std::str::from_utf8(record.header(name)?).ok().map(str::to_owned)
 }
 
-fn structured(record: &Record) -> Result<Event, String> {
+fn structured(record: &Record) -> Result<CloudEvent, String> {
     let payload = record.payload.as_deref().ok_or("it has no value")?;
     let event: Structured<'_> =
         serde_json::from_slice(payload).map_err(|error| match error.classify() {
@@ -73,7 +73,7 @@ fn structured(record: &Record) -> Result<Event, String> {
         (None, None) => None,
     };
     let attribute = |name: &str| event.attributes.get(name).and_then(attribute_text);
-    Ok(Event {
+    Ok(CloudEvent {
         id: attribute("id"),
         source: attribute("source"),
         event_type: attribute("type"),
@@ -99,7 +99,7 @@ fn attribute_text(value: &Value) -> Option<String> {
     }
 }
 
-impl Event {
+impl CloudEvent {
     /// Returns `source` and `id` together, which identify an event; none where one is missing. The
     /// specification wants neither empty: then the result is empty, and no valid id.
     pub(crate) fn identity(&self) -> Option<String> {

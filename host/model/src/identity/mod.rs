@@ -7,10 +7,10 @@ use std::borrow::Cow;
 use oncebox_registry::{Decoded, Decoder};
 use serde_json::Value;
 
-use self::cloudevents::Event;
+use self::cloudevents::CloudEvent;
 use crate::{
     message::{Message, hash_payload},
-    policy::{IdSource, Identity, KeySource, Sequence, TypeSource, VersionSource},
+    policy::{IdSource, IdentityPolicy, KeySource, Sequence, TypeSource, VersionSource},
     record::Record,
 };
 
@@ -64,7 +64,7 @@ const ID_BYTES_MAX: usize = 512;
 )]
 pub fn decode(
     record: Record,
-    policy: &Identity,
+    policy: &IdentityPolicy,
     sequence: Option<&Sequence>,
     decoder: Option<&Decoder>,
 ) -> Result<Message, (Record, Undecodable)> {
@@ -115,7 +115,7 @@ fn text_header(record: &Record, name: &str) -> Option<String> {
 /// A look-up in one record. It parses the payload as JSON at most once, and only when needed.
 struct Lookup<'a> {
     record: &'a Record,
-    event: &'a Event,
+    event: &'a CloudEvent,
     decoded: Option<&'a Decoded>,
     json: Option<Option<Value>>,
 }
@@ -125,7 +125,7 @@ type Identified = (String, String, Option<Vec<u8>>, Option<i64>);
 impl Lookup<'_> {
     fn identify(
         &mut self,
-        policy: &Identity,
+        policy: &IdentityPolicy,
         sequence: Option<&Sequence>,
     ) -> Result<Identified, Undecodable> {
         let event_type = self.event_type(&policy.event_type)?;
@@ -231,7 +231,7 @@ fn valid(text: &str) -> Result<(), &'static str> {
 
 /// Returns what deduplication by this policy collapses: all deliveries of one event, or only the
 /// deliveries of one record. Shown with the policy.
-pub fn collapses(policy: &Identity) -> Cow<'static, str> {
+pub fn collapses(policy: &IdentityPolicy) -> Cow<'static, str> {
     match policy.id.first() {
         Some(IdSource::Position) | None => "redeliveries of one record".into(),
         Some(_) => "every delivery of one event, also when it was produced twice".into(),
@@ -264,7 +264,7 @@ mod tests {
         policy: &str,
         expected: Result<(&str, &str), Undecodable>,
     ) {
-        let policy: Identity = toml::from_str(policy).expect("a policy of the test");
+        let policy: IdentityPolicy = toml::from_str(policy).expect("a policy of the test");
         let decoded = decode(record(headers, payload), &policy, None, None);
         let decoded = decoded
             .as_ref()
@@ -305,8 +305,8 @@ mod tests {
         // S1-051.
         check(headers, event, "", Ok(("/s 1", "t")));
         check(headers, "{", "", Err(Undecodable::BadEvent("it is not JSON".into())));
-        let message =
-            decode(record(headers, event), &Identity::default(), None, None).expect("decodes");
+        let message = decode(record(headers, event), &IdentityPolicy::default(), None, None)
+            .expect("decodes");
         assert_eq!(message.record.payload.as_deref(), Some(br#"{"a":1}"#.as_slice()));
         assert_eq!(message.record.header("ce_type"), Some(b"t".as_slice()));
     }
@@ -347,7 +347,7 @@ mod tests {
     // name.
     #[test]
     fn versions_are_whole_numbers_of_an_aggregate() {
-        let by_position: Identity =
+        let by_position: IdentityPolicy =
             toml::from_str("id = ['position']").expect("a policy of the test");
         let version = |headers: &[(&str, &str)], payload, source| {
             let sequence =

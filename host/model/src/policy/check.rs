@@ -208,22 +208,25 @@ impl Policy {
 
     /// Checks for keys that contradict each other.
     fn check_together(&self, found: &mut Vec<PolicyProblem>) {
-        let Self {
-            topics,
-            retry,
-            breaker,
-            limits,
-            identity,
-            dead_letters: DeadLetters { topic: copies },
-            ..
-        } = self;
         let lease = format!(
             "`retry.lease_ms` is {}; it must be over `limits.deadline_ms`, {}, by more than \
                 {LEASE_ROOM_MS}: time to end a statement, \
              log in and record the failure",
-            retry.lease_ms, limits.deadline_ms
+            self.retry.lease_ms, self.limits.deadline_ms
         );
-        let rules = [
+        let rules = self.identity_rules().into_iter().chain(self.failure_rules(&lease));
+        for (key, _, text) in rules.filter(|(_, is_broken, _)| *is_broken) {
+            // A key that is wrong by itself is reported once.
+            if !found.iter().any(|problem| problem.key == key) {
+                found.push(PolicyProblem::new(key, text));
+            }
+        }
+    }
+
+    /// Returns the rules between keys of deduplication, order and identity: the key to report,
+    /// whether the rule is broken, and the problem.
+    fn identity_rules(&self) -> [(&'static str, bool, &'static str); 6] {
+        [
             (
                 "dedup",
                 self.dedup == Dedup::Off && self.ack == Ack::AfterInsert,
@@ -244,13 +247,13 @@ impl Policy {
             ),
             (
                 "identity",
-                identity.id.is_empty() || identity.event_type.is_empty(),
+                self.identity.id.is_empty() || self.identity.event_type.is_empty(),
                 "`identity.id` and `identity.event_type` must each name at least one source",
             ),
             (
                 "identity.event_type",
                 self.wire_format == WireFormat::Plain
-                    && identity.event_type.contains(&TypeSource::Schema),
+                    && self.identity.event_type.contains(&TypeSource::Schema),
                 "`identity.event_type` has `schema`, which needs `wire_format = \"confluent\"`: \
                     other payloads name no schema",
             ),
@@ -260,6 +263,15 @@ impl Policy {
                 "`replay.past_horizon = \"park\"` needs `dedup = \"inbox\"`: without it nothing is \
                     remembered of any message",
             ),
+        ]
+    }
+
+    /// Returns the rules between keys of retries, the breaker and dead letters, as
+    /// [`Self::identity_rules`] does.
+    fn failure_rules<'a>(&self, lease: &'a str) -> [(&'static str, bool, &'a str); 5] {
+        let Self { topics, retry, breaker, limits, .. } = self;
+        let DeadLetters { topic: copies } = &self.dead_letters;
+        [
             (
                 "retry.backoff_max_ms",
                 retry.backoff_max_ms < retry.backoff_min_ms,
@@ -273,7 +285,7 @@ impl Policy {
             (
                 "retry.lease_ms",
                 retry.lease_ms <= limits.deadline_ms.saturating_add(LEASE_ROOM_MS),
-                &lease,
+                lease,
             ),
             (
                 "dead_letters.topic",
@@ -287,12 +299,6 @@ impl Policy {
                 "`dead_letters.topic` needs a `payload` other than \"none\": a copy is made of \
                     what the row keeps",
             ),
-        ];
-        for (key, _, text) in rules.into_iter().filter(|(_, is_broken, _)| *is_broken) {
-            // A key that is wrong by itself is reported once.
-            if !found.iter().any(|problem| problem.key == key) {
-                found.push(PolicyProblem::new(key, text));
-            }
-        }
+        ]
     }
 }

@@ -40,10 +40,10 @@ pub use self::{
     native::{TOPICS_MAX, group_fault, is_pattern, properties_fault, topic_fault, topics_fault},
     order::{Gap, Order, Sequence},
     parse::toml_error,
-    readiness::{Answer, Standing},
+    readiness::{ReadinessAnswer, ReadinessVerdict},
     retry::{Jitter, Preset, Retry},
     schemas::{PayloadSchema, Schemas},
-    source::{IdSource, Identity, KeySource, TypeSource, VersionSource},
+    source::{IdSource, IdentityPolicy, KeySource, TypeSource, VersionSource},
 };
 
 /// The policy of one consumer. Unknown keys are refused.
@@ -80,7 +80,7 @@ pub struct Policy {
     pub wire_format: WireFormat,
     /// Sources of id, event type and ordering key.
     #[serde(default)]
-    pub identity: Identity,
+    pub identity: IdentityPolicy,
     /// Schemas of payloads, by event type; keys may also be `orders.*` and `*`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub schemas: BTreeMap<String, PayloadSchema>,
@@ -98,7 +98,7 @@ pub struct Policy {
     pub replay: Replay,
     /// Circuit breaker of a version that fails too often.
     #[serde(default)]
-    pub breaker: Breaker,
+    pub breaker: BreakerPolicy,
     /// Caps on one run of a handler.
     #[serde(default)]
     pub limits: Limits,
@@ -107,7 +107,7 @@ pub struct Policy {
     pub alerts: Alerts,
     /// Reading of records from Kafka.
     #[serde(default)]
-    pub kafka: Kafka,
+    pub kafka: KafkaPolicy,
 }
 
 /// The point at which the host acks a message to the broker.
@@ -234,7 +234,7 @@ impl WireFormat {
 /// park or to be run again is no failure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Breaker {
+pub struct BreakerPolicy {
     /// Switch. While it is off, a failing version fails its messages one after the other.
     pub enabled: bool,
     /// Share of the first runs within the window, in percent, 1 to 99. The breaker opens when more
@@ -252,7 +252,7 @@ pub struct Breaker {
     pub pause_max_ms: u64,
 }
 
-impl Default for Breaker {
+impl Default for BreakerPolicy {
     fn default() -> Self {
         Self {
             enabled: true,
@@ -318,7 +318,7 @@ impl Replay {
 /// The reading of records from Kafka.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Kafka {
+pub struct KafkaPolicy {
     /// Group id; empty for `oncebox.<tenant>.<consumer>`.
     pub group: String,
     /// Records held per partition before it is paused; at least four transactions of
@@ -330,7 +330,7 @@ pub struct Kafka {
     pub properties: BTreeMap<String, String>,
 }
 
-impl Default for Kafka {
+impl Default for KafkaPolicy {
     fn default() -> Self {
         Self {
             group: String::new(),
@@ -343,9 +343,9 @@ impl Default for Kafka {
 
 impl Policy {
     /// Returns the Kafka settings, with a prefetch that batches of this policy do not run dry.
-    pub fn reading(&self) -> Kafka {
+    pub fn reading(&self) -> KafkaPolicy {
         let prefetch_messages = self.kafka.prefetch_messages.max(4 * self.batch.messages_max);
-        Kafka { prefetch_messages, ..self.kafka.clone() }
+        KafkaPolicy { prefetch_messages, ..self.kafka.clone() }
     }
 
     /// Returns the Kafka group of a consumer with this policy.

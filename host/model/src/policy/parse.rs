@@ -76,7 +76,7 @@ impl Policy {
                 Err(error) => error,
             };
             let text = without_values(&error.inner().to_string());
-            let mut path = Path::of(error.path().iter());
+            let mut path = KeyPath::of(error.path().iter());
             path.extend_by_unknown(&text);
             problems.push(PolicyProblem::new(&path.shown(), path.describe(&text)));
             if !path.take_out(&mut value, &text) {
@@ -97,19 +97,19 @@ fn is_about(problem: &PolicyProblem, key: &str) -> bool {
 }
 
 /// A path to a part of a document.
-struct Path(Vec<Step>);
+struct KeyPath(Vec<KeyStep>);
 
-enum Step {
+enum KeyStep {
     Key(String),
     Index(usize),
 }
 
-impl Path {
+impl KeyPath {
     fn of<'a>(segments: impl Iterator<Item = &'a Segment>) -> Self {
         // A variant has no position of its own: its position is the element that holds it.
         let steps = segments.map_while(|segment| match segment {
-            Segment::Map { key } => Some(Step::Key(key.clone())),
-            Segment::Seq { index } => Some(Step::Index(*index)),
+            Segment::Map { key } => Some(KeyStep::Key(key.clone())),
+            Segment::Seq { index } => Some(KeyStep::Index(*index)),
             Segment::Enum { .. } | Segment::Unknown => None,
         });
         Self(steps.collect())
@@ -119,9 +119,9 @@ impl Path {
     fn extend_by_unknown(&mut self, text: &str) {
         let unknown = text.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
         if let Some(unknown) = unknown
-            && !matches!(self.0.last(), Some(Step::Key(last)) if last == unknown)
+            && !matches!(self.0.last(), Some(KeyStep::Key(last)) if last == unknown)
         {
-            self.0.push(Step::Key(unknown.to_owned()));
+            self.0.push(KeyStep::Key(unknown.to_owned()));
         }
     }
 
@@ -129,9 +129,9 @@ impl Path {
         let mut shown = String::new();
         for step in &self.0 {
             match step {
-                Step::Key(key) if shown.is_empty() => shown.push_str(key),
-                Step::Key(key) => shown.extend([".", key]),
-                Step::Index(index) => shown.push_str(&format!("[{index}]")),
+                KeyStep::Key(key) if shown.is_empty() => shown.push_str(key),
+                KeyStep::Key(key) => shown.extend([".", key]),
+                KeyStep::Index(index) => shown.push_str(&format!("[{index}]")),
             }
         }
         shown
@@ -154,7 +154,7 @@ impl Path {
             return give(value, text).is_some();
         };
         // A required key gets a valid value in the place of a wrong one.
-        if let ([], Step::Key(key), Some(members)) = (before, last, value.as_object_mut())
+        if let ([], KeyStep::Key(key), Some(members)) = (before, last, value.as_object_mut())
             && let (Some(value), Some(present)) = (stand_in(key), members.get_mut(key))
         {
             let is_new = *present != value;
@@ -162,12 +162,12 @@ impl Path {
             return is_new;
         }
         let inner = before.iter().try_fold(value, |value, step| match step {
-            Step::Key(key) => value.get_mut(key),
-            Step::Index(index) => value.get_mut(index),
+            KeyStep::Key(key) => value.get_mut(key),
+            KeyStep::Index(index) => value.get_mut(index),
         });
         match (inner, last) {
-            (Some(Value::Object(members)), Step::Key(key)) => members.remove(key).is_some(),
-            (Some(Value::Array(elements)), Step::Index(index)) if *index < elements.len() => {
+            (Some(Value::Object(members)), KeyStep::Key(key)) => members.remove(key).is_some(),
+            (Some(Value::Array(elements)), KeyStep::Index(index)) if *index < elements.len() => {
                 elements.remove(*index);
                 true
             }

@@ -7,7 +7,7 @@ use super::{
 /// The verdict on one question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Standing {
+pub enum ReadinessVerdict {
     /// The guarantee holds, by the host or by this policy.
     Holds,
     /// The policy cannot know; the answer says where to look, or what to run.
@@ -18,21 +18,21 @@ pub enum Standing {
 
 /// The answer to one question.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Answer {
+pub struct ReadinessAnswer {
     /// Text of the question.
     pub question: &'static str,
     /// Verdict.
-    pub standing: Standing,
+    pub standing: ReadinessVerdict,
     /// Reason for the verdict, and what to do.
     pub answer: String,
 }
 
-use Standing::{Holds, Look, Missing};
+use ReadinessVerdict::{Holds, Look, Missing};
 
 impl Policy {
     /// Answers eighteen questions, in the order in which to ask them of any inbox.
-    pub fn readiness(&self) -> Vec<Answer> {
-        let asked: [(&'static str, (Standing, String)); 18] = [
+    pub fn readiness(&self) -> Vec<ReadinessAnswer> {
+        let asked: [(&'static str, (ReadinessVerdict, String)); 18] = [
             ("What is the message id?", self.id()),
             ("Is it the same in every delivery?", self.is_stable()),
             ("Within what is it unique?", self.scope()),
@@ -91,11 +91,11 @@ impl Policy {
         ];
         asked
             .into_iter()
-            .map(|(question, (standing, answer))| Answer { question, standing, answer })
+            .map(|(question, (standing, answer))| ReadinessAnswer { question, standing, answer })
             .collect()
     }
 
-    fn dead_letters(&self) -> (Standing, String) {
+    fn dead_letters(&self) -> (ReadinessVerdict, String) {
         match self.payload {
             PayloadPolicy::None => (
                 Look,
@@ -112,7 +112,7 @@ impl Policy {
         }
     }
 
-    fn out_of_order(&self) -> (Standing, String) {
+    fn out_of_order(&self) -> (ReadinessVerdict, String) {
         match self.order {
             Order::Key if self.sequence.is_some() => holds(
                 "an old version is skipped, and one that comes too early waits for those before \
@@ -136,7 +136,7 @@ impl Policy {
         Some(at == 0)
     }
 
-    fn id(&self) -> (Standing, String) {
+    fn id(&self) -> (ReadinessVerdict, String) {
         match self.by_position() {
             Some(true) => (
                 Missing,
@@ -148,7 +148,7 @@ impl Policy {
         }
     }
 
-    fn is_stable(&self) -> (Standing, String) {
+    fn is_stable(&self) -> (ReadinessVerdict, String) {
         match self.by_position() {
             Some(true) => (
                 Missing,
@@ -169,7 +169,7 @@ impl Policy {
         }
     }
 
-    fn scope(&self) -> (Standing, String) {
+    fn scope(&self) -> (ReadinessVerdict, String) {
         let within = if self.identity.scoped_by_event_type {
             "tenant, consumer and event type"
         } else {
@@ -187,7 +187,7 @@ impl Policy {
         )
     }
 
-    fn is_idempotent(&self) -> (Standing, String) {
+    fn is_idempotent(&self) -> (ReadinessVerdict, String) {
         match self.dedup {
             Dedup::Inbox => (
                 Holds,
@@ -200,14 +200,14 @@ impl Policy {
         }
     }
 
-    fn is_one_transaction(&self) -> (Standing, String) {
+    fn is_one_transaction(&self) -> (ReadinessVerdict, String) {
         match self.dedup {
             Dedup::Inbox => holds("claim, effect and completion commit together, or not at all"),
             Dedup::Off => (Missing, "there is no marker with `dedup = \"off\"`".to_owned()),
         }
     }
 
-    fn replay(&self) -> (Standing, String) {
+    fn replay(&self) -> (ReadinessVerdict, String) {
         match self.dedup {
             _ if !self.replay.allowed => {
                 holds("no: `replay.allowed = false` refuses to set offsets back")
@@ -221,7 +221,7 @@ impl Policy {
         }
     }
 
-    fn memory(&self) -> (Standing, String) {
+    fn memory(&self) -> (ReadinessVerdict, String) {
         match self.dedup {
             Dedup::Inbox if self.retention == Retention::Permanent => {
                 holds("for ever, by `retention`")
@@ -237,7 +237,7 @@ impl Policy {
         }
     }
 
-    fn outlasts(&self) -> (Standing, String) {
+    fn outlasts(&self) -> (ReadinessVerdict, String) {
         match self.dedup {
             Dedup::Inbox if self.retention == Retention::Permanent => {
                 holds("it is never forgotten")
@@ -255,7 +255,7 @@ impl Policy {
         }
     }
 
-    fn takeover(&self) -> (Standing, String) {
+    fn takeover(&self) -> (ReadinessVerdict, String) {
         let lease = duration(self.retry.lease_ms);
         match self.ack {
             Ack::AfterCommit => (
@@ -271,7 +271,7 @@ impl Policy {
         }
     }
 
-    fn acks_duplicates(&self) -> (Standing, String) {
+    fn acks_duplicates(&self) -> (ReadinessVerdict, String) {
         match self.dedup {
             Dedup::Inbox => holds("at once, and its handler does not run"),
             Dedup::Off => {
@@ -281,11 +281,11 @@ impl Policy {
     }
 }
 
-fn holds(answer: &str) -> (Standing, String) {
+fn holds(answer: &str) -> (ReadinessVerdict, String) {
     (Holds, answer.to_owned())
 }
 
-fn look(answer: &str) -> (Standing, String) {
+fn look(answer: &str) -> (ReadinessVerdict, String) {
     (Look, answer.to_owned())
 }
 
@@ -293,7 +293,7 @@ fn look(answer: &str) -> (Standing, String) {
 mod tests {
     use super::*;
 
-    fn standings(text: &str) -> Vec<Standing> {
+    fn standings(text: &str) -> Vec<ReadinessVerdict> {
         let policy = Policy::parse(&format!("topics = ['t']\nack = 'after_commit'\n{text}"))
             .expect("a policy of the test");
         policy.readiness().into_iter().map(|answer| answer.standing).collect()

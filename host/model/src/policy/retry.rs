@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// The rules for runs after a failure that may pass.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Written", into = "Written")]
+#[serde(from = "WrittenRetry", into = "WrittenRetry")]
 pub struct Retry {
     /// Ladder that gives the values of the keys that the policy does not set.
     pub preset: Option<Preset>,
@@ -134,7 +134,7 @@ impl Retry {
 /// The section as its owner writes it; a missing key takes the preset's value, or its default.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct WrittenRetry {
     #[serde(skip_serializing_if = "Option::is_none")]
     preset: Option<Preset>,
     attempts_max: Option<u32>,
@@ -150,8 +150,8 @@ struct Written {
     age_max_ms: Option<u64>,
 }
 
-impl From<Written> for Retry {
-    fn from(written: Written) -> Self {
+impl From<WrittenRetry> for Retry {
+    fn from(written: WrittenRetry) -> Self {
         let rest = written.preset.map_or_else(Self::default, Preset::retry);
         Self {
             preset: written.preset,
@@ -167,7 +167,7 @@ impl From<Written> for Retry {
     }
 }
 
-impl From<Retry> for Written {
+impl From<Retry> for WrittenRetry {
     /// Converts every value. Keys that hosts of an earlier release do not know are left out where
     /// they hold their default and no preset is set.
     fn from(retry: Retry) -> Self {

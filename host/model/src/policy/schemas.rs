@@ -47,7 +47,7 @@ const FAULT_BYTES_MAX: usize = 400;
 
 impl PayloadSchema {
     /// Returns the schema, with the cost of compiling it.
-    fn measured(&self) -> Result<(Value, Cost), String> {
+    fn measured(&self) -> Result<(Value, SchemaCost), String> {
         let schema = match &self.json_schema {
             Value::String(text) if text.len() > SCHEMA_BYTES_MAX => return Err(too_large()),
             Value::String(text) => {
@@ -67,21 +67,21 @@ impl PayloadSchema {
             patterns: 0,
             unevaluated: false,
         };
-        walk.check(&schema, Place::Schema)?;
-        let cost = Cost { bytes: text.len(), values: walk.values, patterns: walk.patterns };
+        walk.check(&schema, SchemaPart::Schema)?;
+        let cost = SchemaCost { bytes: text.len(), values: walk.values, patterns: walk.patterns };
         Ok((schema, cost))
     }
 
     /// Compiles the schema.
-    fn compile(&self) -> Result<Compiled, String> {
-        let (schema, Cost { values, .. }) = self.measured()?;
+    fn compile(&self) -> Result<SchemaValidator, String> {
+        let (schema, SchemaCost { values, .. }) = self.measured()?;
         let text = schema.to_string();
         let patterns =
             PatternOptions::regex().size_limit(PATTERN_BYTES_MAX).dfa_size_limit(PATTERN_BYTES_MAX);
         let compiled =
             jsonschema::options().offline().with_pattern_options(patterns).build(&schema);
         match compiled {
-            Ok(validator) => Ok(Compiled { validator, values, text }),
+            Ok(validator) => Ok(SchemaValidator { validator, values, text }),
             Err(error) => Err(cut(match error.instance_path().as_str() {
                 "" => format!("it is no JSON Schema: {error}"),
                 path => format!("it is no JSON Schema: at `{path}`: {error}"),
@@ -92,7 +92,7 @@ impl PayloadSchema {
 
 /// The cost of compiling a schema, known before.
 #[derive(Debug, Clone, Copy, Default)]
-struct Cost {
+struct SchemaCost {
     bytes: usize,
     values: usize,
     patterns: usize,
@@ -109,11 +109,11 @@ pub(super) fn faults(schemas: &BTreeMap<String, PayloadSchema>) -> Vec<(String, 
             format!("there are {}; at most {SCHEMAS_MAX} can be looked at", schemas.len()),
         )];
     }
-    let (mut found, mut sum) = (Vec::new(), Cost::default());
+    let (mut found, mut sum) = (Vec::new(), SchemaCost::default());
     for (event_type, schema) in schemas {
         match schema.measured() {
-            Ok((_, Cost { bytes, values, patterns })) => {
-                sum = Cost {
+            Ok((_, SchemaCost { bytes, values, patterns })) => {
+                sum = SchemaCost {
                     bytes: sum.bytes + bytes,
                     values: sum.values + values,
                     patterns: sum.patterns + patterns,
@@ -194,7 +194,7 @@ const IN_PLACE: [&str; 10] = [
 
 /// The kind of a value within a schema.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum SchemaPart {
     Schema,
     /// Schemas by name.
     Schemas,
@@ -217,7 +217,7 @@ struct Walk<'s> {
 
 impl<'s> Walk<'s> {
     /// Refuses a schema that no payload can be checked against within bounds.
-    fn check(&mut self, value: &'s Value, place: Place) -> Result<(), String> {
+    fn check(&mut self, value: &'s Value, place: SchemaPart) -> Result<(), String> {
         self.values += 1;
         if self.values > SCHEMA_VALUES_MAX {
             return Err(format!(
@@ -239,7 +239,7 @@ impl<'s> Walk<'s> {
             })?,
             Value::Object(members) => {
                 let around = self.unevaluated;
-                if place == Place::Schema
+                if place == SchemaPart::Schema
                     && UNEVALUATED.iter().any(|keyword| members.contains_key(*keyword))
                 {
                     if around {
@@ -253,7 +253,8 @@ impl<'s> Walk<'s> {
                     // Members and elements of a payload are other values: for them the state starts
                     // as false.
                     let here = self.unevaluated;
-                    self.unevaluated &= place != Place::Schema || IN_PLACE.contains(&key.as_str());
+                    self.unevaluated &=
+                        place != SchemaPart::Schema || IN_PLACE.contains(&key.as_str());
                     self.check_member(value, key, member, place)?;
                     self.unevaluated = here;
                 }
@@ -270,14 +271,14 @@ impl<'s> Walk<'s> {
         of: &'s Value,
         key: &'s str,
         member: &'s Value,
-        place: Place,
+        place: SchemaPart,
     ) -> Result<(), String> {
         match (key, member) {
-            _ if place == Place::Schemas => self.check(member, Place::Schema),
+            _ if place == SchemaPart::Schemas => self.check(member, SchemaPart::Schema),
             ("pattern", Value::String(_)) => self.count_patterns(1),
             ("patternProperties", Value::Object(members)) => {
                 self.count_patterns(members.len())?;
-                self.check(member, Place::Schemas)
+                self.check(member, SchemaPart::Schemas)
             }
             ("$ref", Value::String(reference)) => self.follow(reference),
             ("$dynamicRef" | "$recursiveRef", Value::String(_)) => {
@@ -285,18 +286,18 @@ impl<'s> Walk<'s> {
             }
             // The validator would look for references in the schema that it names.
             ("$id" | "id", Value::String(_))
-                if place == Place::Schema && !std::ptr::eq(of, self.root) =>
+                if place == SchemaPart::Schema && !std::ptr::eq(of, self.root) =>
             {
                 Err(format!("`{key}` can only be said of the whole schema"))
             }
-            _ if place == Place::Schema && DATA.contains(&key) => Ok(()),
-            (_, Value::Object(_)) if place == Place::Schema && NAMED.contains(&key) => {
-                self.check(member, Place::Schemas)
+            _ if place == SchemaPart::Schema && DATA.contains(&key) => Ok(()),
+            (_, Value::Object(_)) if place == SchemaPart::Schema && NAMED.contains(&key) => {
+                self.check(member, SchemaPart::Schemas)
             }
-            _ if place == Place::Schema && OF_SCHEMAS.contains(&key) => {
-                self.check(member, Place::Schema)
+            _ if place == SchemaPart::Schema && OF_SCHEMAS.contains(&key) => {
+                self.check(member, SchemaPart::Schema)
             }
-            _ => self.check(member, Place::Unknown),
+            _ => self.check(member, SchemaPart::Unknown),
         }
     }
 
@@ -324,7 +325,7 @@ impl<'s> Walk<'s> {
             format!("`$ref` \"{reference}\" is not within the schema; use `#/$defs/…`")
         })?;
         self.within.push(reference);
-        self.check(target, Place::Schema)?;
+        self.check(target, SchemaPart::Schema)?;
         self.within.pop();
         Ok(())
     }
@@ -332,11 +333,11 @@ impl<'s> Walk<'s> {
 
 /// The compiled schemas of a policy. Compiling them occupies a processor for a while.
 #[derive(Debug, Default)]
-pub struct Schemas(BTreeMap<String, Result<Compiled, String>>);
+pub struct Schemas(BTreeMap<String, Result<SchemaValidator, String>>);
 
 /// A compiled schema.
 #[derive(Debug)]
-pub(crate) struct Compiled {
+pub(crate) struct SchemaValidator {
     validator: Validator,
     /// Number of the schema's values, references replaced.
     values: usize,
@@ -393,14 +394,14 @@ impl Schemas {
 
     /// Returns the schema for an event type: of exactly this name, else of the longest `prefix.*`,
     /// else of `*`.
-    fn of(&self, event_type: &str) -> Option<&Result<Compiled, String>> {
+    fn of(&self, event_type: &str) -> Option<&Result<SchemaValidator, String>> {
         let mut prefixes = event_type.match_indices('.').map(|(end, _)| &event_type[..=end]).rev();
         let of_prefix = || prefixes.find_map(|prefix| self.0.get(&format!("{prefix}*")));
         self.0.get(event_type).or_else(of_prefix).or_else(|| self.0.get("*"))
     }
 }
 
-impl Compiled {
+impl SchemaValidator {
     /// Describes where and how a payload is wrong, in the schema's words, since a payload's data
     /// must not appear in logs. Shows only names of members that the schema contains.
     fn tell(&self, error: &jsonschema::ValidationError<'_>) -> String {

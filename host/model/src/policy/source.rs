@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// value wins.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Identity {
+pub struct IdentityPolicy {
     /// Sources of the message id.
     pub id: Vec<IdSource>,
     /// Sources of the event type.
@@ -18,7 +18,7 @@ pub struct Identity {
     pub scoped_by_event_type: bool,
 }
 
-impl Default for Identity {
+impl Default for IdentityPolicy {
     fn default() -> Self {
         Self {
             id: vec![IdSource::Cloudevents],

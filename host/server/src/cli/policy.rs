@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
-use oncebox_model::policy::{Answer, Jitter, Policy, PolicyProblem, Preset, Standing};
+use oncebox_model::policy::{
+    Jitter, Policy, PolicyProblem, Preset, ReadinessAnswer, ReadinessVerdict,
+};
 use serde::Serialize;
 
 use super::{
@@ -93,7 +95,7 @@ pub(super) fn explain(policy: &Policy, json: bool) -> Result<()> {
     #[derive(Serialize)]
     struct Explained {
         sentences: Vec<String>,
-        readiness: Vec<Answer>,
+        readiness: Vec<ReadinessAnswer>,
     }
     let explained = Explained { sentences: policy.explain(), readiness: policy.readiness() };
     if json {
@@ -101,10 +103,10 @@ pub(super) fn explain(policy: &Policy, json: bool) -> Result<()> {
     }
     explained.sentences.iter().for_each(|sentence| println!("{sentence}"));
     println!();
-    let standing = |answer: &Answer| match answer.standing {
-        Standing::Holds => "holds",
-        Standing::Look => "look",
-        Standing::Missing => "MISSING",
+    let standing = |answer: &ReadinessAnswer| match answer.standing {
+        ReadinessVerdict::Holds => "holds",
+        ReadinessVerdict::Look => "look",
+        ReadinessVerdict::Missing => "MISSING",
     };
     for (number, answer) in explained.readiness.iter().enumerate() {
         println!(

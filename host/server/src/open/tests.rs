@@ -99,7 +99,7 @@ fn config(brokers: &str, consumer: &str) -> ConsumerConfig {
         tenant: "t".to_owned(),
         consumer: consumer.to_owned(),
         topics: vec![TOPIC.to_owned()],
-        kafka: policy::Kafka::default(),
+        kafka: policy::KafkaPolicy::default(),
         host_properties: properties
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into_iter()
