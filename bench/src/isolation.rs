@@ -17,7 +17,7 @@ use oncebox_model::{
     policy::Policy,
     record::Record,
 };
-use oncebox_runtime::{HandlerSettings, Runtime, RuntimeConfig};
+use oncebox_runtime::{HandlerSettings, RuntimeConfig, WasmRuntime};
 use oncebox_tests::{
     guests::{self, End, Step, component, encode, execute, spin, trap},
     inbox::PlainHandlers,
@@ -233,7 +233,7 @@ fn deeds() -> Vec<Deed> {
 /// The host and its tenants.
 struct House {
     admin: Admin,
-    runtime: Runtime,
+    runtime: WasmRuntime,
     /// Component of the victim and of a polite neighbour.
     polite: Vec<u8>,
     victim: Tenant,
@@ -242,7 +242,7 @@ struct House {
 
 impl House {
     async fn new(admin: Admin) -> Result<Self> {
-        let runtime = Runtime::new(RuntimeConfig::default())?;
+        let runtime = WasmRuntime::new(RuntimeConfig::default())?;
         let victim = admin.create_tenant("victim").await?;
         admin.apply_migration(&victim, "tables", TABLES).await?;
         let mut neighbours = Vec::new();

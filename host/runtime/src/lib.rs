@@ -31,7 +31,7 @@ pub use error::{EncodeError, LoadError};
 pub use handler::ComponentHandler;
 pub use host::sql;
 pub use inspect::{Allowance, ComponentReport, CustomSection, Inspected, Tool, inspect};
-pub use load::Runtime;
+pub use load::WasmRuntime;
 pub use oncebox_model::Problem;
 pub use record::{LineRecord, Recorder, RunRecord, StatementRecord};
 pub use settings::HandlerSettings;

@@ -25,7 +25,7 @@ use crate::{
 /// The runtime, which loads components and makes handlers of them. Clones share one engine and one
 /// pool.
 #[derive(Clone)]
-pub struct Runtime {
+pub struct WasmRuntime {
     inner: Arc<RuntimeInner>,
 }
 
@@ -43,7 +43,7 @@ struct RuntimeInner {
     compile_settings: CompileSettings,
 }
 
-impl Runtime {
+impl WasmRuntime {
     /// Starts the engine and links the host's interfaces.
     ///
     /// # Errors

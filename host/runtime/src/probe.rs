@@ -15,7 +15,7 @@ use wasmtime::Store;
 use crate::{
     component::{LinkedWorld, LoadedComponent},
     handler::store,
-    load::Runtime,
+    load::WasmRuntime,
     outcome,
     settings::{HandlerSettings, Settings},
     state::StoreState,
@@ -24,7 +24,7 @@ use crate::{
 /// Longest time of a start. Every message begins with one.
 const START_MAX: Duration = Duration::from_secs(5);
 
-impl Runtime {
+impl WasmRuntime {
     /// Instantiates a component under the limits, without a database and without a message. A
     /// component that traps, spins or takes memory without end at its start would fail every
     /// message.

@@ -24,11 +24,11 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{ComponentHandler, HandlerSettings, Runtime, RuntimeConfig, encode_component};
+use crate::{ComponentHandler, HandlerSettings, RuntimeConfig, WasmRuntime, encode_component};
 
 /// Makes a runtime that is small enough for many side by side.
-fn runtime() -> Runtime {
-    Runtime::new(config()).expect("an engine")
+fn runtime() -> WasmRuntime {
+    WasmRuntime::new(config()).expect("an engine")
 }
 
 fn config() -> RuntimeConfig {

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::Result;
 use oncebox_control::Admin;
-use oncebox_runtime::{Inspected, LoadedComponent, Problem, Runtime};
+use oncebox_runtime::{Inspected, LoadedComponent, Problem, WasmRuntime};
 use tokio::{
     sync::{Semaphore, watch},
     time::timeout,
@@ -42,7 +42,7 @@ pub struct Compilations {
 
 struct Inner {
     admin: Admin,
-    runtime: Runtime,
+    runtime: WasmRuntime,
     workers_max: usize,
     /// Id of the host's row, once it has one.
     host_id: OnceLock<i64>,
@@ -80,7 +80,7 @@ pub struct Busy;
 impl Compilations {
     /// Creates the components of a host, with at least one worker. Nothing runs until a component
     /// is submitted or loaded.
-    pub fn new(admin: Admin, runtime: Runtime, workers_max: usize) -> Self {
+    pub fn new(admin: Admin, runtime: WasmRuntime, workers_max: usize) -> Self {
         let inner = Inner {
             admin,
             runtime,
@@ -99,7 +99,7 @@ impl Compilations {
     }
 
     /// Returns the runtime that runs the components.
-    pub fn runtime(&self) -> &Runtime {
+    pub fn runtime(&self) -> &WasmRuntime {
         &self.inner.runtime
     }
 

@@ -7,7 +7,7 @@ use oncebox_admin::Limits;
 use oncebox_control::{Admin, schema};
 use oncebox_inbox::Budget;
 use oncebox_kafka::Drained;
-use oncebox_runtime::{Runtime, RuntimeConfig};
+use oncebox_runtime::{RuntimeConfig, WasmRuntime};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
@@ -47,7 +47,7 @@ pub(crate) async fn serve_until(config: &Config, stop: CancellationToken) -> Res
     )
     .await?;
     let api_url = api_listener.url();
-    let runtime = Runtime::new(RuntimeConfig {
+    let runtime = WasmRuntime::new(RuntimeConfig {
         // A transaction that was admitted never waits for an instance, which would count against
         // its deadline; neither does it while components are started for a trial.
         instances_max: config

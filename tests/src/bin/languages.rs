@@ -18,7 +18,7 @@ use oncebox_model::{
     tx::Tx,
 };
 use oncebox_runtime::{
-    ComponentHandler, HandlerSettings, Runtime, RuntimeConfig,
+    ComponentHandler, HandlerSettings, RuntimeConfig, WasmRuntime,
     sql::{StatementMode, Value, run_statement},
 };
 use oncebox_tests::inbox::World;
@@ -98,7 +98,7 @@ async fn component(name: &str, path: &str) -> Result<Loaded> {
         format!("failed to read `{path}`; build it with `guest-examples/languages/build.sh {name}`")
     };
     let bytes = std::fs::read(path).with_context(advice)?;
-    let runtime = Runtime::new(RuntimeConfig { instances_max: 1, ..RuntimeConfig::default() })?;
+    let runtime = WasmRuntime::new(RuntimeConfig { instances_max: 1, ..RuntimeConfig::default() })?;
     let start = Instant::now();
     let loaded = runtime.load(&bytes).await.with_context(|| format!("failed to load `{path}`"))?;
     let settings =

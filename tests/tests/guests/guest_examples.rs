@@ -9,7 +9,7 @@ use std::{
 
 use oncebox_inbox::SessionSettings;
 use oncebox_model::{handler::Handler, record::Record};
-use oncebox_runtime::{HandlerSettings, Runtime, RuntimeConfig};
+use oncebox_runtime::{HandlerSettings, RuntimeConfig, WasmRuntime};
 use oncebox_tests::inbox::{
     PlainHandler, PlainHandlers, Row, TestConsumer, World, deliver, execute, record,
 };
@@ -34,7 +34,8 @@ impl Stage {
         let tenant = world.tenant("acme", schema).await;
         let consumer = world.consumer(&tenant, "orders", POLICY).await;
         let runtime =
-            Runtime::new(RuntimeConfig { instances_max: 4, ..RuntimeConfig::default() }).unwrap();
+            WasmRuntime::new(RuntimeConfig { instances_max: 4, ..RuntimeConfig::default() })
+                .unwrap();
         let mut handlers = HashMap::new();
         for (event_type, name) in components {
             handlers.insert(
@@ -105,7 +106,7 @@ fn components() -> PathBuf {
     std::env::var_os("ONCEBOX_COMPONENTS").map_or(committed, PathBuf::from)
 }
 
-async fn load(runtime: &Runtime, name: &str, consumer: &TestConsumer) -> Arc<dyn Handler> {
+async fn load(runtime: &WasmRuntime, name: &str, consumer: &TestConsumer) -> Arc<dyn Handler> {
     let path = components().join(format!("{name}.wasm"));
     let bytes =
         std::fs::read(&path).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()));

@@ -10,7 +10,7 @@ use std::{
 
 use oncebox_inbox::SessionSettings;
 use oncebox_model::{handler::Handler, record::Record};
-use oncebox_runtime::{HandlerSettings, Runtime, RuntimeConfig};
+use oncebox_runtime::{HandlerSettings, RuntimeConfig, WasmRuntime};
 use oncebox_tests::inbox::{
     PlainHandler, PlainHandlers, Row, TestConsumer, World, deliver, execute, record,
 };
@@ -93,7 +93,7 @@ async fn load(component: &str, consumer: &TestConsumer) -> Arc<dyn Handler> {
         )
     });
     let runtime =
-        Runtime::new(RuntimeConfig { instances_max: 4, ..RuntimeConfig::default() }).unwrap();
+        WasmRuntime::new(RuntimeConfig { instances_max: 4, ..RuntimeConfig::default() }).unwrap();
     let start = Instant::now();
     let loaded =
         runtime.load(&bytes).await.unwrap_or_else(|error| panic!("`{component}`: {error}"));

@@ -856,7 +856,7 @@ const COMPONENTS: &[(&str, &str)] = &[
 
 impl Components {
     async fn load(stage: &Stage, change: impl Fn(Vec<u8>) -> Vec<u8>) -> Self {
-        let runtime = oncebox_runtime::Runtime::new(oncebox_runtime::RuntimeConfig {
+        let runtime = oncebox_runtime::WasmRuntime::new(oncebox_runtime::RuntimeConfig {
             instances_max: 4,
             ..Default::default()
         })

@@ -12,7 +12,7 @@ use oncebox_model::{
     tx::Tx,
 };
 use oncebox_runtime::{
-    ComponentHandler, HandlerSettings, Runtime, RuntimeConfig, encode_component,
+    ComponentHandler, HandlerSettings, RuntimeConfig, WasmRuntime, encode_component,
     sql::{Element, Error, Interval, SqlAnswer, SqlStop, StatementMode, Value, run_statement},
 };
 use oncebox_tests::{postgres::TestDatabase, program::in_own_process};
@@ -866,7 +866,7 @@ const INTERPRETER: &str = r#"(module
     (i32.const 64)))"#;
 
 async fn interpreter() -> Result<ComponentHandler> {
-    let runtime = Runtime::new(RuntimeConfig { instances_max: 2, ..RuntimeConfig::default() })?;
+    let runtime = WasmRuntime::new(RuntimeConfig { instances_max: 2, ..RuntimeConfig::default() })?;
     let component = runtime.load(&encode_component(&wat::parse_str(INTERPRETER)?)?).await?;
     let settings = HandlerSettings {
         version: 1,

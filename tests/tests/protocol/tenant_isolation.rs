@@ -14,7 +14,7 @@ use std::{
 use oncebox_control::Tenant;
 use oncebox_inbox::{ConsumerInbox, SessionSettings};
 use oncebox_model::{handler::Handler, policy::Limits, record::Record};
-use oncebox_runtime::{HandlerSettings, Runtime, RuntimeConfig};
+use oncebox_runtime::{HandlerSettings, RuntimeConfig, WasmRuntime};
 use oncebox_tests::{
     attacks::{self, Case, FUNCTIONS, completes, endless, fails},
     guests::{self, End, Step, component, encode, execute, spin, trap},
@@ -66,7 +66,7 @@ struct Arena {
     world: World,
     consumer: TestConsumer,
     victim: Tenant,
-    runtime: Runtime,
+    runtime: WasmRuntime,
     host: Arc<ConsumerInbox>,
     before: String,
 }
@@ -94,7 +94,8 @@ impl Arena {
         }
         let consumer = world.consumer(&tenant, "orders", policy).await;
         let runtime =
-            Runtime::new(RuntimeConfig { instances_max: 4, ..RuntimeConfig::default() }).unwrap();
+            WasmRuntime::new(RuntimeConfig { instances_max: 4, ..RuntimeConfig::default() })
+                .unwrap();
         let host = world.host_with(&consumer, world.scripts(), &settings);
         let before = host_state(&world).await;
         Self { world, consumer, victim, runtime, host, before }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use oncebox_control::{Begun, Compiled, NewVersion, Version};
-use oncebox_runtime::{Compiler, Runtime, RuntimeConfig, encode_component};
+use oncebox_runtime::{Compiler, RuntimeConfig, WasmRuntime, encode_component};
 use oncebox_server::compilations::Compilations;
 use oncebox_tests::{host::program, inbox::World};
 use serde_json::Value;
@@ -67,7 +67,7 @@ impl Drop for Counted {
 
 fn host(world: &World, program: PathBuf) -> Compilations {
     let compiler = Compiler { program, memory_bytes_max: 4 << 30, duration_max: DEADLINE };
-    let runtime = Runtime::new(RuntimeConfig {
+    let runtime = WasmRuntime::new(RuntimeConfig {
         instances_max: 1,
         compiler: Some(compiler),
         ..RuntimeConfig::default()

@@ -12,7 +12,7 @@ use std::{
 
 use oncebox_model::policy::Limits;
 use oncebox_runtime::{
-    Compiler, HandlerSettings, LoadError, Runtime, RuntimeConfig, encode_component,
+    Compiler, HandlerSettings, LoadError, RuntimeConfig, WasmRuntime, encode_component,
 };
 use oncebox_server::local::process::is_running;
 use oncebox_tests::{host::program, program::in_own_process};
@@ -28,8 +28,8 @@ fn own() -> Compiler {
     }
 }
 
-fn runtime(compiler: Compiler) -> Runtime {
-    Runtime::new(RuntimeConfig {
+fn runtime(compiler: Compiler) -> WasmRuntime {
+    WasmRuntime::new(RuntimeConfig {
         instances_max: 1,
         compiler: Some(compiler),
         ..RuntimeConfig::default()
@@ -87,7 +87,7 @@ async fn what_the_process_compiles_runs_as_what_the_host_compiles() {
         RuntimeConfig { small_virtual_memory: true, ..RuntimeConfig::default() },
         RuntimeConfig { memory_bytes_max: 32 << 20, ..RuntimeConfig::default() },
     ] {
-        let with = Runtime::new(RuntimeConfig {
+        let with = WasmRuntime::new(RuntimeConfig {
             instances_max: 1,
             compiler: Some(own()),
             ..config.clone()

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use oncebox_runtime::{Compiler, Problem, Runtime, RuntimeConfig, inspect};
+use oncebox_runtime::{Compiler, Problem, RuntimeConfig, WasmRuntime, inspect};
 use oncebox_tests::host::program;
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 
@@ -22,13 +22,13 @@ const INSPECT_MAX: Duration = Duration::from_secs(5);
 /// Longest compilation; the process is stopped after that.
 const COMPILE_MAX: Duration = Duration::from_secs(15);
 
-fn runtime(compile_max: Duration) -> Runtime {
+fn runtime(compile_max: Duration) -> WasmRuntime {
     let compiler = Compiler {
         program: program().unwrap(),
         memory_bytes_max: 2 << 30,
         duration_max: compile_max,
     };
-    Runtime::new(RuntimeConfig {
+    WasmRuntime::new(RuntimeConfig {
         instances_max: 1,
         compiler: Some(compiler),
         ..RuntimeConfig::default()
@@ -37,7 +37,7 @@ fn runtime(compile_max: Duration) -> Runtime {
 }
 
 /// What became of an input: the code of its first problem, or `taken`.
-async fn upload(runtime: &Runtime, what: &str, bytes: Vec<u8>) -> String {
+async fn upload(runtime: &WasmRuntime, what: &str, bytes: Vec<u8>) -> String {
     let start = Instant::now();
     let allowance = runtime.allowance();
     // On a thread as the host uses it, with the stack that it has there.
@@ -254,7 +254,7 @@ fn wat(text: &str) -> Vec<u8> {
     wat::parse_str(text).unwrap()
 }
 
-async fn check(runtime: &Runtime, what: &str, bytes: Vec<u8>, expected: &[&str]) {
+async fn check(runtime: &WasmRuntime, what: &str, bytes: Vec<u8>, expected: &[&str]) {
     let (size, start) = (bytes.len(), Instant::now());
     let outcome = upload(runtime, what, bytes).await;
     println!("{what}: {} KiB, {outcome} after {:.2} s", size / 1024, start.elapsed().as_secs_f64());

@@ -10,7 +10,9 @@ use super::{
     guests::{OK, guest},
     handle, message, runtime,
 };
-use crate::{EncodeError, HandlerSettings, LoadError, Runtime, RuntimeConfig, encode_component};
+use crate::{
+    EncodeError, HandlerSettings, LoadError, RuntimeConfig, WasmRuntime, encode_component,
+};
 
 async fn refusal(bytes: &[u8]) -> String {
     match runtime().load(bytes).await {
@@ -35,7 +37,7 @@ async fn what_is_no_component_is_refused_by_what_it_is() {
     assert!(refusal(b"\0asm\x0d\0\x01\0garbage").await.contains("cannot be compiled"));
     check("(module)", "oncebox component encode").await;
     let small =
-        Runtime::new(RuntimeConfig { component_bytes_max: 10, ..config() }).expect("an engine");
+        WasmRuntime::new(RuntimeConfig { component_bytes_max: 10, ..config() }).expect("an engine");
     let error = small.load(&component(&guest("", OK))).await.err().expect("too large");
     assert!(matches!(error, LoadError::TooLarge { max: 10, .. }), "{error}");
 }
@@ -124,8 +126,8 @@ impl Folder {
         Self(path)
     }
 
-    fn runtime(&self) -> Runtime {
-        Runtime::new(RuntimeConfig { cache_dir: Some(self.0.clone()), ..config() })
+    fn runtime(&self) -> WasmRuntime {
+        WasmRuntime::new(RuntimeConfig { cache_dir: Some(self.0.clone()), ..config() })
             .expect("an engine")
     }
 
@@ -183,7 +185,7 @@ async fn a_cache_that_others_can_write_is_refused() {
     let folder = Folder::new("open");
     fs::create_dir_all(&folder.0).expect("a folder");
     fs::set_permissions(&folder.0, fs::Permissions::from_mode(0o777)).expect("permissions");
-    let error = Runtime::new(RuntimeConfig { cache_dir: Some(folder.0.clone()), ..config() })
+    let error = WasmRuntime::new(RuntimeConfig { cache_dir: Some(folder.0.clone()), ..config() })
         .err()
         .expect("refused");
     assert!(error.to_string().contains("chmod 700"), "{error}");
@@ -191,8 +193,8 @@ async fn a_cache_that_others_can_write_is_refused() {
 
 #[tokio::test]
 async fn little_virtual_memory_is_enough_when_asked_for() {
-    let runtime =
-        Runtime::new(RuntimeConfig { small_virtual_memory: true, ..config() }).expect("an engine");
+    let runtime = WasmRuntime::new(RuntimeConfig { small_virtual_memory: true, ..config() })
+        .expect("an engine");
     let loaded = runtime.load(&component(&guest("", OK))).await.expect("sound");
     let settings = HandlerSettings {
         version: 1,

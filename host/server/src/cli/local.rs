@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::Result;
 use oncebox_admin::{Limits, Mode, Principal};
 use oncebox_control::Admin;
-use oncebox_runtime::{Runtime, RuntimeConfig};
+use oncebox_runtime::{RuntimeConfig, WasmRuntime};
 
 use super::Api;
 use crate::{brokers::Kafka, compilations::Compilations, config::Config, uploads::Uploads};
@@ -19,7 +19,7 @@ const JSON_BYTES_MAX: usize = 64 << 20;
 /// name of the user.
 pub(crate) fn api(config: &Config, admin: Admin) -> Result<Api> {
     let component_bytes_max = config.runtime.component_bytes_max;
-    let runtime = Runtime::new(RuntimeConfig {
+    let runtime = WasmRuntime::new(RuntimeConfig {
         instances_max: 1,
         component_bytes_max,
         cache_dir: config.runtime.cache_dir.clone(),

@@ -83,7 +83,7 @@ impl Kept {
 
 #[cfg(test)]
 mod tests {
-    use oncebox_runtime::{Runtime, RuntimeConfig};
+    use oncebox_runtime::{RuntimeConfig, WasmRuntime};
 
     use super::*;
 
@@ -97,8 +97,9 @@ mod tests {
 
     #[tokio::test]
     async fn what_runs_and_what_a_rollback_needs_stays() {
-        let runtime = Runtime::new(RuntimeConfig { instances_max: 1, ..RuntimeConfig::default() })
-            .expect("an engine");
+        let runtime =
+            WasmRuntime::new(RuntimeConfig { instances_max: 1, ..RuntimeConfig::default() })
+                .expect("an engine");
         let mut kept = Kept::default();
         for name in 0..4 {
             kept.put(&[name], &runtime.load(LEDGER).await.expect("sound"));

@@ -13,7 +13,7 @@ use oncebox_model::{
     policy::{Ack, Policy},
     record::Record,
 };
-use oncebox_runtime::{Recorder, Runtime, RuntimeConfig};
+use oncebox_runtime::{Recorder, RuntimeConfig, WasmRuntime};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -200,8 +200,8 @@ impl Driver {
 
 /// Returns a runtime with the settings that all processes of a verification have, so that compiled
 /// code can be shared.
-pub(crate) fn runtime(cache_dir: &Path) -> Result<Runtime> {
-    Ok(Runtime::new(RuntimeConfig {
+pub(crate) fn runtime(cache_dir: &Path) -> Result<WasmRuntime> {
+    Ok(WasmRuntime::new(RuntimeConfig {
         instances_max: 4,
         cache_dir: Some(cache_dir.to_owned()),
         ..RuntimeConfig::default()

@@ -21,7 +21,7 @@ use oncebox_admin::{
 };
 use oncebox_control::{Admin, NewToken, NewVersion};
 use oncebox_model::policy::Policy;
-use oncebox_runtime::{Runtime, RuntimeConfig};
+use oncebox_runtime::{RuntimeConfig, WasmRuntime};
 use oncebox_tests::inbox::World;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -53,7 +53,7 @@ pub fn sha256(bytes: &[u8]) -> String {
 }
 
 /// Uploads are looked at by compiling them.
-struct Compiling(Runtime);
+struct Compiling(WasmRuntime);
 
 impl Components for Compiling {
     fn check(&self, upload: Bytes) -> Checking<'_> {
@@ -146,8 +146,9 @@ impl Desk {
             name = '{EXPIRED}'"
             ))
             .await;
-        let runtime = Runtime::new(RuntimeConfig { instances_max: 1, ..RuntimeConfig::default() })
-            .expect("a runtime");
+        let runtime =
+            WasmRuntime::new(RuntimeConfig { instances_max: 1, ..RuntimeConfig::default() })
+                .expect("a runtime");
         let api = Api::new(world.admin.clone(), Arc::new(Compiling(runtime)), limits, mode)
             .with_brokers(Arc::new(OnePartition));
         let router = oncebox_admin::router(api.clone());

@@ -18,7 +18,7 @@ use oncebox_model::{
     record::Record,
 };
 use oncebox_runtime::{
-    HandlerSettings, LoadedComponent, Recorder, RunRecord, Runtime, RuntimeConfig,
+    HandlerSettings, LoadedComponent, Recorder, RunRecord, RuntimeConfig, WasmRuntime,
 };
 
 use self::report::Report;
@@ -103,7 +103,7 @@ struct Tried<'a> {
 pub(super) async fn run(config: &Config, args: TestArgs, json: bool) -> Result<()> {
     let file = messages::read(&args.message)?;
     let component = read_component(&args.component)?;
-    let runtime = Runtime::new(RuntimeConfig {
+    let runtime = WasmRuntime::new(RuntimeConfig {
         instances_max: 1,
         count_fuel: true,
         cache_dir: cache_dir(config),
@@ -122,7 +122,7 @@ async fn try_out(
     args: &TestArgs,
     file: &[FileMessage],
     component: &[u8],
-    (runtime, loaded): (&Runtime, &LoadedComponent),
+    (runtime, loaded): (&WasmRuntime, &LoadedComponent),
     json: bool,
 ) -> Result<()> {
     let scratch = if args.database_url.is_some() { None } else { Some(Scratch::start().await?) };
@@ -241,7 +241,7 @@ impl Handlers for Only {
 fn handler(
     place: &Furnished,
     args: &TestArgs,
-    (runtime, loaded): (&Runtime, &LoadedComponent),
+    (runtime, loaded): (&WasmRuntime, &LoadedComponent),
     recorder: Recorder,
 ) -> Result<Only> {
     let settings = HandlerSettings {
