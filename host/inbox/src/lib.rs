@@ -6,6 +6,8 @@
 
 // A consumer as one host runs it.
 mod consumer;
+// Its metrics and logs.
+mod metrics;
 // The records of one partition, and their way to a run or a parked row.
 mod partition;
 // Permission to begin a transaction, and the number of its messages.

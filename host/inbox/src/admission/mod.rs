@@ -30,6 +30,10 @@
 mod state;
 // State of one tenant: its clock, its limits, its queue.
 mod share;
+// Kept places that are lent, and called back.
+mod loans;
+// The queue of a consumer.
+mod line;
 // Limits on messages a second.
 mod bucket;
 // Processor time, and the turns of handlers that compute.

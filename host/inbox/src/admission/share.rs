@@ -14,6 +14,7 @@ use oncebox_model::{
 use super::{
     AdmissionRequest, Class, Grant, TenantCounts,
     bucket::Bucket,
+    line::{Line, NextInLine, Running, Waiting},
     state::{Picked, Room},
 };
 
@@ -24,109 +25,33 @@ const FIRST_COST_NS: f64 = 1e6;
 const COST_MIN_NS: f64 = 20e3;
 /// Transactions over which the cost, and the time that places are held, are averaged.
 const AVERAGED: f64 = 8.0;
-/// Average time of holding a place above which a tenant is slow. It gets none of the places that
-/// are kept for others' short transactions.
-const SLOW: Duration = Duration::from_millis(500);
-/// Time for which a kept place is lent. A transaction that still holds it then gives it back when
-/// another tenant waits for it.
-pub(super) const LOAN: Duration = Duration::from_secs(1);
-/// Time for which a tenant is lent no kept place after one had to be called back.
-pub(super) const DISTRUST: Duration = Duration::from_secs(60);
-/// Largest distance at which transactions of slow tenants begin.
-const APART_MAX: Duration = Duration::from_millis(100);
-
-/// State of a tenant's next transaction: ready, or the reason why it waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NextInLine {
-    /// Ready transaction, of this consumer; none for one that goes first.
-    Ready(Option<i32>),
-    /// Time at which a rate allows it.
-    Rate(Duration),
-    /// Full cap of the tenant or of its consumers.
-    Capped,
-    /// Lack of memory on the host.
-    Memory,
-}
-
-/// A transaction in the queue.
-#[derive(Debug)]
-struct Waiting {
-    id: u64,
-    ask: AdmissionRequest,
-    /// Transactions that other tenants had been granted when it came.
-    others: u64,
-}
-
-/// A consumer's queue and caps.
-#[derive(Debug)]
-struct Line {
-    transactions_max: Option<usize>,
-    running: usize,
-    waiting: VecDeque<Waiting>,
-    bucket: Bucket,
-}
-
-impl Line {
-    fn is_full(&self) -> bool {
-        self.transactions_max.is_some_and(|max| self.running >= max.max(1))
-    }
-}
-
-/// A transaction that runs.
-#[derive(Debug)]
-pub(super) struct Running {
-    pub(super) id: u64,
-    /// Time of its admission.
-    since: Duration,
-    /// Least cost that it is charged, nanoseconds.
-    cost_ns: f64,
-    /// True where it holds a place, or memory, that is kept for tenants that run nothing.
-    is_lent: bool,
-    /// True where nothing was known of its tenant when it was lent its place.
-    is_trial: bool,
-    /// True once it was called back.
-    is_called_back: bool,
-}
-
-impl Running {
-    fn held(&self, now: Duration) -> Duration {
-        now.saturating_sub(self.since)
-    }
-
-    /// Returns whether it holds a kept place or kept memory and was not called back. With
-    /// `trials_alone`, only trials count.
-    fn is_loan(&self, trials_alone: bool) -> bool {
-        self.is_lent && !self.is_called_back && (self.is_trial || !trials_alone)
-    }
-}
-
 #[derive(Debug)]
 pub(super) struct Share {
-    limits: TenantLimits,
+    pub(super) limits: TenantLimits,
     /// The tenant's revision that has these limits.
-    revision: i64,
+    pub(super) revision: i64,
     /// The tenant's own clock: cost over weight of its transactions that have ended.
-    virtual_time: f64,
+    pub(super) virtual_time: f64,
     /// Average cost of its transactions lately, nanoseconds.
-    average_ns: f64,
+    pub(super) average_ns: f64,
     /// Average time for which they held their places lately, nanoseconds.
-    held_ns: f64,
+    pub(super) held_ns: f64,
     /// Time for which the last one held its place.
-    held_last: Duration,
+    pub(super) held_last: Duration,
     /// Time until which it is lent no kept place.
-    distrusted_until: Duration,
+    pub(super) distrusted_until: Duration,
     /// Number of transactions with messages that have ended.
-    ended: u64,
-    running: Vec<Running>,
-    memory: u64,
+    pub(super) ended: u64,
+    pub(super) running: Vec<Running>,
+    pub(super) memory: u64,
     /// Short transactions of the host itself, which go before the tenant's others.
-    first: VecDeque<Waiting>,
-    lines: BTreeMap<i32, Line>,
+    pub(super) first: VecDeque<Waiting>,
+    pub(super) lines: BTreeMap<i32, Line>,
     /// Consumers that wait, in the order of their turns.
-    turns: VecDeque<i32>,
-    bucket: Bucket,
-    counts: TenantCounts,
-    cpu_turns: CpuSlots,
+    pub(super) turns: VecDeque<i32>,
+    pub(super) bucket: Bucket,
+    pub(super) counts: TenantCounts,
+    pub(super) cpu_turns: CpuSlots,
     /// True where a transaction of the tenant waits for what another of its transactions holds.
     pub(super) is_crowded: bool,
     /// True where it waits for bounds of its own, and not for its turn.
@@ -235,52 +160,6 @@ impl Share {
     /// Returns whether nothing is known of how long its transactions take.
     pub(super) fn is_new(&self) -> bool {
         self.ended == 0
-    }
-
-    /// Returns whether its transactions hold their places for long: lately, or one of them at
-    /// `now`.
-    pub(super) fn is_slow(&self, now: Duration) -> bool {
-        now < self.distrusted_until
-            || self.held_ns > SLOW.as_nanos() as f64
-            || self.running.iter().any(|running| running.held(now) > LOAN)
-    }
-
-    /// Returns how much later than its last transaction the next one of a slow tenant begins, on a
-    /// host with this many places. All places are taken within half of the time for which such
-    /// transactions hold them.
-    pub(super) fn apart(&self, places: usize) -> Duration {
-        (self.held_last / 2 / u32::try_from(places).unwrap_or(u32::MAX)).min(APART_MAX)
-    }
-
-    /// Returns when the longest of its loans ends; of all loans, or of trials alone.
-    pub(super) fn loan_ends(&self, trials_alone: bool) -> Option<Duration> {
-        self.running
-            .iter()
-            .filter(|running| running.is_loan(trials_alone))
-            .map(|running| running.since + LOAN)
-            .min()
-    }
-
-    /// Returns the number of loans that were called back and that it still has.
-    pub(super) fn called_back(&self) -> usize {
-        self.running.iter().filter(|running| running.is_called_back).count()
-    }
-
-    /// Calls back its longest loan, of all or of trials alone, and returns its transaction. From
-    /// then on the tenant counts as slow.
-    pub(super) fn call_back(&mut self, trials_alone: bool, now: Duration) -> Option<u64> {
-        let lent = self.running.iter_mut().filter(|running| running.is_loan(trials_alone));
-        let longest = lent.min_by_key(|running| running.since)?;
-        longest.is_called_back = true;
-        self.distrusted_until = now + DISTRUST;
-        self.held_ns = self.held_ns.max(LOAN.as_nanos() as f64);
-        self.counts.stopped += 1;
-        Some(longest.id)
-    }
-
-    /// Counts transactions that were told to stop because their consumer is to stop.
-    pub(super) fn count_stopped(&mut self, transactions: u64) {
-        self.counts.stopped += transactions;
     }
 
     pub(super) fn is_active(&self) -> bool {

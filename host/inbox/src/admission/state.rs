@@ -8,10 +8,7 @@ use std::{
 
 use oncebox_model::{hooks, meter::Usage, tenant_limits::TenantLimits};
 
-use super::{
-    AdmissionRequest, Grant, HostBounds,
-    share::{NextInLine, Share},
-};
+use super::{AdmissionRequest, Grant, HostBounds, line::NextInLine, share::Share};
 
 /// Room for one more transaction, apart from its tenant's own bounds.
 #[derive(Debug, Clone, Copy)]
@@ -61,33 +58,33 @@ impl Picked {
 /// The scheduler without its clock. Callers pass in the time, counted from any beginning.
 #[derive(Debug)]
 pub(super) struct State {
-    host: HostBounds,
-    shares: HashMap<i32, Share>,
+    pub(super) host: HostBounds,
+    pub(super) shares: HashMap<i32, Share>,
     /// Tenants of which a transaction runs or waits: a few of many.
-    active: Vec<i32>,
+    pub(super) active: Vec<i32>,
     /// Clock at which a tenant that had nothing to do goes on: the least of the tenants that wait
     /// only for their turn. It never goes back. So a tenant that was idle, or held back by bounds
     /// of its own, saves no time up and delays no other tenant's clock.
-    global_virtual_time: f64,
+    pub(super) global_virtual_time: f64,
     pub(super) running: usize,
-    running_peak: usize,
-    memory: u64,
-    memory_peak: u64,
+    pub(super) running_peak: usize,
+    pub(super) memory: u64,
+    pub(super) memory_peak: u64,
     /// Transactions that run in the part that is kept for tenants that run nothing.
-    kept: usize,
+    pub(super) kept: usize,
     /// Those of them whose tenants were not known yet.
-    trials: usize,
+    pub(super) trials: usize,
     /// Bytes of guests' memory that are held in that part.
-    kept_memory: u64,
-    granted: u64,
-    waiting: usize,
-    next_id: u64,
+    pub(super) kept_memory: u64,
+    pub(super) granted: u64,
+    pub(super) waiting: usize,
+    pub(super) next_id: u64,
     /// True where a transaction waits for what another tenant's transaction holds.
-    crowded: bool,
+    pub(super) crowded: bool,
     /// True where a tenant that may have kept memory waits for it.
-    lacks_memory: bool,
+    pub(super) lacks_memory: bool,
     /// Time before which no transaction of a slow tenant begins.
-    slow_at: Duration,
+    pub(super) slow_at: Duration,
 }
 
 impl State {
@@ -197,56 +194,6 @@ impl State {
         dispatched
     }
 
-    /// Calls back loans for tenants that run nothing and wait for a kept place, or for kept memory,
-    /// of which none is left. It calls back as many as those tenants need, of loans that last for
-    /// longer than is allowed.
-    fn call_back(&mut self, now: Duration, dispatched: &mut Dispatched) {
-        let (is_place_left, is_trial_left) =
-            (self.kept < self.reserve(), self.trials < self.trials_max());
-        let is_left = is_place_left && is_trial_left && !self.lacks_memory;
-        if self.waiting == 0 || is_left || hooks::sabotage("loans_never_end") {
-            return;
-        }
-        let (kept_room, default_max) = (self.kept_room(), self.default_max());
-        let any = Room { memory: u64::MAX, is_empty: true };
-        let mut wanted = 0;
-        let mut given_back = 0;
-        for tenant_id in &self.active {
-            let Some(share) = self.shares.get_mut(tenant_id) else { continue };
-            given_back += share.called_back();
-            if !share.waits() || share.runs() || share.is_slow(now) {
-                continue;
-            }
-            let lacks_place = !is_place_left || share.is_new() && !is_trial_left;
-            let lacks_memory =
-                self.lacks_memory && share.next(kept_room, default_max, now) == NextInLine::Memory;
-            wanted += usize::from(
-                (lacks_place || lacks_memory)
-                    && matches!(share.next(any, default_max, now), NextInLine::Ready(_)),
-            );
-        }
-        // Where places are left, one that a known tenant gives back is of no use to a new tenant.
-        let trials_alone = is_place_left && !self.lacks_memory;
-        while given_back < wanted {
-            let loans = self
-                .active
-                .iter()
-                .filter_map(|id| Some((self.shares.get(id)?.loan_ends(trials_alone)?, *id)));
-            let Some((ends_at, tenant_id)) = loans.min() else { return };
-            if ends_at > now {
-                dispatched.again_at =
-                    Some(dispatched.again_at.map_or(ends_at, |known| known.min(ends_at)));
-                return;
-            }
-            dispatched.called_back.extend(
-                self.shares
-                    .get_mut(&tenant_id)
-                    .and_then(|share| share.call_back(trials_alone, now)),
-            );
-            given_back += 1;
-        }
-    }
-
     /// Grants a transaction that uses spare room. It never waits, and begins only where no other
     /// transaction waits for room.
     pub(super) fn ask_spare(&mut self, ask: AdmissionRequest, now: Duration) -> Option<Grant> {
@@ -298,26 +245,26 @@ impl State {
     }
 
     /// Returns the memory that is left outside of what is kept.
-    fn room(&self) -> Room {
+    pub(super) fn room(&self) -> Room {
         let (all, held) =
             (self.host.memory_bytes_max - self.memory_reserve(), self.memory - self.kept_memory);
         Room { memory: all.saturating_sub(held), is_empty: held == 0 }
     }
 
     /// Returns the memory that is left of what is kept.
-    fn kept_room(&self) -> Room {
+    pub(super) fn kept_room(&self) -> Room {
         Room { memory: self.memory_reserve() - self.kept_memory, is_empty: false }
     }
 
     /// Returns the number of places that are kept for tenants that run nothing. With them, a tenant
     /// with slow transactions does not hold every place while another one's first message waits.
-    fn reserve(&self) -> usize {
+    pub(super) fn reserve(&self) -> usize {
         self.host.transactions_max / 8
     }
 
     /// Returns the number of kept places that tenants without a history may have. The others are
     /// left to tenants that are known to give them back soon.
-    fn trials_max(&self) -> usize {
+    pub(super) fn trials_max(&self) -> usize {
         if hooks::sabotage("reserve_for_newcomers") {
             return self.reserve();
         }
@@ -331,13 +278,13 @@ impl State {
     }
 
     /// Returns whether a place is free outside of those that are kept.
-    fn is_free(&self) -> bool {
+    pub(super) fn is_free(&self) -> bool {
         self.running - self.kept < self.host.transactions_max - self.reserve()
     }
 
     /// Returns the most transactions of a tenant at once, where its own limits say nothing. A
     /// tenant that is alone on the host may have all places.
-    fn default_max(&self) -> Option<usize> {
+    pub(super) fn default_max(&self) -> Option<usize> {
         self.host.tenant_transactions_max.filter(|_| self.shares.len() > 1)
     }
 

@@ -6,7 +6,8 @@ use oncebox_model::{message::Message, policy::Gap};
 
 use crate::{
     batch::{claim::ClaimOutcome, complete::GAP, state::BatchState},
-    consumer::{ConsumerInbox, Parked},
+    consumer::ConsumerInbox,
+    metrics::Parked,
     ordering::sequence::{SequencePosition, SequenceVerdict},
 };
 

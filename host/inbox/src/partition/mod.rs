@@ -5,6 +5,8 @@
 //! `route` decides for each record whether it runs or is parked. Then the front of the batch is
 //! settled: either its parked records together, or its messages that run.
 
+// Decoding, and the decision about each record.
+mod route;
 // Parking of records and messages that cannot be handled.
 pub(crate) mod parking;
 // Messages that run alone, since one of them may kill the process.
@@ -16,23 +18,18 @@ mod clock;
 
 use std::sync::Arc;
 
-use chrono::TimeDelta;
 use futures::FutureExt;
 use oncebox_model::{
     error::InboxError,
     handler::Handlers,
     hooks,
-    identity::{self, Undecodable},
     message::Message,
-    policy::{Ack, Collision, PastHorizon, Policy},
+    policy::{Ack, Collision},
     record::Record,
 };
 
 use crate::{
-    admission::{
-        Admission,
-        breaker::{BreakerDecision, Probe, RECHECK},
-    },
+    admission::Admission,
     batch::{
         claim::{ClaimOutcome, ClaimRequest, InitialStatus},
         settle::Permit,
@@ -41,6 +38,7 @@ use crate::{
     consumer::ConsumerInbox,
     partition::{
         clock::DatabaseClock, duplicate_payloads::DuplicatePayloads, parking::is_collision,
+        route::Route,
     },
 };
 
@@ -50,10 +48,6 @@ const OUTAGES_MAX: u32 = 2;
 /// Messages that run under a lease after a sign that one of them kills the process. A whole batch
 /// where that is more.
 const PROBATION_MESSAGES: usize = 64;
-
-/// Bytes of decoded JSON after which a batch ends. The last payload may exceed it, since a few
-/// bytes may decode to many.
-const DECODED_BYTES_MAX: usize = 16 << 20;
 
 /// The inbox of one assigned partition.
 pub struct PartitionInbox {
@@ -82,12 +76,6 @@ pub struct PartitionInbox {
     clock: DatabaseClock,
     /// Permission to begin a transaction, which `ready` got in advance.
     permit: Option<Permit>,
-}
-
-/// Way of a decoded record.
-enum Route {
-    Run(Routed),
-    Park(ClaimRequest),
 }
 
 impl PartitionInbox {
@@ -236,82 +224,6 @@ impl PartitionInbox {
         }
     }
 
-    /// Decides for each record whether it runs or is parked. Stops at a record whose schema is not
-    /// at hand, and after many bytes of decoded JSON.
-    fn route(
-        &mut self,
-        handlers: &dyn Handlers,
-        records: &[Record],
-        horizon_ms: Option<i64>,
-    ) -> Vec<Route> {
-        let generation = handlers.generation();
-        let records = records.iter().take(self.batch_max()).cloned();
-        let mut routes = Vec::with_capacity(records.len());
-        let mut decoded = 0;
-        for record in records {
-            if decoded > DECODED_BYTES_MAX {
-                break; // later records come again, once the memory of these is free
-            }
-            let Policy { identity, sequence, .. } = &self.consumer.policy;
-            let message =
-                identity::decode(record, identity, sequence.as_ref(), self.consumer.decoder.get());
-            decoded += message
-                .as_ref()
-                .ok()
-                .and_then(|message| message.decoded.as_ref())
-                .map_or(0, |json| json.len());
-            let route = match message {
-                Err((_, Undecodable::BadPayload(fault))) if fault.is_not_prepared() => break,
-                Err((record, why)) => Route::Park(parking::undecodable(&record, &why)),
-                Ok(message) => {
-                    match (handlers.resolve(&message, None), self.consumer.ordering(&message)) {
-                        (_, ordering)
-                            if horizon_ms.is_some_and(|horizon| {
-                                (1..horizon).contains(&message.record.timestamp_ms)
-                            }) =>
-                        {
-                            Route::Park(parking::past_horizon(message, ordering))
-                        }
-                        (None, ordering) => Route::Park(parking::unrouted(message, ordering)),
-                        (Some(_), ordering)
-                            if let Some(fault) = self.consumer.schemas.fault(&message) =>
-                        {
-                            Route::Park(parking::invalid(message, ordering, &fault))
-                        }
-                        (Some(handler), ordering) => {
-                            self.duplicate_payloads.observe(&self.consumer, &message);
-                            let version = Some(handler.version());
-                            let shadow = handlers
-                                .shadow(&message)
-                                .filter(|shadow| shadow.samples(&message.id));
-                            let request = ClaimRequest { message, version, reason: None, ordering };
-                            Route::Run(Routed { request, lease: None, handler, generation, shadow })
-                        }
-                    }
-                }
-            };
-            routes.push(route);
-        }
-        routes
-    }
-
-    /// Returns the record time before which messages are parked, in milliseconds; none where the
-    /// policy does not park them. Earlier messages may have run already, and their rows may be
-    /// gone.
-    ///
-    /// A message is remembered from the time that it completed, which is no earlier than its
-    /// record's time. Producers' clocks may be an hour ahead of the database's; the host's clock
-    /// does not matter.
-    async fn horizon_ms(&mut self) -> Result<Option<i64>, InboxError> {
-        let Policy { replay, retention, .. } = &self.consumer.policy;
-        let Some(days) = retention.days().filter(|_| replay.past_horizon == PastHorizon::Park)
-        else {
-            return Ok(None);
-        };
-        let now = self.clock.now(self.consumer.sessions.admin()).await?;
-        Ok(Some((now - TimeDelta::days(days) + TimeDelta::hours(1)).timestamp_millis()))
-    }
-
     /// Parks all records at the front that are to be parked, and returns how many they are.
     async fn park_front(
         &mut self,
@@ -409,37 +321,6 @@ impl PartitionInbox {
         }
         self.report(&batch, &settled);
         Ok(settled.claims.len())
-    }
-
-    /// Returns the messages at the front whose circuit breakers let them pass: all before the first
-    /// that has to wait. A message that is to probe its version goes alone, with its probe.
-    fn passed(&self, mut batch: Vec<Routed>) -> Result<(Vec<Routed>, Option<Probe>), InboxError> {
-        let breakers = &self.consumer.breakers;
-        let mut passed: Option<i32> = None;
-        for index in 0..batch.len() {
-            let handler = &*batch[index].handler;
-            if passed == Some(handler.version()) {
-                continue;
-            }
-            match breakers.admit(handler, index == 0) {
-                BreakerDecision::Pass => passed = Some(handler.version()),
-                BreakerDecision::Probe(probe) => {
-                    batch.truncate(1);
-                    return Ok((batch, Some(probe)));
-                }
-                BreakerDecision::Wait(left) if index == 0 => {
-                    return Err(InboxError::BreakerOpen {
-                        version: handler.version(),
-                        retry_after: left.min(RECHECK),
-                    });
-                }
-                BreakerDecision::Wait(_) => {
-                    batch.truncate(index);
-                    break;
-                }
-            }
-        }
-        Ok((batch, None))
     }
 
     /// Stores messages instead of running them: the retry workers count each attempt before it

@@ -17,7 +17,8 @@ use crate::{
         claim::{ClaimOutcome, ClaimRequest},
         complete::unrouted as unrouted_disposition,
     },
-    consumer::{ConsumerInbox, Parked},
+    consumer::ConsumerInbox,
+    metrics::Parked,
     session::Transaction,
 };
 

@@ -13,7 +13,8 @@ use sqlx::{Row, postgres::PgRow};
 use crate::{
     admission::Admission,
     batch::{claim::ClaimRequest, commit::commit_host, complete::Lease},
-    consumer::{ConsumerInbox, Parked},
+    consumer::ConsumerInbox,
+    metrics::Parked,
     retry::interrupted::Interrupted,
     session::Transaction,
 };

@@ -4,6 +4,8 @@
 mod budget;
 // The connections of one tenant.
 mod pool;
+// Outages, restarts and silence of its database.
+mod health;
 // A transaction on one of them.
 mod transaction;
 // Backoff while a tenant's database is unavailable.
