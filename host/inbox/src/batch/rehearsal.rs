@@ -5,6 +5,7 @@ use oncebox_model::{
     error::InboxError,
     identity,
     outcome::{Disposition, Failure, FailureKind},
+    policy::Dedup,
     record::Record,
     tx::Tx,
 };
@@ -13,7 +14,7 @@ use crate::{
     admission::batch_sizer::SavepointMode,
     batch::{
         abort::Abort,
-        claim::{ClaimOutcome, ClaimRequest},
+        claim::ClaimRequest,
         commit::{at_completion, at_constraints, host_statement},
         complete::{Completion, Execution, Recorded, complete},
         state::{BatchState, Routed},
@@ -108,8 +109,19 @@ impl<'a> Rehearsal<'a> {
         let request = ClaimRequest { message, version: None, reason: None, ordering: None };
         let generation = handlers.generation();
         let routed = Routed { request, lease: None, handler, generation, shadow: None };
+        let batch = std::slice::from_ref(&routed);
+        let state = match BatchState::open(self.consumer, self.transaction(), batch).await {
+            Ok(Some(state)) => state,
+            Ok(None) => return Err(InboxError::InFlightElsewhere),
+            Err(Abort::AtClaim { failure }) => {
+                let text = format!("PostgreSQL refuses its inbox row: {}", failure.text);
+                return Err(InboxError::Invalid(text));
+            }
+            Err(abort) => return Err(abort.into_host_error()),
+        };
+        // The claim stands before the savepoint: a row is of a transaction only at its top level.
         host_statement(self.tx(), "SAVEPOINT delivery").await?;
-        match self.run(&routed).await {
+        match self.run(state).await {
             Ok(rehearsed) => {
                 // Constraints are deferred again for the next message, with those that are only
                 // deferrable. Here such a constraint is checked at the end of a message, in a host
@@ -122,20 +134,17 @@ impl<'a> Rehearsal<'a> {
         }
     }
 
-    /// Runs everything between BEGIN and COMMIT, then checks deferred constraints as COMMIT would.
-    async fn run(&self, routed: &Routed) -> Result<Rehearsed, Abort> {
-        let (consumer, transaction) = (self.consumer, self.transaction());
-        let batch = std::slice::from_ref(routed);
-        let Some(mut state) = BatchState::open(consumer, transaction, batch).await? else {
-            return Err(Abort::Host(InboxError::InFlightElsewhere));
-        };
+    /// Runs everything between claim and COMMIT, then checks deferred constraints as COMMIT would.
+    async fn run(&self, mut state: BatchState<'_>) -> Result<Rehearsed, Abort> {
+        let transaction = self.transaction();
         if let Some(status) = state.claims[0].known_status() {
             let status = status.to_owned();
             state.complete(transaction).await?;
             return Ok(Rehearsed::Duplicate { status });
         }
         while let Some(next) = state.next() {
-            consumer.handle_next(transaction, &mut state, next, SavepointMode::Savepoints).await?;
+            let mode = SavepointMode::Savepoints;
+            self.consumer.handle_next(transaction, &mut state, next, mode).await?;
         }
         let result = state.completion.result().map(str::to_owned);
         let mut settled = state.complete(transaction).await.map_err(at_completion)?;
@@ -152,7 +161,6 @@ impl<'a> Rehearsal<'a> {
         let failure = match abort {
             Abort::Contention { failure }
             | Abort::AtCommit { failure }
-            | Abort::AtClaim { failure }
             | Abort::Abandoned { failure, .. } => failure,
             Abort::Host(InboxError::LostInHandler { .. } | InboxError::LostInOutage { .. }) => {
                 let text = "the connection to the database broke while the message ran";
@@ -165,13 +173,13 @@ impl<'a> Rehearsal<'a> {
             return self.lost(routed, failure).await;
         }
         self.tx().recovered().await;
-        let Routed { request, generation, .. } = routed;
-        let claim = self.consumer.claim_again(self.transaction(), request, None, *generation).await;
-        let Some(ClaimOutcome::New) = claim? else {
-            return Err(InboxError::InFlightElsewhere);
-        };
+        if self.consumer.policy.dedup == Dedup::Off {
+            // Only the record of a failure has a row.
+            let Routed { request, generation, .. } = routed;
+            self.consumer.claim_again(self.transaction(), request, None, *generation).await?;
+        }
         let mut completion = Completion::default();
-        let execution = Execution::of(&request.message, None);
+        let execution = Execution::of(&routed.request.message, None);
         let disposition = completion.failed(execution, &failure, &self.consumer.policy);
         complete(self.transaction(), self.consumer.consumer_id, &completion).await?;
         Ok(Rehearsed::failed(failure, disposition))
