@@ -2,7 +2,7 @@
 
 use axum::Json;
 use chrono::{DateTime, Utc};
-use oncebox_control::{Filter, InboxPlace, Verb};
+use oncebox_control::{Action, Filter, InboxPlace};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -383,7 +383,7 @@ pub struct InboxFilter {
 /// An action on messages, with its reason.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Remedy {
+pub struct BulkAction {
     /// Reason, 1 to 1,000 characters, kept with each message and in the audit log.
     pub reason: String,
     /// Filter of the messages.
@@ -399,20 +399,20 @@ pub struct Remedy {
     pub as_of: Option<DateTime<Utc>>,
     /// Largest number of messages of this request; 0 only counts, and changes nothing. By default
     /// 1,000, which is the maximum.
-    #[serde(default = "remedy_limit")]
+    #[serde(default = "bulk_limit")]
     pub limit: u32,
 }
 
 /// Largest number of messages of a request.
-const REMEDY_MAX: u32 = 1_000;
+const BULK_MAX: u32 = 1_000;
 
-fn remedy_limit() -> u32 {
-    REMEDY_MAX
+fn bulk_limit() -> u32 {
+    BULK_MAX
 }
 
 /// The result of an action on messages.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Remedied {
+pub struct BulkResult {
     /// Number of changed messages.
     pub changed: i64,
     /// Number of messages that are still to be changed, counted up to 100,000. Hosts may be running
@@ -428,14 +428,14 @@ pub struct Remedied {
 /// wait for earlier messages of their key. A repeated request runs them once. A message whose
 /// record the policy did not keep, or that was never decoded, cannot run again.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/redrive", tag = "inbox",
-    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = Remedy,
-    responses((status = 200, body = Remedied)), extensions(("x-role" = json!("operator"))))]
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = BulkAction,
+    responses((status = 200, body = BulkResult)), extensions(("x-role" = json!("operator"))))]
 pub(crate) async fn redrive(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
-    Body(remedy): Body<Remedy>,
-) -> Result<Json<Remedied>, ApiError> {
-    apply(&caller, &tenant, &consumer, Verb::Redrive, remedy).await
+    Body(bulk): Body<BulkAction>,
+) -> Result<Json<BulkResult>, ApiError> {
+    apply(&caller, &tenant, &consumer, Action::Redrive, bulk).await
 }
 
 /// Discard messages
@@ -443,26 +443,26 @@ pub(crate) async fn redrive(
 /// A discarded message never runs, and its row stays. Messages of its key that wait behind it are
 /// due.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/discard", tag = "inbox",
-    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = Remedy,
-    responses((status = 200, body = Remedied)), extensions(("x-role" = json!("operator"))))]
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = BulkAction,
+    responses((status = 200, body = BulkResult)), extensions(("x-role" = json!("operator"))))]
 pub(crate) async fn discard(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
-    Body(remedy): Body<Remedy>,
-) -> Result<Json<Remedied>, ApiError> {
-    apply(&caller, &tenant, &consumer, Verb::Discard, remedy).await
+    Body(bulk): Body<BulkAction>,
+) -> Result<Json<BulkResult>, ApiError> {
+    apply(&caller, &tenant, &consumer, Action::Discard, bulk).await
 }
 
 /// Run messages now that wait for their next attempt
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/retry", tag = "inbox",
-    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = Remedy,
-    responses((status = 200, body = Remedied)), extensions(("x-role" = json!("operator"))))]
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = BulkAction,
+    responses((status = 200, body = BulkResult)), extensions(("x-role" = json!("operator"))))]
 pub(crate) async fn retry(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
-    Body(remedy): Body<Remedy>,
-) -> Result<Json<Remedied>, ApiError> {
-    apply(&caller, &tenant, &consumer, Verb::Retry, remedy).await
+    Body(bulk): Body<BulkAction>,
+) -> Result<Json<BulkResult>, ApiError> {
+    apply(&caller, &tenant, &consumer, Action::Retry, bulk).await
 }
 
 /// Checks the reason that a change of messages must give.
@@ -477,14 +477,14 @@ async fn apply(
     caller: &Caller,
     tenant: &str,
     consumer: &str,
-    verb: Verb,
-    remedy: Remedy,
-) -> Result<Json<Remedied>, ApiError> {
-    let Remedy { reason, filter, message_ids, as_of, limit } = remedy;
+    action: Action,
+    bulk: BulkAction,
+) -> Result<Json<BulkResult>, ApiError> {
+    let BulkAction { reason, filter, message_ids, as_of, limit } = bulk;
     check_reason(&reason)?;
-    if limit > REMEDY_MAX || message_ids.len() > REMEDY_MAX as usize {
+    if limit > BULK_MAX || message_ids.len() > BULK_MAX as usize {
         return Err(ApiError::invalid(format!(
-            "`limit` and the number of `message_ids` must be at most {REMEDY_MAX}"
+            "`limit` and the number of `message_ids` must be at most {BULK_MAX}"
         )));
     }
     if let Some(status) =
@@ -506,10 +506,10 @@ async fn apply(
         until: filter.until,
         ..Filter::default()
     };
-    let remedy = oncebox_control::Remedy { verb, filter, message_ids, reason, as_of, limit };
-    let oncebox_control::Remedied { changed, left, as_of } =
-        caller.admin.remedy(tenant, consumer, &remedy).await?;
-    Ok(Json(Remedied { changed, left, as_of }))
+    let bulk = oncebox_control::BulkAction { action, filter, message_ids, reason, as_of, limit };
+    let oncebox_control::BulkResult { changed, left, as_of } =
+        caller.admin.act_on_messages(tenant, consumer, &bulk).await?;
+    Ok(Json(BulkResult { changed, left, as_of }))
 }
 
 /// Returns the keys that [`text`] may show like this: the decoded digits, if any, and the text

@@ -12,8 +12,8 @@ pub use crate::{
     handlers::Handler,
     hosts::{Host, HostFailing, HostProgress},
     inbox::{
-        InboxAlert, InboxDetail, InboxFilter, InboxOpen, InboxRow, InboxStats, Remedied, Remedy,
-        Story, StoryEvent,
+        BulkAction, BulkResult, InboxAlert, InboxDetail, InboxFilter, InboxOpen, InboxRow,
+        InboxStats, Story, StoryEvent,
     },
     migrations::{Migration, NewMigration},
     revision::NewRevision,

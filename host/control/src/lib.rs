@@ -54,7 +54,7 @@ pub use deployments::{
 pub use doctor::{Finding, HostLimits, Severity};
 pub use hosts::{Duplicates, Host, HostProgress, HostRun, Progress, Run, RunState};
 pub use messages::{
-    bulk::{Remedied, Remedy, Verb},
+    bulk::{Action, BulkAction, BulkResult},
     cursor::Place as InboxPlace,
     edit::Revision,
     export::Exported,

@@ -12,7 +12,8 @@ DECLARE
     v_payload bytea;
 BEGIN
     -- Locks the row, and checks that it may be run again.
-    IF oncebox.remedy(p_consumer, p_class, 'redrive', ARRAY[p_id], p_as_of, p_actor, p_reason) = 0
+    IF oncebox.act_on_messages(
+        p_consumer, p_class, 'redrive', ARRAY[p_id], p_as_of, p_actor, p_reason) = 0
     THEN
         RETURN false;
     END IF;

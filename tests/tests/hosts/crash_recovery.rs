@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, future::join_all, stream};
-use oncebox_control::{Filter, Remedy, Verb};
+use oncebox_control::{Action, BulkAction, Filter};
 use oncebox_model::hooks::POINTS;
 use oncebox_tests::{
     host::{HostProcess, Options, Scenario, aside},
@@ -536,15 +536,15 @@ async fn finish_keys(scenario: &Scenario) -> Result<String> {
         for reason in ["reject", "park", "no_route", "crashed", "undecodable"] {
             let filter = Filter { reason: Some(reason.to_owned()), ..Filter::default() };
             let reason = "they are looked at".to_owned();
-            let remedy = Remedy {
-                verb: Verb::Discard,
+            let bulk = BulkAction {
+                action: Action::Discard,
                 filter,
                 message_ids: Vec::new(),
                 reason,
                 as_of: None,
                 limit: 1_000,
             };
-            scenario.admin.remedy(&scenario.tenant.name, "payments", &remedy).await?;
+            scenario.admin.act_on_messages(&scenario.tenant.name, "payments", &bulk).await?;
         }
         sleep(Duration::from_millis(50)).await;
     }

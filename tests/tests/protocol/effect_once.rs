@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use oncebox_control::{Filter, Remedy, Verb};
+use oncebox_control::{Action, BulkAction, Filter};
 use oncebox_inbox::ConsumerInbox;
 use oncebox_model::{InboxError, record::Record};
 use oncebox_tests::inbox::{
@@ -614,15 +614,15 @@ async fn what_may_be_forgotten_is_parked_where_the_policy_says_so() {
         "what is known is a duplicate"
     );
     let reason = "it never ran".to_owned();
-    let redrive = Remedy {
-        verb: Verb::Redrive,
+    let redrive = BulkAction {
+        action: Action::Redrive,
         filter: Filter::default(),
         message_ids: Vec::new(),
         reason,
         as_of: None,
         limit: 10,
     };
-    assert_eq!(world.admin.remedy("acme", "orders", &redrive).await.unwrap().changed, 1);
+    assert_eq!(world.admin.act_on_messages("acme", "orders", &redrive).await.unwrap().changed, 1);
     world.retry_until_settled(&host).await;
     assert_eq!(world.row(&consumer, "old").await.state(), ("completed", None, 1));
     let usual = world.consumer(&consumer.tenant, "usual", "").await;

@@ -6,7 +6,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use oncebox_control::{Filter, Remedy, Tenant, Verb};
+use oncebox_control::{Action, BulkAction, Filter, Tenant};
 use oncebox_inbox::SessionSettings;
 use oncebox_model::{
     outcome::{Failure, FailureKind},
@@ -277,15 +277,15 @@ async fn what_is_too_old_is_not_tried_again() {
     assert_eq!(world.row(&consumer, "young").await.state(), ("completed", None, 3));
 
     let reason = "once more".to_owned();
-    let again = Remedy {
-        verb: Verb::Redrive,
+    let again = BulkAction {
+        action: Action::Redrive,
         filter: Filter::default(),
         message_ids: Vec::new(),
         reason,
         as_of: None,
         limit: 10,
     };
-    assert_eq!(world.admin.remedy("acme", "orders", &again).await.unwrap().changed, 1);
+    assert_eq!(world.admin.act_on_messages("acme", "orders", &again).await.unwrap().changed, 1);
     world.retry_until_settled(&host).await;
     assert_eq!(
         world.row(&consumer, "old").await.state(),
@@ -896,15 +896,15 @@ async fn a_payload_that_is_not_valid_never_reaches_a_handler() {
             Filter { status: Some("parked".to_owned()), ..Filter::default() },
             "a test".to_owned(),
         );
-        let again = Remedy {
-            verb: Verb::Redrive,
+        let again = BulkAction {
+            action: Action::Redrive,
             filter,
             message_ids: Vec::new(),
             reason,
             as_of: None,
             limit: 10,
         };
-        assert_eq!(world.admin.remedy("acme", "orders", &again).await.unwrap().changed, 2);
+        assert_eq!(world.admin.act_on_messages("acme", "orders", &again).await.unwrap().changed, 2);
         world.retry_until_settled(&host).await;
         let row = world.row(&consumer, "wrong").await;
         assert_eq!(
@@ -918,7 +918,7 @@ async fn a_payload_that_is_not_valid_never_reaches_a_handler() {
             = 'wrong'",
             )
             .await;
-        assert_eq!(world.admin.remedy("acme", "orders", &again).await.unwrap().changed, 2);
+        assert_eq!(world.admin.act_on_messages("acme", "orders", &again).await.unwrap().changed, 2);
         world.retry_until_settled(&host).await;
         assert_eq!(states().await[1..3], ["wrong completed ", "behind completed "], "{ack}");
         world.finish().await;

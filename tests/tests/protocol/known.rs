@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use oncebox_control::{Filter, Remedy, Verb};
+use oncebox_control::{Action, BulkAction, Filter};
 use oncebox_inbox::{PartitionInbox, SessionSettings};
 use oncebox_model::record::Record;
 use oncebox_tests::inbox::{Row, TestConsumer, World, deliver, drive, record, step};
@@ -68,15 +68,18 @@ async fn a_delivery_of_what_is_known_is_acked_whatever_its_state() {
                 .await;
         }
         let (message_ids, reason) = (vec!["given up".to_owned()], "a test".to_owned());
-        let discard = Remedy {
-            verb: Verb::Discard,
+        let discard = BulkAction {
+            action: Action::Discard,
             filter: Filter::default(),
             message_ids,
             reason,
             as_of: None,
             limit: 1,
         };
-        assert_eq!(world.admin.remedy("acme", "orders", &discard).await.unwrap().changed, 1);
+        assert_eq!(
+            world.admin.act_on_messages("acme", "orders", &discard).await.unwrap().changed,
+            1
+        );
         let worker = (ack == "after_insert").then(|| {
             let host = host.clone();
             tokio::spawn(async move { step(&host).await })

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use oncebox_control::{Filter, Remedy, Verb};
+use oncebox_control::{Action, BulkAction, Filter};
 use oncebox_inbox::{ConsumerInbox, SessionSettings, retry};
 use oncebox_model::{InboxError, handler::DeliveryKind, record::Record};
 use oncebox_server::local::postgres::{PostgresOptions, PrivatePostgres};
@@ -795,15 +795,15 @@ async fn a_message_that_is_under_way_in_every_outage_is_parked() {
     }
     // A person gives it another five.
     let reason = "a test".to_owned();
-    let redrive = Remedy {
-        verb: Verb::Redrive,
+    let redrive = BulkAction {
+        action: Action::Redrive,
         filter: Filter::default(),
         message_ids: Vec::new(),
         reason,
         as_of: None,
         limit: 1,
     };
-    assert_eq!(world.admin.remedy("acme", "orders", &redrive).await.unwrap().changed, 1);
+    assert_eq!(world.admin.act_on_messages("acme", "orders", &redrive).await.unwrap().changed, 1);
     assert_eq!(guest.lease(60_000).await.unwrap(), [("a".to_owned(), 6)]);
     assert_eq!(guest.interrupted("a", 6).await.unwrap(), "due");
     world.retry_until_settled(&host).await;

@@ -5,7 +5,7 @@ mod sequence;
 
 use std::{sync::Arc, time::Duration};
 
-use oncebox_control::{Filter, Remedy, Verb};
+use oncebox_control::{Action, BulkAction, Filter};
 use oncebox_inbox::{ConsumerInbox, retry::poller::release_unblocked};
 use oncebox_model::{policy::Policy, record::Record};
 use oncebox_tests::inbox::{
@@ -50,11 +50,12 @@ fn check(found: &[(String, String, i32)], expected: &[(&str, &str, i32)]) {
 async fn discard(world: &World, consumer: &TestConsumer, id: &str) {
     let (filter, message_ids, reason) =
         (Filter::default(), vec![id.to_owned()], "a test".to_owned());
-    let remedy = Remedy { verb: Verb::Discard, filter, message_ids, reason, as_of: None, limit: 1 };
+    let bulk =
+        BulkAction { action: Action::Discard, filter, message_ids, reason, as_of: None, limit: 1 };
     assert_eq!(
         world
             .admin
-            .remedy(&consumer.tenant.name, &consumer.row.name, &remedy)
+            .act_on_messages(&consumer.tenant.name, &consumer.row.name, &bulk)
             .await
             .unwrap()
             .changed,

@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
-use oncebox_control::{Filter, Remedied, Remedy, Revision, Verb};
+use oncebox_control::{Action, BulkAction, BulkResult, Filter, Revision};
 use oncebox_inbox::SessionSettings;
 use oncebox_model::{
-    InboxError, handler::DeliveryKind, hooks::REMEDY_POINTS, message::Message, record::Record,
+    InboxError, handler::DeliveryKind, hooks::ACTION_POINTS, message::Message, record::Record,
 };
 use oncebox_tests::{
     host::{Options, Scenario},
@@ -25,9 +25,9 @@ mod revision;
 
 const QUICK: &str = "retry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }";
 
-fn all(verb: Verb) -> Remedy {
-    Remedy {
-        verb,
+fn all(action: Action) -> BulkAction {
+    BulkAction {
+        action,
         filter: Filter::default(),
         message_ids: Vec::new(),
         reason: "it was mended".to_owned(),
@@ -36,12 +36,12 @@ fn all(verb: Verb) -> Remedy {
     }
 }
 
-fn these(verb: Verb, ids: &[&str]) -> Remedy {
-    Remedy { message_ids: ids.iter().map(|id| (*id).to_owned()).collect(), ..all(verb) }
+fn these(action: Action, ids: &[&str]) -> BulkAction {
+    BulkAction { message_ids: ids.iter().map(|id| (*id).to_owned()).collect(), ..all(action) }
 }
 
-async fn remedy(world: &World, consumer: &TestConsumer, remedy: &Remedy) -> Remedied {
-    world.admin.remedy(&consumer.tenant.name, &consumer.row.name, remedy).await.unwrap()
+async fn act(world: &World, consumer: &TestConsumer, bulk: &BulkAction) -> BulkResult {
+    world.admin.act_on_messages(&consumer.tenant.name, &consumer.row.name, bulk).await.unwrap()
 }
 
 /// Events of a message's history: event, attempt, reason, actor.
@@ -71,12 +71,13 @@ async fn a_dead_letter_runs_again_as_what_it_is() {
     assert_eq!(before.state(), ("failed_terminal", Some("sql_error:42P01"), 2));
 
     // Not mended yet: it gets the runs of a new one, and is a dead letter again.
-    let done = remedy(&world, &consumer, &all(Verb::Redrive)).await;
+    let done = act(&world, &consumer, &all(Action::Redrive)).await;
     assert_eq!((done.changed, done.left), (1, 0));
     assert_eq!(world.row(&consumer, "a").await.state(), ("received", None, 0));
     world.retry_until_settled(&host).await;
     let again =
-        remedy(&world, &consumer, &Remedy { as_of: Some(done.as_of), ..all(Verb::Redrive) }).await;
+        act(&world, &consumer, &BulkAction { as_of: Some(done.as_of), ..all(Action::Redrive) })
+            .await;
     assert_eq!((again.changed, again.left), (0, 0), "what failed again since is left alone");
 
     let tables = format!(
@@ -84,7 +85,7 @@ async fn a_dead_letter_runs_again_as_what_it_is() {
         consumer.tenant.schema_name, consumer.tenant.login
     );
     world.execute(tables).await;
-    assert_eq!(remedy(&world, &consumer, &these(Verb::Redrive, &["a"])).await.changed, 1);
+    assert_eq!(act(&world, &consumer, &these(Action::Redrive, &["a"])).await.changed, 1);
     world.retry_until_settled(&host).await;
     let row = world.row(&consumer, "a").await;
     assert_eq!((row.state(), &row.result), (("completed", None, 1), &Some(serde_json::json!(7))));
@@ -164,7 +165,7 @@ async fn what_a_handler_is_given_is_what_came_however_often_it_runs() {
         }
         deliver(&host, std::slice::from_ref(&letter)).await;
         world.retry_until_settled(&host).await;
-        assert_eq!(remedy(&world, &consumer, &all(Verb::Redrive)).await.changed, 1);
+        assert_eq!(act(&world, &consumer, &all(Action::Redrive)).await.changed, 1);
         world.retry_until_settled(&host).await;
         for payload in ["park", "result 7"] {
             let revision =
@@ -268,7 +269,7 @@ async fn what_is_open_is_counted_by_state_and_reason() {
         alerts.iter().map(|alert| alert.name).collect::<Vec<_>>(),
         ["pending_age_s", "collisions"]
     );
-    remedy(&world, &consumer, &all(Verb::Discard)).await;
+    act(&world, &consumer, &all(Action::Discard)).await;
     assert_eq!(count().await, Default::default());
     world.finish().await;
 }
@@ -358,27 +359,30 @@ async fn only_what_it_is_for_is_touched() {
         unrouted,
     ];
     deliver(&host, &log).await;
-    let count = async |remedy: Remedy| {
-        self::remedy(&world, &consumer, &Remedy { limit: 0, ..remedy }).await.left
+    let count = async |bulk: BulkAction| {
+        self::act(&world, &consumer, &BulkAction { limit: 0, ..bulk }).await.left
     };
     assert_eq!(
         (
-            count(all(Verb::Redrive)).await,
-            count(all(Verb::Discard)).await,
-            count(all(Verb::Retry)).await
+            count(all(Action::Redrive)).await,
+            count(all(Action::Discard)).await,
+            count(all(Action::Retry)).await
         ),
         (3, 5, 1)
     );
     assert_eq!(
-        count(these(Verb::Redrive, &["done", "later", "undecodable:t:0:4", "nothing"])).await,
+        count(these(Action::Redrive, &["done", "later", "undecodable:t:0:4", "nothing"])).await,
         0
     );
     let by_reason = |reason: &str| Filter { reason: Some(reason.to_owned()), ..Filter::default() };
-    assert_eq!(count(Remedy { filter: by_reason("no_route"), ..all(Verb::Redrive) }).await, 1);
     assert_eq!(
-        count(Remedy {
+        count(BulkAction { filter: by_reason("no_route"), ..all(Action::Redrive) }).await,
+        1
+    );
+    assert_eq!(
+        count(BulkAction {
             filter: Filter { status: Some("parked".to_owned()), ..Filter::default() },
-            ..all(Verb::Redrive)
+            ..all(Action::Redrive)
         })
         .await,
         2
@@ -394,19 +398,20 @@ async fn only_what_it_is_for_is_touched() {
         "nothing was done"
     );
 
-    assert_eq!(remedy(&world, &consumer, &all(Verb::Retry)).await.changed, 1);
+    assert_eq!(act(&world, &consumer, &all(Action::Retry)).await.changed, 1);
     assert_eq!(step(&host).await.unwrap(), 1);
     assert_eq!(world.row(&consumer, "later").await.state(), ("completed", None, 2));
     assert_eq!(
-        remedy(&world, &consumer, &Remedy { filter: by_reason("reject"), ..all(Verb::Discard) })
+        act(&world, &consumer, &BulkAction { filter: by_reason("reject"), ..all(Action::Discard) })
             .await
             .changed,
         1
     );
     // S0-008, S0-030, S1-030.
     assert_eq!(world.row(&consumer, "rejected").await.state(), ("discarded", Some("reject"), 1));
-    assert_eq!(remedy(&world, &consumer, &these(Verb::Redrive, &["rejected"])).await.changed, 0);
-    let missing = world.admin.remedy("acme", "nobody", &all(Verb::Redrive)).await.unwrap_err();
+    assert_eq!(act(&world, &consumer, &these(Action::Redrive, &["rejected"])).await.changed, 0);
+    let missing =
+        world.admin.act_on_messages("acme", "nobody", &all(Action::Redrive)).await.unwrap_err();
     assert!(matches!(missing, InboxError::NotFound(_)), "{missing}");
     world.finish().await;
 }
@@ -422,10 +427,10 @@ async fn a_command_runs_what_waits_for_its_retry_once() {
     let host = world.host(&consumer);
     let log: Vec<Record> = (0..3).map(|n| record(n, &format!("m{n}"), "trap")).collect();
     deliver(&host, &log).await;
-    let mut request = Remedy { limit: 2, ..all(Verb::Retry) };
+    let mut request = BulkAction { limit: 2, ..all(Action::Retry) };
     let mut changed = 0;
     for left in [1, 0, 0] {
-        let done = remedy(&world, &consumer, &request).await;
+        let done = act(&world, &consumer, &request).await;
         while step(&host).await.unwrap() > 0 {}
         assert_eq!(done.left, left);
         changed += done.changed;
@@ -435,7 +440,7 @@ async fn a_command_runs_what_waits_for_its_retry_once() {
     let attempts: Vec<_> = world.rows().await.into_iter().map(|row| row.attempts).collect();
     assert_eq!(attempts, [2, 2, 2]);
     assert_eq!(
-        remedy(&world, &consumer, &all(Verb::Retry)).await.changed,
+        act(&world, &consumer, &all(Action::Retry)).await.changed,
         3,
         "said again, it is done again"
     );
@@ -457,7 +462,8 @@ async fn asked_twice_it_is_done_once() {
     let people = (0..3).map(|_| async {
         let mut changed = 0;
         loop {
-            let done = remedy(&world, &consumer, &Remedy { limit: 40, ..all(Verb::Redrive) }).await;
+            let done =
+                act(&world, &consumer, &BulkAction { limit: 40, ..all(Action::Redrive) }).await;
             changed += done.changed;
             if done.left == 0 {
                 return changed;
@@ -520,7 +526,7 @@ async fn ten_thousand_dead_letters_are_redriven_twice_while_hosts_die() {
         "--because",
         "the account is open",
     ];
-    for point in REMEDY_POINTS {
+    for point in ACTION_POINTS {
         let died =
             scenario.command(&command, &[("ONCEBOX_FAILPOINT", &format!("{point}@3"))]).unwrap();
         assert_eq!(

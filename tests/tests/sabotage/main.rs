@@ -17,7 +17,7 @@ use std::{
 use anyhow::Result;
 use chrono::{DateTime, Utc};
 use futures::{FutureExt, future::LocalBoxFuture};
-use oncebox_control::{Filter, NewDeployment, Remedy, Revision, Role, Verb};
+use oncebox_control::{Action, BulkAction, Filter, NewDeployment, Revision, Role};
 use oncebox_inbox::{
     Admission, AdmissionRequest, Budget, Class, HostBounds, Scheduler, SessionSettings, Sessions,
     retry::{self, poller::release_unblocked},
@@ -541,7 +541,7 @@ static DEFECTS: &[Defect] = &[
         scenario: "a redriven letter",
         sees: NOT_WHAT_CAME,
         made: Made::Functions(&[(
-            "remedy",
+            "act_on_messages",
             "oncebox.was_restored(i)) THEN i.headers",
             "oncebox.was_restored(i)) THEN ''::bytea",
         )]),
@@ -551,8 +551,8 @@ static DEFECTS: &[Defect] = &[
         scenario: "a redriven letter",
         sees: NOT_WHAT_CAME,
         made: Made::Functions(&[(
-            "remedy",
-            "reason = CASE WHEN p_verb <> 'redrive' THEN i.reason END",
+            "act_on_messages",
+            "reason = CASE WHEN p_action <> 'redrive' THEN i.reason END",
             "key = NULL, reason = NULL",
         )]),
     },
@@ -562,16 +562,16 @@ static DEFECTS: &[Defect] = &[
         sees: ODD,
         made: Made::Functions(&[
             (
-                "remedy",
+                "act_on_messages",
                 "i.status IN ('failed_terminal', 'parked') AND i.processed_at <= p_as_of",
                 "true",
             ),
             (
-                "remedy",
+                "act_on_messages",
                 "AND i.headers IS NOT NULL AND i.reason !~ '^(undecodable|unclaimable)'",
                 "",
             ),
-            ("remedy", "AND NOT oncebox.is_unordered(i)", ""),
+            ("act_on_messages", "AND NOT oncebox.is_unordered(i)", ""),
         ]),
     },
     Defect {
@@ -579,7 +579,7 @@ static DEFECTS: &[Defect] = &[
         scenario: "a redrive that is asked for twice",
         sees: TWICE,
         made: Made::Functions(&[(
-            "remedy",
+            "act_on_messages",
             "v_done := v_done + 1",
             "v_done := v_done + 1; INSERT INTO oncebox.inbox (consumer_id, message_id, \
                 retention_class, bucket, topic, partition, \
@@ -630,7 +630,7 @@ static DEFECTS: &[Defect] = &[
         scenario: "a discarded message of a key",
         sees: FORGOTTEN,
         made: Made::Functions(&[(
-            "remedy",
+            "act_on_messages",
             "PERFORM oncebox.release_key(p_consumer, p_class, v_hash)",
             "NULL",
         )]),
@@ -640,7 +640,7 @@ static DEFECTS: &[Defect] = &[
         scenario: "a discard beside a claim of its key",
         sees: FORGOTTEN,
         made: Made::Functions(&[(
-            "remedy",
+            "act_on_messages",
             "NOT pg_try_advisory_xact_lock(-p_consumer, (v_hash >> 32)::int)",
             "false",
         )]),
@@ -899,14 +899,20 @@ impl Defect {
 }
 
 async fn change(world: &World, function: &str, from: &str, to: &str) {
-    let schema =
-        if ["authorize", "release_unblocked", "remedy", "revise", "next_of_key", "version_of"]
-            .contains(&function)
-        {
-            "oncebox"
-        } else {
-            "oncebox_host"
-        };
+    let schema = if [
+        "authorize",
+        "release_unblocked",
+        "act_on_messages",
+        "revise",
+        "next_of_key",
+        "version_of",
+    ]
+    .contains(&function)
+    {
+        "oncebox"
+    } else {
+        "oncebox_host"
+    };
     let query = sqlx::query_scalar(AssertSqlSafe(format!(
         "SELECT pg_get_functiondef('{schema}.{function}'::regproc)"
     )));
@@ -1743,7 +1749,7 @@ async fn version_given_up(defect: Option<&Defect>) {
     let consumer = world.simple(TRAIL, &in_sequence()).await;
     deliver(&world.host(&consumer), &[of_version(0, "k1", 1, "park"), of_version(1, "k2", 2, "")])
         .await;
-    world.admin.remedy("acme", "orders", &of(Verb::Discard, "k1")).await.unwrap();
+    world.admin.act_on_messages("acme", "orders", &of(Action::Discard, "k1")).await.unwrap();
     finish_in_order(world, &consumer).await;
 }
 
@@ -1926,10 +1932,10 @@ async fn end_together() {
 
 // Redrive -------------------------------------------------------------------------------------
 
-fn of(verb: Verb, id: &str) -> Remedy {
+fn of(action: Action, id: &str) -> BulkAction {
     let (filter, message_ids, reason) =
         (Filter::default(), vec![id.to_owned()], "a test".to_owned());
-    Remedy { verb, filter, message_ids, reason, as_of: None, limit: 1 }
+    BulkAction { action, filter, message_ids, reason, as_of: None, limit: 1 }
 }
 
 /// A message that a person runs again is given to its handler as it came.
@@ -1947,7 +1953,7 @@ async fn redriven(defect: Option<&Defect>) {
     letter.headers.push(("causation".to_owned(), b"c-1".to_vec()));
     deliver(&host, &[letter]).await;
     let first = given.lock().unwrap().len();
-    world.admin.remedy("acme", "orders", &of(Verb::Redrive, "a")).await.unwrap();
+    world.admin.act_on_messages("acme", "orders", &of(Action::Redrive, "a")).await.unwrap();
     world.retry_until_settled(&host).await;
     let given = given.lock().unwrap().clone();
     assert_eq!(given.len(), first + 1);
@@ -1962,13 +1968,13 @@ async fn redriven_twice(defect: Option<&Defect>) {
     let host = world.host(&consumer);
     deliver(&host, &[record(0, "a", "park")]).await;
     world.execute("UPDATE oncebox.inbox SET payload = ''").await;
-    world.admin.remedy("acme", "orders", &of(Verb::Redrive, "a")).await.unwrap();
+    world.admin.act_on_messages("acme", "orders", &of(Action::Redrive, "a")).await.unwrap();
     world.check_rows().await;
     world.retry_until_settled(&host).await;
     // Someone who had chosen the same message before.
     let class = consumer.policy.retention.class();
     let again = format!(
-        "SELECT oncebox.remedy({}, {class}::smallint, 'redrive', '{{a}}', now(), 'test', 'again')",
+        "SELECT oncebox.act_on_messages({}, {class}::smallint, 'redrive', '{{a}}', now(), 'test', 'again')",
         consumer.row.consumer_id
     );
     world.execute(again).await;
@@ -2031,7 +2037,7 @@ async fn discarded(defect: Option<&Defect>) {
     let world = world(defect).await;
     let consumer = world.simple(TRAIL, BY_KEY).await;
     deliver(&world.host(&consumer), &[of_key(0, "k1", "park"), of_key(1, "k2", "")]).await;
-    world.admin.remedy("acme", "orders", &of(Verb::Discard, "k1")).await.unwrap();
+    world.admin.act_on_messages("acme", "orders", &of(Action::Discard, "k1")).await.unwrap();
     finish_in_order(world, &consumer).await;
 }
 
@@ -2045,12 +2051,12 @@ async fn discard_beside_a_claim(defect: Option<&Defect>) {
         deliver(&other, &[of_key(1, "k2", ""), of_key(2, "x1", "gate live")]).await
     });
     world.control.gate("live").reached(1).await;
-    let discard = of(Verb::Discard, "k1");
-    let first = world.admin.remedy("acme", "orders", &discard).await.unwrap();
+    let discard = of(Action::Discard, "k1");
+    let first = world.admin.act_on_messages("acme", "orders", &discard).await.unwrap();
     world.control.gate("live").open();
     live.await.unwrap();
     if first.left > 0 {
-        world.admin.remedy("acme", "orders", &discard).await.unwrap();
+        world.admin.act_on_messages("acme", "orders", &discard).await.unwrap();
     }
     finish_in_order(world, &consumer).await;
 }

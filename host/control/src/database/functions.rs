@@ -62,7 +62,7 @@ static TEXTS: &[&str] = texts![
     "capture_missing",
     "captured",
     // Actions of operators and tenants.
-    "remedy",
+    "act_on_messages",
     "revise",
     "migration_applied",
     // Questions about a row.

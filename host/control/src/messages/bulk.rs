@@ -1,9 +1,8 @@
-//! Actions of operators on messages that do not continue by themselves. Dead letters are run again,
-//! messages that are not to run are discarded, and messages with a later attempt run at once.
+//! Actions of operators on messages that do not continue by themselves. A redrive runs dead letters
+//! again, a discard excludes messages from any run, and a retry makes later attempts due at once.
 //!
-//! The state of the messages is the progress. A call does a batch, and a repeated call continues
-//! with the rest. A message that is done is not done twice, however often and by which callers this
-//! is requested.
+//! The state of the messages is the progress. A call takes a batch, and a repeated call continues
+//! with the rest. Each message is acted on once, however many calls and callers request it.
 
 use chrono::{DateTime, Utc};
 use oncebox_model::{error::InboxError, hooks};
@@ -19,7 +18,7 @@ use crate::{
 
 /// An action on messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verb {
+pub enum Action {
     /// Makes dead letters due again, under their ids, with their headers and with the runs of a new
     /// message. In order by key they still wait for their turn.
     Redrive,
@@ -30,7 +29,7 @@ pub enum Verb {
     Retry,
 }
 
-impl Verb {
+impl Action {
     /// Returns the action's name in the database and in the audit log.
     pub fn name(self) -> &'static str {
         match self {
@@ -41,7 +40,7 @@ impl Verb {
     }
 
     /// Returns the condition on the action's messages, behind [`FROM`], in two parts: before and
-    /// after the bound `as_of` time. `oncebox.remedy` checks each message again.
+    /// after the bound `as_of` time. `oncebox.act_on_messages` checks each message again.
     fn condition(self) -> [&'static str; 2] {
         match self {
             Self::Redrive => [
@@ -64,11 +63,11 @@ impl Verb {
     }
 }
 
-/// An action, with the messages that it is for.
+/// An action, with the selection of its messages.
 #[derive(Debug, Clone)]
-pub struct Remedy {
+pub struct BulkAction {
     /// Action.
-    pub verb: Verb,
+    pub action: Action,
     /// Filter for messages of the consumer; its cursor and its limit have no effect.
     pub filter: Filter,
     /// Ids of the messages; empty for all that the filter takes.
@@ -83,14 +82,14 @@ pub struct Remedy {
     pub limit: u32,
 }
 
-/// The result of an action.
+/// The result of one call of an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Remedied {
+pub struct BulkResult {
     /// Messages that were changed.
     pub changed: i64,
     /// Messages that are left, counted up to 100,000.
     pub left: i64,
-    /// Time as of which the messages were chosen, as in [`Remedy::as_of`].
+    /// Time as of which the messages were selected, as in [`BulkAction::as_of`].
     pub as_of: DateTime<Utc>,
 }
 
@@ -99,12 +98,12 @@ const COUNT_MAX: i64 = 100_000;
 
 impl Admin {
     /// Does the action on a batch of messages, or counts them.
-    pub async fn remedy(
+    pub async fn act_on_messages(
         &self,
         tenant: &str,
         name: &str,
-        remedy: &Remedy,
-    ) -> Result<Remedied, InboxError> {
+        bulk: &BulkAction,
+    ) -> Result<BulkResult, InboxError> {
         let consumer = self.consumer(tenant, name).await?;
         if consumer.state == "deleting" {
             return Err(InboxError::conflict(format!(
@@ -112,47 +111,48 @@ impl Admin {
             )));
         }
         let place = self.place(&self.tenant(tenant).await?)?;
-        let versions = self.versions_like(remedy.filter.version.as_deref()).await?;
-        let as_of = match remedy.as_of {
+        let versions = self.versions_like(bulk.filter.version.as_deref()).await?;
+        let as_of = match bulk.as_of {
             Some(as_of) => as_of,
             None => sqlx::query_scalar("SELECT now()").fetch_one(&place.pool).await?,
         };
-        let chosen = Chosen { consumer: &consumer, remedy, versions: &versions, as_of };
+        let selection = Selection { consumer: &consumer, bulk, versions: &versions, as_of };
         let mut changed = 0;
-        if remedy.limit > 0 {
-            let ids = chosen.ids(&place.pool).await?;
+        if bulk.limit > 0 {
+            let ids = selection.ids(&place.pool).await?;
             if !ids.is_empty() {
-                hooks::point("inbox:remedy:before");
+                hooks::point("inbox:action:before");
                 changed = self
-                    .remedy_these(&consumer, &place.pool, place.is_own, remedy, &ids, as_of)
+                    .act_on_ids(&consumer, &place.pool, place.is_own, bulk, &ids, as_of)
                     .await?;
-                hooks::point("inbox:remedy:after");
+                hooks::point("inbox:action:after");
             }
         }
-        Ok(Remedied { changed, left: chosen.count(&place.pool).await?, as_of })
+        Ok(BulkResult { changed, left: selection.count(&place.pool).await?, as_of })
     }
 
     /// Does the action on messages with these ids, and writes the audit log. The log is written in
     /// the transaction of the change; where the messages are in another database, before it.
-    async fn remedy_these(
+    async fn act_on_ids(
         &self,
         consumer: &Consumer,
         place: &PgPool,
         is_own: bool,
-        remedy: &Remedy,
+        bulk: &BulkAction,
         ids: &[String],
         as_of: DateTime<Utc>,
     ) -> Result<i64, InboxError> {
         let subject = || Subject::of(&consumer.tenant, &consumer.name);
-        let action = format!("inbox.{}", remedy.verb.name());
-        let details = |messages: i64| json!({ "reason": remedy.reason, "messages": messages, "as_of": as_of });
+        let action = format!("inbox.{}", bulk.action.name());
+        let details =
+            |messages: i64| json!({ "reason": bulk.reason, "messages": messages, "as_of": as_of });
         if is_own {
             let mut tx = self.pool.begin().await?;
             self.audit(&mut tx, &action, subject(), details(ids.len() as i64)).await?;
             tx.commit().await?;
         }
         let mut tx = place.begin().await?;
-        let changed = self.remedy_in(&mut tx, consumer, remedy, ids, as_of).await?;
+        let changed = self.act_in(&mut tx, consumer, bulk, ids, as_of).await?;
         if !is_own && changed > 0 {
             self.audit(&mut tx, &action, subject(), details(changed)).await?;
         }
@@ -160,44 +160,44 @@ impl Admin {
         Ok(changed)
     }
 
-    async fn remedy_in(
+    async fn act_in(
         &self,
         connection: &mut PgConnection,
         consumer: &Consumer,
-        remedy: &Remedy,
+        bulk: &BulkAction,
         ids: &[String],
         as_of: DateTime<Utc>,
     ) -> Result<i64, InboxError> {
-        const REMEDY: &str = "SELECT oncebox.remedy($1, $2, $3, $4, $5, $6, $7)";
-        let query = sqlx::query_scalar::<_, i32>(REMEDY)
+        const ACT: &str = "SELECT oncebox.act_on_messages($1, $2, $3, $4, $5, $6, $7)";
+        let query = sqlx::query_scalar::<_, i32>(ACT)
             .bind(consumer.consumer_id)
             .bind(consumer.policy()?.retention.class())
-            .bind(remedy.verb.name())
+            .bind(bulk.action.name())
             .bind(ids)
             .bind(as_of)
             .bind(&self.actor)
-            .bind(&remedy.reason);
+            .bind(&bulk.reason);
         Ok(query.fetch_one(connection).await?.into())
     }
 }
 
-/// The messages that an action is for.
-struct Chosen<'a> {
+/// The messages that an action selects.
+struct Selection<'a> {
     consumer: &'a Consumer,
-    remedy: &'a Remedy,
+    bulk: &'a BulkAction,
     versions: &'a Option<Vec<i32>>,
     as_of: DateTime<Utc>,
 }
 
-impl Chosen<'_> {
+impl Selection<'_> {
     fn query(&self, select: &str) -> QueryBuilder<Postgres> {
-        let Self { consumer, remedy, versions, as_of } = self;
+        let Self { consumer, bulk, versions, as_of } = self;
         let mut query = QueryBuilder::new([select, FROM, " AND i.consumer_id = "].concat());
-        let [before, after] = remedy.verb.condition();
+        let [before, after] = bulk.action.condition();
         query.push_bind(consumer.consumer_id).push(before).push_bind(*as_of).push(after);
-        remedy.filter.push(&mut query, versions);
-        if !remedy.message_ids.is_empty() {
-            query.push(" AND i.message_id = ANY (").push_bind(remedy.message_ids.clone()).push(")");
+        bulk.filter.push(&mut query, versions);
+        if !bulk.message_ids.is_empty() {
+            query.push(" AND i.message_id = ANY (").push_bind(bulk.message_ids.clone()).push(")");
         }
         query
     }
@@ -207,7 +207,7 @@ impl Chosen<'_> {
         let mut query = self.query("SELECT i.message_id");
         query
             .push(" ORDER BY i.received_at, i.\"offset\" LIMIT ")
-            .push_bind(i64::from(self.remedy.limit));
+            .push_bind(i64::from(self.bulk.limit));
         Ok(query.build_query_scalar().fetch_all(place).await?)
     }
 

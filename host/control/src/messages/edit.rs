@@ -47,7 +47,7 @@ impl Admin {
             tx.commit().await?;
         }
         let mut tx = place.pool.begin().await?;
-        hooks::point("inbox:remedy:before");
+        hooks::point("inbox:action:before");
         let revise = sqlx::query_scalar(REVISE)
             .bind(consumer.consumer_id)
             .bind(consumer.policy()?.retention.class())
@@ -64,7 +64,7 @@ impl Admin {
             self.audit(&mut tx, "inbox.revise", Subject::of(tenant, name), details).await?;
         }
         tx.commit().await?;
-        hooks::point("inbox:remedy:after");
+        hooks::point("inbox:action:after");
         Ok(())
     }
 

@@ -20,7 +20,7 @@ use std::sync::{
 };
 
 use points::is_known;
-pub use points::{CHANGE_POINTS, COPY_POINTS, PLACE_POINTS, POINTS, REMEDY_POINTS, REMOVAL_POINTS};
+pub use points::{ACTION_POINTS, CHANGE_POINTS, COPY_POINTS, PLACE_POINTS, POINTS, REMOVAL_POINTS};
 
 /// State in which no point is armed, and only [`arm`] can arm one.
 const IDLE: u8 = 0;

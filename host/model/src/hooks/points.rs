@@ -39,7 +39,7 @@ pub const CHANGE_POINTS: &[&str] = &[
 ];
 
 /// Every fail point of an operator's action on messages.
-pub const REMEDY_POINTS: &[&str] = &["inbox:remedy:before", "inbox:remedy:after"];
+pub const ACTION_POINTS: &[&str] = &["inbox:action:before", "inbox:action:after"];
 
 /// Every fail point of the copying of a dead letter.
 pub const COPY_POINTS: &[&str] = &["inbox:copied:before"];
@@ -67,7 +67,7 @@ pub const REMOVAL_POINTS: &[&str] = &[
 
 /// Returns whether there is a point of this name.
 pub(super) fn is_known(name: &str) -> bool {
-    [POINTS, CHANGE_POINTS, REMEDY_POINTS, COPY_POINTS, PLACE_POINTS, REMOVAL_POINTS]
+    [POINTS, CHANGE_POINTS, ACTION_POINTS, COPY_POINTS, PLACE_POINTS, REMOVAL_POINTS]
         .iter()
         .any(|points| points.contains(&name))
 }

@@ -14,7 +14,7 @@ use oncebox_control::InboxPlace;
 use super::{
     api::{Api, path, with_query},
     consumer, output,
-    wire::{self, InboxDetail, InboxFilter, InboxRow, InboxStats, Remedy},
+    wire::{self, BulkAction, InboxDetail, InboxFilter, InboxRow, InboxStats},
 };
 
 /// Statuses of a row that can be seen from outside.
@@ -62,12 +62,12 @@ pub(super) enum InboxCommand {
     /// Write messages with what became of them, one JSON object a line, newest first
     Export(export::Export),
     /// Run dead letters again, under their ids and with their headers
-    Redrive(Box<Remedied>),
+    Redrive(Box<ActionArgs>),
     /// Never run messages that did not complete; their rows stay, and what waits behind them
     /// follows
-    Discard(Box<Remedied>),
+    Discard(Box<ActionArgs>),
     /// Run messages now that wait for their next attempt
-    Retry(Box<Remedied>),
+    Retry(Box<ActionArgs>),
     /// Give a dead letter another payload and run it again, under its id and with its headers
     Revise(revise::Revise),
 }
@@ -121,9 +121,9 @@ pub(super) struct Narrowed {
     until: Option<DateTime<Utc>>,
 }
 
-/// What is to be done with messages of a consumer.
+/// Options of an action on messages of a consumer.
 #[derive(Args)]
-pub(super) struct Remedied {
+pub(super) struct ActionArgs {
     /// Only these messages; or say which by an option
     message_ids: Vec<String>,
     /// The tenant
@@ -248,13 +248,13 @@ pub(super) async fn run(api: &Api, command: InboxCommand, as_json: bool) -> Resu
         }
         InboxCommand::Stats { tenant, consumer } => stats(api, tenant, consumer, as_json).await,
         InboxCommand::Redrive(wanted) => {
-            remedy(api, &wanted, "redrive", ["redriven", "redrive"], as_json).await
+            act(api, &wanted, "redrive", ["redriven", "redrive"], as_json).await
         }
         InboxCommand::Discard(wanted) => {
-            remedy(api, &wanted, "discard", ["discarded", "discard"], as_json).await
+            act(api, &wanted, "discard", ["discarded", "discard"], as_json).await
         }
         InboxCommand::Retry(wanted) => {
-            remedy(api, &wanted, "retry", ["made due", "make due"], as_json).await
+            act(api, &wanted, "retry", ["made due", "make due"], as_json).await
         }
         InboxCommand::Revise(wanted) => revise::revise(api, wanted, as_json).await,
         InboxCommand::Tail(wanted) => tail::tail(api, *wanted, as_json).await,
@@ -373,28 +373,28 @@ const BATCH: u32 = 500;
 
 /// Works on batch after batch, until no message is left that the command can change. An interrupted
 /// command keeps what it has reported so far, and goes on when it is repeated.
-async fn remedy(
+async fn act(
     api: &Api,
-    wanted: &Remedied,
-    verb: &str,
+    wanted: &ActionArgs,
+    action: &str,
     [done, to_do]: [&str; 2],
     as_json: bool,
 ) -> Result<()> {
-    let Remedied { message_ids, tenant, consumer, narrowed, all, because, dry_run } = wanted;
+    let ActionArgs { message_ids, tenant, consumer, narrowed, all, because, dry_run } = wanted;
     let filter = narrowed.filter();
     let is_narrowed = !message_ids.is_empty() || filter != InboxFilter::default();
     if *all == is_narrowed {
         bail!("say which messages: by their ids, by an option such as `--reason`, or with `--all`");
     }
-    let path = path(&["tenants", tenant, "consumers", consumer, verb]);
-    let mut request = Remedy {
+    let path = path(&["tenants", tenant, "consumers", consumer, action]);
+    let mut request = BulkAction {
         reason: because.clone(),
         filter,
         message_ids: message_ids.clone(),
         as_of: None,
         limit: if *dry_run { 0 } else { BATCH },
     };
-    let mut answer: wire::Remedied = api.post(&path, &request).await?;
+    let mut answer: wire::BulkResult = api.post(&path, &request).await?;
     let mut changed = answer.changed;
     while !dry_run && answer.left > 0 && answer.changed > 0 {
         if !as_json {

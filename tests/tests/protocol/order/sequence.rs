@@ -48,11 +48,12 @@ async fn overdue(world: &World) {
 async fn redrive(world: &World, consumer: &TestConsumer, id: &str) {
     let (filter, message_ids, reason) =
         (Filter::default(), vec![id.to_owned()], "a test".to_owned());
-    let remedy = Remedy { verb: Verb::Redrive, filter, message_ids, reason, as_of: None, limit: 1 };
+    let bulk =
+        BulkAction { action: Action::Redrive, filter, message_ids, reason, as_of: None, limit: 1 };
     assert_eq!(
         world
             .admin
-            .remedy(&consumer.tenant.name, &consumer.row.name, &remedy)
+            .act_on_messages(&consumer.tenant.name, &consumer.row.name, &bulk)
             .await
             .unwrap()
             .changed,
@@ -364,15 +365,15 @@ async fn what_has_no_place_any_more_holds_nothing() {
     );
     let (filter, reason) =
         (Filter { reason: Some("collision".to_owned()), ..Filter::default() }, "a test".to_owned());
-    let again = Remedy {
-        verb: Verb::Redrive,
+    let again = BulkAction {
+        action: Action::Redrive,
         filter,
         message_ids: Vec::new(),
         reason,
         as_of: None,
         limit: 10,
     };
-    let done = world.admin.remedy("acme", "orders", &again).await.unwrap();
+    let done = world.admin.act_on_messages("acme", "orders", &again).await.unwrap();
     assert_eq!((done.changed, done.left), (0, 0), "it has no place in the order");
 
     deliver(

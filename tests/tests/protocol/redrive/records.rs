@@ -1,11 +1,11 @@
 //! Dead letters of a policy that keeps no records: a redelivery brings the record back, and they
 //! can run again.
 
-use oncebox_control::Verb;
+use oncebox_control::Action;
 use oncebox_model::record::Record;
 use oncebox_tests::inbox::{Row, TestConsumer, World, both, deliver, open, record};
 
-use super::{all, history, remedy, these};
+use super::{act, all, history, these};
 
 /// What each dead letter is called, and why it is one.
 const LETTERS: [(&str, &str, Option<&str>); 4] = [
@@ -68,7 +68,7 @@ async fn a_redelivery_brings_the_record_back(world: World, ack: &str) {
     world.retry_until_settled(&host).await;
     assert_eq!(kept(&world, &consumer).await, [false; 4], "the policy keeps no record");
     assert_eq!(
-        remedy(&world, &consumer, &all(Verb::Redrive)).await.changed,
+        act(&world, &consumer, &all(Action::Redrive)).await.changed,
         0,
         "there is nothing to run"
     );
@@ -117,8 +117,8 @@ async fn a_redelivery_brings_the_record_back(world: World, ack: &str) {
     // What is redriven completes once, and its record is gone again; so is that of what is
     // discarded.
     world.execute(format!("DELETE FROM {}.taken", consumer.tenant.schema_name)).await;
-    assert_eq!(remedy(&world, &consumer, &these(Verb::Redrive, &["refused"])).await.changed, 1);
-    assert_eq!(remedy(&world, &consumer, &these(Verb::Discard, &["parked"])).await.changed, 1);
+    assert_eq!(act(&world, &consumer, &these(Action::Redrive, &["refused"])).await.changed, 1);
+    assert_eq!(act(&world, &consumer, &these(Action::Discard, &["parked"])).await.changed, 1);
     world.retry_until_settled(&host).await;
     deliver(&host, &letters()).await;
     for (id, status) in [("refused", "completed"), ("parked", "discarded")] {
