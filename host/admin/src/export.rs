@@ -8,7 +8,7 @@ use crate::{
     auth::Caller,
     error::ApiError,
     extract::{Path, Query},
-    inbox::{InboxDetail, StoryEvent, filter},
+    inbox::{HistoryEvent, InboxDetail, filter},
 };
 
 /// A message with its history.
@@ -18,7 +18,7 @@ pub struct InboxExport {
     #[serde(flatten)]
     pub message: InboxDetail,
     /// Failed runs and actions of operators, in order; the newest 200.
-    pub history: Vec<StoryEvent>,
+    pub history: Vec<HistoryEvent>,
 }
 
 /// Export messages, newest first

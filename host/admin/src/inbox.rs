@@ -128,15 +128,16 @@ fn text(bytes: &[u8]) -> String {
 
 /// The history of a message, its obstacles, and the possible actions.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Story {
+pub struct MessageHistory {
     /// The message.
     pub message: InboxRow,
     /// Ordering key; bytes that are not text are `0x` and hexadecimal digits.
     pub ordering_key: Option<String>,
     /// Failed runs and actions of operators, in order; the last 200.
-    pub history: Vec<StoryEvent>,
+    pub history: Vec<HistoryEvent>,
     /// Open message of its key that it waits for.
-    pub behind: Option<Behind>,
+    #[serde(rename = "behind")]
+    pub blocked_by: Option<BlockedBy>,
     /// Version of the aggregate that the message creates, where the consumer guards the sequence.
     pub aggregate_version: Option<i64>,
     /// Present version of the aggregate.
@@ -151,7 +152,7 @@ pub struct Story {
 
 /// An event in the history of a message.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct StoryEvent {
+pub struct HistoryEvent {
     /// Time of the event.
     pub at: DateTime<Utc>,
     /// Kind: `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `revised` or
@@ -171,7 +172,7 @@ pub struct StoryEvent {
 
 /// A message that holds back others.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct Behind {
+pub struct BlockedBy {
     /// Message id.
     pub message_id: String,
     /// State.
@@ -180,8 +181,8 @@ pub struct Behind {
     pub reason: Option<String>,
 }
 
-impl From<oncebox_control::StoryEvent> for StoryEvent {
-    fn from(e: oncebox_control::StoryEvent) -> Self {
+impl From<oncebox_control::HistoryEvent> for HistoryEvent {
+    fn from(e: oncebox_control::HistoryEvent) -> Self {
         Self {
             at: e.at,
             event: e.event,
@@ -194,23 +195,23 @@ impl From<oncebox_control::StoryEvent> for StoryEvent {
     }
 }
 
-impl From<oncebox_control::Story> for Story {
-    fn from(story: oncebox_control::Story) -> Self {
-        let behind = |b: oncebox_control::Behind| Behind {
+impl From<oncebox_control::MessageHistory> for MessageHistory {
+    fn from(message: oncebox_control::MessageHistory) -> Self {
+        let blocked_by = |b: oncebox_control::BlockedBy| BlockedBy {
             message_id: b.message_id,
             status: b.status,
             reason: b.reason,
         };
         Self {
-            message: story.detail.row.into(),
-            ordering_key: story.ordering_key.as_deref().map(text),
-            history: story.history.into_iter().map(Into::into).collect(),
-            behind: story.behind.map(behind),
-            aggregate_version: story.aggregate.map(|aggregate| aggregate.version),
-            aggregate_at: story.aggregate.and_then(|aggregate| aggregate.at),
-            waits_until: story.waits_until,
-            next: story.next.text,
-            commands: story.next.commands,
+            message: message.detail.row.into(),
+            ordering_key: message.ordering_key.as_deref().map(text),
+            history: message.history.into_iter().map(Into::into).collect(),
+            blocked_by: message.blocked_by.map(blocked_by),
+            aggregate_version: message.aggregate.map(|aggregate| aggregate.version),
+            aggregate_at: message.aggregate.and_then(|aggregate| aggregate.at),
+            waits_until: message.waits_until,
+            next: message.next.text,
+            commands: message.next.commands,
         }
     }
 }
@@ -550,18 +551,18 @@ impl InboxDetail {
     }
 }
 
-/// Show the story of a message
+/// Show the history of a message
 ///
-/// The story has its failed runs, the actions of operators, the messages it waits for, its next
+/// The history has its failed runs, the actions of operators, the messages it waits for, its next
 /// step, and commands for that.
-#[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/story", tag = "inbox",
+#[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/history", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("message_id" = String, Path)),
-    responses((status = 200, body = Story)), extensions(("x-role" = json!("viewer"))))]
-pub(crate) async fn story(
+    responses((status = 200, body = MessageHistory)), extensions(("x-role" = json!("viewer"))))]
+pub(crate) async fn history(
     caller: Caller,
     Path((tenant, consumer, message_id)): Path<(String, String, String)>,
     query: Query,
-) -> Result<Json<Story>, ApiError> {
+) -> Result<Json<MessageHistory>, ApiError> {
     query.end()?;
-    Ok(Json(caller.admin.story(&tenant, &consumer, &message_id).await?.into()))
+    Ok(Json(caller.admin.message_history(&tenant, &consumer, &message_id).await?.into()))
 }

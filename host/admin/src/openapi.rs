@@ -53,7 +53,7 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(shadows::differences))
         .routes(routes!(inbox::list))
         .routes(routes!(inbox::show))
-        .routes(routes!(inbox::story))
+        .routes(routes!(inbox::history))
         .routes(routes!(inbox::backlog))
         .routes(routes!(export::export))
         .routes(routes!(revision::revise))

@@ -12,8 +12,8 @@ pub use crate::{
     handlers::Handler,
     hosts::{Host, HostFailing, HostProgress},
     inbox::{
-        BulkAction, BulkResult, InboxAlert, InboxDetail, InboxFilter, InboxOpen, InboxRow,
-        InboxStats, Story, StoryEvent,
+        BulkAction, BulkResult, HistoryEvent, InboxAlert, InboxDetail, InboxFilter, InboxOpen,
+        InboxRow, InboxStats, MessageHistory,
     },
     migrations::{Migration, NewMigration},
     revision::NewRevision,

@@ -58,9 +58,9 @@ pub use messages::{
     cursor::Place as InboxPlace,
     edit::Revision,
     export::Exported,
-    history::{AggregateVersion, Behind, Story, StoryEvent},
+    history::{AggregateVersion, BlockedBy, HistoryEvent, MessageHistory},
     list::{Filter, InboxDetail, InboxRow},
-    next_step::Next,
+    next_step::NextStep,
 };
 pub use tenants::{
     Tenant, credentials::Credentials, delete::TenantRemoval, keys::MasterKey, rotation::KeyRotation,

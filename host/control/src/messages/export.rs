@@ -9,7 +9,7 @@ use crate::{
     consumers::Consumer,
     control::Admin,
     messages::{
-        history::StoryEvent,
+        history::HistoryEvent,
         list::{Depth, Filter, InboxDetail, InboxRow},
     },
 };
@@ -25,7 +25,7 @@ pub struct Exported {
     /// Message; without its record where the caller does not ask for records.
     pub detail: InboxDetail,
     /// Failed runs and operators' actions, oldest first.
-    pub history: Vec<StoryEvent>,
+    pub history: Vec<HistoryEvent>,
 }
 
 impl Admin {

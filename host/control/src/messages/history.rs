@@ -9,7 +9,7 @@ use sqlx::PgPool;
 use crate::{
     control::Admin,
     deployments::{Role, Slot},
-    messages::{list::InboxDetail, next_step::Next},
+    messages::{list::InboxDetail, next_step::NextStep},
 };
 
 /// Newest history entries that are returned. Operators' actions and failures add entries;
@@ -18,15 +18,15 @@ const HISTORY_MAX: i64 = 200;
 
 /// A message with everything that is known of its processing.
 #[derive(Debug, Clone)]
-pub struct Story {
+pub struct MessageHistory {
     /// The message.
     pub detail: InboxDetail,
     /// Key that orders it; none for a message without order.
     pub ordering_key: Option<Vec<u8>>,
     /// Failed runs and operators' actions, oldest first.
-    pub history: Vec<StoryEvent>,
+    pub history: Vec<HistoryEvent>,
     /// Open message of its key that it waits for.
-    pub behind: Option<Behind>,
+    pub blocked_by: Option<BlockedBy>,
     /// Version that it gives its aggregate.
     pub aggregate: Option<AggregateVersion>,
     /// Time until which it waits for earlier versions of its aggregate.
@@ -34,12 +34,12 @@ pub struct Story {
     /// State of its consumer; the tenant's state, in words, where that is not `active`.
     pub consumer_state: String,
     /// Next step of the message.
-    pub next: Next,
+    pub next: NextStep,
 }
 
 /// An event in the history of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StoryEvent {
+pub struct HistoryEvent {
     /// Time of the event.
     pub at: DateTime<Utc>,
     /// Kind: `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `revised` or
@@ -59,7 +59,7 @@ pub struct StoryEvent {
 
 /// A message that holds back later ones of its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Behind {
+pub struct BlockedBy {
     /// Its id.
     pub message_id: String,
     /// Its state.
@@ -78,7 +78,7 @@ pub struct AggregateVersion {
 }
 
 #[derive(sqlx::FromRow)]
-struct Place {
+struct OrderRow {
     consumer_id: i32,
     ordering_key: Option<Vec<u8>>,
     sequence_version: Option<i64>,
@@ -87,7 +87,7 @@ struct Place {
 }
 
 #[derive(sqlx::FromRow)]
-struct Entry {
+struct HistoryRow {
     message_id: String,
     at: DateTime<Utc>,
     event: String,
@@ -100,13 +100,13 @@ struct Entry {
 
 impl Admin {
     /// Returns a message with its history and its next step.
-    pub async fn story(
+    pub async fn message_history(
         &self,
         tenant: &str,
         consumer: &str,
         message_id: &str,
-    ) -> Result<Story, InboxError> {
-        const PLACE: &str = "SELECT consumer_id, ordering_key, sequence_version, waits_until, \
+    ) -> Result<MessageHistory, InboxError> {
+        const ORDER: &str = "SELECT consumer_id, ordering_key, sequence_version, waits_until, \
             CASE WHEN sequence_version IS NOT NULL THEN oncebox.version_of(consumer_id, \
             retention_class, ordering_hash, ordering_key) END AS at \
             FROM oncebox.inbox_message WHERE tenant_name = $1 AND consumer_name = $2 AND \
@@ -114,15 +114,15 @@ impl Admin {
         let detail = self.inbox_show(tenant, consumer, message_id).await?;
         let row = self.consumer(tenant, consumer).await?;
         let place = self.place(&self.tenant(tenant).await?)?;
-        let query = sqlx::query_as(PLACE).bind(tenant).bind(consumer).bind(message_id);
-        let found: Option<Place> = query.fetch_optional(&place.pool).await?;
+        let query = sqlx::query_as(ORDER).bind(tenant).bind(consumer).bind(message_id);
+        let found: Option<OrderRow> = query.fetch_optional(&place.pool).await?;
         let found = found.ok_or_else(|| {
             InboxError::NotFound(format!("message `{message_id}` was removed just now"))
         })?;
         let mut histories =
             self.histories(&place.pool, found.consumer_id, &[message_id.to_owned()]).await?;
         let history = histories.remove(message_id).unwrap_or_default();
-        let behind = behind(&place.pool, found.consumer_id, message_id).await?;
+        let blocked_by = blocked_by(&place.pool, found.consumer_id, message_id).await?;
         let aggregate =
             found.sequence_version.map(|version| AggregateVersion { version, at: found.at });
         let consumer_state = if row.tenant_state == "active" {
@@ -130,21 +130,21 @@ impl Admin {
         } else {
             format!("its tenant is {}", row.tenant_state)
         };
-        let mut story = Story {
+        let mut message = MessageHistory {
             detail,
             ordering_key: found.ordering_key,
             history,
-            behind,
+            blocked_by,
             aggregate,
             waits_until: found.waits_until,
             consumer_state,
-            next: Next { text: String::new(), commands: Vec::new() },
+            next: NextStep { text: String::new(), commands: Vec::new() },
         };
-        story.next = story.what_comes_next(&row.policy()?);
-        if story.detail.row.reason.as_deref() == Some("no_route") {
-            story.next.text.push_str(&self.deployed_types(found.consumer_id).await?);
+        message.next = message.next_step(&row.policy()?);
+        if message.detail.row.reason.as_deref() == Some("no_route") {
+            message.next.text.push_str(&self.deployed_types(found.consumer_id).await?);
         }
-        Ok(story)
+        Ok(message)
     }
 
     /// Returns a sentence with the event types that deployments of a consumer take.
@@ -176,19 +176,19 @@ impl Admin {
         place: &PgPool,
         consumer_id: i32,
         message_ids: &[String],
-    ) -> Result<HashMap<String, Vec<StoryEvent>>, InboxError> {
+    ) -> Result<HashMap<String, Vec<HistoryEvent>>, InboxError> {
         const HISTORY: &str = "SELECT h.message_id, h.at, h.event, h.attempt, h.version_id, \
             h.reason, h.error, h.actor \
             FROM unnest($2::text[]) AS m(id), LATERAL (SELECT * FROM oncebox.inbox_history \
                 WHERE consumer_id = $1 AND message_id = m.id ORDER BY history_id DESC LIMIT $3) h \
                 ORDER BY h.history_id";
         let query = sqlx::query_as(HISTORY).bind(consumer_id).bind(message_ids).bind(HISTORY_MAX);
-        let entries: Vec<Entry> = query.fetch_all(place).await?;
+        let entries: Vec<HistoryRow> = query.fetch_all(place).await?;
         let digests =
             self.digests(entries.iter().filter_map(|entry| entry.version_id).collect()).await?;
         let mut histories: HashMap<_, Vec<_>> = HashMap::new();
         for entry in entries {
-            histories.entry(entry.message_id).or_default().push(StoryEvent {
+            histories.entry(entry.message_id).or_default().push(HistoryEvent {
                 at: entry.at,
                 event: entry.event,
                 attempt: entry.attempt,
@@ -203,12 +203,12 @@ impl Admin {
 }
 
 /// Finds the first open message before this one in its key.
-async fn behind(
+async fn blocked_by(
     place: &PgPool,
     consumer_id: i32,
     message_id: &str,
-) -> Result<Option<Behind>, InboxError> {
-    const BEHIND: &str = "SELECT f.message_id, f.status, f.reason FROM oncebox.inbox i JOIN \
+) -> Result<Option<BlockedBy>, InboxError> {
+    const BLOCKED_BY: &str = "SELECT f.message_id, f.status, f.reason FROM oncebox.inbox i JOIN \
         oncebox.inbox f \
         ON f.consumer_id = i.consumer_id AND f.retention_class = i.retention_class AND \
         f.ordering_hash = i.ordering_hash \
@@ -219,6 +219,6 @@ async fn behind(
         'skipped', 'discarded') \
         ORDER BY f.ordering_position, f.message_id COLLATE \"C\" LIMIT 1";
     let found: Option<(String, String, Option<String>)> =
-        sqlx::query_as(BEHIND).bind(consumer_id).bind(message_id).fetch_optional(place).await?;
-    Ok(found.map(|(message_id, status, reason)| Behind { message_id, status, reason }))
+        sqlx::query_as(BLOCKED_BY).bind(consumer_id).bind(message_id).fetch_optional(place).await?;
+    Ok(found.map(|(message_id, status, reason)| BlockedBy { message_id, status, reason }))
 }

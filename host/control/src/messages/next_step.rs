@@ -3,19 +3,19 @@
 use chrono::{DateTime, Utc};
 use oncebox_model::policy::Policy;
 
-use super::history::{AggregateVersion, Story};
+use super::history::{AggregateVersion, MessageHistory};
 
 /// The next step of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Next {
+pub struct NextStep {
     /// Explanation for the operator, in a sentence or two.
     pub text: String,
     /// Commands from which an operator may choose.
     pub commands: Vec<String>,
 }
 
-impl Story {
-    pub(super) fn what_comes_next(&self, policy: &Policy) -> Next {
+impl MessageHistory {
+    pub(super) fn next_step(&self, policy: &Policy) -> NextStep {
         let row = &self.detail.row;
         let (text, verbs): (String, &[&str]) = match row.status.as_str() {
             "completed" => (
@@ -76,7 +76,7 @@ impl Story {
             match *verb {
                 "behind" => {
                     let id = self
-                        .behind
+                        .blocked_by
                         .as_ref()
                         .map(|behind| quoted(&behind.message_id))
                         .unwrap_or_default();
@@ -91,11 +91,11 @@ impl Story {
                 ),
             }
         };
-        Next { text: text + &paused, commands: verbs.iter().map(command).collect() }
+        NextStep { text: text + &paused, commands: verbs.iter().map(command).collect() }
     }
 
     fn waits(&self, policy: &Policy) -> (String, &'static [&'static str]) {
-        if let Some(behind) = &self.behind {
+        if let Some(behind) = &self.blocked_by {
             let (id, status) = (&behind.message_id, &behind.status);
             return (
                 format!(
@@ -162,7 +162,7 @@ impl Story {
                 "No deployment takes its event type and version. Deploy a handler for it, then \
                     redrive."
             }
-            "gap" if let Some(behind) = &self.behind => {
+            "gap" if let Some(behind) = &self.blocked_by => {
                 let text = format!(
                     "Versions before its own had not come in time. `{}`, which is before it, is \
                         {}.",
@@ -204,7 +204,7 @@ impl Story {
                     then redrive."
             }
         };
-        let behind = match &self.behind {
+        let behind = match &self.blocked_by {
             Some(behind) => format!(
                 " It then runs after `{}`, which is before it in its key.",
                 behind.message_id

@@ -135,7 +135,7 @@ enum ApiCommand {
     /// Look into the inbox
     #[command(subcommand)]
     Inbox(inbox::InboxCommand),
-    /// Tell the story of a message: what became of it, what it waits for, what to do
+    /// Tell the history of a message: what became of it, what it waits for, what to do
     Why(why::WhyArgs),
     /// List the hosts that run
     Hosts,

@@ -7,7 +7,7 @@ use super::{
     api::{Api, Refused, path},
     consumer, output,
     upload::short,
-    wire::{Story, StoryEvent},
+    wire::{HistoryEvent, MessageHistory},
 };
 
 #[derive(Args)]
@@ -27,23 +27,24 @@ pub(super) async fn run(api: &Api, args: WhyArgs, as_json: bool) -> Result<()> {
     let all = consumer::all(api, tenant.as_deref()).await?.into_iter().map(|c| (c.tenant, c.name));
     let asked: Vec<_> =
         all.filter(|(_, name)| consumer.as_ref().is_none_or(|consumer| consumer == name)).collect();
-    let (mut stories, mut failed) = (Vec::new(), Vec::new());
+    let (mut histories, mut failed) = (Vec::new(), Vec::new());
     for (tenant, consumer) in &asked {
-        let path = path(&["tenants", tenant, "consumers", consumer, "inbox", &message_id, "story"]);
-        match api.get::<Story>(&path).await {
-            Ok(story) => stories.push(story),
+        let path =
+            path(&["tenants", tenant, "consumers", consumer, "inbox", &message_id, "history"]);
+        match api.get::<MessageHistory>(&path).await {
+            Ok(history) => histories.push(history),
             Err(error)
                 if error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 404) => {
             }
             Err(error) => failed.push(error),
         }
     }
-    if let (true, Some(error)) = (stories.is_empty(), failed.pop()) {
+    if let (true, Some(error)) = (histories.is_empty(), failed.pop()) {
         return Err(error);
     }
     // The message may be in an inbox that failed as well.
     failed.iter().for_each(|error| eprintln!("{error:#}"));
-    if stories.is_empty() {
+    if histories.is_empty() {
         let looked = match &asked[..] {
             [] => bail!(
                 "there is no such consumer; `oncebox consumer list` shows those that there are"
@@ -59,26 +60,26 @@ pub(super) async fn run(api: &Api, args: WhyArgs, as_json: bool) -> Result<()> {
         );
     }
     if as_json {
-        return output::json(&stories);
+        return output::json(&histories);
     }
-    for (nth, story) in stories.iter().enumerate() {
+    for (nth, message) in histories.iter().enumerate() {
         if nth > 0 {
             println!();
         }
-        tell(story);
+        tell(message);
     }
     Ok(())
 }
 
-fn tell(story: &Story) {
-    let row = &story.message;
+fn tell(message: &MessageHistory) {
+    let row = &message.message;
     let reason = row.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
     println!("{} of {}/{} is {}{reason}", row.message_id, row.tenant, row.consumer, row.status);
     let kind = row.event_type.as_deref().filter(|kind| !kind.is_empty()).unwrap_or("no event type");
     let mut facts = vec![kind.to_owned()];
     facts.extend(row.event_version.as_ref().map(|version| format!("event version {version}")));
-    facts.extend(story.ordering_key.as_ref().map(|key| format!("key {key}")));
-    facts.extend(story.aggregate_version.map(|version| match story.aggregate_at {
+    facts.extend(message.ordering_key.as_ref().map(|key| format!("key {key}")));
+    facts.extend(message.aggregate_version.map(|version| match message.aggregate_at {
         Some(at) => format!("version {version} of an aggregate that is at {at}"),
         None => format!("version {version} of an aggregate that has none yet"),
     }));
@@ -87,8 +88,9 @@ fn tell(story: &Story) {
     println!("{}\n", facts.join(", "));
 
     let mut lines = vec![(row.received_at, "received".to_owned(), None)];
-    lines
-        .extend(story.history.iter().map(|event| (event.at, happened(event), event.error.clone())));
+    lines.extend(
+        message.history.iter().map(|event| (event.at, happened(event), event.error.clone())),
+    );
     if let Some(at) = row.processed_at.filter(|_| row.status == "completed") {
         let runs =
             if row.attempts > 1 { format!(" on run {}", row.attempts) } else { String::new() };
@@ -103,12 +105,12 @@ fn tell(story: &Story) {
     if let Some(result) = &row.result {
         println!("\nthe handler answered: {result}");
     }
-    println!("\n{}", story.next);
-    story.commands.iter().for_each(|command| println!("  $ {command}"));
+    println!("\n{}", message.next);
+    message.commands.iter().for_each(|command| println!("  $ {command}"));
 }
 
-fn happened(event: &StoryEvent) -> String {
-    let StoryEvent { attempt, reason, .. } = event;
+fn happened(event: &HistoryEvent) -> String {
+    let HistoryEvent { attempt, reason, .. } = event;
     let run = attempt
         .filter(|attempt| *attempt > 0)
         .map_or_else(String::new, |attempt| format!("run {attempt} "));

@@ -48,7 +48,7 @@ async fn restored(world: &World, id: &str) -> usize {
     history(world, id).await.iter().filter(|(event, ..)| event == "restored").count()
 }
 
-/// What could go wrong: a dead letter whose record was not kept never runs again, though its story
+/// What could go wrong: a dead letter whose record was not kept never runs again, though its history
 /// says how; a redelivery runs it by itself, brings back another payload or what a settled message
 /// is not to keep, or half of it.
 #[tokio::test(flavor = "multi_thread")]
@@ -72,8 +72,8 @@ async fn a_redelivery_brings_the_record_back(world: World, ack: &str) {
         0,
         "there is nothing to run"
     );
-    let story = world.admin.story("acme", "orders", "refused").await.unwrap();
-    assert!(story.next.text.contains("Have it delivered again"), "{}", story.next.text);
+    let found = world.admin.message_history("acme", "orders", "refused").await.unwrap();
+    assert!(found.next.text.contains("Have it delivered again"), "{}", found.next.text);
 
     // Another payload under the id is a collision, and brings nothing back.
     deliver(&host, &[record(4, "refused", "result 9")]).await;
@@ -107,11 +107,11 @@ async fn a_redelivery_brings_the_record_back(world: World, ack: &str) {
         );
         assert_eq!(restored(&world, id).await, 1, "{id}");
     }
-    let story = world.admin.story("acme", "orders", "refused").await.unwrap();
+    let found = world.admin.message_history("acme", "orders", "refused").await.unwrap();
     assert!(
-        story.next.commands.iter().any(|command| command.contains("inbox redrive")),
+        found.next.commands.iter().any(|command| command.contains("inbox redrive")),
         "{:?}",
-        story.next
+        found.next
     );
 
     // What is redriven completes once, and its record is gone again; so is that of what is

@@ -161,7 +161,7 @@ pub fn steps(desk: &Desk) -> Vec<Step> {
         ),
         get("/v1/tenants/{tenant}/consumers/{consumer}/inbox"),
         get("/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}"),
-        get("/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/story"),
+        get("/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/history"),
         get("/v1/tenants/{tenant}/consumers/{consumer}/backlog"),
         get("/v1/tenants/{tenant}/consumers/{consumer}/export"),
         post(
