@@ -509,7 +509,7 @@ CREATE TABLE oncebox.inbox_history (
     at                    timestamptz NOT NULL DEFAULT now(),
     event                 text NOT NULL CONSTRAINT inbox_history_event_known
         CHECK (event IN ('failed', 'crashed', 'interrupted', 'redriven', 'discarded', 'retried',
-            'revised', 'restored')),
+            'edited', 'restored')),
     -- Which run it was, since the message was first received or last redriven.
     attempt               int,
     version_id            int,
@@ -521,14 +521,17 @@ CREATE TABLE oncebox.inbox_history (
     PRIMARY KEY (consumer_id, message_id, history_id)
 );
 
--- Payloads that were replaced: what a message had before, the first of which is what came.
-CREATE TABLE oncebox.inbox_revision (
+-- The payloads that edits replaced. The first of a message is the payload that came.
+CREATE TABLE oncebox.inbox_edit (
     consumer_id           int NOT NULL,
     message_id            text NOT NULL,
-    revision              int NOT NULL CHECK (revision > 0),
+    -- Edits of the message so far, this one included.
+    edit_number           int NOT NULL CHECK (edit_number > 0),
+    -- Time of the edit.
     at                    timestamptz NOT NULL DEFAULT now(),
+    -- Payload before the edit.
     payload               bytea,
-    PRIMARY KEY (consumer_id, message_id, revision)
+    PRIMARY KEY (consumer_id, message_id, edit_number)
 );
 
 -- Which host copies the dead letters of a consumer, until when, so that two do not copy the same.

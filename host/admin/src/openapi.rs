@@ -56,7 +56,7 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(inbox::history))
         .routes(routes!(inbox::backlog))
         .routes(routes!(export::export))
-        .routes(routes!(revision::revise))
+        .routes(routes!(revision::edit))
         .routes(routes!(inbox::redrive))
         .routes(routes!(inbox::discard))
         .routes(routes!(inbox::retry))

@@ -3,7 +3,7 @@
 use axum::Json;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use chrono::{DateTime, Utc};
-use oncebox_control::Revision;
+use oncebox_control::Edit;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -17,7 +17,7 @@ use crate::{
 /// The new payload of a dead letter: one of `payload` and `payload_base64`.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct NewRevision {
+pub struct NewEdit {
     /// Reason, 1 to 1,000 characters, kept with the message and in the audit log.
     pub reason: String,
     /// The payload, as text.
@@ -36,15 +36,15 @@ pub struct NewRevision {
 ///
 /// The row keeps its id, headers and history, and the former payload is kept. A redelivery is
 /// compared with the payload that was first received, and is a duplicate.
-#[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/revise", tag = "inbox",
-    params(("tenant" = String, Path), ("consumer" = String, Path), ("message_id" = String, Path)), request_body = NewRevision,
+#[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/edit", tag = "inbox",
+    params(("tenant" = String, Path), ("consumer" = String, Path), ("message_id" = String, Path)), request_body = NewEdit,
     responses((status = 200, body = InboxDetail)), extensions(("x-role" = json!("operator"))))]
-pub(crate) async fn revise(
+pub(crate) async fn edit(
     caller: Caller,
     Path((tenant, consumer, message_id)): Path<(String, String, String)>,
-    Body(new): Body<NewRevision>,
+    Body(new): Body<NewEdit>,
 ) -> Result<Json<InboxDetail>, ApiError> {
-    let NewRevision { reason, payload, payload_base64, as_of } = new;
+    let NewEdit { reason, payload, payload_base64, as_of } = new;
     check_reason(&reason)?;
     let payload = match (payload, payload_base64) {
         (Some(text), None) => text.into_bytes(),
@@ -52,14 +52,12 @@ pub(crate) async fn revise(
             ApiError::invalid(format!("`payload_base64` is no base64: {error}"))
         })?,
         _ => {
-            return Err(ApiError::invalid(
-                "a revision needs one of `payload` and `payload_base64`",
-            ));
+            return Err(ApiError::invalid("an edit needs one of `payload` and `payload_base64`"));
         }
     };
     caller
         .admin
-        .revise(&tenant, &consumer, &message_id, &Revision { payload, reason, as_of })
+        .edit_message(&tenant, &consumer, &message_id, &Edit { payload, reason, as_of })
         .await?;
     let detail = caller.admin.inbox_show(&tenant, &consumer, &message_id).await?;
     Ok(Json(InboxDetail::new(detail, false)))

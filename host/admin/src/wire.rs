@@ -16,7 +16,7 @@ pub use crate::{
         InboxRow, InboxStats, MessageHistory,
     },
     migrations::{Migration, NewMigration},
-    revision::NewRevision,
+    revision::NewEdit,
     seek::{NewOffset, NewSeek, SeekEdge, SeekPartition, SeekPlan},
     shadows::{ShadowDifference, ShadowReport, ShadowSkipped, ShadowSum},
     tenant_changes::{Nothing, TenantDeletion, TenantLimits, TenantRemoval},

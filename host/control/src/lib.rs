@@ -56,7 +56,7 @@ pub use hosts::{Duplicates, Host, HostProgress, HostRun, Progress, Run, RunState
 pub use messages::{
     bulk::{Action, BulkAction, BulkResult},
     cursor::Place as InboxPlace,
-    edit::Revision,
+    edit::Edit,
     export::Exported,
     history::{AggregateVersion, BlockedBy, HistoryEvent, MessageHistory},
     list::{Filter, InboxDetail, InboxRow},

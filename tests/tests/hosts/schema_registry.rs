@@ -152,7 +152,7 @@ fn payment(schema: u32, id: &str, account: &str, amount: &str) -> Vec<u8> {
 }
 
 /// What could go wrong: what a policy looks for in a payload is looked for in its bytes; a retry, a
-/// redelivery or a revised payload is decoded otherwise, or not at all; a registry that is away is
+/// redelivery or an edited payload is decoded otherwise, or not at all; a registry that is away is
 /// the message's fault.
 #[tokio::test(flavor = "multi_thread")]
 async fn payloads_are_decoded_on_their_way() -> Result<()> {
@@ -234,9 +234,9 @@ async fn payloads_are_decoded_on_their_way() -> Result<()> {
         target_dir().join("test-hosts").join(format!("{}.json", scenario.topic)),
     );
     std::fs::write(&file, r#"{"id":"other","account":"mine","amount":"12"}"#)?;
-    let revise = [
+    let edit = [
         "inbox",
-        "revise",
+        "edit",
         "letter",
         "--tenant",
         &tenant,
@@ -246,7 +246,7 @@ async fn payloads_are_decoded_on_their_way() -> Result<()> {
         "a typo",
         "--payload",
     ];
-    scenario.ok(&[&revise[..], &[file.to_str().context("a path")?]].concat()).await?;
+    scenario.ok(&[&edit[..], &[file.to_str().context("a path")?]].concat()).await?;
     scenario
         .until(
             "SELECT count(*) FROM {schema}.ledger_entry WHERE message_id = 'letter' AND \

@@ -70,8 +70,7 @@ async fn an_older_host_puts_no_older_text_back() {
     let world = World::new().await;
     world.tenant("acme", "").await;
     let release = "oncebox_host.release";
-    let mut newer =
-        with(without(later(1), "oncebox.revise"), release, "RETURN FOUND", "RETURN NULL");
+    let mut newer = with(without(later(1), "oncebox.edit"), release, "RETURN FOUND", "RETURN NULL");
     newer.texts.push(
         "CREATE OR REPLACE FUNCTION oncebox.newer() RETURNS int LANGUAGE plpgsql AS $$ BEGIN \
             RETURN 1; END $$;"
@@ -102,7 +101,7 @@ async fn an_older_host_puts_no_older_text_back() {
     .await
     .unwrap();
     start(&world, &later(1)).await.unwrap();
-    assert!(!state(&world).await[0].keys().any(|name| name.contains("revise(")));
+    assert!(!state(&world).await[0].keys().any(|name| name.contains("oncebox.edit(")));
     world.finish().await;
 }
 

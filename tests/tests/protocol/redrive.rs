@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use oncebox_control::{Action, BulkAction, BulkResult, Filter, Revision};
+use oncebox_control::{Action, BulkAction, BulkResult, Edit, Filter};
 use oncebox_inbox::SessionSettings;
 use oncebox_model::{
     InboxError, handler::DeliveryKind, hooks::ACTION_POINTS, message::Message, record::Record,
@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep};
 mod copies;
 mod export;
 mod records;
-mod revision;
+mod edit;
 
 const QUICK: &str = "retry = { attempts_max = 2, backoff_min_ms = 1, backoff_max_ms = 1 }";
 
@@ -168,9 +168,8 @@ async fn what_a_handler_is_given_is_what_came_however_often_it_runs() {
         assert_eq!(act(&world, &consumer, &all(Action::Redrive)).await.changed, 1);
         world.retry_until_settled(&host).await;
         for payload in ["park", "result 7"] {
-            let revision =
-                Revision { payload: payload.into(), reason: "a typo".to_owned(), as_of: None };
-            world.admin.revise("acme", "orders", "a", &revision).await.unwrap();
+            let edit = Edit { payload: payload.into(), reason: "a typo".to_owned(), as_of: None };
+            world.admin.edit_message("acme", "orders", "a", &edit).await.unwrap();
             let shown = world.admin.inbox_show("acme", "orders", "a").await.unwrap();
             assert_eq!(
                 (shown.key, shown.headers),

@@ -17,7 +17,7 @@ use std::{
 use anyhow::Result;
 use chrono::{DateTime, Utc};
 use futures::{FutureExt, future::LocalBoxFuture};
-use oncebox_control::{Action, BulkAction, Filter, NewDeployment, Revision, Role};
+use oncebox_control::{Action, BulkAction, Edit, Filter, NewDeployment, Role};
 use oncebox_inbox::{
     Admission, AdmissionRequest, Budget, Class, HostBounds, Scheduler, SessionSettings, Sessions,
     retry::{self, poller::release_unblocked},
@@ -610,20 +610,20 @@ static DEFECTS: &[Defect] = &[
         ]),
     },
     Defect {
-        name: "revision_changes_the_hash",
-        scenario: "a revised letter that comes again",
+        name: "edit_changes_the_hash",
+        scenario: "an edited letter that comes again",
         sees: "what comes again is taken for another message",
         made: Made::Functions(&[(
-            "revise",
+            "edit",
             "SET payload = p_payload",
             "SET payload = p_payload, payload_hash = sha256(p_payload)",
         )]),
     },
     Defect {
-        name: "revision_of_any_time",
-        scenario: "a revision that is asked for twice",
-        sees: "a revision that was asked for before it failed again",
-        made: Made::Functions(&[("revise", "p_as_of, p_actor", "now(), p_actor")]),
+        name: "edit_of_any_time",
+        scenario: "an edit that is asked for twice",
+        sees: "an edit that was asked for before it failed again",
+        made: Made::Functions(&[("edit", "p_as_of, p_actor", "now(), p_actor")]),
     },
     Defect {
         name: "discard_forgets_its_key",
@@ -717,8 +717,8 @@ static IN_PROCESS: &[(&str, Check)] = &[
         forged(defect, |world| hosts_locks(world).boxed_local())
     }),
     ("a dead letter that lost its record", |defect| lost_record(defect).map(Ok).boxed_local()),
-    ("a revised letter that comes again", |defect| revised(defect).map(Ok).boxed_local()),
-    ("a revision that is asked for twice", |defect| revised_twice(defect).map(Ok).boxed_local()),
+    ("an edited letter that comes again", |defect| edited(defect).map(Ok).boxed_local()),
+    ("an edit that is asked for twice", |defect| edited_twice(defect).map(Ok).boxed_local()),
     ("a discarded message of a key", |defect| discarded(defect).map(Ok).boxed_local()),
     ("a discard beside a claim of its key", |defect| {
         discard_beside_a_claim(defect).map(Ok).boxed_local()
@@ -903,7 +903,7 @@ async fn change(world: &World, function: &str, from: &str, to: &str) {
         "authorize",
         "release_unblocked",
         "act_on_messages",
-        "revise",
+        "edit",
         "next_of_key",
         "version_of",
     ]
@@ -1983,13 +1983,13 @@ async fn redriven_twice(defect: Option<&Defect>) {
 }
 
 /// A letter that was mended and, as of then, might be mended again.
-async fn revise(
+async fn edit(
     world: &World,
     payload: &str,
     as_of: Option<DateTime<Utc>>,
 ) -> Result<(), InboxError> {
-    let revision = Revision { payload: payload.into(), reason: "a test".to_owned(), as_of };
-    world.admin.revise("acme", "orders", "a", &revision).await
+    let edit = Edit { payload: payload.into(), reason: "a test".to_owned(), as_of };
+    world.admin.edit_message("acme", "orders", "a", &edit).await
 }
 
 /// A dead letter of which nothing was kept comes again, first with another payload.
@@ -2006,29 +2006,29 @@ async fn lost_record(defect: Option<&Defect>) {
     world.finish().await;
 }
 
-async fn revised(defect: Option<&Defect>) {
+async fn edited(defect: Option<&Defect>) {
     let world = world(defect).await;
     let consumer = world.simple("", "").await;
     let host = world.host(&consumer);
     deliver(&host, &[record(0, "a", "reject")]).await;
-    revise(&world, "", None).await.unwrap();
+    edit(&world, "", None).await.unwrap();
     world.retry_until_settled(&host).await;
     deliver(&host, &[record(0, "a", "reject")]).await;
     assert_eq!(world.rows().await.len(), 1, "what comes again is taken for another message");
     world.finish().await;
 }
 
-async fn revised_twice(defect: Option<&Defect>) {
+async fn edited_twice(defect: Option<&Defect>) {
     let world = world(defect).await;
     let consumer = world.simple("", "").await;
     let host = world.host(&consumer);
     deliver(&host, &[record(0, "a", "reject")]).await;
     let asked = sqlx::query_scalar("SELECT now()").fetch_one(&world.pool).await.unwrap();
-    revise(&world, "reject", Some(asked)).await.unwrap();
+    edit(&world, "reject", Some(asked)).await.unwrap();
     world.retry_until_settled(&host).await;
     assert!(
-        revise(&world, "", Some(asked)).await.is_err(),
-        "a revision that was asked for before it failed again is made again"
+        edit(&world, "", Some(asked)).await.is_err(),
+        "an edit that was asked for before it failed again is made again"
     );
     world.finish().await;
 }

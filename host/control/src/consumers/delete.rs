@@ -103,7 +103,7 @@ pub(crate) async fn remove_beside_messages(
     const REMOVE: [&str; 5] = [
         "DELETE FROM oncebox.copying WHERE consumer_id = $1",
         "DELETE FROM oncebox.inbox_history WHERE consumer_id = $1",
-        "DELETE FROM oncebox.inbox_revision WHERE consumer_id = $1",
+        "DELETE FROM oncebox.inbox_edit WHERE consumer_id = $1",
         "DELETE FROM oncebox.sequence_position WHERE consumer_id = $1",
         "DELETE FROM oncebox.probation WHERE consumer_id = $1",
     ];

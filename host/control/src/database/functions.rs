@@ -63,7 +63,7 @@ static TEXTS: &[&str] = texts![
     "captured",
     // Actions of operators and tenants.
     "act_on_messages",
-    "revise",
+    "edit",
     "migration_applied",
     // Questions about a row.
     "bucket_at",

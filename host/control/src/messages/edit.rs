@@ -8,7 +8,7 @@ use crate::{audit::Subject, control::Admin};
 
 /// The new payload of a message, with the reason for it.
 #[derive(Debug, Clone)]
-pub struct Revision {
+pub struct Edit {
     /// New payload.
     pub payload: Vec<u8>,
     /// Reason; stored with the message and in the audit log.
@@ -22,14 +22,14 @@ impl Admin {
     /// Replaces the payload of a dead letter and redrives it. The row keeps its id and its headers,
     /// and the payload before is kept. A repeated request is refused, since the message is then no
     /// dead letter.
-    pub async fn revise(
+    pub async fn edit_message(
         &self,
         tenant: &str,
         name: &str,
         message_id: &str,
-        revision: &Revision,
+        edit: &Edit,
     ) -> Result<(), InboxError> {
-        const REVISE: &str = "SELECT oncebox.revise($1, $2, $3, $4, coalesce($5, now()), $6, $7)";
+        const EDIT: &str = "SELECT oncebox.edit($1, $2, $3, $4, coalesce($5, now()), $6, $7)";
         let consumer = self.consumer(tenant, name).await?;
         if consumer.state == "deleting" {
             return Err(InboxError::conflict(format!(
@@ -38,30 +38,31 @@ impl Admin {
         }
         let place = self.place(&self.tenant(tenant).await?)?;
         let subject = Subject::of(tenant, name);
-        let details = json!({ "message_id": message_id, "reason": revision.reason, "bytes": revision.payload.len() });
+        let details =
+            json!({ "message_id": message_id, "reason": edit.reason, "bytes": edit.payload.len() });
         // The audit log is in the host's database. Where the message is in another database, the
         // attempt is logged before the change.
         if place.is_own {
             let mut tx = self.pool.begin().await?;
-            self.audit(&mut tx, "inbox.revise", subject, details.clone()).await?;
+            self.audit(&mut tx, "inbox.edit", subject, details.clone()).await?;
             tx.commit().await?;
         }
         let mut tx = place.pool.begin().await?;
         hooks::point("inbox:action:before");
-        let revise = sqlx::query_scalar(REVISE)
+        let query = sqlx::query_scalar(EDIT)
             .bind(consumer.consumer_id)
             .bind(consumer.policy()?.retention.class())
             .bind(message_id)
-            .bind(&revision.payload)
-            .bind(revision.as_of)
+            .bind(&edit.payload)
+            .bind(edit.as_of)
             .bind(&self.actor)
-            .bind(&revision.reason);
-        if !revise.fetch_one(&mut *tx).await? {
+            .bind(&edit.reason);
+        if !query.fetch_one(&mut *tx).await? {
             tx.rollback().await?;
-            return Err(self.unrevised(tenant, name, message_id).await);
+            return Err(self.edit_refused(tenant, name, message_id).await);
         }
         if !place.is_own {
-            self.audit(&mut tx, "inbox.revise", Subject::of(tenant, name), details).await?;
+            self.audit(&mut tx, "inbox.edit", Subject::of(tenant, name), details).await?;
         }
         tx.commit().await?;
         hooks::point("inbox:action:after");
@@ -69,7 +70,7 @@ impl Admin {
     }
 
     /// Returns an error with the reason for which a message was not edited.
-    async fn unrevised(&self, tenant: &str, consumer: &str, message_id: &str) -> InboxError {
+    async fn edit_refused(&self, tenant: &str, consumer: &str, message_id: &str) -> InboxError {
         let detail = match self.inbox_show(tenant, consumer, message_id).await {
             Ok(detail) => detail,
             Err(error) => return error,

@@ -42,7 +42,7 @@ pub struct MessageHistory {
 pub struct HistoryEvent {
     /// Time of the event.
     pub at: DateTime<Utc>,
-    /// Kind: `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `revised` or
+    /// Kind: `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `edited` or
     /// `restored`.
     pub event: String,
     /// Number of the run, since the message was first received or last redriven.

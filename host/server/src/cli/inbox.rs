@@ -69,7 +69,7 @@ pub(super) enum InboxCommand {
     /// Run messages now that wait for their next attempt
     Retry(Box<ActionArgs>),
     /// Give a dead letter another payload and run it again, under its id and with its headers
-    Revise(revise::Revise),
+    Edit(revise::EditArgs),
 }
 
 /// Which messages.
@@ -256,7 +256,7 @@ pub(super) async fn run(api: &Api, command: InboxCommand, as_json: bool) -> Resu
         InboxCommand::Retry(wanted) => {
             act(api, &wanted, "retry", ["made due", "make due"], as_json).await
         }
-        InboxCommand::Revise(wanted) => revise::revise(api, wanted, as_json).await,
+        InboxCommand::Edit(wanted) => revise::edit(api, wanted, as_json).await,
         InboxCommand::Tail(wanted) => tail::tail(api, *wanted, as_json).await,
         InboxCommand::Export(wanted) => export::export(api, wanted).await,
     }

@@ -440,7 +440,7 @@ async fn victim(admin: &Admin, pool: &PgPool, marker: &str) -> (Tenant, i32, i32
          INSERT INTO oncebox.inbox_history (consumer_id, message_id, event, reason, error, actor)
          SELECT {still}, '{marker}-' || n, 'failed', '{marker}', '{marker}', '{marker}' FROM \
             generate_series(1, 20) n;
-         INSERT INTO oncebox.inbox_revision (consumer_id, message_id, revision, payload)
+         INSERT INTO oncebox.inbox_edit (consumer_id, message_id, edit_number, payload)
          SELECT {still}, '{marker}-' || n, 1, '{marker}' FROM generate_series(1, 20) n;
          INSERT INTO oncebox.copying VALUES ({still}, '{marker}', 'infinity');
          INSERT INTO oncebox.sequence_position (consumer_id, key_hash, version)

@@ -165,7 +165,7 @@ pub fn steps(desk: &Desk) -> Vec<Step> {
         get("/v1/tenants/{tenant}/consumers/{consumer}/backlog"),
         get("/v1/tenants/{tenant}/consumers/{consumer}/export"),
         post(
-            "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/revise",
+            "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/edit",
             json!({ "reason": "a typo", "payload": "y" }),
         ),
         post(

@@ -1,4 +1,4 @@
-//! `oncebox inbox revise`
+//! `oncebox inbox edit`
 
 use std::{io::Read, path::PathBuf};
 
@@ -7,10 +7,10 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use clap::Args;
 
 use super::{Api, output, path};
-use crate::cli::wire::{InboxDetail, NewRevision};
+use crate::cli::wire::{InboxDetail, NewEdit};
 
 #[derive(Args)]
-pub(in crate::cli) struct Revise {
+pub(in crate::cli) struct EditArgs {
     /// The message id
     message_id: String,
     /// The tenant
@@ -27,8 +27,8 @@ pub(in crate::cli) struct Revise {
     because: String,
 }
 
-pub(super) async fn revise(api: &Api, wanted: Revise, as_json: bool) -> Result<()> {
-    let Revise { message_id, tenant, consumer, payload: file, because } = wanted;
+pub(super) async fn edit(api: &Api, wanted: EditArgs, as_json: bool) -> Result<()> {
+    let EditArgs { message_id, tenant, consumer, payload: file, because } = wanted;
     let bytes = read(&file)
         .with_context(|| format!("failed to read the payload from `{}`", file.display()))?;
     let (payload, payload_base64) = match String::from_utf8(bytes) {
@@ -36,8 +36,8 @@ pub(super) async fn revise(api: &Api, wanted: Revise, as_json: bool) -> Result<(
         Ok(text) => (None, Some(STANDARD.encode(text))),
         Err(error) => (None, Some(STANDARD.encode(error.into_bytes()))),
     };
-    let request = NewRevision { reason: because, payload, payload_base64, as_of: None };
-    let path = path(&["tenants", &tenant, "consumers", &consumer, "inbox", &message_id, "revise"]);
+    let request = NewEdit { reason: because, payload, payload_base64, as_of: None };
+    let path = path(&["tenants", &tenant, "consumers", &consumer, "inbox", &message_id, "edit"]);
     let message: InboxDetail = api.post(&path, &request).await?;
     if as_json {
         return output::json(&message);

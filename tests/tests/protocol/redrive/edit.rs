@@ -3,20 +3,20 @@
 use super::*;
 use chrono::{DateTime, Utc};
 
-async fn revise(
+async fn edit(
     world: &World,
     id: &str,
     payload: &str,
     as_of: Option<DateTime<Utc>>,
 ) -> Result<(), String> {
-    let revision = Revision { payload: payload.into(), reason: "a typo".to_owned(), as_of };
-    world.admin.revise("acme", "orders", id, &revision).await.map_err(|error| error.to_string())
+    let edit = Edit { payload: payload.into(), reason: "a typo".to_owned(), as_of };
+    world.admin.edit_message("acme", "orders", id, &edit).await.map_err(|error| error.to_string())
 }
 
 /// What could go wrong: a mended message is a new one to the inbox, what came is lost, or its
 /// redelivery is taken for another payload. S1-059, S1-060, S0-042.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_revised_letter_is_the_same_message() {
+async fn an_edited_letter_is_the_same_message() {
     let world = World::new().await;
     let consumer = world.simple("", QUICK).await;
     let host = world.host(&consumer);
@@ -26,9 +26,9 @@ async fn a_revised_letter_is_the_same_message() {
     let before = world.row(&consumer, "a").await;
     assert_eq!(before.state(), ("failed_terminal", Some("reject"), 1));
 
-    revise(&world, "a", "park", None).await.unwrap();
+    edit(&world, "a", "park", None).await.unwrap();
     assert_eq!(world.row(&consumer, "a").await.state(), ("received", None, 0));
-    let twice = revise(&world, "a", "park", None).await.unwrap_err();
+    let twice = edit(&world, "a", "park", None).await.unwrap_err();
     assert!(
         twice.contains("message `a` of `acme/orders` is received; only dead letters"),
         "{twice}"
@@ -37,12 +37,12 @@ async fn a_revised_letter_is_the_same_message() {
         sqlx::query_scalar("SELECT now()").fetch_one(&world.pool).await.unwrap();
     world.retry_until_settled(&host).await;
     assert_eq!(world.row(&consumer, "a").await.state(), ("parked", Some("park"), 1));
-    let again = revise(&world, "a", "park", Some(failed_at)).await.unwrap_err();
+    let again = edit(&world, "a", "park", Some(failed_at)).await.unwrap_err();
     assert!(
         again.contains("became a dead letter again"),
         "what is sent again does not meet what failed since: {again}"
     );
-    revise(&world, "a", "result 7", None).await.unwrap();
+    edit(&world, "a", "result 7", None).await.unwrap();
     world.retry_until_settled(&host).await;
 
     let row = world.row(&consumer, "a").await;
@@ -56,35 +56,30 @@ async fn a_revised_letter_is_the_same_message() {
         "what comes again is what came"
     );
 
-    const REVISIONS: &str = "SELECT revision, payload FROM oncebox.inbox_revision WHERE message_id \
-        = 'a' ORDER BY revision";
-    let revisions: Vec<(i32, Vec<u8>)> =
-        sqlx::query_as(REVISIONS).fetch_all(&world.pool).await.unwrap();
-    assert_eq!(revisions, [(1, b"reject".to_vec()), (2, b"park".to_vec())]);
+    const EDITS: &str = "SELECT edit_number, payload FROM oncebox.inbox_edit WHERE message_id \
+        = 'a' ORDER BY edit_number";
+    let edits: Vec<(i32, Vec<u8>)> = sqlx::query_as(EDITS).fetch_all(&world.pool).await.unwrap();
+    assert_eq!(edits, [(1, b"reject".to_vec()), (2, b"park".to_vec())]);
     let person = |event: &str, attempt| {
         (event.to_owned(), attempt, Some("a typo".to_owned()), Some("test".to_owned()))
     };
     let failed = |reason: &str| ("failed".to_owned(), Some(1), Some(reason.to_owned()), None);
-    let (redriven, revised) = (person("redriven", Some(1)), person("revised", None));
+    let (redriven, edited) = (person("redriven", Some(1)), person("edited", None));
     let expected =
-        [failed("reject"), redriven.clone(), revised.clone(), failed("park"), redriven, revised];
+        [failed("reject"), redriven.clone(), edited.clone(), failed("park"), redriven, edited];
     // S0-042.
     assert_eq!(history(&world, "a").await, expected);
     let audit = world.admin.audit_list(Some("acme"), 10).await.unwrap();
-    let of_revisions: Vec<_> =
-        audit.iter().filter(|entry| entry.action == "inbox.revise").collect();
-    assert_eq!(of_revisions.len(), 2);
-    assert!(
-        !format!("{of_revisions:?}").contains("result 7"),
-        "payloads are no part of the audit log"
-    );
+    let of_edits: Vec<_> = audit.iter().filter(|entry| entry.action == "inbox.edit").collect();
+    assert_eq!(of_edits.len(), 2);
+    assert!(!format!("{of_edits:?}").contains("result 7"), "payloads are no part of the audit log");
     world.finish().await;
 }
 
 /// What could go wrong: a payload is given to what cannot run, or the row is left without the one
 /// that it had.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_run_cannot_be_revised() {
+async fn what_cannot_run_cannot_be_edited() {
     let world = World::new().await;
     let consumer = world.simple("", "retry = { backoff_min_ms = 600000, jitter = 'none' }").await;
     let mut no_id = record(2, "", "");
@@ -99,15 +94,15 @@ async fn what_cannot_run_cannot_be_revised() {
         (&undecodable, "was never understood"),
         ("nobody", "no message"),
     ] {
-        let refused = revise(&world, id, "", None).await.unwrap_err();
+        let refused = edit(&world, id, "", None).await.unwrap_err();
         assert!(refused.contains(expected), "{id}: {refused}");
     }
-    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox_revision").await, 0);
+    assert_eq!(world.number("SELECT count(*) FROM oncebox.inbox_edit").await, 0);
     let keepless = world.consumer(&consumer.tenant, "keepless", "payload = 'none'").await;
     deliver(&world.host(&keepless), &[record(0, "gone", "reject")]).await;
-    let revision = Revision { payload: Vec::new(), reason: "a typo".to_owned(), as_of: None };
+    let edit = Edit { payload: Vec::new(), reason: "a typo".to_owned(), as_of: None };
     let refused =
-        world.admin.revise("acme", "keepless", "gone", &revision).await.unwrap_err().to_string();
+        world.admin.edit_message("acme", "keepless", "gone", &edit).await.unwrap_err().to_string();
     assert!(refused.contains("has no record"), "{refused}");
     world.finish().await;
 }

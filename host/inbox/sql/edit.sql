@@ -1,8 +1,8 @@
--- Gives a dead letter another payload and redrives it: the same row, under the same id and with the
--- same headers. The hash stays that of what came, so that a redelivery is the duplicate that it is.
--- Only a message that was a dead letter by `p_as_of`, so that what is asked for twice is done once.
--- Returns false where it is none, or a worker is at it.
-CREATE OR REPLACE FUNCTION oncebox.revise(
+-- Gives a dead letter another payload and redrives it. The row keeps its id and its headers. It also
+-- keeps the hash of the payload that came, so that a redelivery is a duplicate. The message must
+-- have been a dead letter by `p_as_of`, so that a repeated request edits it once.
+-- Returns false where the message is no dead letter, or a worker holds it.
+CREATE OR REPLACE FUNCTION oncebox.edit(
     p_consumer int, p_class smallint, p_id text, p_payload bytea, p_as_of timestamptz, p_actor text,
     p_reason text)
 RETURNS boolean
@@ -19,12 +19,12 @@ BEGIN
     END IF;
     SELECT i.payload INTO v_payload FROM oncebox.inbox i
         WHERE i.consumer_id = p_consumer AND i.retention_class = p_class AND i.message_id = p_id;
-    INSERT INTO oncebox.inbox_revision (consumer_id, message_id, revision, payload)
-        SELECT p_consumer, p_id, count(*) + 1, v_payload FROM oncebox.inbox_revision r
-        WHERE r.consumer_id = p_consumer AND r.message_id = p_id;
+    INSERT INTO oncebox.inbox_edit (consumer_id, message_id, edit_number, payload)
+        SELECT p_consumer, p_id, count(*) + 1, v_payload FROM oncebox.inbox_edit e
+        WHERE e.consumer_id = p_consumer AND e.message_id = p_id;
     UPDATE oncebox.inbox i SET payload = p_payload
         WHERE i.consumer_id = p_consumer AND i.retention_class = p_class AND i.message_id = p_id;
     INSERT INTO oncebox.inbox_history (consumer_id, message_id, event, reason, actor)
-        VALUES (p_consumer, p_id, 'revised', p_reason, p_actor);
+        VALUES (p_consumer, p_id, 'edited', p_reason, p_actor);
     RETURN true;
 END $$;
