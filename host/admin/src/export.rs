@@ -44,8 +44,7 @@ pub struct InboxExport {
             received before this time"),
         ("payload" = Option<bool>, Query, description = "Also key, headers and payload, where the \
             policy keeps them"),
-        ("after" = Option<String>, Query, description = "Only what comes after this place in the \
-            list"),
+        ("after" = Option<String>, Query, description = "Only messages after this cursor"),
         ("limit" = Option<i64>, Query, description = "At most this many, 1 to 1,000; by default \
             50")),
     responses((status = 200, body = Vec<InboxExport>)), extensions(("x-role" = json!("viewer"))))]

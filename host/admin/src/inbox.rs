@@ -2,7 +2,7 @@
 
 use axum::Json;
 use chrono::{DateTime, Utc};
-use oncebox_control::{Action, Filter, InboxPlace};
+use oncebox_control::{Action, Cursor, Filter};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -236,8 +236,7 @@ impl From<oncebox_control::MessageHistory> for MessageHistory {
             time or later"),
         ("until" = Option<DateTime<Utc>>, Query, description = "Only messages received before this \
             time"),
-        ("after" = Option<String>, Query, description = "Only what comes after this place in the \
-            list"),
+        ("after" = Option<String>, Query, description = "Only messages after this cursor"),
         ("limit" = Option<i64>, Query, description = "At most this many, 1 to 1,000; by default \
             50")),
     responses((status = 200, body = Vec<InboxRow>)), extensions(("x-role" = json!("viewer"))))]
@@ -268,10 +267,8 @@ pub(crate) fn filter(query: &mut Query) -> Result<Filter, ApiError> {
         version: query.text("version")?,
         since: query.parsed("since", "a time as of RFC 3339")?,
         until: query.parsed("until", "a time as of RFC 3339")?,
-        after: query.parsed::<InboxPlace>(
-            "after",
-            "a time as of RFC 3339, a comma and the id of a message",
-        )?,
+        after: query
+            .parsed::<Cursor>("after", "a time as of RFC 3339, a comma and the id of a message")?,
         limit: query.limit()?,
         ..Filter::default()
     })

@@ -55,7 +55,7 @@ pub use doctor::{Finding, HostLimits, Severity};
 pub use hosts::{Duplicates, Host, HostProgress, HostRun, Progress, Run, RunState};
 pub use messages::{
     bulk::{Action, BulkAction, BulkResult},
-    cursor::Place as InboxPlace,
+    cursor::Cursor,
     edit::Edit,
     export::Exported,
     history::{AggregateVersion, BlockedBy, HistoryEvent, MessageHistory},

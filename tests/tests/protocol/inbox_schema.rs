@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use futures::future::join_all;
-use oncebox_control::{Filter, HostLimits, InboxPlace, Severity, schema};
+use oncebox_control::{Cursor, Filter, HostLimits, Severity, schema};
 use oncebox_model::record::Record;
 use oncebox_tests::inbox::{Guest, World, deliver, drive, record, records, step, take};
 use sqlx::AssertSqlSafe;
@@ -156,12 +156,10 @@ async fn a_message_is_found_by_whatever_is_known_of_it() {
                 .await
                 .unwrap();
             let Some(last) = rows.last() else { break };
-            let place = InboxPlace {
-                received_at: last.received_at,
-                message_id: Some(last.message_id.clone()),
-            };
-            after = Some(place.to_string().parse().unwrap());
-            assert_eq!(after, Some(place));
+            let cursor =
+                Cursor { received_at: last.received_at, message_id: Some(last.message_id.clone()) };
+            after = Some(cursor.to_string().parse().unwrap());
+            assert_eq!(after, Some(cursor));
             paged.extend(rows.into_iter().map(|row| row.message_id));
         }
         assert_eq!(paged, all, "pages of {limit}");
@@ -176,7 +174,7 @@ async fn a_message_is_found_by_whatever_is_known_of_it() {
         );
     }
     let behind_the_time =
-        InboxPlace { received_at: at("2026-01-31T13:00:00Z").unwrap(), message_id: None };
+        Cursor { received_at: at("2026-01-31T13:00:00Z").unwrap(), message_id: None };
     assert_eq!(found(Filter { after: Some(behind_the_time), ..Filter::default() }).await, all[2..]);
     world.finish().await;
 }
@@ -223,9 +221,9 @@ async fn every_list_is_answered_from_an_index_or_asks_for_less() {
         ("old", Filter { until: hours(12), ..whose.clone() }),
         ("of an hour", Filter { since: hours(9), until: hours(8), ..whose.clone() }),
         (
-            "behind a place",
+            "behind a cursor",
             Filter {
-                after: Some(InboxPlace { received_at: hours(10).unwrap(), message_id: text("x") }),
+                after: Some(Cursor { received_at: hours(10).unwrap(), message_id: text("x") }),
                 ..whose.clone()
             },
         ),

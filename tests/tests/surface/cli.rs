@@ -1193,7 +1193,7 @@ async fn messages_of_several_consumers_are_paged() {
     .await;
     desk.misunderstood(
         &["inbox", "list", "--after", "m1"],
-        "error: invalid value 'm1' for '--after <PLACE>': a place is a time, a consumer and a \
+        "error: invalid value 'm1' for '--after <CURSOR>': a cursor is a time, a consumer and a \
             message id, with commas between them",
     )
     .await;

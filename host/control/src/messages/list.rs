@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use oncebox_model::error::InboxError;
 use sqlx::{PgPool, Postgres, QueryBuilder, Row};
 
-use super::cursor::Place;
+use super::cursor::Cursor;
 use crate::{control::Admin, tenants::Tenant};
 
 /// Conditions on the rows of a list.
@@ -33,7 +33,7 @@ pub struct Filter {
     /// Time before which a row was received.
     pub until: Option<DateTime<Utc>>,
     /// Cursor after which the list begins.
-    pub after: Option<Place>,
+    pub after: Option<Cursor>,
     /// Most rows, newest first.
     pub limit: i64,
 }
@@ -333,13 +333,13 @@ impl Filter {
             query.push(" AND i.received_at < ").push_bind(until);
         }
         match &self.after {
-            Some(Place { received_at, message_id: Some(id) }) => {
+            Some(Cursor { received_at, message_id: Some(id) }) => {
                 // Only the first of these conditions can use an index.
                 query.push(" AND i.received_at <= ").push_bind(received_at);
                 query.push(" AND (i.received_at < ").push_bind(received_at);
                 query.push(" OR i.message_id COLLATE \"C\" > ").push_bind(id).push(")");
             }
-            Some(Place { received_at, message_id: None }) => {
+            Some(Cursor { received_at, message_id: None }) => {
                 query.push(" AND i.received_at < ").push_bind(received_at);
             }
             None => {}

@@ -9,7 +9,7 @@ use std::cmp::Ordering;
 use anyhow::{Result, bail};
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use clap::{Args, Subcommand};
-use oncebox_control::InboxPlace;
+use oncebox_control::Cursor;
 
 use super::{
     api::{Api, path, with_query},
@@ -83,9 +83,9 @@ pub(super) struct Wanted {
     consumer: Option<String>,
     #[command(flatten)]
     narrowed: Narrowed,
-    /// Only what comes after this place: what the last page ended with
-    #[arg(long, value_name = "PLACE")]
-    after: Option<After>,
+    /// Only messages after this cursor, which the last page ended with
+    #[arg(long, value_name = "CURSOR")]
+    after: Option<ListCursor>,
     /// At most this many
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(i64).range(1..=1000))]
     limit: i64,
@@ -148,20 +148,20 @@ pub(super) struct ActionArgs {
 /// A position in a list of several consumers' messages. Messages of one time are ordered by the
 /// names of their consumers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct After {
+struct ListCursor {
     received_at: DateTime<Utc>,
     consumer: String,
     message_id: String,
 }
 
-impl std::fmt::Display for After {
+impl std::fmt::Display for ListCursor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let time = self.received_at.to_rfc3339_opts(SecondsFormat::Micros, true);
         write!(f, "{time},{},{}", self.consumer, self.message_id)
     }
 }
 
-impl std::str::FromStr for After {
+impl std::str::FromStr for ListCursor {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -169,7 +169,7 @@ impl std::str::FromStr for After {
         let mut part = || {
             parts
                 .next()
-                .ok_or("a place is a time, a consumer and a message id, with commas between them")
+                .ok_or("a cursor is a time, a consumer and a message id, with commas between them")
         };
         let (time, consumer, message_id) = (part()?, part()?.to_owned(), part()?.to_owned());
         let received_at = DateTime::parse_from_rfc3339(time)
@@ -179,7 +179,7 @@ impl std::str::FromStr for After {
     }
 }
 
-impl After {
+impl ListCursor {
     fn of(row: &InboxRow) -> Self {
         Self {
             received_at: row.received_at,
@@ -189,14 +189,14 @@ impl After {
     }
 
     /// Returns the position in the list of one consumer.
-    fn within(&self, consumer: &str) -> InboxPlace {
+    fn within(&self, consumer: &str) -> Cursor {
         let message_id = match consumer.cmp(self.consumer.as_str()) {
             Ordering::Less => None,
             Ordering::Equal => Some(self.message_id.clone()),
             // No message id is empty, so all messages of that time are still to come.
             Ordering::Greater => Some(String::new()),
         };
-        InboxPlace { received_at: self.received_at, message_id }
+        Cursor { received_at: self.received_at, message_id }
     }
 }
 
@@ -424,7 +424,7 @@ async fn act(
 
 impl Narrowed {
     /// Returns the query parameters of a request for one page of these messages.
-    fn query(&self, after: Option<InboxPlace>, limit: i64) -> Vec<(&'static str, Option<String>)> {
+    fn query(&self, after: Option<Cursor>, limit: i64) -> Vec<(&'static str, Option<String>)> {
         let time = |time: Option<DateTime<Utc>>| {
             time.map(|time| time.to_rfc3339_opts(SecondsFormat::Micros, true))
         };
@@ -475,7 +475,7 @@ fn list(rows: &[InboxRow], limit: i64) -> Result<()> {
         &rows.iter().map(cells).collect::<Vec<_>>(),
     );
     if let Some(last) = rows.last().filter(|_| rows.len() as i64 == limit) {
-        println!("there may be more: --after '{}'", After::of(last));
+        println!("there may be more: --after '{}'", ListCursor::of(last));
     }
     Ok(())
 }
@@ -522,17 +522,18 @@ mod tests {
 
     // What could go wrong: a message is on no page, or on two, where several have the same time.
     #[test]
-    fn a_place_among_several_consumers_is_one_in_each() {
-        let place: After = "2026-01-31T12:00:00.000001Z,acme/b,a,b".parse().expect("a place");
-        assert_eq!((place.consumer.as_str(), place.message_id.as_str()), ("acme/b", "a,b"));
-        assert_eq!(place.to_string().parse(), Ok(place.clone()));
-        let within = |consumer| place.within(consumer).message_id;
+    fn a_cursor_among_several_consumers_is_one_in_each() {
+        let cursor: ListCursor =
+            "2026-01-31T12:00:00.000001Z,acme/b,a,b".parse().expect("a cursor");
+        assert_eq!((cursor.consumer.as_str(), cursor.message_id.as_str()), ("acme/b", "a,b"));
+        assert_eq!(cursor.to_string().parse(), Ok(cursor.clone()));
+        let within = |consumer| cursor.within(consumer).message_id;
         assert_eq!(
             (within("acme/a"), within("acme/b"), within("acme/c")),
             (None, Some("a,b".to_owned()), Some(String::new()))
         );
         for text in ["", "2026-01-31T12:00:00Z", "2026-01-31T12:00:00Z,acme/b", "noon,acme/b,x"] {
-            assert!(text.parse::<After>().is_err(), "{text}");
+            assert!(text.parse::<ListCursor>().is_err(), "{text}");
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::Args;
-use oncebox_control::InboxPlace;
+use oncebox_control::Cursor;
 
 use super::{Api, Narrowed, consumers, path, with_query};
 use crate::cli::wire::InboxExport;
@@ -49,14 +49,14 @@ pub(super) async fn export(api: &Api, wanted: Export) -> Result<()> {
     let mut exported = 0;
     for (tenant, consumer) in consumers(api, &tenant, &consumer).await? {
         let path = path(&["tenants", &tenant, "consumers", &consumer, "export"]);
-        let mut after: Option<InboxPlace> = None;
+        let mut after: Option<Cursor> = None;
         loop {
             let mut query = narrowed.query(after.take(), PAGE);
             query.push(("payload", payload.then(|| "true".to_owned())));
             let page: Vec<InboxExport> = api.get(&with_query(&path, &query)).await?;
             let Some(last) = page.last() else { break };
             let row = &last.message.row;
-            after = Some(InboxPlace {
+            after = Some(Cursor {
                 received_at: row.received_at,
                 message_id: Some(row.message_id.clone()),
             });

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Result;
 use chrono::{DateTime, TimeDelta, Utc};
 use clap::Args;
-use oncebox_control::InboxPlace;
+use oncebox_control::Cursor;
 
 use super::{Api, InboxRow, Narrowed, cells, consumers, moment, path, with_query};
 use crate::terminal;
@@ -110,7 +110,7 @@ impl Followed {
             let page: Vec<InboxRow> =
                 api.get(&with_query(&self.path, &self.narrowed.query(after, PAGE))).await?;
             let last = page.last().filter(|_| page.len() as i64 == PAGE);
-            after = last.map(|row| InboxPlace {
+            after = last.map(|row| Cursor {
                 received_at: row.received_at,
                 message_id: Some(row.message_id.clone()),
             });
