@@ -3,6 +3,7 @@
 use axum::Json;
 use chrono::{DateTime, Utc};
 use oncebox_control::{Action, Cursor, Filter};
+use oncebox_model::MessageStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -12,19 +13,6 @@ use crate::{
     error::ApiError,
     extract::{Json as Body, Path, Query},
 };
-
-/// States of a message that are visible outside its transaction.
-const STATUSES: [&str; 9] = [
-    "received",
-    "in_progress",
-    "completed",
-    "failed_retryable",
-    "failed_terminal",
-    "parked",
-    "waiting",
-    "skipped",
-    "discarded",
-];
 
 /// A message in the inbox, without its payload.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -36,7 +24,8 @@ pub struct InboxRow {
     /// The message id.
     pub message_id: String,
     /// State.
-    pub status: String,
+    #[schema(value_type = String)]
+    pub status: MessageStatus,
     /// Reason of the state.
     pub reason: Option<String>,
     /// Event type, which selects the handler.
@@ -176,7 +165,8 @@ pub struct BlockedBy {
     /// Message id.
     pub message_id: String,
     /// State.
-    pub status: String,
+    #[schema(value_type = String)]
+    pub status: MessageStatus,
     /// Reason of the state.
     pub reason: Option<String>,
 }
@@ -259,7 +249,7 @@ pub(crate) async fn list(
 /// Reads the filter of a list or an export from the query.
 pub(crate) fn filter(query: &mut Query) -> Result<Filter, ApiError> {
     Ok(Filter {
-        status: query.one_of("status", &STATUSES)?,
+        status: query.one_of("status", &MessageStatus::NAMES)?.and_then(|name| name.parse().ok()),
         reason: query.text("reason")?,
         event_type: query.text("event_type")?,
         ordering_keys: query.text("key")?.map(keys).unwrap_or_default(),
@@ -296,7 +286,8 @@ pub struct InboxStats {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct InboxOpen {
     /// State.
-    pub status: String,
+    #[schema(value_type = String)]
+    pub status: MessageStatus,
     /// Reason, without the details after a colon.
     pub reason: Option<String>,
     /// Number of messages.
@@ -485,16 +476,14 @@ async fn apply(
             "`limit` and the number of `message_ids` must be at most {BULK_MAX}"
         )));
     }
-    if let Some(status) =
-        filter.status.as_ref().filter(|status| !STATUSES.contains(&status.as_str()))
-    {
-        return Err(ApiError::invalid(format!(
-            "`filter.status` is `{status}`; use {}",
-            STATUSES.join(", ")
-        )));
-    }
+    let known = |name: String| {
+        name.parse().map_err(|_| {
+            let names = MessageStatus::NAMES.join(", ");
+            ApiError::invalid(format!("`filter.status` is `{name}`; use {names}"))
+        })
+    };
     let filter = Filter {
-        status: filter.status,
+        status: filter.status.map(known).transpose()?,
         reason: filter.reason,
         event_type: filter.event_type,
         ordering_keys: filter.key.map(keys).unwrap_or_default(),

@@ -58,8 +58,9 @@ pub use messages::{
     cursor::Cursor,
     edit::Edit,
     export::Exported,
+    filter::Filter,
     history::{AggregateVersion, BlockedBy, HistoryEvent, MessageHistory},
-    list::{Filter, InboxDetail, InboxRow},
+    list::{InboxDetail, InboxRow},
     next_step::NextStep,
 };
 pub use tenants::{

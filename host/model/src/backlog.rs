@@ -2,12 +2,10 @@
 
 use chrono::{DateTime, Utc};
 
-use crate::policy::Alerts;
-
-/// States of messages that run or are still to run.
-pub const PENDING: [&str; 4] = ["received", "in_progress", "failed_retryable", "waiting"];
-/// States of messages that wait for an operator.
-pub const STUCK: [&str; 2] = ["failed_terminal", "parked"];
+use crate::{
+    policy::Alerts,
+    status::{MessageStatus, Reason},
+};
 
 /// Keys of the bounds in `[alerts]` that a policy can set.
 pub const ALERTS: [&str; 4] = ["pending_age_s", "parked", "dead_letters", "collisions"];
@@ -18,8 +16,8 @@ pub struct OpenMessages {
     /// Key of the consumer.
     #[sqlx(rename = "id")]
     pub consumer_id: i32,
-    /// State of the messages: any but `completed`, `skipped` and `discarded`.
-    pub status: String,
+    /// Status of the messages; an open one.
+    pub status: MessageStatus,
     /// Reason, without the part after a colon.
     pub reason: Option<String>,
     /// Number of messages; those of one state are counted up to a bound.
@@ -50,25 +48,25 @@ pub struct Alert {
 
 impl Backlog {
     /// Counts the messages in a state.
-    pub fn messages(&self, status: &str) -> i64 {
+    pub fn messages(&self, status: MessageStatus) -> i64 {
         self.open.iter().filter(|open| open.status == status).map(|open| open.messages).sum()
     }
 
     /// Counts the messages that run or are still to run.
     pub fn pending(&self) -> i64 {
-        PENDING.iter().map(|status| self.messages(status)).sum()
+        MessageStatus::PENDING.into_iter().map(|status| self.messages(status)).sum()
     }
 
     /// Returns the seconds since the oldest message that runs or is still to run was received.
     pub fn oldest_pending_age_s(&self) -> Option<f64> {
-        let pending = self.open.iter().filter(|open| PENDING.contains(&open.status.as_str()));
+        let pending = self.open.iter().filter(|open| open.status.is_pending());
         pending.map(|open| open.oldest_age_s).reduce(f64::max)
     }
 
     fn collisions(&self) -> i64 {
         self.open
             .iter()
-            .filter(|open| open.reason.as_deref() == Some("collision"))
+            .filter(|open| open.reason.as_deref() == Some(Reason::Collision.as_str()))
             .map(|open| open.messages)
             .sum()
     }
@@ -81,8 +79,12 @@ impl Backlog {
                 self.oldest_pending_age_s().unwrap_or_default(),
                 policy.pending_age_s,
             ),
-            ("parked", self.messages("parked") as f64, policy.parked),
-            ("dead_letters", self.messages("failed_terminal") as f64, policy.dead_letters),
+            ("parked", self.messages(MessageStatus::Parked) as f64, policy.parked),
+            (
+                "dead_letters",
+                self.messages(MessageStatus::FailedTerminal) as f64,
+                policy.dead_letters,
+            ),
             ("collisions", self.collisions() as f64, policy.collisions),
         ];
         let reached =
@@ -95,16 +97,14 @@ impl Backlog {
 mod tests {
     use super::*;
 
-    fn open(status: &str, reason: Option<&str>, messages: i64, oldest_age_s: f64) -> OpenMessages {
-        let reason = reason.map(str::to_owned);
-        OpenMessages {
-            consumer_id: 1,
-            status: status.to_owned(),
-            reason,
-            messages,
-            oldest: Utc::now(),
-            oldest_age_s,
-        }
+    fn open(
+        status: MessageStatus,
+        reason: Option<Reason>,
+        messages: i64,
+        oldest_age_s: f64,
+    ) -> OpenMessages {
+        let reason = reason.map(|reason| reason.to_string());
+        OpenMessages { consumer_id: 1, status, reason, messages, oldest: Utc::now(), oldest_age_s }
     }
 
     // S1-116, S1-117, S0-041, S0-048, S2-014: each bound by itself, and none where it is 0.
@@ -112,11 +112,11 @@ mod tests {
     fn an_alert_is_a_bound_that_is_reached() {
         let backlog = Backlog {
             open: vec![
-                open("received", None, 5, 61.0),
-                open("waiting", Some("gap"), 2, 300.0),
-                open("parked", Some("collision"), 2, 900.0),
-                open("parked", Some("crashed"), 1, 10.0),
-                open("failed_terminal", Some("reject"), 4, 9_000.0),
+                open(MessageStatus::Received, None, 5, 61.0),
+                open(MessageStatus::Waiting, Some(Reason::Gap), 2, 300.0),
+                open(MessageStatus::Parked, Some(Reason::Collision), 2, 900.0),
+                open(MessageStatus::Parked, Some(Reason::Crashed), 1, 10.0),
+                open(MessageStatus::FailedTerminal, Some(Reason::Reject), 4, 9_000.0),
             ],
         };
         assert_eq!((backlog.pending(), backlog.oldest_pending_age_s()), (7, Some(300.0)));

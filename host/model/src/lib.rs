@@ -25,7 +25,7 @@ pub mod tx;
 pub mod meter;
 // The open messages of an inbox, and the alerts about them.
 pub mod backlog;
-// States that hosts show.
+// Statuses of messages, their reasons, and states that hosts show.
 pub mod status;
 // The limits of a tenant.
 pub mod tenant_limits;
@@ -48,5 +48,5 @@ pub use meter::{Meter, Usage};
 pub use outcome::Disposition;
 pub use problem::Problem;
 pub use session_target::SessionTarget;
-pub use status::BreakerState;
+pub use status::{BreakerState, MessageStatus, Reason};
 pub use tenant_limits::TenantLimits;

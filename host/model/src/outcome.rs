@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::status::{MessageStatus, Reason};
+
 /// The disposition of a message that ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disposition {
@@ -21,17 +23,23 @@ pub enum Disposition {
 impl Disposition {
     /// Returns whether later messages of its key have to wait.
     pub fn is_open(self) -> bool {
-        !matches!(self, Self::Completed | Self::Skipped)
+        MessageStatus::from(self).is_open()
     }
 
     /// Returns the status of its row.
     pub fn status(self) -> &'static str {
-        match self {
-            Self::Completed => "completed",
-            Self::FailedRetryable => "failed_retryable",
-            Self::FailedTerminal => "failed_terminal",
-            Self::Parked => "parked",
-            Self::Skipped => "skipped",
+        MessageStatus::from(self).as_str()
+    }
+}
+
+impl From<Disposition> for MessageStatus {
+    fn from(disposition: Disposition) -> Self {
+        match disposition {
+            Disposition::Completed => Self::Completed,
+            Disposition::FailedRetryable => Self::FailedRetryable,
+            Disposition::FailedTerminal => Self::FailedTerminal,
+            Disposition::Parked => Self::Parked,
+            Disposition::Skipped => Self::Skipped,
         }
     }
 }
@@ -96,23 +104,7 @@ pub enum FailureKind {
 impl FailureKind {
     /// Returns the kind's name in rows, logs and metrics.
     pub fn name(&self) -> &'static str {
-        match self {
-            Self::Trap => "trap",
-            Self::Deadline => "deadline",
-            Self::OutOfMemory => "out_of_memory",
-            Self::StatementRefused => "statement_refused",
-            Self::Sql { .. } => "sql_error",
-            Self::Limit => "limit",
-            Self::Contention => "contention",
-            Self::Retry { .. } => "retry",
-            Self::Reject => "reject",
-            Self::Park => "park",
-            Self::Other => "other",
-            Self::BadResult => "bad_result",
-            Self::Crashed => "crashed",
-            Self::NoRoute => "no_route",
-            Self::Schema => "schema",
-        }
+        Reason::from(self).as_str()
     }
 
     /// Returns whether the handler itself decided what happens to the message.
@@ -123,8 +115,30 @@ impl FailureKind {
     /// Returns the `reason` of the inbox row: the kind, with the SQLSTATE where there is one.
     pub fn reason(&self) -> String {
         match self {
-            Self::Sql { sqlstate } => format!("sql_error:{sqlstate}"),
+            Self::Sql { sqlstate } => format!("{}:{sqlstate}", Reason::SqlError),
             other => other.name().to_owned(),
+        }
+    }
+}
+
+impl From<&FailureKind> for Reason {
+    fn from(kind: &FailureKind) -> Self {
+        match kind {
+            FailureKind::Trap => Self::Trap,
+            FailureKind::Deadline => Self::Deadline,
+            FailureKind::OutOfMemory => Self::OutOfMemory,
+            FailureKind::StatementRefused => Self::StatementRefused,
+            FailureKind::Sql { .. } => Self::SqlError,
+            FailureKind::Limit => Self::Limit,
+            FailureKind::Contention => Self::Contention,
+            FailureKind::Retry { .. } => Self::Retry,
+            FailureKind::Reject => Self::Reject,
+            FailureKind::Park => Self::Park,
+            FailureKind::Other => Self::Other,
+            FailureKind::BadResult => Self::BadResult,
+            FailureKind::Crashed => Self::Crashed,
+            FailureKind::NoRoute => Self::NoRoute,
+            FailureKind::Schema => Self::Schema,
         }
     }
 }

@@ -7,6 +7,7 @@ use oncebox_inbox::{
     Budget, ConsumerInbox, DuePoller, SessionSettings, Sessions,
     retry::{self, backlog, poller},
 };
+use oncebox_model::MessageStatus;
 use oncebox_tests::inbox::{TestConsumer, World, deliver, record};
 use sqlx::{Executor, Row};
 use tokio::task::JoinHandle;
@@ -135,8 +136,8 @@ async fn what_is_open_is_counted_by_index() {
     let backlogs = backlog::backlogs(&world.pool, &asked, 1_000).await.unwrap();
     assert_eq!(
         (
-            backlogs[0].messages("parked"),
-            backlogs[0].messages("failed_terminal"),
+            backlogs[0].messages(MessageStatus::Parked),
+            backlogs[0].messages(MessageStatus::FailedTerminal),
             backlogs[0].pending()
         ),
         (10, 20, 0)

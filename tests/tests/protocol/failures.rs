@@ -9,6 +9,7 @@ use std::sync::{
 use oncebox_control::{Action, BulkAction, Filter, Tenant};
 use oncebox_inbox::SessionSettings;
 use oncebox_model::{
+    MessageStatus,
     outcome::{Failure, FailureKind},
     record::Record,
 };
@@ -893,7 +894,7 @@ async fn a_payload_that_is_not_valid_never_reaches_a_handler() {
         );
 
         let (filter, reason) = (
-            Filter { status: Some("parked".to_owned()), ..Filter::default() },
+            Filter { status: Some(MessageStatus::Parked), ..Filter::default() },
             "a test".to_owned(),
         );
         let again = BulkAction {

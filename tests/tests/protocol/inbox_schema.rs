@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use futures::future::join_all;
 use oncebox_control::{Cursor, Filter, HostLimits, Severity, schema};
-use oncebox_model::record::Record;
+use oncebox_model::{MessageStatus, record::Record};
 use oncebox_tests::inbox::{Guest, World, deliver, drive, record, records, step, take};
 use sqlx::AssertSqlSafe;
 
@@ -114,7 +114,7 @@ async fn a_message_is_found_by_whatever_is_known_of_it() {
     for (filter, expected) in [
         (Filter { tenant: text("acme"), consumer: text("orders"), ..Filter::default() }, &all[..]),
         (Filter { consumer: text("other"), ..Filter::default() }, &[]),
-        (Filter { status: text("failed_terminal"), ..Filter::default() }, &["dead"]),
+        (Filter { status: Some(MessageStatus::FailedTerminal), ..Filter::default() }, &["dead"]),
         (Filter { reason: text("reject"), ..Filter::default() }, &["dead"]),
         (Filter { reason: text("trap"), ..Filter::default() }, &[]),
         (Filter { event_type: text("t"), ..Filter::default() }, &all),
@@ -215,9 +215,12 @@ async fn every_list_is_answered_from_an_index_or_asks_for_less() {
         ("everything", whose.clone()),
         ("of all consumers", Filter { consumer: None, ..whose.clone() }),
         ("of all tenants", Filter { consumer: None, tenant: None, ..whose.clone() }),
-        ("completed", Filter { status: text("completed"), ..whose.clone() }),
-        ("parked", Filter { status: text("parked"), ..whose.clone() }),
-        ("of a state that none is in", Filter { status: text("failed_terminal"), ..whose.clone() }),
+        ("completed", Filter { status: Some(MessageStatus::Completed), ..whose.clone() }),
+        ("parked", Filter { status: Some(MessageStatus::Parked), ..whose.clone() }),
+        (
+            "of a state that none is in",
+            Filter { status: Some(MessageStatus::FailedTerminal), ..whose.clone() },
+        ),
         ("old", Filter { until: hours(12), ..whose.clone() }),
         ("of an hour", Filter { since: hours(9), until: hours(8), ..whose.clone() }),
         (

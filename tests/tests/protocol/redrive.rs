@@ -9,7 +9,8 @@ use std::{
 use oncebox_control::{Action, BulkAction, BulkResult, Edit, Filter};
 use oncebox_inbox::SessionSettings;
 use oncebox_model::{
-    InboxError, handler::DeliveryKind, hooks::ACTION_POINTS, message::Message, record::Record,
+    InboxError, MessageStatus, handler::DeliveryKind, hooks::ACTION_POINTS, message::Message,
+    record::Record,
 };
 use oncebox_tests::{
     host::{Options, Scenario},
@@ -240,7 +241,9 @@ async fn what_is_open_is_counted_by_state_and_reason() {
     let counted: Vec<_> = backlog
         .open
         .iter()
-        .map(|open| (&*open.status, open.reason.as_deref().unwrap_or_default(), open.messages))
+        .map(|open| {
+            (open.status.as_str(), open.reason.as_deref().unwrap_or_default(), open.messages)
+        })
         .collect();
     // S1-070.
     assert_eq!(
@@ -380,7 +383,7 @@ async fn only_what_it_is_for_is_touched() {
     );
     assert_eq!(
         count(BulkAction {
-            filter: Filter { status: Some("parked".to_owned()), ..Filter::default() },
+            filter: Filter { status: Some(MessageStatus::Parked), ..Filter::default() },
             ..all(Action::Redrive)
         })
         .await,

@@ -13,7 +13,7 @@ use crate::{
     audit::Subject,
     consumers::Consumer,
     control::Admin,
-    messages::list::{FROM, Filter},
+    messages::filter::{FROM, Filter},
 };
 
 /// An action on messages.

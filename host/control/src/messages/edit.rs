@@ -1,10 +1,10 @@
 //! Edits of dead letters: another payload, and a run with it.
 
 use chrono::{DateTime, Utc};
-use oncebox_model::{error::InboxError, hooks};
+use oncebox_model::{Reason, error::InboxError, hooks};
 use serde_json::json;
 
-use crate::{audit::Subject, control::Admin};
+use crate::{audit::Subject, control::Admin, messages::list::InboxRow};
 
 /// The new payload of a message, with the reason for it.
 #[derive(Debug, Clone)]
@@ -75,30 +75,21 @@ impl Admin {
             Ok(detail) => detail,
             Err(error) => return error,
         };
-        let status = detail.row.status.as_str();
-        let why = match (status, detail.row.reason.as_deref().unwrap_or_default()) {
-            ("failed_terminal" | "parked", reason)
-                if reason.starts_with("undecodable") || reason.starts_with("unclaimable") =>
-            {
+        let InboxRow { status, reason, .. } = &detail.row;
+        let reason = reason.as_deref().and_then(Reason::of);
+        let why = match reason {
+            _ if !status.is_dead() => format!(
+                "is {status}; only dead letters and parked messages can be given another payload"
+            ),
+            Some(reason) if reason.is_without_identity() => {
                 "was never understood, and has no identity to run under".to_owned()
             }
-            ("failed_terminal" | "parked", _) if !detail.is_kept => "has no record that could be \
-                run"
-            .to_owned(),
-            ("failed_terminal" | "parked", "collision") => {
-                "is a second payload under the id of a message that is in order, and has no place \
-                    in it"
-                    .to_owned()
-            }
-            ("failed_terminal" | "parked", _) => {
-                "became a dead letter again just now, or somebody \
-                is working on it; look again"
-                    .to_owned()
-            }
-            _ => format!(
-                "is {status}; only dead letters and parked messages can be given another \
-                payload"
-            ),
+            _ if !detail.is_kept => "has no record that could be run".to_owned(),
+            Some(Reason::Collision) => "is a second payload under the id of a message that is in \
+                order, and has no place in it"
+                .to_owned(),
+            _ => "became a dead letter again just now, or somebody is working on it; look again"
+                .to_owned(),
         };
         InboxError::conflict(format!("message `{message_id}` of `{tenant}/{consumer}` {why}"))
     }

@@ -9,8 +9,9 @@ use crate::{
     consumers::Consumer,
     control::Admin,
     messages::{
+        filter::Filter,
         history::HistoryEvent,
-        list::{Depth, Filter, InboxDetail, InboxRow},
+        list::{Depth, InboxDetail, InboxRow},
     },
 };
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use chrono::{DateTime, Utc};
-use oncebox_model::error::InboxError;
+use oncebox_model::{MessageStatus, Reason, error::InboxError};
 use sqlx::PgPool;
 
 use crate::{
@@ -62,8 +62,8 @@ pub struct HistoryEvent {
 pub struct BlockedBy {
     /// Its id.
     pub message_id: String,
-    /// Its state.
-    pub status: String,
+    /// Its status.
+    pub status: MessageStatus,
     /// Reason for that state.
     pub reason: Option<String>,
 }
@@ -141,7 +141,7 @@ impl Admin {
             next: NextStep { text: String::new(), commands: Vec::new() },
         };
         message.next = message.next_step(&row.policy()?);
-        if message.detail.row.reason.as_deref() == Some("no_route") {
+        if message.detail.row.reason.as_deref() == Some(Reason::NoRoute.as_str()) {
             message.next.text.push_str(&self.deployed_types(found.consumer_id).await?);
         }
         Ok(message)
@@ -218,7 +218,7 @@ async fn blocked_by(
         WHERE i.consumer_id = $1 AND i.message_id = $2 AND i.status NOT IN ('completed', \
         'skipped', 'discarded') \
         ORDER BY f.ordering_position, f.message_id COLLATE \"C\" LIMIT 1";
-    let found: Option<(String, String, Option<String>)> =
+    let found: Option<(String, MessageStatus, Option<String>)> =
         sqlx::query_as(BLOCKED_BY).bind(consumer_id).bind(message_id).fetch_optional(place).await?;
     Ok(found.map(|(message_id, status, reason)| BlockedBy { message_id, status, reason }))
 }

@@ -1,9 +1,11 @@
 //! Messages: what operators read of them and do with them.
 
+// A position in a list of rows, from which the next page continues.
+pub(crate) mod cursor;
+// Filters of rows.
+pub(crate) mod filter;
 // Rows of the inbox, newest first, and one of them.
 pub(crate) mod list;
-// A position in that list, from which the next page continues.
-pub(crate) mod cursor;
 // Counts of open messages.
 pub(crate) mod stats;
 // The history of one message.

@@ -1,9 +1,15 @@
 //! The next step of a message, and the commands that move it on.
 
 use chrono::{DateTime, Utc};
-use oncebox_model::policy::Policy;
+use oncebox_model::{
+    MessageStatus, Reason,
+    policy::{Gap, Order, Policy},
+};
 
-use super::history::{AggregateVersion, MessageHistory};
+use super::{
+    bulk::Action,
+    history::{AggregateVersion, MessageHistory},
+};
 
 /// The next step of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,209 +20,240 @@ pub struct NextStep {
     pub commands: Vec<String>,
 }
 
+/// A command for an operator.
+#[derive(Debug, Clone, Copy)]
+enum Command {
+    /// Shows the message with its payload.
+    Show,
+    /// Explains the message that blocks it.
+    ExplainBlocker,
+    /// Acts on the message.
+    Act(Action),
+}
+
+const NONE: &[Command] = &[];
+const DISCARD: &[Command] = &[Command::Act(Action::Discard)];
+const SHOW_OR_DISCARD: &[Command] = &[Command::Show, Command::Act(Action::Discard)];
+const UNBLOCK_OR_DISCARD: &[Command] = &[Command::ExplainBlocker, Command::Act(Action::Discard)];
+const RETRY_OR_DISCARD: &[Command] = &[Command::Act(Action::Retry), Command::Act(Action::Discard)];
+const REDRIVE_OR_DISCARD: &[Command] =
+    &[Command::Act(Action::Redrive), Command::Act(Action::Discard)];
+
+/// An explanation, with the commands for it.
+type Advice = (String, &'static [Command]);
+
 impl MessageHistory {
+    /// Explains what happens to the message next, and what an operator may do.
     pub(super) fn next_step(&self, policy: &Policy) -> NextStep {
         let row = &self.detail.row;
-        let (text, verbs): (String, &[&str]) = match row.status.as_str() {
-            "completed" => (
-                "Its effect is committed. Nothing is to be done; another delivery of \
-                it is a duplicate."
+        let (text, commands) = match row.status {
+            MessageStatus::Completed => (
+                "Its effect is committed. Nothing is to be done; another delivery of it is a \
+                    duplicate."
                     .to_owned(),
-                &[],
+                NONE,
             ),
-            "discarded" => ("It is never run any more, as someone said.".to_owned(), &[]),
-            "skipped" if row.reason.as_deref() == Some("old_version") => (
-                "It had no effect, since its aggregate was past its version when it came."
-                    .to_owned(),
-                &[],
-            ),
-            "skipped" => (
-                "Nobody took its event type when it came, and its consumer says that \
-                this is well."
-                    .to_owned(),
-                &[],
-            ),
-            "in_progress" => {
+            MessageStatus::Discarded => {
+                ("It is never run any more, as someone said.".to_owned(), NONE)
+            }
+            MessageStatus::Skipped => (self.skipped().to_owned(), NONE),
+            MessageStatus::InProgress => {
                 let until = row.locked_until.map(shown).unwrap_or_default();
-                (
-                    format!(
-                        "A worker runs it. If that dies, another one takes it over after \
-                    {until}."
-                    ),
-                    &[],
-                )
+                let text = format!(
+                    "A worker runs it. If that dies, another one takes it over after {until}."
+                );
+                (text, NONE)
             }
-            "received" => ("A worker runs it as soon as one is free.".to_owned(), &["discard"]),
-            "failed_retryable" => {
+            MessageStatus::Received => {
+                ("A worker runs it as soon as one is free.".to_owned(), DISCARD)
+            }
+            MessageStatus::FailedRetryable => {
                 let at = row.next_attempt_at.map(shown).unwrap_or_default();
-                let left = i64::from(policy.retry.attempts_max) - i64::from(row.attempts);
-                (
-                    format!(
-                        "It is run again at {at}; {left} of {} runs are left.",
-                        policy.retry.attempts_max
-                    ),
-                    &["retry", "discard"],
-                )
+                let attempts_max = policy.retry.attempts_max;
+                let left = i64::from(attempts_max) - i64::from(row.attempts);
+                let text =
+                    format!("It is run again at {at}; {left} of {attempts_max} runs are left.");
+                (text, RETRY_OR_DISCARD)
             }
-            "waiting" => self.waits(policy),
-            _ => self.is_dead(policy),
+            MessageStatus::Waiting => self.waiting(policy),
+            MessageStatus::FailedTerminal | MessageStatus::Parked => self.dead_letter(policy),
         };
-        let is_settled = matches!(row.status.as_str(), "completed" | "discarded" | "skipped");
-        let paused = match self.consumer_state.as_str() {
-            state if state.starts_with("its tenant") && !is_settled => {
-                format!(" But nothing runs: {state}.")
+        NextStep {
+            text: text + &self.halted(),
+            commands: commands.iter().map(|command| self.command(*command)).collect(),
+        }
+    }
+
+    /// Returns the line of a command for a shell.
+    fn command(&self, command: Command) -> String {
+        let row = &self.detail.row;
+        let (id, tenant, consumer) = (quoted(&row.message_id), &row.tenant, &row.consumer);
+        match command {
+            Command::ExplainBlocker => {
+                let blocker = self.blocked_by.as_ref();
+                let id = blocker.map(|blocker| quoted(&blocker.message_id)).unwrap_or_default();
+                format!("oncebox why {id} --tenant {tenant} --consumer {consumer}")
             }
-            state @ ("paused" | "deleting") if !is_settled => {
+            Command::Show => {
+                format!("oncebox inbox show {id} --tenant {tenant} --consumer {consumer} --payload")
+            }
+            Command::Act(action) => format!(
+                "oncebox inbox {} {id} --tenant {tenant} --consumer {consumer} --because '…'",
+                action.name()
+            ),
+        }
+    }
+
+    /// Returns a sentence about the state of the consumer or its tenant, where that keeps the
+    /// message from running.
+    fn halted(&self) -> String {
+        match self.consumer_state.as_str() {
+            _ if self.detail.row.status.is_settled() => String::new(),
+            state if state.starts_with("its tenant") => format!(" But nothing runs: {state}."),
+            state @ ("paused" | "deleting") => {
                 format!(" But nothing runs: its consumer is {state}.")
             }
             _ => String::new(),
-        };
-        let command = |verb: &&str| {
-            let (id, tenant, consumer) = (quoted(&row.message_id), &row.tenant, &row.consumer);
-            match *verb {
-                "behind" => {
-                    let id = self
-                        .blocked_by
-                        .as_ref()
-                        .map(|behind| quoted(&behind.message_id))
-                        .unwrap_or_default();
-                    format!("oncebox why {id} --tenant {tenant} --consumer {consumer}")
-                }
-                "show" => format!(
-                    "oncebox inbox show {id} --tenant {tenant} --consumer {consumer} --payload"
-                ),
-                verb => format!(
-                    "oncebox inbox {verb} {id} --tenant {tenant} --consumer {consumer} --because \
-                        '…'"
-                ),
-            }
-        };
-        NextStep { text: text + &paused, commands: verbs.iter().map(command).collect() }
+        }
     }
 
-    fn waits(&self, policy: &Policy) -> (String, &'static [&'static str]) {
-        if let Some(behind) = &self.blocked_by {
-            let (id, status) = (&behind.message_id, &behind.status);
-            return (
-                format!(
-                    "It runs when `{id}`, which is {status} and before it in its key, is done."
-                ),
-                &["behind", "discard"],
-            );
+    /// Returns the reason of the message's status.
+    fn reason(&self) -> Option<Reason> {
+        self.detail.row.reason.as_deref().and_then(Reason::of)
+    }
+
+    /// Explains a skipped message.
+    fn skipped(&self) -> &'static str {
+        if self.reason() == Some(Reason::OldVersion) {
+            "It had no effect, since its aggregate was past its version when it came."
+        } else {
+            "Nobody took its event type when it came, and its consumer says that this is well."
         }
-        match (self.aggregate, self.waits_until) {
-            (Some(AggregateVersion { version, at: Some(at) }), Some(until)) if at + 1 < version => {
+    }
+
+    /// Explains what a waiting message waits for.
+    fn waiting(&self, policy: &Policy) -> Advice {
+        if let Some(blocker) = &self.blocked_by {
+            let (id, status) = (&blocker.message_id, blocker.status);
+            let text = format!(
+                "It runs when `{id}`, which is {status} and before it in its key, is done."
+            );
+            return (text, UNBLOCK_OR_DISCARD);
+        }
+        let text = match (self.missing_versions(), self.waits_until) {
+            (Some(missing), Some(until)) => {
                 let then = match policy.sequence.as_ref().map(|sequence| sequence.gap) {
-                    Some(oncebox_model::policy::Gap::Proceed) | None => "runs all the same",
-                    Some(oncebox_model::policy::Gap::Park) => "is parked",
+                    Some(Gap::Proceed) | None => "runs all the same",
+                    Some(Gap::Park) => "is parked",
                 };
                 let until = shown(until);
-                (
-                    format!(
-                        "It runs when {} of its aggregate came; at {until} it {then}.",
-                        missing(at + 1, version - 1)
-                    ),
-                    &["discard"],
-                )
+                format!("It runs when {missing} of its aggregate came; at {until} it {then}.")
             }
-            _ => (
-                "Nothing is before it any more: it is due within ten seconds.".to_owned(),
-                &["discard"],
-            ),
+            _ => "Nothing is before it any more: it is due within ten seconds.".to_owned(),
+        };
+        (text, DISCARD)
+    }
+
+    /// Names the versions of the aggregate that are missing before the message's own.
+    fn missing_versions(&self) -> Option<String> {
+        match self.aggregate {
+            Some(AggregateVersion { version, at: Some(at) }) if at + 1 < version => {
+                Some(missing(at + 1, version - 1))
+            }
+            _ => None,
         }
     }
 
     /// Explains a dead letter or a parked message, with the actions that an operator can take.
-    fn is_dead(&self, policy: &Policy) -> (String, &'static [&'static str]) {
-        const EITHER: &[&str] = &["redrive", "discard"];
-        let row = &self.detail.row;
-        let reason = row.reason.as_deref().unwrap_or_default();
-        let kind = reason.split(':').next().unwrap_or_default();
-        if !self.detail.is_kept && !matches!(kind, "undecodable" | "unclaimable") {
-            let why = "The policy did not keep its record (`payload = \"none\"`), so that it \
-                cannot be run again yet. Have it delivered again, \
-                under the same id and with the same payload: produced again, or read again by \
-                `oncebox consumer seek`. That brings the \
-                record back to this row; then redrive it.";
-            return (why.to_owned(), &["discard"]);
+    fn dead_letter(&self, policy: &Policy) -> Advice {
+        let reason = self.reason();
+        let is_without_identity = reason.is_some_and(Reason::is_without_identity);
+        if !self.detail.is_kept && !is_without_identity {
+            return (WITHOUT_RECORD.to_owned(), DISCARD);
         }
-        let text = match kind {
-            "undecodable" | "unclaimable" => {
-                let text = "It was never understood, and has no identity to run under. Mend the \
-                    producer, or `identity` in the policy, have it \
-                    produced again, and discard this row.";
-                return (text.to_owned(), &["show", "discard"]);
+        match reason {
+            _ if is_without_identity => (WITHOUT_IDENTITY.to_owned(), SHOW_OR_DISCARD),
+            Some(Reason::Collision) if policy.order != Order::None => {
+                (COLLISION_IN_ORDER.to_owned(), SHOW_OR_DISCARD)
             }
-            "collision" if policy.order != oncebox_model::policy::Order::None => {
-                let text = "Its id had come with another payload before, so that it has no place \
-                    in the order. Look at both; have it produced \
-                    again under an id of its own if it is a message of its own, and discard this \
-                    row.";
-                return (text.to_owned(), &["show", "discard"]);
-            }
-            "collision" => {
-                "Its id had come with another payload before. Look at both; redrive it if it is a \
-                    message of its own."
-            }
-            "no_route" => {
-                "No deployment takes its event type and version. Deploy a handler for it, then \
-                    redrive."
-            }
-            "gap" if let Some(behind) = &self.blocked_by => {
-                let text = format!(
-                    "Versions before its own had not come in time. `{}`, which is before it, is \
-                        {}.",
-                    behind.message_id, behind.status
-                );
-                return (text, &["behind", "discard"]);
-            }
-            "gap" => {
-                let missing = match self.aggregate {
-                    Some(AggregateVersion { version, at: Some(at) }) if at + 1 < version => {
-                        missing(at + 1, version - 1)
-                    }
-                    _ => "what is missing".to_owned(),
-                };
-                let text = format!(
-                    "It goes on by itself when {missing} of its aggregate came. Redrive it to go \
-                        on without: what is missing is skipped when \
-                     it comes."
-                );
-                return (text, EITHER);
-            }
-            "horizon" => {
-                "It is older than the inbox remembers, so that nobody knows whether it ran before. \
-                    Look for its effect; redrive it if there \
-                 is none."
-            }
-            "schema" => {
-                "Its payload is not what its schema says. Mend the producer or the schema; redrive \
-                    it when it is valid."
-            }
-            "crashed" => {
-                "The process or its connection died whenever it ran. Deploy a mended version, then \
-                    redrive."
-            }
-            "reject" => "The handler refused it. Redrive when it would decide otherwise.",
-            "park" => "The handler asked for a person. Redrive when it would decide otherwise.",
-            _ => {
-                "It failed too often. Deploy a mended version, raise a limit or mend the tables, \
-                    then redrive."
-            }
-        };
-        let behind = match &self.blocked_by {
-            Some(behind) => format!(
+            Some(Reason::Gap) => self.parked_for_gap(),
+            _ => (cure(reason).to_owned() + &self.order_after_redrive(policy), REDRIVE_OR_DISCARD),
+        }
+    }
+
+    /// Explains a message that was parked for missing versions of its aggregate.
+    fn parked_for_gap(&self) -> Advice {
+        if let Some(blocker) = &self.blocked_by {
+            let text = format!(
+                "Versions before its own had not come in time. `{}`, which is before it, is {}.",
+                blocker.message_id, blocker.status
+            );
+            return (text, UNBLOCK_OR_DISCARD);
+        }
+        let missing = self.missing_versions().unwrap_or_else(|| "what is missing".to_owned());
+        let text = format!(
+            "It goes on by itself when {missing} of its aggregate came. Redrive it to go on \
+                without: what is missing is skipped when it comes."
+        );
+        (text, REDRIVE_OR_DISCARD)
+    }
+
+    /// Returns a sentence about the order of a message's key around its redrive.
+    fn order_after_redrive(&self, policy: &Policy) -> String {
+        match &self.blocked_by {
+            Some(blocker) => format!(
                 " It then runs after `{}`, which is before it in its key.",
-                behind.message_id
+                blocker.message_id
             ),
-            None if policy.order != oncebox_model::policy::Order::None
-                && self.ordering_key.is_some() =>
-            {
+            None if policy.order != Order::None && self.ordering_key.is_some() => {
                 " Until then later messages of its key wait.".to_owned()
             }
             None => String::new(),
-        };
-        (format!("{text}{behind}"), EITHER)
+        }
+    }
+}
+
+const WITHOUT_RECORD: &str = "The policy did not keep its record (`payload = \"none\"`), so that it \
+    cannot be run again yet. Have it delivered again, under the same id and with the same payload: \
+    produced again, or read again by `oncebox consumer seek`. That brings the record back to this \
+    row; then redrive it.";
+const WITHOUT_IDENTITY: &str = "It was never understood, and has no identity to run under. Mend the \
+    producer, or `identity` in the policy, have it produced again, and discard this row.";
+const COLLISION_IN_ORDER: &str = "Its id had come with another payload before, so that it has no \
+    place in the order. Look at both; have it produced again under an id of its own if it is a \
+    message of its own, and discard this row.";
+
+/// Returns the cure for the cause of a dead letter that can be redriven.
+fn cure(reason: Option<Reason>) -> &'static str {
+    match reason {
+        Some(Reason::Collision) => {
+            "Its id had come with another payload before. Look at both; redrive it if it is a \
+                message of its own."
+        }
+        Some(Reason::NoRoute) => {
+            "No deployment takes its event type and version. Deploy a handler for it, then \
+                redrive."
+        }
+        Some(Reason::Horizon) => {
+            "It is older than the inbox remembers, so that nobody knows whether it ran before. \
+                Look for its effect; redrive it if there is none."
+        }
+        Some(Reason::Schema) => {
+            "Its payload is not what its schema says. Mend the producer or the schema; redrive \
+                it when it is valid."
+        }
+        Some(Reason::Crashed) => {
+            "The process or its connection died whenever it ran. Deploy a mended version, then \
+                redrive."
+        }
+        Some(Reason::Reject) => "The handler refused it. Redrive when it would decide otherwise.",
+        Some(Reason::Park) => {
+            "The handler asked for a person. Redrive when it would decide otherwise."
+        }
+        _ => {
+            "It failed too often. Deploy a mended version, raise a limit or mend the tables, \
+                then redrive."
+        }
     }
 }
 

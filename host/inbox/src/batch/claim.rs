@@ -1,6 +1,8 @@
 //! The claim: the database decides which messages of a batch are new.
 
-use oncebox_model::{error::InboxError, headers, hooks, message::Message, policy::PayloadPolicy};
+use oncebox_model::{
+    MessageStatus, error::InboxError, headers, hooks, message::Message, policy::PayloadPolicy,
+};
 use sqlx::Row;
 
 use crate::{
@@ -38,9 +40,9 @@ impl InitialStatus {
     /// Returns the status of the new row.
     fn status(self) -> &'static str {
         match self {
-            Self::Completed => "completed",
-            Self::Received => "received",
-            Self::Parked => "parked",
+            Self::Completed => MessageStatus::Completed.as_str(),
+            Self::Received => MessageStatus::Received.as_str(),
+            Self::Parked => MessageStatus::Parked.as_str(),
         }
     }
 }
@@ -109,7 +111,7 @@ impl ClaimOutcome {
 
 /// Returns whether a row of this status is still to be run.
 pub fn is_open(status: &str) -> bool {
-    matches!(status, "received" | "in_progress" | "failed_retryable" | "waiting")
+    status.parse().is_ok_and(MessageStatus::is_pending)
 }
 
 /// Consumer that claims, with its loaded generation.

@@ -141,9 +141,9 @@ impl<'a> Execution<'a> {
 }
 
 /// Reason in the row of a message that waits, or is parked, for versions before its own.
-pub(crate) const GAP: &str = "gap";
+pub(crate) const GAP: &str = oncebox_model::Reason::Gap.as_str();
 /// Reason in the row of a message whose aggregate is at its version or a later one.
-pub(crate) const SUPERSEDED: &str = "old_version";
+pub(crate) const SUPERSEDED: &str = oncebox_model::Reason::OldVersion.as_str();
 
 impl Completion {
     /// Withdraws a claim that did not run; its message comes again.

@@ -331,7 +331,8 @@ impl PartitionInbox {
         generation: i64,
         batch: &[Routed],
     ) -> Result<Settled, InboxError> {
-        let reason = (self.probation > 0 || self.suspected == 1).then(|| "probation".to_owned());
+        let reason = (self.probation > 0 || self.suspected == 1)
+            .then(|| oncebox_model::Reason::Probation.to_string());
         let offered: Vec<_> = batch
             .iter()
             .map(|routed| ClaimRequest { reason: reason.clone(), ..routed.request.clone() })

@@ -5,6 +5,7 @@
 //! whose row PostgreSQL refuses has no known place in the order, and holds back none.
 
 use oncebox_model::{
+    Reason,
     error::InboxError,
     identity::Undecodable,
     message::Message,
@@ -27,7 +28,7 @@ pub fn undecodable(record: &Record, undecodable: &Undecodable) -> ClaimRequest {
     ClaimRequest {
         message: Message::undecodable(record),
         version: None,
-        reason: Some(format!("undecodable: {undecodable}")),
+        reason: Some(format!("{}: {undecodable}", Reason::Undecodable)),
         ordering: None,
     }
 }
@@ -39,12 +40,17 @@ pub fn unrouted(message: Message, ordering: Option<i64>) -> ClaimRequest {
 
 /// Returns the row of a message that is older than the inbox remembers, under its own id.
 pub fn past_horizon(message: Message, ordering: Option<i64>) -> ClaimRequest {
-    ClaimRequest { message, version: None, reason: Some("horizon".to_owned()), ordering }
+    ClaimRequest { message, version: None, reason: Some(Reason::Horizon.to_string()), ordering }
 }
 
 /// Returns the row of a message whose payload does not match its schema, under its own id.
 pub fn invalid(message: Message, ordering: Option<i64>, fault: &str) -> ClaimRequest {
-    ClaimRequest { message, version: None, reason: Some(format!("schema: {fault}")), ordering }
+    ClaimRequest {
+        message,
+        version: None,
+        reason: Some(format!("{}: {fault}", Reason::Schema)),
+        ordering,
+    }
 }
 
 /// Returns whether a message is parked because no deployment takes it.
@@ -59,11 +65,11 @@ pub(crate) fn is_collision(offered: &ClaimRequest) -> bool {
 }
 
 /// Reason in the row of a message whose id belongs to another payload.
-const COLLISION: &str = "collision";
+const COLLISION: &str = Reason::Collision.as_str();
 
 /// Reason in the row of a message that no deployment takes; the host function `settle_unrouted`
 /// reads it too.
-const NO_ROUTE: &str = "no_route";
+const NO_ROUTE: &str = Reason::NoRoute.as_str();
 
 /// Statement that skips or rejects parked messages.
 const SETTLE_UNROUTED: &str = "SELECT * FROM oncebox_host.settle_unrouted($1, $2, $3, $4)";
@@ -140,7 +146,7 @@ pub fn unclaimable(message: &Message, failure: &Failure) -> ClaimRequest {
     ClaimRequest {
         message: Message::undecodable(&message.record),
         version: None,
-        reason: Some(format!("unclaimable: {}", failure.kind.reason())),
+        reason: Some(format!("{}: {}", Reason::Unclaimable, failure.kind.reason())),
         ordering: None,
     }
 }

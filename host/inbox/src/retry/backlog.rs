@@ -6,7 +6,8 @@ use std::{
 };
 
 use oncebox_model::{
-    backlog::{ALERTS, Alert, Backlog, OpenMessages, PENDING, STUCK},
+    MessageStatus,
+    backlog::{ALERTS, Alert, Backlog, OpenMessages},
     error::InboxError,
     policy::WATCHED_MAX,
 };
@@ -127,8 +128,8 @@ impl ReportedBacklog {
     /// Sets the gauges of one inbox.
     fn gauge(&self, backlog: &Backlog) {
         let Self { tenant, consumer, .. } = self;
-        for status in PENDING.into_iter().chain(STUCK) {
-            metrics::gauge!("oncebox_inbox_messages", "tenant" => tenant.clone(), "consumer" => consumer.clone(), "status" => status)
+        for status in MessageStatus::PENDING.into_iter().chain(MessageStatus::DEAD) {
+            metrics::gauge!("oncebox_inbox_messages", "tenant" => tenant.clone(), "consumer" => consumer.clone(), "status" => status.as_str())
                 .set(backlog.messages(status) as f64);
         }
         metrics::gauge!("oncebox_inbox_pending_messages", "tenant" => tenant.clone(), "consumer" => consumer.clone())

@@ -10,25 +10,13 @@ use anyhow::{Result, bail};
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use clap::{Args, Subcommand};
 use oncebox_control::Cursor;
+use oncebox_model::MessageStatus;
 
 use super::{
     api::{Api, path, with_query},
     consumer, output,
     wire::{self, BulkAction, InboxDetail, InboxFilter, InboxRow, InboxStats},
 };
-
-/// Statuses of a row that can be seen from outside.
-const STATUSES: [&str; 9] = [
-    "received",
-    "in_progress",
-    "completed",
-    "failed_retryable",
-    "failed_terminal",
-    "parked",
-    "waiting",
-    "skipped",
-    "discarded",
-];
 
 #[derive(Subcommand)]
 pub(super) enum InboxCommand {
@@ -95,7 +83,7 @@ pub(super) struct Wanted {
 #[derive(Clone, Default, Args)]
 pub(super) struct Narrowed {
     /// Only this status
-    #[arg(long, value_parser = STATUSES)]
+    #[arg(long, value_parser = MessageStatus::NAMES)]
     status: Option<String>,
     /// Only what is there for this reason, as `no_route`, `sql_error` or `sql_error:23505`
     #[arg(long)]
@@ -275,9 +263,6 @@ async fn consumers(
     Ok(all.filter(|(_, name)| consumer.as_ref().is_none_or(|consumer| consumer == name)).collect())
 }
 
-/// Statuses whose reasons tell the operator what to do.
-const STUCK: [&str; 2] = ["failed_terminal", "parked"];
-
 async fn stats(
     api: &Api,
     tenant: Option<String>,
@@ -292,7 +277,7 @@ async fn stats(
         return output::json(&all);
     }
     let cells = |stats: &InboxStats| {
-        let messages = |status: &str| {
+        let messages = |status: MessageStatus| {
             stats
                 .open
                 .iter()
@@ -301,8 +286,13 @@ async fn stats(
                 .sum::<i64>()
         };
         let age = stats.oldest_pending_age_s.map(|age| ago(age as i64));
-        let states = ["failed_retryable", "waiting", "failed_terminal", "parked"]
-            .map(|status| messages(status).to_string());
+        let states = [
+            MessageStatus::FailedRetryable,
+            MessageStatus::Waiting,
+            MessageStatus::FailedTerminal,
+            MessageStatus::Parked,
+        ]
+        .map(|status| messages(status).to_string());
         let mut cells = vec![
             format!("{}/{}", stats.tenant, stats.consumer),
             stats.pending.to_string(),
@@ -326,13 +316,13 @@ async fn stats(
     ];
     output::table(&headings, &all.iter().map(cells).collect::<Vec<_>>());
     let reasons = all.iter().flat_map(|stats| stats.open.iter().map(move |open| (stats, open)));
-    let stuck = reasons.filter(|(_, open)| STUCK.contains(&open.status.as_str()));
+    let stuck = reasons.filter(|(_, open)| open.status.is_dead());
     let lines: Vec<_> = stuck
         .map(|(stats, open)| {
             let reason = open.reason.clone().unwrap_or_default();
             vec![
                 format!("{}/{}", stats.tenant, stats.consumer),
-                open.status.clone(),
+                open.status.to_string(),
                 reason,
                 open.messages.to_string(),
             ]
@@ -463,7 +453,7 @@ fn cells(r: &InboxRow) -> Vec<String> {
         named(r),
         r.message_id.clone(),
         r.event_type.clone().unwrap_or_default(),
-        r.status.clone(),
+        r.status.to_string(),
         r.attempts.to_string(),
         r.reason.clone().unwrap_or_default(),
     ]

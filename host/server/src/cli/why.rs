@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
+use oncebox_model::MessageStatus;
 
 use super::{
     api::{Api, Refused, path},
@@ -91,7 +92,7 @@ fn tell(message: &MessageHistory) {
     lines.extend(
         message.history.iter().map(|event| (event.at, happened(event), event.error.clone())),
     );
-    if let Some(at) = row.processed_at.filter(|_| row.status == "completed") {
+    if let Some(at) = row.processed_at.filter(|_| row.status == MessageStatus::Completed) {
         let runs =
             if row.attempts > 1 { format!(" on run {}", row.attempts) } else { String::new() };
         lines.push((at, format!("completed{runs}{}", by(row.version.as_deref())), None));

@@ -3,6 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use oncebox_control::{Admin, Filter, InboxRow};
+use oncebox_model::MessageStatus;
 
 /// Pause between two looks at the inbox.
 const POLL: Duration = Duration::from_millis(250);
@@ -43,7 +44,7 @@ fn tell(rows: &[InboxRow], known: &HashMap<String, String>) {
 /// Returns whether a row is settled. Rows that wait for a worker or are held by one change again
 /// soon.
 fn is_settled(row: &InboxRow) -> bool {
-    !matches!(row.status.as_str(), "received" | "in_progress")
+    !matches!(row.status, MessageStatus::Received | MessageStatus::InProgress)
 }
 
 fn key(row: &InboxRow) -> String {
@@ -62,10 +63,10 @@ fn line(row: &InboxRow) -> String {
         .flatten()
         .collect::<Vec<_>>()
         .join(": ");
-    if row.status != "completed" && !why.is_empty() {
+    if row.status != MessageStatus::Completed && !why.is_empty() {
         line.push_str(&format!(", {why}"));
     }
-    if let Some(result) = row.result.as_ref().filter(|_| row.status == "completed") {
+    if let Some(result) = row.result.as_ref().filter(|_| row.status == MessageStatus::Completed) {
         line.push_str(&format!(", {result}"));
     }
     // A producer chose the id, which must not control the terminal.

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use oncebox_model::MessageStatus;
+
 use crate::tables::{Change, ChangeKind, Rows, Snapshot, Table, changes};
 
 /// Tables and inbox after a run.
@@ -9,7 +11,7 @@ use crate::tables::{Change, ChangeKind, Rows, Snapshot, Table, changes};
 pub(crate) struct Found {
     pub(crate) tables: Snapshot,
     /// Statuses of inbox rows, by message id.
-    pub(crate) statuses: BTreeMap<String, String>,
+    pub(crate) statuses: BTreeMap<String, MessageStatus>,
 }
 
 /// Columns that are not compared, with the reason.

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use oncebox_control::{Admin, MasterKey};
 use oncebox_inbox::{Budget, ConsumerInbox, PartitionInbox, SessionSettings, Sessions, retry};
 use oncebox_model::{
+    MessageStatus,
     policy::{Ack, Policy},
     record::Record,
 };
@@ -183,9 +184,9 @@ impl Driver {
 
     async fn is_quiet(&self) -> Result<bool> {
         let soon = chrono::Utc::now() + WAITS_ON_PURPOSE;
-        let open = rows(&self.admin).await?.into_iter().any(|row| match row.status.as_str() {
-            "received" | "in_progress" => true,
-            "failed_retryable" => row.next_attempt_at.is_none_or(|at| at < soon),
+        let open = rows(&self.admin).await?.into_iter().any(|row| match row.status {
+            MessageStatus::Received | MessageStatus::InProgress => true,
+            MessageStatus::FailedRetryable => row.next_attempt_at.is_none_or(|at| at < soon),
             _ => false,
         });
         Ok(!open)

@@ -17,6 +17,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use futures::{StreamExt, TryStreamExt, stream};
 use indicatif::{ProgressBar, ProgressStyle};
+use oncebox_model::MessageStatus;
 
 use self::{
     bench::Bench,
@@ -72,7 +73,7 @@ pub(crate) async fn verify(request: Request<'_>) -> Result<Report> {
     let completed: BTreeSet<String> = first
         .statuses
         .iter()
-        .filter(|(_, status)| *status == "completed")
+        .filter(|(_, status)| **status == MessageStatus::Completed)
         .map(|(id, _)| id.clone())
         .collect();
     refuse_vacuity(&first)?;
@@ -136,7 +137,9 @@ fn refuse_repeated_ids(messages: &[FileMessage]) -> Result<()> {
 /// Refuses a clean run that completes no message: without effects, every window would pass.
 fn refuse_vacuity(clean: &Found) -> Result<()> {
     match clean.statuses.iter().next() {
-        Some((id, status)) if clean.statuses.values().all(|status| status != "completed") => {
+        Some((id, status))
+            if clean.statuses.values().all(|status| *status != MessageStatus::Completed) =>
+        {
             bail!(
                 "no message is completed by a clean run, so there is nothing to verify: `{id}` is \
                     `{status}`; `oncebox test` shows why"

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, bail};
+use oncebox_model::MessageStatus;
 use serde_json::{Value, json};
 
 use super::{
@@ -22,7 +23,7 @@ pub(crate) struct Report {
     pub(super) seed: u64,
     pub(super) messages: usize,
     /// Status of each message after a clean run, by message id.
-    pub(super) outcomes: BTreeMap<String, String>,
+    pub(super) outcomes: BTreeMap<String, MessageStatus>,
     pub(super) tables: Vec<Table>,
     pub(super) excluded: Excluded,
     /// Tables with more rows than are compared.
@@ -53,7 +54,9 @@ impl Report {
             row.judgement.details.iter().for_each(|detail| println!("  {detail}"));
         }
         println!();
-        for (id, status) in self.outcomes.iter().filter(|(_, status)| *status != "completed") {
+        for (id, status) in
+            self.outcomes.iter().filter(|(_, status)| **status != MessageStatus::Completed)
+        {
             println!("not completed by a clean run: `{id}` is `{status}`");
         }
         for table in &self.too_large {
