@@ -12,7 +12,7 @@ CREATE TABLE oncebox.installation (
     only_one              boolean PRIMARY KEY DEFAULT true
                           CONSTRAINT installation_only_one CHECK (only_one),
     installation_id       uuid NOT NULL,
-    -- Whether it holds tenants of another database, and nothing else.
+    -- Whether this database holds tenants of another database's installation, and nothing else.
     is_place              boolean NOT NULL
 );
 
@@ -24,9 +24,11 @@ CREATE TABLE oncebox.function (
     name                  text PRIMARY KEY,
     -- SHA-256 of the file.
     hash                  bytea NOT NULL,
-    -- SHA-256 of what PostgreSQL keeps of it, by which a text that was changed by hand is noticed.
+    -- SHA-256 of the function in PostgreSQL after it was applied, which reveals changes by hand.
     definition_hash       bytea NOT NULL,
+    -- Schema number of the program that applied it.
     schema_number         int NOT NULL,
+    -- Time of the last application.
     applied_at            timestamptz NOT NULL DEFAULT now()
 );
 
@@ -45,20 +47,20 @@ CREATE TABLE oncebox.tenant (
     created_at            timestamptz NOT NULL DEFAULT now(),
     state                 text NOT NULL DEFAULT 'active'
         CONSTRAINT tenant_state_known CHECK (state IN ('active', 'suspended', 'deleting')),
-    -- What hosts give it, as `TenantLimits` reads it.
+    -- Limits that hosts apply to the tenant, as `TenantLimits` reads them.
     limits                jsonb NOT NULL DEFAULT '{}',
-    -- Grows with every change that running hosts must learn: state, limits, credentials.
+    -- Plus one at each change that running hosts must learn: of state, limits or credentials.
     revision              bigint NOT NULL DEFAULT 0,
     -- Passwords and secret, sealed under the master key. Null: derived from that key.
     credentials           bytea,
-    -- While credentials are rotated, sessions with the old secret still count.
+    -- Hash of the secret before the last rotation, and the time until which sessions may use it.
     secret_hash_before    bytea,
     secret_before_until   timestamptz,
     -- Where its inbox and its tables are, sealed under the master key. Null: in this database. A
     -- database of its own holds a replica of this row and of its consumers, which the host
     -- functions there read; this database stays the source.
     database_url          bytea,
-    -- What of `database_url` may be shown: host, port and name.
+    -- Host, port and name of `database_url`, for readers.
     database              text,
     CONSTRAINT tenant_secret_before_has_end
         CHECK ((secret_hash_before IS NULL) = (secret_before_until IS NULL)),
@@ -77,7 +79,7 @@ CREATE TABLE oncebox.tenant_migration (
     PRIMARY KEY (tenant_id, name)
 );
 
--- Who may change things.
+-- Tokens: the callers of the API, and their rights.
 CREATE TABLE oncebox.token (
     token_id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name                  text NOT NULL
@@ -95,7 +97,7 @@ CREATE TABLE oncebox.token (
     revoked_at            timestamptz
 );
 
--- What was changed, and by whom. Append-only.
+-- The audit log: each change and its actor. Append-only.
 CREATE TABLE oncebox.audit (
     audit_id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at                    timestamptz NOT NULL DEFAULT now(),
@@ -103,7 +105,7 @@ CREATE TABLE oncebox.audit (
     action                text NOT NULL,
     subject               text NOT NULL,
     details               jsonb NOT NULL DEFAULT '{}',
-    -- The tenant that the change was about, where it was about one.
+    -- Name of the changed tenant. Null: the change was of no single tenant.
     tenant                text
 );
 CREATE INDEX audit_of_tenant ON oncebox.audit (tenant, audit_id DESC);
@@ -150,20 +152,21 @@ CREATE TABLE oncebox.consumer (
         CONSTRAINT consumer_name_shape CHECK (name ~ '^[a-z][a-z0-9-]{0,62}$'),
     policy                jsonb NOT NULL,
     retention_class       smallint NOT NULL REFERENCES oncebox.retention_class,
-    -- Grows with every change of the consumer's deployments.
+    -- Plus one at each change of the consumer's deployments.
     generation            bigint NOT NULL DEFAULT 0,
-    -- Claims of hosts that loaded an older generation are refused.
+    -- Lowest generation that a host must have loaded to claim; raised where an older one must not
+    -- run any more.
     generation_required   bigint NOT NULL DEFAULT 0,
     created_at            timestamptz NOT NULL DEFAULT now(),
     state                 text NOT NULL DEFAULT 'running' CONSTRAINT consumer_state_known
                           CHECK (state IN ('running', 'paused', 'draining', 'deleting')),
-    -- Grows with every change of policy or state; a host that runs an older one restarts the
+    -- Plus one at each change of policy or state. A host that runs an older one restarts the
     -- consumer.
     revision              bigint NOT NULL DEFAULT 0,
-    -- Offsets that its group is to be set to, until that is done.
+    -- Offsets to which hosts are to set the consumer's group. Null again once they are set.
     seek                  jsonb,
-    -- The revision that its policy was last changed with. Pausing, resuming and suspending raise
-    -- the revision, and leave what is handed to native libraries as it is.
+    -- The `revision` of the last change of the policy. Pausing, resuming and suspending leave it as
+    -- it is.
     policy_revision       bigint NOT NULL DEFAULT 0,
     CONSTRAINT consumer_name_unique UNIQUE (tenant_id, name)
 );
@@ -175,9 +178,9 @@ CREATE TABLE oncebox.duplicates_refused (
     consumer_id           int PRIMARY KEY REFERENCES oncebox.consumer ON DELETE CASCADE,
     refused               bigint NOT NULL
         CONSTRAINT duplicates_refused_counts_up CHECK (refused >= 0),
-    -- Since when they are counted. A consumer without a row has none since it was made.
+    -- Time of the first count. A consumer without a row has refused no delivery.
     since                 timestamptz NOT NULL,
-    -- When a host added some last.
+    -- Time at which a host last added to `refused`.
     last_at               timestamptz
 );
 
@@ -192,14 +195,15 @@ CREATE TABLE oncebox.component (
     state                 text NOT NULL DEFAULT 'ready' CONSTRAINT component_state_known
                           CHECK (state IN ('queued', 'compiling', 'ready', 'failed')),
     state_at              timestamptz NOT NULL DEFAULT now(),
-    -- Why it cannot be deployed: [{"code": …, "text": …}].
+    -- Reasons against a deployment, set with `failed`: [{"code": …, "text": …}].
     problems              jsonb NOT NULL DEFAULT '[]',
-    -- What it is: imports, languages, sizes.
+    -- Imports, languages and sizes, set when it is checked.
     report                jsonb,
     compile_ms            bigint,
-    -- Compilations that were begun; one that ended its process is not tried for ever.
+    -- Compilations so far: plus one at each start. A bound on it ends the attempts of a component
+    -- that kills its compiler.
     compile_starts        int NOT NULL DEFAULT 0,
-    -- The host that compiles it.
+    -- Host that compiles the component. Null: none does.
     host_id               bigint,
     -- The session that the compiling host keeps open for it. When its process ends, the session
     -- ends, and the component is free for the next host at once. Null: the host's silence of 30
@@ -343,57 +347,94 @@ CREATE INDEX shadow_difference_newest
 
 -- The inbox --------------------------------------------------------------------------------------
 
+-- A row per message. A claim inserts it, and keeps the values of the record; a lease, a completion
+-- and an operator's action change the rest.
 CREATE TABLE oncebox.inbox (
     consumer_id           int NOT NULL,
+    -- Id under which the message is deduplicated: of the record, or made of its position for a
+    -- record without one. Never changes.
     message_id            text NOT NULL,
+    -- Retention class of the consumer at the claim.
     retention_class       smallint NOT NULL,
-    -- Start of the bucket in which the row last changed its state.
+    -- Start of the bucket of the last change of `status`; decides how long the row is kept.
     bucket                timestamptz NOT NULL,
+    -- Position of the record of the first delivery.
     topic                 text NOT NULL,
     partition             int NOT NULL,
     "offset"              bigint NOT NULL,
+    -- Timestamp of the record, by the producer's or the broker's clock, milliseconds.
     record_timestamp_ms   bigint NOT NULL,
+    -- Key of the record. Null: the record has none.
     key                   bytea,
+    -- Key of the order, as the policy finds it. Null: the message has none.
     ordering_key          bytea,
+    -- CloudEvents `source`, or the topic.
     source                text,
+    -- Type of the event, which selects the handler. Null: the record was never decoded.
     event_type            text,
+    -- Version of the event's schema. Null: the record names none.
     event_version         text,
+    -- Media type of the payload. Null: the record names none.
     content_type          text,
+    -- W3C trace context. Null: the record has none.
     trace_parent          text,
+    -- Status; `MessageStatus` in host/model/src/status.rs says what moves a message to each.
     status                text NOT NULL,
+    -- Reason of the status: one of `Reason` in host/model/src/status.rs, and details after a colon.
+    -- Set with each status that has one, and null after a completion or a redrive.
     reason                text,
+    -- Attempts so far: 1 on a claim that runs the message, else 0, plus one at each lease. Minus
+    -- one where a lease is given back, 0 again at a redrive.
     attempts              int NOT NULL DEFAULT 0,
-    -- Attempts that ended without an answer: the process or its connection died.
+    -- Attempts that ended without an answer, since the process or its connection died: plus one
+    -- where another worker takes over an expired lease. Minus one where the database was away
+    -- instead, 0 again at a redrive.
     crashes               int NOT NULL DEFAULT 0,
+    -- Text of the last failure, for readers. Set with each failure, null after a completion.
     last_error            text,
+    -- Time of the next run: set by a failed run, a redrive, a retry, and the release of a key. Null
+    -- from the lease on.
     next_attempt_at       timestamptz,
+    -- End of the lease, and the host that has it. Set by each lease, null from its end on.
     locked_until          timestamptz,
     locked_by             text,
-    -- Grows with every lease; a worker whose epoch is old has lost the message.
+    -- Leases so far: 0 on insert, plus one at each lease, and where an expired one parks the
+    -- message. A worker whose epoch is lower has lost the message.
     epoch                 bigint NOT NULL DEFAULT 0,
+    -- Version of the handler that ran the message last, or is about to. Null: none did.
     version_id            int,
+    -- Result of the handler, set by the completion.
     result                jsonb,
+    -- Payload and encoded headers. A completion and a failure drop them where the policy keeps
+    -- none. A redelivery of a dead letter restores them, and an edit replaces the payload.
     payload               bytea,
     headers               bytea,
+    -- SHA-256 of the payload of the first delivery. Never changes, so that a redelivery is compared
+    -- with what came.
     payload_hash          bytea,
+    -- Begin of the transaction that inserted the row.
     received_at           timestamptz NOT NULL DEFAULT now(),
+    -- Time of the last change to a status in which nothing is due: `completed`, `failed_terminal`,
+    -- `parked`, `skipped` or `discarded`. Null in all other statuses.
     processed_at          timestamptz,
-    -- What the message is to be in order with, as a number whose upper half is its lock. Null: with
-    -- nothing.
+    -- Hash of the key, or partition, that orders the message; its upper half is the advisory lock.
+    -- Never changes. Null: no order.
     ordering_hash         bigint,
-    -- Its place among those: its version where it has one, else given in the order in which
-    -- messages are claimed, which is that of a partition.
+    -- Position within that order: the version of the aggregate where the message has one, else a
+    -- number that the claim gives in the order of the partition. Never changes.
     ordering_position     bigint,
-    -- The version of its aggregate, its key, that it makes, where the consumer guards the sequence.
-    -- A message whose version is not above that of its aggregate is skipped; one that leaves a gap
-    -- waits for it to close, with the reason `gap`.
+    -- Version that the message gives its aggregate, which is its key, where the consumer guards the
+    -- sequence. Never changes. A message at or below its aggregate's version is skipped. A message
+    -- above a gap waits with the reason `gap`.
     sequence_version      bigint,
-    -- Until when it waits for a gap to close.
+    -- End of the wait for missing versions. Set with the reason `gap`, null after the wait.
     waits_until           timestamptz,
-    -- Whether an operator or the policy lets it run over its gap.
+    -- Whether the message may run over its gap: false on insert, true once an operator redrives it
+    -- or the policy lets it proceed.
     over_gap              boolean NOT NULL DEFAULT false,
-    -- The `processed_at` of the dead letter that was last copied to the topic of its consumer's
-    -- policy. One that was redriven and failed again has another, and is copied again.
+    -- The `processed_at` of the failure that was last copied to the consumer's topic of dead
+    -- letters, set after each copy. A message that fails again has another `processed_at`, and is
+    -- copied again.
     copied_at             timestamptz,
     -- Holds within one bucket alone: uniqueness across buckets comes from the lock of a claim.
     CONSTRAINT inbox_key PRIMARY KEY (consumer_id, message_id, retention_class, bucket),
@@ -501,7 +542,7 @@ CREATE TABLE oncebox.sequence_position (
     PRIMARY KEY (consumer_id, key_hash)
 );
 
--- Runs that failed, and what operators did. A message that completes at once has no row here.
+-- Failed runs and actions of operators, in order. A message that completes at once has no row here.
 CREATE TABLE oncebox.inbox_history (
     consumer_id           int NOT NULL,
     message_id            text NOT NULL,
@@ -510,13 +551,15 @@ CREATE TABLE oncebox.inbox_history (
     event                 text NOT NULL CONSTRAINT inbox_history_event_known
         CHECK (event IN ('failed', 'crashed', 'interrupted', 'redriven', 'discarded', 'retried',
             'edited', 'restored')),
-    -- Which run it was, since the message was first received or last redriven.
+    -- Number of the run, since the message was first received or last redriven.
     attempt               int,
+    -- Version that ran the message. Null: it did not run.
     version_id            int,
-    -- Of a run, as in the inbox; of an operator, in their words.
+    -- Reason of a failed run, as in the inbox, or the reason that an operator gave.
     reason                text,
+    -- Text of the failure.
     error                 text,
-    -- The operator, where it was one.
+    -- Name of the operator's token or user. Null: no operator acted.
     actor                 text,
     PRIMARY KEY (consumer_id, message_id, history_id)
 );
@@ -534,7 +577,7 @@ CREATE TABLE oncebox.inbox_edit (
     PRIMARY KEY (consumer_id, message_id, edit_number)
 );
 
--- Which host copies the dead letters of a consumer, until when, so that two do not copy the same.
+-- The host that copies the dead letters of a consumer, so that no two hosts copy one message.
 CREATE TABLE oncebox.copying (
     consumer_id           int PRIMARY KEY,
     owner                 text NOT NULL,
@@ -543,7 +586,8 @@ CREATE TABLE oncebox.copying (
 
 -- Hosts ------------------------------------------------------------------------------------------
 
--- A row per running host, seen every few seconds, gone after a clean end.
+-- A row per running host: inserted at its start, deleted at its clean end. `seen_at` is the time of
+-- its last heartbeat.
 CREATE TABLE oncebox.host (
     host_id               bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name                  text NOT NULL,
@@ -551,7 +595,7 @@ CREATE TABLE oncebox.host (
     seen_at               timestamptz NOT NULL DEFAULT now()
 );
 
--- What a host runs of a consumer, and how far it is with the next.
+-- The generation of a consumer that a host runs, and its progress with the next one.
 CREATE TABLE oncebox.host_consumer (
     host_id               bigint NOT NULL REFERENCES oncebox.host ON DELETE CASCADE,
     consumer_id           int NOT NULL REFERENCES oncebox.consumer ON DELETE CASCADE,
@@ -563,10 +607,10 @@ CREATE TABLE oncebox.host_consumer (
                           CHECK (state IN ('compiling', 'switched', 'failed')),
     error                 text,
     at                    timestamptz NOT NULL DEFAULT now(),
-    -- How the host is with the consumer, beside how far it is with its deployments.
+    -- State of the consumer on this host, apart from its deployments.
     run_state             text NOT NULL DEFAULT 'starting' CONSTRAINT host_consumer_run_state_known
         CHECK (run_state IN ('starting', 'idle', 'running', 'stopped', 'failing')),
-    -- The consumer's revision that `run_state` speaks of.
+    -- The consumer's `revision` that `run_state` belongs to.
     run_revision          bigint NOT NULL DEFAULT 0,
     run_error             text,
     -- Circuit breakers that are not closed: [{"version_id": …, "state": …, …}].
@@ -578,18 +622,18 @@ CREATE TABLE oncebox.host_consumer (
 -- it away when it survived the start. The mark of a host that is gone says what that host started
 -- when it ended.
 
--- What is known of a consumer's starts.
+-- The record of a consumer's starts.
 CREATE TABLE oncebox.consumer_start (
     consumer_id           int PRIMARY KEY REFERENCES oncebox.consumer ON DELETE CASCADE,
-    -- The policy, by its revision, and the build of a host that survived its start.
+    -- Revision of the policy, and build of the host, of the last start that a host survived.
     proven_revision       bigint,
     proven_build          text,
-    -- Hosts in a row that ended while they started it, and may have had another reason.
+    -- Hosts in a row that ended while they started the consumer, perhaps for another reason.
     suspicions            int NOT NULL DEFAULT 0,
-    -- Hosts that it ended, as far as one can tell.
+    -- Hosts that ended for no other reason than the start.
     deaths                int NOT NULL DEFAULT 0,
-    -- The policy, by its revision, that hosts do not start any more; since when, and the host that
-    -- ended.
+    -- Revision of the policy that hosts do not start any more, the time of that decision, and the
+    -- host that ended. Null: no quarantine.
     quarantined_revision  bigint,
     quarantined_at        timestamptz,
     quarantined_host_id   bigint,

@@ -1,6 +1,6 @@
--- Gives a dead letter another payload and redrives it. The row keeps its id and its headers. It also
--- keeps the hash of the payload that came, so that a redelivery is a duplicate. The message must
--- have been a dead letter by `p_as_of`, so that a repeated request edits it once.
+-- Gives a dead letter another payload and redrives it. The row keeps its id and its headers. It
+-- also keeps the hash of the payload that came, so that a redelivery is a duplicate. The message
+-- must have been a dead letter by `p_as_of`, so that a repeated request edits it once.
 -- Returns false where the message is no dead letter, or a worker holds it.
 CREATE OR REPLACE FUNCTION oncebox.edit(
     p_consumer int, p_class smallint, p_id text, p_payload bytea, p_as_of timestamptz, p_actor text,
