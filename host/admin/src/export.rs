@@ -8,7 +8,7 @@ use crate::{
     auth::Caller,
     error::ApiError,
     extract::{Path, Query},
-    inbox::{HistoryEvent, InboxDetail, filter},
+    inbox::{HistoryEventWire, InboxDetailWire, filter},
 };
 
 /// A message with its history.
@@ -16,9 +16,9 @@ use crate::{
 pub struct InboxExport {
     /// The message; key, headers and payload where they are requested and kept.
     #[serde(flatten)]
-    pub message: InboxDetail,
+    pub message: InboxDetailWire,
     /// Failed runs and actions of operators, in order; the newest 200.
-    pub history: Vec<HistoryEvent>,
+    pub history: Vec<HistoryEventWire>,
 }
 
 /// Export messages, newest first
@@ -57,7 +57,7 @@ pub(crate) async fn export(
     query.end()?;
     let exported = caller.admin.inbox_export(&tenant, &consumer, &filter, with_record).await?;
     let wire = |e: oncebox_control::Exported| InboxExport {
-        message: InboxDetail::new(e.detail, with_record),
+        message: InboxDetailWire::new(e.detail, with_record),
         history: e.history.into_iter().map(Into::into).collect(),
     };
     Ok(Json(exported.into_iter().map(wire).collect()))

@@ -16,7 +16,8 @@ use crate::{
 
 /// A message in the inbox, without its payload.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct InboxRow {
+#[schema(as = InboxRow)]
+pub struct InboxRowWire {
     /// Name of the tenant.
     pub tenant: String,
     /// Name of the consumer.
@@ -66,7 +67,7 @@ pub struct InboxRow {
     pub processed_at: Option<DateTime<Utc>>,
 }
 
-impl From<oncebox_control::InboxRow> for InboxRow {
+impl From<oncebox_control::InboxRow> for InboxRowWire {
     fn from(row: oncebox_control::InboxRow) -> Self {
         Self {
             tenant: row.tenant,
@@ -99,10 +100,11 @@ impl From<oncebox_control::InboxRow> for InboxRow {
 /// A message in the inbox, with its record where it is requested. Bytes that are not text are `0x`
 /// and hexadecimal digits.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct InboxDetail {
+#[schema(as = InboxDetail)]
+pub struct InboxDetailWire {
     /// The message.
     #[serde(flatten)]
-    pub row: InboxRow,
+    pub row: InboxRowWire,
     /// Key of the record.
     pub key: Option<String>,
     /// Headers: names and values. Null where they are not requested.
@@ -117,16 +119,17 @@ fn text(bytes: &[u8]) -> String {
 
 /// The history of a message, its obstacles, and the possible actions.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct MessageHistory {
+#[schema(as = MessageHistory)]
+pub struct MessageHistoryWire {
     /// The message.
-    pub message: InboxRow,
+    pub message: InboxRowWire,
     /// Ordering key; bytes that are not text are `0x` and hexadecimal digits.
     pub ordering_key: Option<String>,
     /// Failed runs and actions of operators, in order; the last 200.
-    pub history: Vec<HistoryEvent>,
+    pub history: Vec<HistoryEventWire>,
     /// Open message of its key that it waits for.
     #[serde(rename = "behind")]
-    pub blocked_by: Option<BlockedBy>,
+    pub blocked_by: Option<BlockedByWire>,
     /// Version of the aggregate that the message creates, where the consumer guards the sequence.
     pub aggregate_version: Option<i64>,
     /// Present version of the aggregate.
@@ -141,7 +144,8 @@ pub struct MessageHistory {
 
 /// An event in the history of a message.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct HistoryEvent {
+#[schema(as = HistoryEvent)]
+pub struct HistoryEventWire {
     /// Time of the event.
     pub at: DateTime<Utc>,
     /// Kind: `failed`, `crashed`, `interrupted`, `redriven`, `discarded`, `retried`, `edited` or
@@ -161,7 +165,8 @@ pub struct HistoryEvent {
 
 /// A message that holds back others.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct BlockedBy {
+#[schema(as = BlockedBy)]
+pub struct BlockedByWire {
     /// Message id.
     pub message_id: String,
     /// State.
@@ -171,7 +176,7 @@ pub struct BlockedBy {
     pub reason: Option<String>,
 }
 
-impl From<oncebox_control::HistoryEvent> for HistoryEvent {
+impl From<oncebox_control::HistoryEvent> for HistoryEventWire {
     fn from(e: oncebox_control::HistoryEvent) -> Self {
         Self {
             at: e.at,
@@ -185,9 +190,9 @@ impl From<oncebox_control::HistoryEvent> for HistoryEvent {
     }
 }
 
-impl From<oncebox_control::MessageHistory> for MessageHistory {
+impl From<oncebox_control::MessageHistory> for MessageHistoryWire {
     fn from(message: oncebox_control::MessageHistory) -> Self {
-        let blocked_by = |b: oncebox_control::BlockedBy| BlockedBy {
+        let blocked_by = |b: oncebox_control::BlockedBy| BlockedByWire {
             message_id: b.message_id,
             status: b.status,
             reason: b.reason,
@@ -229,12 +234,12 @@ impl From<oncebox_control::MessageHistory> for MessageHistory {
         ("after" = Option<String>, Query, description = "Only messages after this cursor"),
         ("limit" = Option<i64>, Query, description = "At most this many, 1 to 1,000; by default \
             50")),
-    responses((status = 200, body = Vec<InboxRow>)), extensions(("x-role" = json!("viewer"))))]
+    responses((status = 200, body = Vec<InboxRowWire>)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn list(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
     mut query: Query,
-) -> Result<Json<Vec<InboxRow>>, ApiError> {
+) -> Result<Json<Vec<InboxRowWire>>, ApiError> {
     let filter = Filter {
         tenant: Some(tenant.clone()),
         consumer: Some(consumer.clone()),
@@ -372,7 +377,8 @@ pub struct InboxFilter {
 /// An action on messages, with its reason.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct BulkAction {
+#[schema(as = BulkAction)]
+pub struct BulkActionWire {
     /// Reason, 1 to 1,000 characters, kept with each message and in the audit log.
     pub reason: String,
     /// Filter of the messages.
@@ -401,7 +407,8 @@ fn bulk_limit() -> u32 {
 
 /// The result of an action on messages.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
-pub struct BulkResult {
+#[schema(as = BulkResult)]
+pub struct BulkResultWire {
     /// Number of changed messages.
     pub changed: i64,
     /// Number of messages that are still to be changed, counted up to 100,000. Hosts may be running
@@ -417,13 +424,13 @@ pub struct BulkResult {
 /// wait for earlier messages of their key. A repeated request runs them once. A message whose
 /// record the policy did not keep, or that was never decoded, cannot run again.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/redrive", tag = "inbox",
-    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = BulkAction,
-    responses((status = 200, body = BulkResult)), extensions(("x-role" = json!("operator"))))]
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = BulkActionWire,
+    responses((status = 200, body = BulkResultWire)), extensions(("x-role" = json!("operator"))))]
 pub(crate) async fn redrive(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
-    Body(bulk): Body<BulkAction>,
-) -> Result<Json<BulkResult>, ApiError> {
+    Body(bulk): Body<BulkActionWire>,
+) -> Result<Json<BulkResultWire>, ApiError> {
     apply(&caller, &tenant, &consumer, Action::Redrive, bulk).await
 }
 
@@ -432,25 +439,25 @@ pub(crate) async fn redrive(
 /// A discarded message never runs, and its row stays. Messages of its key that wait behind it are
 /// due.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/discard", tag = "inbox",
-    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = BulkAction,
-    responses((status = 200, body = BulkResult)), extensions(("x-role" = json!("operator"))))]
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = BulkActionWire,
+    responses((status = 200, body = BulkResultWire)), extensions(("x-role" = json!("operator"))))]
 pub(crate) async fn discard(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
-    Body(bulk): Body<BulkAction>,
-) -> Result<Json<BulkResult>, ApiError> {
+    Body(bulk): Body<BulkActionWire>,
+) -> Result<Json<BulkResultWire>, ApiError> {
     apply(&caller, &tenant, &consumer, Action::Discard, bulk).await
 }
 
 /// Run messages now that wait for their next attempt
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/retry", tag = "inbox",
-    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = BulkAction,
-    responses((status = 200, body = BulkResult)), extensions(("x-role" = json!("operator"))))]
+    params(("tenant" = String, Path), ("consumer" = String, Path)), request_body = BulkActionWire,
+    responses((status = 200, body = BulkResultWire)), extensions(("x-role" = json!("operator"))))]
 pub(crate) async fn retry(
     caller: Caller,
     Path((tenant, consumer)): Path<(String, String)>,
-    Body(bulk): Body<BulkAction>,
-) -> Result<Json<BulkResult>, ApiError> {
+    Body(bulk): Body<BulkActionWire>,
+) -> Result<Json<BulkResultWire>, ApiError> {
     apply(&caller, &tenant, &consumer, Action::Retry, bulk).await
 }
 
@@ -467,9 +474,9 @@ async fn apply(
     tenant: &str,
     consumer: &str,
     action: Action,
-    bulk: BulkAction,
-) -> Result<Json<BulkResult>, ApiError> {
-    let BulkAction { reason, filter, message_ids, as_of, limit } = bulk;
+    bulk: BulkActionWire,
+) -> Result<Json<BulkResultWire>, ApiError> {
+    let BulkActionWire { reason, filter, message_ids, as_of, limit } = bulk;
     check_reason(&reason)?;
     if limit > BULK_MAX || message_ids.len() > BULK_MAX as usize {
         return Err(ApiError::invalid(format!(
@@ -496,7 +503,7 @@ async fn apply(
     let bulk = oncebox_control::BulkAction { action, filter, message_ids, reason, as_of, limit };
     let oncebox_control::BulkResult { changed, left, as_of } =
         caller.admin.act_on_messages(tenant, consumer, &bulk).await?;
-    Ok(Json(BulkResult { changed, left, as_of }))
+    Ok(Json(BulkResultWire { changed, left, as_of }))
 }
 
 /// Returns the keys that [`text`] may show like this: the decoded digits, if any, and the text
@@ -511,19 +518,19 @@ fn keys(shown: String) -> Vec<Vec<u8>> {
     params(("tenant" = String, Path), ("consumer" = String, Path), ("message_id" = String, Path),
         ("payload" = Option<bool>, Query, description = "Also key, headers and payload, where the \
             policy keeps them")),
-    responses((status = 200, body = InboxDetail)), extensions(("x-role" = json!("viewer"))))]
+    responses((status = 200, body = InboxDetailWire)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn show(
     caller: Caller,
     Path((tenant, consumer, message_id)): Path<(String, String, String)>,
     mut query: Query,
-) -> Result<Json<InboxDetail>, ApiError> {
+) -> Result<Json<InboxDetailWire>, ApiError> {
     let with_record = query.flag("payload")?;
     query.end()?;
     let detail = caller.admin.inbox_show(&tenant, &consumer, &message_id).await?;
-    Ok(Json(InboxDetail::new(detail, with_record)))
+    Ok(Json(InboxDetailWire::new(detail, with_record)))
 }
 
-impl InboxDetail {
+impl InboxDetailWire {
     pub(crate) fn new(detail: oncebox_control::InboxDetail, with_record: bool) -> Self {
         let shown = |bytes: Option<&[u8]>| bytes.filter(|_| with_record).map(text);
         Self {
@@ -543,12 +550,12 @@ impl InboxDetail {
 /// step, and commands for that.
 #[utoipa::path(get, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/history", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("message_id" = String, Path)),
-    responses((status = 200, body = MessageHistory)), extensions(("x-role" = json!("viewer"))))]
+    responses((status = 200, body = MessageHistoryWire)), extensions(("x-role" = json!("viewer"))))]
 pub(crate) async fn history(
     caller: Caller,
     Path((tenant, consumer, message_id)): Path<(String, String, String)>,
     query: Query,
-) -> Result<Json<MessageHistory>, ApiError> {
+) -> Result<Json<MessageHistoryWire>, ApiError> {
     query.end()?;
     Ok(Json(caller.admin.message_history(&tenant, &consumer, &message_id).await?.into()))
 }

@@ -11,7 +11,7 @@ use crate::{
     auth::Caller,
     error::ApiError,
     extract::{Json as Body, Path},
-    inbox::{InboxDetail, check_reason},
+    inbox::{InboxDetailWire, check_reason},
 };
 
 /// The new payload of a dead letter: one of `payload` and `payload_base64`.
@@ -38,12 +38,12 @@ pub struct NewEdit {
 /// compared with the payload that was first received, and is a duplicate.
 #[utoipa::path(post, path = "/v1/tenants/{tenant}/consumers/{consumer}/inbox/{message_id}/edit", tag = "inbox",
     params(("tenant" = String, Path), ("consumer" = String, Path), ("message_id" = String, Path)), request_body = NewEdit,
-    responses((status = 200, body = InboxDetail)), extensions(("x-role" = json!("operator"))))]
+    responses((status = 200, body = InboxDetailWire)), extensions(("x-role" = json!("operator"))))]
 pub(crate) async fn edit(
     caller: Caller,
     Path((tenant, consumer, message_id)): Path<(String, String, String)>,
     Body(new): Body<NewEdit>,
-) -> Result<Json<InboxDetail>, ApiError> {
+) -> Result<Json<InboxDetailWire>, ApiError> {
     let NewEdit { reason, payload, payload_base64, as_of } = new;
     check_reason(&reason)?;
     let payload = match (payload, payload_base64) {
@@ -60,5 +60,5 @@ pub(crate) async fn edit(
         .edit_message(&tenant, &consumer, &message_id, &Edit { payload, reason, as_of })
         .await?;
     let detail = caller.admin.inbox_show(&tenant, &consumer, &message_id).await?;
-    Ok(Json(InboxDetail::new(detail, false)))
+    Ok(Json(InboxDetailWire::new(detail, false)))
 }

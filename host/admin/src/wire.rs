@@ -12,8 +12,8 @@ pub use crate::{
     handlers::Handler,
     hosts::{Host, HostFailing, HostProgress},
     inbox::{
-        BulkAction, BulkResult, HistoryEvent, InboxAlert, InboxDetail, InboxFilter, InboxOpen,
-        InboxRow, InboxStats, MessageHistory,
+        BulkActionWire, BulkResultWire, HistoryEventWire, InboxAlert, InboxDetailWire, InboxFilter,
+        InboxOpen, InboxRowWire, InboxStats, MessageHistoryWire,
     },
     migrations::{Migration, NewMigration},
     revision::NewEdit,

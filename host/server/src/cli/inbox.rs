@@ -15,7 +15,7 @@ use oncebox_model::MessageStatus;
 use super::{
     api::{Api, path, with_query},
     consumer, output,
-    wire::{self, BulkAction, InboxDetail, InboxFilter, InboxRow, InboxStats},
+    wire::{self, BulkActionWire, InboxDetailWire, InboxFilter, InboxRowWire, InboxStats},
 };
 
 #[derive(Subcommand)]
@@ -168,7 +168,7 @@ impl std::str::FromStr for ListCursor {
 }
 
 impl ListCursor {
-    fn of(row: &InboxRow) -> Self {
+    fn of(row: &InboxRowWire) -> Self {
         Self {
             received_at: row.received_at,
             consumer: named(row),
@@ -188,7 +188,7 @@ impl ListCursor {
     }
 }
 
-fn named(row: &InboxRow) -> String {
+fn named(row: &InboxRowWire) -> String {
     format!("{}/{}", row.tenant, row.consumer)
 }
 
@@ -229,7 +229,7 @@ pub(super) async fn run(api: &Api, command: InboxCommand, as_json: bool) -> Resu
         }
         InboxCommand::Show { message_id, tenant, consumer, payload } => {
             let path = path(&["tenants", &tenant, "consumers", &consumer, "inbox", &message_id]);
-            let message: InboxDetail = api
+            let message: InboxDetailWire = api
                 .get(&with_query(&path, &[("payload", payload.then(|| "true".to_owned()))]))
                 .await?;
             show(&message, as_json)
@@ -336,15 +336,15 @@ async fn stats(
 }
 
 /// Returns the newest rows of several consumers.
-async fn rows(api: &Api, wanted: &Wanted) -> Result<Vec<InboxRow>> {
+async fn rows(api: &Api, wanted: &Wanted) -> Result<Vec<InboxRowWire>> {
     let consumers = consumers(api, &wanted.tenant, &wanted.consumer).await?;
-    let mut rows: Vec<InboxRow> = Vec::new();
+    let mut rows: Vec<InboxRowWire> = Vec::new();
     for (tenant, consumer) in &consumers {
         let path = path(&["tenants", tenant, "consumers", consumer, "inbox"]);
         let after =
             wanted.after.as_ref().map(|after| after.within(&format!("{tenant}/{consumer}")));
         rows.extend(
-            api.get::<Vec<InboxRow>>(&with_query(
+            api.get::<Vec<InboxRowWire>>(&with_query(
                 &path,
                 &wanted.narrowed.query(after, wanted.limit),
             ))
@@ -377,14 +377,14 @@ async fn act(
         bail!("say which messages: by their ids, by an option such as `--reason`, or with `--all`");
     }
     let path = path(&["tenants", tenant, "consumers", consumer, action]);
-    let mut request = BulkAction {
+    let mut request = BulkActionWire {
         reason: because.clone(),
         filter,
         message_ids: message_ids.clone(),
         as_of: None,
         limit: if *dry_run { 0 } else { BATCH },
     };
-    let mut answer: wire::BulkResult = api.post(&path, &request).await?;
+    let mut answer: wire::BulkResultWire = api.post(&path, &request).await?;
     let mut changed = answer.changed;
     while !dry_run && answer.left > 0 && answer.changed > 0 {
         if !as_json {
@@ -447,7 +447,7 @@ impl Narrowed {
     }
 }
 
-fn cells(r: &InboxRow) -> Vec<String> {
+fn cells(r: &InboxRowWire) -> Vec<String> {
     vec![
         r.received_at.format("%F %T").to_string(),
         named(r),
@@ -459,7 +459,7 @@ fn cells(r: &InboxRow) -> Vec<String> {
     ]
 }
 
-fn list(rows: &[InboxRow], limit: i64) -> Result<()> {
+fn list(rows: &[InboxRowWire], limit: i64) -> Result<()> {
     output::table(
         &["RECEIVED", "CONSUMER", "MESSAGE", "EVENT TYPE", "STATUS", "ATTEMPTS", "REASON"],
         &rows.iter().map(cells).collect::<Vec<_>>(),
@@ -470,7 +470,7 @@ fn list(rows: &[InboxRow], limit: i64) -> Result<()> {
     Ok(())
 }
 
-fn show(message: &InboxDetail, as_json: bool) -> Result<()> {
+fn show(message: &InboxDetailWire, as_json: bool) -> Result<()> {
     let mut value = serde_json::to_value(message)?;
     if let (None, Some(object)) = (&message.headers, value.as_object_mut()) {
         // The request did not ask for them.

@@ -8,7 +8,7 @@ use super::{
     api::{Api, Refused, path},
     consumer, output,
     upload::short,
-    wire::{HistoryEvent, MessageHistory},
+    wire::{HistoryEventWire, MessageHistoryWire},
 };
 
 #[derive(Args)]
@@ -32,7 +32,7 @@ pub(super) async fn run(api: &Api, args: WhyArgs, as_json: bool) -> Result<()> {
     for (tenant, consumer) in &asked {
         let path =
             path(&["tenants", tenant, "consumers", consumer, "inbox", &message_id, "history"]);
-        match api.get::<MessageHistory>(&path).await {
+        match api.get::<MessageHistoryWire>(&path).await {
             Ok(history) => histories.push(history),
             Err(error)
                 if error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == 404) => {
@@ -72,7 +72,7 @@ pub(super) async fn run(api: &Api, args: WhyArgs, as_json: bool) -> Result<()> {
     Ok(())
 }
 
-fn tell(message: &MessageHistory) {
+fn tell(message: &MessageHistoryWire) {
     let row = &message.message;
     let reason = row.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
     println!("{} of {}/{} is {}{reason}", row.message_id, row.tenant, row.consumer, row.status);
@@ -110,8 +110,8 @@ fn tell(message: &MessageHistory) {
     message.commands.iter().for_each(|command| println!("  $ {command}"));
 }
 
-fn happened(event: &HistoryEvent) -> String {
-    let HistoryEvent { attempt, reason, .. } = event;
+fn happened(event: &HistoryEventWire) -> String {
+    let HistoryEventWire { attempt, reason, .. } = event;
     let run = attempt
         .filter(|attempt| *attempt > 0)
         .map_or_else(String::new, |attempt| format!("run {attempt} "));

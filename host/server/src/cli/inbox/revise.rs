@@ -7,7 +7,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use clap::Args;
 
 use super::{Api, output, path};
-use crate::cli::wire::{InboxDetail, NewEdit};
+use crate::cli::wire::{InboxDetailWire, NewEdit};
 
 #[derive(Args)]
 pub(in crate::cli) struct EditArgs {
@@ -38,7 +38,7 @@ pub(super) async fn edit(api: &Api, wanted: EditArgs, as_json: bool) -> Result<(
     };
     let request = NewEdit { reason: because, payload, payload_base64, as_of: None };
     let path = path(&["tenants", &tenant, "consumers", &consumer, "inbox", &message_id, "edit"]);
-    let message: InboxDetail = api.post(&path, &request).await?;
+    let message: InboxDetailWire = api.post(&path, &request).await?;
     if as_json {
         return output::json(&message);
     }

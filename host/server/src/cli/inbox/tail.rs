@@ -11,7 +11,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use clap::Args;
 use oncebox_control::Cursor;
 
-use super::{Api, InboxRow, Narrowed, cells, consumers, moment, path, with_query};
+use super::{Api, InboxRowWire, Narrowed, cells, consumers, moment, path, with_query};
 use crate::terminal;
 
 /// Pause between two polls.
@@ -93,7 +93,7 @@ impl Followed {
             Self { path, since: narrowed.since, narrowed, newest: None, seen: BTreeSet::new() };
         if followed.since.is_none() {
             // Messages that are there already were not requested.
-            let last: Vec<InboxRow> =
+            let last: Vec<InboxRowWire> =
                 api.get(&with_query(&followed.path, &followed.narrowed.query(None, 1))).await?;
             followed.newest = last.first().map(|row| row.received_at);
             followed.look(api).await?;
@@ -102,12 +102,12 @@ impl Followed {
     }
 
     /// Returns the messages that arrived since the last poll and were not seen.
-    async fn look(&mut self, api: &Api) -> Result<Vec<InboxRow>> {
+    async fn look(&mut self, api: &Api) -> Result<Vec<InboxRowWire>> {
         self.narrowed.since = self.newest.map(|newest| newest - LATE).max(self.since);
         let mut rows = Vec::new();
         let mut after = None;
         loop {
-            let page: Vec<InboxRow> =
+            let page: Vec<InboxRowWire> =
                 api.get(&with_query(&self.path, &self.narrowed.query(after, PAGE))).await?;
             let last = page.last().filter(|_| page.len() as i64 == PAGE);
             after = last.map(|row| Cursor {
