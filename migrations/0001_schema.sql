@@ -56,9 +56,9 @@ CREATE TABLE oncebox.tenant (
     -- Hash of the secret before the last rotation, and the time until which sessions may use it.
     secret_hash_before    bytea,
     secret_before_until   timestamptz,
-    -- Where its inbox and its tables are, sealed under the master key. Null: in this database. A
-    -- database of its own holds a replica of this row and of its consumers, which the host
-    -- functions there read; this database stays the source.
+    -- URL of the database with its inbox and its tables, sealed under the master key. Null: this
+    -- database. A database of its own holds a replica of this row and of its consumers, which the
+    -- host functions there read; this database stays the source.
     database_url          bytea,
     -- Host, port and name of `database_url`, for readers.
     database              text,
@@ -89,7 +89,7 @@ CREATE TABLE oncebox.token (
                           CONSTRAINT token_hash_length CHECK (octet_length(hash) = 32),
     role                  text NOT NULL CONSTRAINT token_role_known
                           CHECK (role IN ('viewer', 'operator', 'deployer', 'admin')),
-    -- Null reaches every tenant.
+    -- Tenant that the token reaches. Null: all tenants.
     tenant_id             int REFERENCES oncebox.tenant ON DELETE CASCADE,
     created_at            timestamptz NOT NULL DEFAULT now(),
     created_by            text NOT NULL,
@@ -231,7 +231,7 @@ CREATE TABLE oncebox.version (
     handler_id            int NOT NULL REFERENCES oncebox.handler,
     digest                bytea NOT NULL REFERENCES oncebox.component,
     created_at            timestamptz NOT NULL DEFAULT now(),
-    -- SHA-256 of what was uploaded, where that was a core module.
+    -- SHA-256 of the upload, where that was a core module.
     source_digest         bytea
         CONSTRAINT version_source_digest_length CHECK (octet_length(source_digest) = 32),
     created_by            text NOT NULL DEFAULT 'unknown',
@@ -243,16 +243,17 @@ CREATE TABLE oncebox.version (
 CREATE TABLE oncebox.deployment (
     deployment_id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     consumer_id           int NOT NULL REFERENCES oncebox.consumer,
-    -- `*` takes what no other takes.
+    -- Event type that it takes; `*` takes all that no other deployment of the consumer takes.
     event_type            text NOT NULL,
     version_id            int NOT NULL REFERENCES oncebox.version,
     settings              jsonb NOT NULL DEFAULT '{}',
     created_at            timestamptz NOT NULL DEFAULT now(),
-    -- A semantic-version requirement such as `>=2, <4`; null takes every version, and none.
+    -- Requirement on the event's version, such as `>=2, <4`. Null: every version, or none.
     event_versions        text,
     role                  text NOT NULL DEFAULT 'stable'
         CONSTRAINT deployment_role_known CHECK (role IN ('stable', 'canary', 'shadow')),
-    -- Of ordering keys for a canary, of messages for a shadow.
+    -- Percentage of ordering keys for a canary, of messages for a shadow. Changes when a canary
+    -- grows.
     percent               double precision,
     -- Overrides of the consumer's caps.
     limits                jsonb NOT NULL DEFAULT '{}',
@@ -260,9 +261,9 @@ CREATE TABLE oncebox.deployment (
     requires_migration    text,
     retries               text NOT NULL DEFAULT 'live'
         CONSTRAINT deployment_retries_known CHECK (retries IN ('live', 'pinned')),
-    -- What ends a canary by itself.
+    -- Conditions under which a host ends a canary.
     guard                 jsonb,
-    -- The consumer's generation that it began with.
+    -- Generation of the consumer at its start.
     generation            bigint NOT NULL DEFAULT 0,
     created_by            text NOT NULL DEFAULT 'unknown',
     ended_at              timestamptz,
@@ -273,7 +274,7 @@ CREATE TABLE oncebox.deployment (
     -- another database, that transaction leaves this mark; a host that finds it redrives there and
     -- takes it away.
     redrive_pending       boolean NOT NULL DEFAULT false,
-    -- Messages that were made due again, where the mark was taken away.
+    -- Messages that a host made due again when it took the mark away.
     redriven              bigint,
     CONSTRAINT deployment_percent_fits_role CHECK (CASE role WHEN 'stable' THEN percent IS NULL
         ELSE percent > 0 AND percent <= 100 END),
@@ -303,11 +304,11 @@ CREATE TABLE oncebox.shadow_total (
     messages              bigint NOT NULL DEFAULT 0,
     same                  bigint NOT NULL DEFAULT 0,
     differ                bigint NOT NULL DEFAULT 0,
-    -- The candidate failed where the live version did not.
+    -- Messages on which the candidate failed and the live version did not.
     failed                bigint NOT NULL DEFAULT 0,
-    -- Not compared, by reason.
+    -- Messages that were not compared, by reason.
     skipped               jsonb NOT NULL DEFAULT '{}',
-    -- Of what was compared: same and differ.
+    -- Sums over the compared messages, `same` and `differ`: microseconds and statements.
     live_us               bigint NOT NULL DEFAULT 0,
     candidate_us          bigint NOT NULL DEFAULT 0,
     live_statements       bigint NOT NULL DEFAULT 0,
@@ -316,7 +317,7 @@ CREATE TABLE oncebox.shadow_total (
     last_at               timestamptz NOT NULL DEFAULT now()
 );
 
--- In how many messages something differs in the same way; complete, however many there are.
+-- Messages with equal differences, counted without a bound.
 CREATE TABLE oncebox.shadow_sum (
     deployment_id         bigint NOT NULL REFERENCES oncebox.deployment ON DELETE CASCADE,
     -- Empty where the outcome differs.
@@ -532,7 +533,7 @@ CREATE TABLE oncebox.probation (
     PRIMARY KEY (consumer_id, topic, partition)
 );
 
--- The versions that aggregates are at; moved in the transaction of the message that completes.
+-- The present version of each aggregate, moved in the transaction of each completion.
 CREATE TABLE oncebox.sequence_position (
     consumer_id           int NOT NULL,
     -- SHA-256 of the ordering key.

@@ -22,7 +22,7 @@ pub struct NextStep {
 
 /// A command for an operator.
 #[derive(Debug, Clone, Copy)]
-enum Command {
+enum OperatorCommand {
     /// Shows the message with its payload.
     Show,
     /// Explains the message that blocks it.
@@ -31,16 +31,19 @@ enum Command {
     Act(Action),
 }
 
-const NONE: &[Command] = &[];
-const DISCARD: &[Command] = &[Command::Act(Action::Discard)];
-const SHOW_OR_DISCARD: &[Command] = &[Command::Show, Command::Act(Action::Discard)];
-const UNBLOCK_OR_DISCARD: &[Command] = &[Command::ExplainBlocker, Command::Act(Action::Discard)];
-const RETRY_OR_DISCARD: &[Command] = &[Command::Act(Action::Retry), Command::Act(Action::Discard)];
-const REDRIVE_OR_DISCARD: &[Command] =
-    &[Command::Act(Action::Redrive), Command::Act(Action::Discard)];
+const NONE: &[OperatorCommand] = &[];
+const DISCARD: &[OperatorCommand] = &[OperatorCommand::Act(Action::Discard)];
+const SHOW_OR_DISCARD: &[OperatorCommand] =
+    &[OperatorCommand::Show, OperatorCommand::Act(Action::Discard)];
+const UNBLOCK_OR_DISCARD: &[OperatorCommand] =
+    &[OperatorCommand::ExplainBlocker, OperatorCommand::Act(Action::Discard)];
+const RETRY_OR_DISCARD: &[OperatorCommand] =
+    &[OperatorCommand::Act(Action::Retry), OperatorCommand::Act(Action::Discard)];
+const REDRIVE_OR_DISCARD: &[OperatorCommand] =
+    &[OperatorCommand::Act(Action::Redrive), OperatorCommand::Act(Action::Discard)];
 
 /// An explanation, with the commands for it.
-type Advice = (String, &'static [Command]);
+type Advice = (String, &'static [OperatorCommand]);
 
 impl MessageHistory {
     /// Explains what happens to the message next, and what an operator may do.
@@ -85,19 +88,19 @@ impl MessageHistory {
     }
 
     /// Returns the line of a command for a shell.
-    fn command(&self, command: Command) -> String {
+    fn command(&self, command: OperatorCommand) -> String {
         let row = &self.detail.row;
         let (id, tenant, consumer) = (quoted(&row.message_id), &row.tenant, &row.consumer);
         match command {
-            Command::ExplainBlocker => {
+            OperatorCommand::ExplainBlocker => {
                 let blocker = self.blocked_by.as_ref();
                 let id = blocker.map(|blocker| quoted(&blocker.message_id)).unwrap_or_default();
                 format!("oncebox why {id} --tenant {tenant} --consumer {consumer}")
             }
-            Command::Show => {
+            OperatorCommand::Show => {
                 format!("oncebox inbox show {id} --tenant {tenant} --consumer {consumer} --payload")
             }
-            Command::Act(action) => format!(
+            OperatorCommand::Act(action) => format!(
                 "oncebox inbox {} {id} --tenant {tenant} --consumer {consumer} --because '…'",
                 action.name()
             ),

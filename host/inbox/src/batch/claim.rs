@@ -215,7 +215,7 @@ fn read(row: &sqlx::postgres::PgRow) -> Result<ClaimOutcome, InboxError> {
     match row.try_get::<&str, _>("outcome")? {
         "new" => Ok(ClaimOutcome::New),
         "waiting" => Ok(ClaimOutcome::Waiting {
-            is_due: row.try_get::<&str, _>("known_status")? == "received",
+            is_due: row.try_get::<&str, _>("known_status")? == MessageStatus::Received.as_str(),
         }),
         "known" => Ok(ClaimOutcome::Duplicate {
             status: row.try_get("known_status")?,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use oncebox_model::{
+    MessageStatus, Reason,
     error::InboxError,
     headers, hooks,
     message::Message,
@@ -141,9 +142,9 @@ impl<'a> Execution<'a> {
 }
 
 /// Reason in the row of a message that waits, or is parked, for versions before its own.
-pub(crate) const GAP: &str = oncebox_model::Reason::Gap.as_str();
+pub(crate) const GAP: &str = Reason::Gap.as_str();
 /// Reason in the row of a message whose aggregate is at its version or a later one.
-pub(crate) const SUPERSEDED: &str = oncebox_model::Reason::OldVersion.as_str();
+pub(crate) const SUPERSEDED: &str = Reason::OldVersion.as_str();
 
 impl Completion {
     /// Withdraws a claim that did not run; its message comes again.
@@ -178,7 +179,7 @@ impl Completion {
     /// run needs. With `is_due` a retry worker looks at it at once. Otherwise the message before it
     /// releases it.
     pub fn waits(&mut self, message: &Message, is_due: bool) {
-        let status = if is_due { "received" } else { "waiting" };
+        let status = if is_due { MessageStatus::Received } else { MessageStatus::Waiting }.as_str();
         self.open(Execution::of(message, None), status, None, is_due.then_some(Duration::ZERO));
     }
 
@@ -189,7 +190,7 @@ impl Completion {
         gap: &SequencePosition,
         wait: Duration,
     ) {
-        self.open(ran, "waiting", Some((GAP, gap.to_string())), Some(wait));
+        self.open(ran, MessageStatus::Waiting.as_str(), Some((GAP, gap.to_string())), Some(wait));
     }
 
     /// Parks a message that waited too long for missing versions of its aggregate.
@@ -254,7 +255,10 @@ impl Completion {
     /// Returns the delays after which rows of this completion become due. Rows that wait for other
     /// messages are left out.
     pub(crate) fn delays(&self) -> impl Iterator<Item = Duration> {
-        self.rows.iter().filter(|row| row.status != "waiting").filter_map(|row| row.delay)
+        self.rows
+            .iter()
+            .filter(|row| row.status != MessageStatus::Waiting.as_str())
+            .filter_map(|row| row.delay)
     }
 
     /// Takes the recorded failures out, so that each is reported once.

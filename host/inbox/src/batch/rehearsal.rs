@@ -99,11 +99,13 @@ impl<'a> Rehearsal<'a> {
         ) {
             Ok(message) => message,
             Err((_, why)) => {
-                return Ok(Rehearsed::Parked { reason: format!("undecodable: {why}") });
+                return Ok(Rehearsed::Parked {
+                    reason: format!("{}: {why}", oncebox_model::Reason::Undecodable),
+                });
             }
         };
         let Some(handler) = handlers.resolve(&message, None) else {
-            return Ok(Rehearsed::Parked { reason: "no_route".to_owned() });
+            return Ok(Rehearsed::Parked { reason: oncebox_model::Reason::NoRoute.to_string() });
         };
         // The row names no version, since this database may not have it.
         let request = ClaimRequest { message, version: None, reason: None, ordering: None };

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use oncebox_inbox::Rehearsed;
+use oncebox_model::MessageStatus;
 use oncebox_runtime::{RunRecord, StatementRecord};
 use serde_json::{Value, json, value::RawValue};
 
@@ -174,7 +175,7 @@ fn json_outcome(rehearsed: &Rehearsed) -> Value {
         Rehearsed::Duplicate { status } => json!({ "outcome": "duplicate", "status": status }),
         Rehearsed::Completed { result } => {
             let result = result.clone().and_then(|text| RawValue::from_string(text).ok());
-            json!({ "outcome": "ok", "status": "completed", "result": result })
+            json!({ "outcome": "ok", "status": MessageStatus::Completed, "result": result })
         }
         Rehearsed::Failed { failure, status, is_transaction_lost } => json!({
             "outcome": failure.kind.name(),
@@ -184,7 +185,7 @@ fn json_outcome(rehearsed: &Rehearsed) -> Value {
             "is_transaction_lost": is_transaction_lost,
         }),
         Rehearsed::Parked { reason } => {
-            json!({ "outcome": "parked", "status": "parked", "reason": reason })
+            json!({ "outcome": "parked", "status": MessageStatus::Parked, "reason": reason })
         }
     }
 }
