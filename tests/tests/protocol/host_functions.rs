@@ -101,7 +101,7 @@ async fn an_older_host_puts_no_older_text_back() {
     .await
     .unwrap();
     start(&world, &later(1)).await.unwrap();
-    assert!(!state(&world).await[0].keys().any(|name| name.contains("oncebox.edit(")));
+    assert!(!state(&world).await[0].keys().any(|name| name.contains("edit(")));
     world.finish().await;
 }
 
