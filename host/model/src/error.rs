@@ -7,6 +7,7 @@ use sqlx::migrate::MigrateError;
 use crate::{
     meter::Stopped,
     problem::Problem,
+    sqlstate,
     tx::{StatementError, answered},
 };
 
@@ -246,7 +247,8 @@ fn is_of_outage(error: &sqlx::Error) -> bool {
             // errors. Codes: a standby that is about to become the primary or has just stopped
             // being it, and locks of other transactions.
             ["08", "53", "57", "58"].iter().any(|class| code.starts_with(class))
-                || ["25006", "55P03", "40001", "40P01"].contains(&&*code)
+                || code == sqlstate::READ_ONLY_TRANSACTION
+                || sqlstate::is_of_another_transaction(&code)
         }),
         _ => false,
     }
@@ -272,9 +274,9 @@ pub fn plain(error: &sqlx::Error) -> String {
 impl From<sqlx::Error> for InboxError {
     fn from(error: sqlx::Error) -> Self {
         match answered(&error) {
-            Some(StatementError { sqlstate, .. }) => match sqlstate.as_str() {
-                "55P03" | "40P01" | "40001" => Self::InFlightElsewhere,
-                "OB005" => Self::StaleDeployments,
+            Some(StatementError { sqlstate: code, .. }) => match code.as_str() {
+                code if sqlstate::is_of_another_transaction(code) => Self::InFlightElsewhere,
+                sqlstate::STALE_DEPLOYMENTS => Self::StaleDeployments,
                 _ => Self::Refused(error),
             },
             None => Self::Unreachable(error),

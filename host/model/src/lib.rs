@@ -33,6 +33,8 @@ pub mod tenant_limits;
 pub mod session_target;
 // Opening a connection, and the time limits on its answers.
 pub mod connect;
+// The codes of PostgreSQL's errors, by name.
+pub mod sqlstate;
 // The errors of the inbox, and the side that is to blame.
 pub mod error;
 // A fault of an upload or a policy: a code for programs and a text for readers.

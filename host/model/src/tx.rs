@@ -8,7 +8,7 @@ use std::{
 use sqlx::{Connection, PgConnection, postgres::PgDatabaseError, postgres::PgSeverity};
 use tokio::sync::{Mutex, MutexGuard};
 
-use crate::meter::Meter;
+use crate::{meter::Meter, sqlstate};
 
 /// Interval at which the host asks the server whether it still knows a session whose handler sends
 /// nothing.
@@ -79,17 +79,8 @@ impl StatementError {
     /// Returns whether the error is contention, which is no fault of the handler's and worth
     /// another try.
     pub fn is_contention(&self) -> bool {
-        is_contention(&self.sqlstate)
+        sqlstate::is_contention(&self.sqlstate)
     }
-}
-
-/// PostgreSQL's code for a prepared statement that its session has lost.
-pub const UNKNOWN_STATEMENT: &str = "26000";
-
-/// Returns whether a code means contention: a deadlock, a serialization failure, a lock timeout, or
-/// a lock table that is full.
-pub fn is_contention(sqlstate: &str) -> bool {
-    matches!(sqlstate, "40001" | "40P01" | "55P03" | "53200")
 }
 
 impl Tx {
@@ -237,7 +228,8 @@ impl OpenStatement<'_> {
             Some(error) => match answered(error) {
                 Some(answered) => {
                     self.silence.answered();
-                    self.state.forgot |= answered.sqlstate == UNKNOWN_STATEMENT;
+                    self.state.forgot |=
+                        answered.sqlstate == sqlstate::UNDEFINED_PREPARED_STATEMENT;
                     if answered.is_contention() {
                         self.state.contention.get_or_insert_with(|| answered.clone());
                     }

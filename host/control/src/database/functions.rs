@@ -12,7 +12,7 @@
 
 use std::{borrow::Cow, collections::HashMap};
 
-use oncebox_model::{error::InboxError, tx::answered};
+use oncebox_model::{error::InboxError, sqlstate, tx::answered};
 use sha2::{Digest, Sha256};
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 
@@ -74,9 +74,10 @@ static TEXTS: &[&str] = texts![
 ];
 
 /// SQLSTATEs that PostgreSQL returns when it cannot replace a function. Its result or the names of
-/// its parameters differ (42P13), or it was made by hand and belongs to another role (42501). The
-/// owner of the schema may nevertheless drop such a function.
-const NOT_REPLACEABLE: [&str; 2] = ["42P13", "42501"];
+/// its parameters differ, or it was made by hand and belongs to another role. The owner of the schema
+/// may nevertheless drop such a function.
+const NOT_REPLACEABLE: [&str; 2] =
+    [sqlstate::INVALID_FUNCTION_DEFINITION, sqlstate::INSUFFICIENT_PRIVILEGE];
 
 /// Query for each function's hash in PostgreSQL: text, rights, settings and number of arguments. A
 /// second function of one name changes the hash.

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use oncebox_model::{error::InboxError, hooks, tx::answered};
+use oncebox_model::{error::InboxError, hooks, sqlstate, tx::answered};
 use sqlx::{AssertSqlSafe, Executor, PgConnection};
 
 /// The first number of every lock of the host.
@@ -20,9 +20,6 @@ pub(crate) const MIGRATION_WAIT: Duration = Duration::from_secs(45);
 
 /// Longest wait for another writer of a mirror: less than the time that the database has to answer.
 const MIRROR_WAIT: Duration = Duration::from_secs(8);
-
-/// SQLSTATE of a lock that was not available in time.
-const LOCK_TIMEOUT: &str = "55P03";
 
 /// A lock of the host, named by the work that its holder does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,7 +152,7 @@ pub(crate) async fn release_for_session(
 
 /// Returns whether PostgreSQL gave up waiting for a lock.
 pub(crate) fn is_lock_timeout(error: &sqlx::Error) -> bool {
-    answered(error).is_some_and(|answer| answer.sqlstate == LOCK_TIMEOUT)
+    answered(error).is_some_and(|answer| answer.sqlstate == sqlstate::LOCK_NOT_AVAILABLE)
 }
 
 /// Returns the error for a lock that others held for too long.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use oncebox_model::{
     connect,
     error::{InboxError, plain},
-    tx,
+    sqlstate, tx,
 };
 use sha2::{Digest, Sha256};
 use sqlx::{Connection, Executor, PgConnection, PgPool};
@@ -310,8 +310,8 @@ impl Refusal {
     /// Returns whether the error comes from locks of other sessions. Another attempt may find them
     /// free.
     fn is_busy(&self) -> bool {
-        tx::answered(&self.error)
-            .is_some_and(|answer| matches!(answer.sqlstate.as_str(), "55P03" | "40P01"))
+        const BUSY: [&str; 2] = [sqlstate::LOCK_NOT_AVAILABLE, sqlstate::DEADLOCK_DETECTED];
+        tx::answered(&self.error).is_some_and(|answer| BUSY.contains(&&*answer.sqlstate))
     }
 
     fn into_error(self, what: &str) -> InboxError {

@@ -9,6 +9,7 @@ use std::{
 use oncebox_model::{
     connect::{NOTICE_SILENCE, connect},
     error::InboxError,
+    sqlstate,
 };
 use sqlx::{
     Connection, Executor, PgConnection, Postgres, Row,
@@ -94,7 +95,7 @@ pub(crate) async fn check_options_arrive(options: &PgConnectOptions) -> Result<(
 pub(crate) async fn connect_to_own(options: &PgConnectOptions) -> Result<PgConnection, InboxError> {
     connect(options).await.map_err(|error| match error {
         InboxError::Unreachable(sqlx::Error::Database(answer))
-            if answer.code().is_some_and(|code| code == NO_DATABASE) =>
+            if answer.code().is_some_and(|code| code == sqlstate::UNDEFINED_DATABASE) =>
         {
             // The default name is that of the login.
             let database = options.get_database().unwrap_or_else(|| options.get_username());
@@ -103,6 +104,3 @@ pub(crate) async fn connect_to_own(options: &PgConnectOptions) -> Result<PgConne
         error => error,
     })
 }
-
-/// SQLSTATE of a database that does not exist.
-const NO_DATABASE: &str = "3D000";

@@ -4,6 +4,7 @@
 use oncebox_model::{
     connect::connect,
     error::{InboxError, plain},
+    sqlstate,
     tx::answered,
 };
 use sqlx::{
@@ -99,7 +100,8 @@ pub async fn create_database(options: &PgConnectOptions) -> Result<Option<String
             Ok(()) => return Ok(Some(database)),
             // Another process created it first.
             Err(InboxError::Refused(error))
-                if answered(&error).is_some_and(|answer| answer.sqlstate == DUPLICATE_DATABASE) =>
+                if answered(&error)
+                    .is_some_and(|answer| answer.sqlstate == sqlstate::DUPLICATE_DATABASE) =>
             {
                 return Ok(None);
             }
@@ -118,9 +120,6 @@ pub async fn create_database(options: &PgConnectOptions) -> Result<Option<String
         quoted(login)
     )))
 }
-
-/// SQLSTATE of a database that exists already.
-const DUPLICATE_DATABASE: &str = "42P04";
 
 /// Returns a name as a quoted SQL identifier.
 pub(crate) fn quoted(name: &str) -> String {

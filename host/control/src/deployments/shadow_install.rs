@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use oncebox_model::{
     error::{InboxError, plain},
-    tx::{answered, is_contention},
+    sqlstate,
+    tx::answered,
 };
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 
@@ -21,6 +22,9 @@ const LOCK_TIMEOUT_MS: u32 = 100;
 /// Tries for one table, and the pause between them.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
+/// SQLSTATEs of a table that was dropped, or that another host has changed already.
+const SUPERSEDED: [&str; 3] =
+    [sqlstate::UNDEFINED_TABLE, sqlstate::DUPLICATE_OBJECT, sqlstate::INTERNAL_ERROR];
 
 /// Name of the trigger. PostgreSQL runs triggers of one event in the order of their names. This one
 /// runs before those of the tenant, so their changes are captured after the change that fired them.
@@ -162,11 +166,8 @@ async fn change(connection: &mut PgConnection, sql: &str, table: &str) -> Result
             return Ok(true);
         };
         match answered(&error) {
-            Some(answer) if is_contention(&answer.sqlstate) => {}
-            // The table was dropped, or another host was faster.
-            Some(answer) if matches!(answer.sqlstate.as_str(), "42P01" | "42710" | "XX000") => {
-                return Ok(true);
-            }
+            Some(answer) if sqlstate::is_contention(&answer.sqlstate) => {}
+            Some(answer) if SUPERSEDED.contains(&&*answer.sqlstate) => return Ok(true),
             Some(_) => {
                 return Err(InboxError::Invalid(format!(
                     "the table `{table}` cannot have its changes captured: {}",

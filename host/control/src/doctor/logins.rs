@@ -2,7 +2,7 @@
 //! their sessions have the required settings.
 
 use futures::{StreamExt, stream};
-use oncebox_model::error::plain;
+use oncebox_model::{error::plain, sqlstate};
 use sqlx::{ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
 
 use super::{Finding, Look, Severity};
@@ -82,8 +82,10 @@ impl Look<'_> {
             "a tenant that may write functions can change the password of its own login; a host \
                 with another master key finds other passwords",
         );
-        let is_password =
-            error.as_database_error().and_then(|e| e.code()).is_some_and(|code| code == "28P01");
+        let is_password = error
+            .as_database_error()
+            .and_then(|e| e.code())
+            .is_some_and(|code| code == sqlstate::INVALID_PASSWORD);
         vec![if is_password {
             finding.fix(format!("ALTER ROLE {login} PASSWORD '{}'", scram::verifier(password)))
         } else {

@@ -4,7 +4,8 @@ use oncebox_model::{
     error::InboxError,
     hooks,
     outcome::{Failure, FailureKind},
-    tx::{StatementError, Tx, UNKNOWN_STATEMENT, bounded},
+    sqlstate,
+    tx::{StatementError, Tx, bounded},
 };
 use sqlx::Executor;
 
@@ -90,19 +91,18 @@ pub(crate) async fn host_statement(tx: &Tx, text: &'static str) -> Result<(), In
     Ok(answer?)
 }
 
-/// SQLSTATE of a full lock table.
-const OUT_OF_MEMORY: &str = "53200";
-
 /// Classifies an error of the claim: data of a message, a full lock table, or a fault of the host.
 pub(crate) fn at_claim(error: InboxError) -> Abort {
     match refused(&error) {
         // A check violation without a constraint's name is a missing time partition: the host's
         // fault.
-        Some(answer) if answer.sqlstate == "23514" && answer.constraint.is_none() => {
+        Some(answer)
+            if answer.sqlstate == sqlstate::CHECK_VIOLATION && answer.constraint.is_none() =>
+        {
             Abort::Host(error)
         }
         Some(answer) if is_about_data(&answer) => Abort::AtClaim { failure: sql_failure(answer) },
-        Some(answer) if answer.sqlstate == OUT_OF_MEMORY => Abort::LockTableFull(error),
+        Some(answer) if answer.sqlstate == sqlstate::OUT_OF_MEMORY => Abort::LockTableFull(error),
         _ => Abort::Host(error),
     }
 }
@@ -114,7 +114,9 @@ pub(crate) fn at_completion(error: InboxError) -> Abort {
         Some(answer) if is_about_data(&answer) => {
             Abort::AtCommit { failure: Failure::new(FailureKind::BadResult, answer.message) }
         }
-        Some(StatementError { sqlstate, message, .. }) if sqlstate == UNKNOWN_STATEMENT => {
+        Some(StatementError { sqlstate, message, .. })
+            if sqlstate == sqlstate::UNDEFINED_PREPARED_STATEMENT =>
+        {
             let text = format!(
                 "code that ran for this message deallocated what was prepared on its session: \
                     {message}"

@@ -12,6 +12,7 @@ use oncebox_model::{
     hooks,
     meter::Meter,
     session_target::SessionTarget,
+    sqlstate,
     tx::{Silence, Tx, bounded},
 };
 use sqlx::{
@@ -396,11 +397,15 @@ impl Sessions {
 
 /// Returns whether a server refused a login because it takes no more connections.
 pub(super) fn is_full(error: &sqlx::Error) -> bool {
-    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "53300")
+    has_code(error, sqlstate::TOO_MANY_CONNECTIONS)
 }
 
 /// Returns whether PostgreSQL refused the password of a role. Its answer may leave open whether the
 /// role or the password is wrong.
 fn is_wrong_password(error: &sqlx::Error) -> bool {
-    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "28P01")
+    has_code(error, sqlstate::INVALID_PASSWORD)
+}
+
+fn has_code(error: &sqlx::Error, sqlstate: &str) -> bool {
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == sqlstate)
 }

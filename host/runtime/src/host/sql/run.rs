@@ -3,6 +3,7 @@
 use futures::TryStreamExt;
 use oncebox_model::{
     policy::Limits,
+    sqlstate,
     tx::{OpenStatement, Tx},
 };
 use sqlx::{
@@ -315,10 +316,17 @@ impl ResultRows<'_> {
     }
 }
 
-/// Returns whether the prepared statement would fail with this error for ever. Its result or one of
-/// its types has changed, or PostgreSQL has deallocated it without the driver's knowledge.
+/// SQLSTATEs of a prepared statement whose result or types have changed, or that PostgreSQL has
+/// deallocated without the driver's knowledge.
+const STALE: [&str; 3] = [
+    sqlstate::FEATURE_NOT_SUPPORTED,
+    sqlstate::UNDEFINED_PREPARED_STATEMENT,
+    sqlstate::INTERNAL_ERROR,
+];
+
+/// Returns whether the prepared statement would fail with this error for ever.
 fn is_stale(error: &ExchangeError) -> bool {
     let ExchangeError::Sql(error) = error else { return false };
     let code = error.as_database_error().and_then(|error| error.code());
-    code.is_some_and(|code| matches!(code.as_ref(), "0A000" | "26000" | "XX000"))
+    code.is_some_and(|code| STALE.contains(&&*code))
 }
